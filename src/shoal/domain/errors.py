@@ -1,0 +1,102 @@
+"""Every exception raised on purpose, named for whose fault it is."""
+
+
+class ShoalError(Exception):
+    """Base class: catch this to catch everything raised on purpose."""
+
+
+class PeerError(ShoalError):
+    """The peer broke its protocol.  The connection cannot be trusted and is closed."""
+
+
+class LimitExceeded(PeerError):
+    """The peer sent more than is held for it."""
+
+    def __init__(self, what: str, size: int, limit: int) -> None:
+        super().__init__(f"{what} of {size} bytes exceeds the limit of {limit}")
+        self.size = size
+        self.limit = limit
+
+
+class ClientError(ShoalError):
+    """The caller's fault: asking again the same way fails again."""
+
+
+class InvalidRequest(ClientError):
+    """The request makes no sense; ``field`` names the part that does not."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TooLarge(ClientError):
+    """The request is larger than is accepted."""
+
+
+class Unauthorized(ClientError):
+    """The request carries no valid key."""
+
+
+class NotFound(ClientError):
+    """What the request names does not exist."""
+
+
+class UnknownModel(NotFound):
+    """No worker has this model, and none had it lately."""
+
+
+class Unavailable(ShoalError):
+    """Nobody's fault: the same request may work after ``retry_after`` seconds."""
+
+    def __init__(self, message: str, retry_after: int = 5) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class NoWorker(Unavailable):
+    """No worker could take the job while it was allowed to wait."""
+
+
+class QueueFull(Unavailable):
+    """More jobs wait than the queue holds."""
+
+
+class WorkerLost(Unavailable):
+    """The workers that ran the job went away, and no other finished it."""
+
+
+class TimedOut(Unavailable):
+    """The job ran into one of its time limits after a worker had taken it."""
+
+
+class ShuttingDown(Unavailable):
+    """The coordinator takes no new jobs because it is stopping."""
+
+
+class JobError(ShoalError):
+    """The work itself failed; the message is the worker's."""
+
+
+class Cancelled(JobError):
+    """The job was cancelled before it ended."""
+
+
+class StoreError(ShoalError):
+    """The database failed; the hub takes no more work."""
+
+
+class ConfigError(ShoalError):
+    """A flag, variable or file says something that cannot be done."""
+
+
+class Refused(ShoalError):
+    """A connection is not accepted; ``code`` is what the wire closes it with."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+
+
+class Unsupported(AssertionError):
+    """A session was asked for something its wire cannot express: a bug here."""

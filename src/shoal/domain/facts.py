@@ -1,0 +1,130 @@
+"""What happened, in the past tense: the only thing that changes the pool.
+
+Facts are stored and logged as they are, so they hold no prompts, answers or keys but
+in ``JobSubmitted.job`` and ``JobCompleted.outcome``, which the store keeps apart.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Job, Limit, Outcome
+from shoal.domain.worker import Offer
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerJoined:
+    worker_id: WorkerId
+    offer: Offer
+    cancels: bool  # whether its wire can carry a cancellation
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDraining:
+    worker_id: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    worker_id: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobSubmitted:
+    job: Job
+
+    @property
+    def job_id(self) -> JobId:
+        return self.job.id
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """Workers that did not get a job, and the reason they share.
+
+    ``workers`` names the first few; ``count`` is how many there were.
+    """
+
+    reason: str
+    count: int
+    workers: tuple[WorkerId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobLeased:
+    job_id: JobId
+    worker_id: WorkerId
+    lease: LeaseNumber
+    reason: str
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    job_id: JobId
+    lease: LeaseNumber
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequeued:
+    """The job waits again; ``refused_by`` names a worker that must not get it again."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    reason: str
+    refused_by: WorkerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobCompleted:
+    job_id: JobId
+    lease: LeaseNumber
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class JobFailed:
+    """The job ended badly; ``lost`` if that is because its workers went away."""
+
+    job_id: JobId
+    error: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobCancelled:
+    job_id: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobExpired:
+    job_id: JobId
+    limit: Limit
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CameLate:
+    """A worker answered for a lease that is over: recorded, never delivered."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    worker_id: WorkerId
+    what: str
+
+
+JobFact: TypeAlias = (
+    JobSubmitted
+    | JobLeased
+    | JobStarted
+    | JobRequeued
+    | JobCompleted
+    | JobFailed
+    | JobCancelled
+    | JobExpired
+)
+WorkerFact: TypeAlias = WorkerJoined | WorkerDraining | WorkerLost
+Fact: TypeAlias = JobFact | WorkerFact | CameLate

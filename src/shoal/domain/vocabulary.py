@@ -1,0 +1,104 @@
+"""The two vocabularies that every worker protocol translates to and from.
+
+The coordinator issues commands and receives events; a worker receives commands and
+issues events.  Nothing beyond the protocols knows a wire format.  Everything about a
+job carries the number of its lease, so that late words of an old lease are recognised.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.work import Chat, Usage
+from shoal.domain.worker import Offer
+
+# Commands: what the coordinator asks of a worker.
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """Do this.  ``continues`` is the beginning of the answer that exists already.
+
+    Only a worker with ``Feature.CONTINUE`` is given one; it produces what comes after.
+    """
+
+    job_id: JobId
+    lease: LeaseNumber
+    work: Chat
+    continues: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelJob:
+    """Stop working on this; nobody waits for it any more."""
+
+    job_id: JobId
+    lease: LeaseNumber
+
+
+@dataclass(frozen=True, slots=True)
+class Dismiss:
+    """Go away: this connection is no longer wanted."""
+
+    reason: str
+
+
+Command: TypeAlias = RunJob | CancelJob | Dismiss
+
+
+# Events: what a worker tells the coordinator.
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A worker is there.  ``name`` is its identity, unique within its wire."""
+
+    name: str
+    offer: Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The worker finishes what it has and takes nothing new."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A piece of the answer: whole characters, never empty."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """The answer is whole."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    finish_reason: str = "stop"
+    usage: Usage | None = None  # None where the wire cannot tell
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The worker would not start the job; another one may."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The worker ran the job and it failed; running it again would fail again."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    error: str
+
+
+Event: TypeAlias = Joined | Draining | Progress | Completed | Rejected | Failed
