@@ -8,7 +8,7 @@ from typing import TypeAlias
 from shoal.domain.ids import JobId
 
 JSON: TypeAlias = (
-    "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
+    "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 )
 
 

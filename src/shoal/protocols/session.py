@@ -49,8 +49,8 @@ Output: TypeAlias = Send | Close | Notice
 class Session(Protocol[In, Out]):
     """Speaks one protocol in one role.
 
-    ``Session[Event, Command]`` is the coordinator's end, ``Session[Command, Event]`` the
-    worker's: what one end issues, the other receives.
+    ``Session[Event, Command]`` is the coordinator's end, ``Session[Command, Event]``
+    the worker's: what one end issues, the other receives.
     """
 
     accepts: frozenset[type]

@@ -1,1 +1,1 @@
-"""The shell: the hub, the driver and the clock; what awaits, and nothing that decides."""
+"""The shell: hub, driver and clock; what awaits, and nothing that decides."""

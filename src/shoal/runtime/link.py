@@ -6,7 +6,7 @@ from shoal.protocols.session import Data
 
 
 class LinkClosed(Exception):
-    """The connection has ended; ``code`` and ``text`` are the peer's, if it gave any."""
+    """The connection has ended; ``code`` and ``text`` are the peer's, if given."""
 
     def __init__(self, reason: str, code: int = 1006, text: str = "") -> None:
         super().__init__(reason)
@@ -21,7 +21,7 @@ class Link(Protocol):
     """Who is at the other end, for the log."""
 
     async def receive(self) -> Data:
-        """Return what arrived next.  Raises LinkClosed once the connection has ended."""
+        """Return what arrived next.  Raises LinkClosed once the link has ended."""
         ...
 
     async def send(self, data: Data) -> None:
