@@ -1,1 +1,1 @@
-"""TODO"""
+"""Where jobs and facts are kept, behind one port."""

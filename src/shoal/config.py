@@ -1,0 +1,145 @@
+"""Every setting and its default, in one place: flag over variable over file."""
+
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, TypeVar
+
+import platformdirs
+
+from shoal.domain.errors import ConfigError
+from shoal.domain.work import Limits
+
+T = TypeVar("T")
+
+ENVIRONMENT = "SHOAL_"
+
+
+def data_dir() -> Path:
+    """Return where the coordinator keeps its data unless told otherwise."""
+    return Path(platformdirs.user_data_dir("shoal", appauthor=False))
+
+
+def config_file() -> Path:
+    """Return the file that is read if it is there."""
+    return Path(platformdirs.user_config_dir("shoal", appauthor=False)) / "shoal.toml"
+
+
+def setting(help: str, default: Any = MISSING, factory: Any = MISSING) -> Any:
+    """Declare a field of a configuration, with the text its flag shows."""
+    metadata = {"help": help}
+    if factory is not MISSING:
+        return field(default_factory=factory, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """What ``shoal serve`` is told."""
+
+    host: str = setting("the address to listen on", "127.0.0.1")
+    port: int = setting("the port to listen on; 0 lets the system choose", 4010)
+    data_dir: Path = setting("where jobs and keys are kept", factory=data_dir)
+    api_key: str = setting("a first API key, instead of a made one", "")
+    join_token: str | None = setting(
+        "what workers present, instead of a made one; empty: none is asked for", None
+    )
+    queue_max: int = setting("jobs that may wait; more are refused", 1000)
+    queue_wait: float = setting("seconds a job may wait for a worker", Limits().queue)
+    keep_days: float = setting("days that ended jobs are kept", 7.0)
+    drain: float = setting("seconds that open jobs get to end when stopping", 30.0)
+
+
+def load(
+    config: type[T],
+    section: str,
+    flags: Mapping[str, object],
+    environment: Mapping[str, str] = os.environ,
+    file: Path | None = None,
+) -> T:
+    """Put a configuration together from flags, variables, a TOML file and defaults.
+
+    ``flags`` holds what was given on the command line, by field name.  A variable is
+    ``SHOAL_`` and the field's name in capitals (``SHOAL_GRANDSAGE_TOKEN`` for a field
+    of another section than ``serve``); the file has a table for each section.
+
+    Raises ConfigError naming the flag, variable or line that is no good.
+    """
+    table = _section(file, section)
+    values: dict[str, Any] = {}
+    types = typing.get_type_hints(config)
+    for each in fields(config):  # type: ignore[arg-type]  # T is a dataclass
+        name = variable(section, each)
+        if flags.get(each.name) is not None:
+            values[each.name] = _convert(
+                flags[each.name], types[each.name], flag(section, each)
+            )
+        elif name in environment:
+            values[each.name] = _convert(environment[name], types[each.name], name)
+        elif each.name in table:
+            where = f"{file}: [{section}] {each.name}"
+            values[each.name] = _convert(table.pop(each.name), types[each.name], where)
+    if unknown := sorted(table.keys() - {each.name for each in fields(config)}):  # type: ignore[arg-type]  # T is a dataclass
+        raise ConfigError(f"{file}: [{section}] has no setting {unknown[0]}")
+    return config(**values)
+
+
+def flag(section: str, each: "Field[Any]") -> str:
+    """Return the flag that sets a field."""
+    prefix = "" if section in ("serve", "join") else f"{section}-"
+    return f"--{prefix}{each.name.replace('_', '-')}"
+
+
+def variable(section: str, each: "Field[Any]") -> str:
+    """Return the environment variable that sets a field."""
+    prefix = "" if section in ("serve", "join") else f"{section.upper()}_"
+    return f"{ENVIRONMENT}{prefix}{each.name.upper()}"
+
+
+def _section(file: Path | None, section: str) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        table = tomllib.loads(file.read_text()).get(section, {})
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: {section} must be a table")
+    return table
+
+
+def _convert(value: object, type_: Any, where: str) -> object:
+    """Turn ``value``, which may be text, into what the field wants."""
+    if typing.get_origin(type_) in (UnionType, typing.Union):
+        (type_,) = (each for each in typing.get_args(type_) if each is not NoneType)
+    try:
+        if type_ is bool:
+            return _boolean(value)
+        if type_ is Path:
+            return Path(str(value)).expanduser()
+        if type_ in (int, float) and isinstance(value, (str, int, float)):
+            return type_(value)
+        if type_ is str and isinstance(value, str):
+            return value
+    except ValueError:
+        pass
+    wanted = {int: "a whole number", float: "a number", bool: "true or false"}
+    raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
+
+
+def _boolean(value: object) -> bool:
+    match value:
+        case bool():
+            return value
+        case "1" | "true" | "yes" | "on":
+            return True
+        case "0" | "false" | "no" | "off" | "":
+            return False
+        case _:
+            raise ValueError

@@ -1,0 +1,69 @@
+"""The life of a job: which fact may follow in which state, as a table."""
+
+from enum import Enum
+
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+)
+
+
+class JobState(Enum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"
+    LEASED = "leased"  # a worker has it and has said nothing yet
+    STREAMING = "streaming"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
+_ = JobState
+_ENDS: dict[type[JobFact], JobState] = {
+    JobFailed: _.FAILED,
+    JobCancelled: _.CANCELLED,
+    JobExpired: _.EXPIRED,
+}
+
+TRANSITIONS: dict[JobState, dict[type[JobFact], JobState]] = {
+    _.QUEUED: {JobLeased: _.LEASED, **_ENDS},
+    _.LEASED: {
+        JobStarted: _.STREAMING,
+        JobRequeued: _.QUEUED,
+        JobCompleted: _.DONE,
+        **_ENDS,
+    },
+    # Back to the queue with the text so far: another worker goes on from there.
+    _.STREAMING: {JobRequeued: _.QUEUED, JobCompleted: _.DONE, **_ENDS},
+    _.DONE: {},
+    _.FAILED: {},
+    _.CANCELLED: {},
+    _.EXPIRED: {},
+}
+
+ENDED = frozenset(state for state, facts in TRANSITIONS.items() if not facts)
+
+
+class ImpossibleTransition(AssertionError):
+    """A fact that cannot follow from the job's state: a bug here, no peer's fault."""
+
+
+def after(state: JobState, fact: JobFact) -> JobState:
+    """Return the state that ``fact`` leads to.
+
+    Raises ImpossibleTransition if it cannot follow.
+    """
+    try:
+        return TRANSITIONS[state][type(fact)]
+    except KeyError:
+        raise ImpossibleTransition(
+            f"{type(fact).__name__} of job {fact.job_id} while {state.name}"
+        ) from None

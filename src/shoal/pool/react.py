@@ -1,0 +1,207 @@
+"""What follows from what happened: stimuli in, facts out, nothing changed."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
+from shoal.domain.work import Job, Limit, Outcome
+from shoal.domain.worker import Offer
+from shoal.pool.match import refusal
+from shoal.pool.state import OpenJob, Pool
+
+WORKERS_LOST_MAX = 3  # a job that takes this many workers down with it is to blame
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Someone wants this done."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Nobody wants the job any more."""
+
+    job_id: JobId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The first text of a lease has come."""
+
+    job_id: JobId
+    lease: LeaseNumber
+
+
+@dataclass(frozen=True, slots=True)
+class Spoiled:
+    """The answer cannot be made whole: the coordinator itself gives the job up."""
+
+    job_id: JobId
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """The job has run into a limit."""
+
+    job_id: JobId
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A worker has joined."""
+
+    worker_id: WorkerId
+    offer: Offer
+    cancels: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Departed:
+    """A worker has gone, or must be taken as gone."""
+
+    worker_id: WorkerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A worker's word on a job.  ``text`` is the whole answer, if it is complete."""
+
+    worker_id: WorkerId
+    event: Completed | Rejected | Failed
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retiring:
+    """A worker takes nothing new."""
+
+    worker_id: WorkerId
+    event: Draining
+
+
+Stimulus: TypeAlias = (
+    Submitted
+    | Withdrawn
+    | Began
+    | Spoiled
+    | Overdue
+    | Arrived
+    | Departed
+    | Answered
+    | Retiring
+)
+
+
+def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
+    """Decide what ``stimulus`` means for the pool as it is.
+
+    What refers to a job that has ended, or to a lease that is over, is never an
+    error: messages cross on the way.
+    """
+    match stimulus:
+        case Submitted(job):
+            return [JobSubmitted(job)]
+        case Withdrawn(job_id, reason):
+            return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
+        case Began(job_id, lease):
+            begun = pool.jobs.get(job_id)
+            current = begun is not None and begun.worker_id and begun.lease == lease
+            return [JobStarted(job_id, lease)] if current else []
+        case Spoiled(job_id, error):
+            return [JobFailed(job_id, error)] if job_id in pool.jobs else []
+        case Overdue(job_id, limit):
+            due = pool.jobs.get(job_id)
+            return [] if due is None else [_expired(pool, due, limit)]
+        case Arrived(worker_id, offer, cancels):
+            # Of two with one identity the newer is the living one.
+            older = (
+                _lost(pool, worker_id, "replaced by a newer connection")
+                if worker_id in pool.workers
+                else []
+            )
+            return [*older, WorkerJoined(worker_id, offer, cancels)]
+        case Departed(worker_id, reason):
+            return _lost(pool, worker_id, reason) if worker_id in pool.workers else []
+        case Retiring(worker_id, event):
+            known = worker_id in pool.workers
+            return [WorkerDraining(worker_id, event.reason)] if known else []
+        case Answered(worker_id, event, text):
+            return [_answered(pool, worker_id, event, text)]
+
+
+def _answered(
+    pool: Pool, worker_id: WorkerId, event: Completed | Rejected | Failed, text: str
+) -> Fact:
+    job = pool.jobs.get(event.job_id)
+    if job is None or job.worker_id != worker_id or job.lease != event.lease:
+        what = type(event).__name__.lower()
+        return CameLate(event.job_id, event.lease, worker_id, what)
+    match event:
+        case Completed(job_id, lease, finish_reason, usage):
+            return JobCompleted(job_id, lease, Outcome(text, finish_reason, usage))
+        case Rejected(job_id, lease, reason):
+            return JobRequeued(job_id, lease, reason, refused_by=worker_id)
+        case Failed(job_id, _, error):
+            return JobFailed(job_id, error)
+
+
+def _lost(pool: Pool, worker_id: WorkerId, reason: str) -> list[Fact]:
+    facts: list[Fact] = []
+    for job in pool.held_by(worker_id):
+        if job.lost + 1 >= WORKERS_LOST_MAX:
+            error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
+            facts.append(JobFailed(job.job.id, error, lost=True))
+        else:
+            facts.append(JobRequeued(job.job.id, job.lease, f"worker lost: {reason}"))
+    return [*facts, WorkerLost(worker_id, reason)]
+
+
+def _expired(pool: Pool, job: OpenJob, limit: Limit) -> JobExpired:
+    seconds = {
+        Limit.QUEUE: job.job.limits.queue,
+        Limit.FIRST_OUTPUT: job.job.limits.first_output,
+        Limit.SILENCE: job.job.limits.silence,
+        Limit.TOTAL: job.job.limits.total,
+    }[limit]
+    error = f"{limit.value}: over the limit of {seconds:g} s"
+    if limit is Limit.QUEUE:
+        error = f"{refusal(pool, job)} ({error})"
+    return JobExpired(job.job.id, limit, error)
+
+
+def overdue(job: OpenJob, now: float, last_output: float | None) -> Limit | float:
+    """Return the limit that ``job`` is over, or else when to look again.
+
+    ``last_output`` is when the present lease brought text last, if it has.
+    """
+    limits = job.job.limits
+    due: dict[Limit, float] = {Limit.TOTAL: job.submitted_at + limits.total}
+    if job.worker_id is None:
+        due[Limit.QUEUE] = job.since + limits.queue
+    elif last_output is None:
+        due[Limit.FIRST_OUTPUT] = job.since + limits.first_output
+    else:
+        due[Limit.SILENCE] = last_output + limits.silence
+    limit = min(due, key=lambda each: due[each])
+    return limit if now >= due[limit] else due[limit]

@@ -1,0 +1,208 @@
+"""The coordinator put together: the only module that knows every concrete part."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aiohttp import web
+
+from shoal.config import ServeConfig
+from shoal.domain.errors import ConfigError, Refused
+from shoal.domain.ids import JobId
+from shoal.domain.work import Limits
+from shoal.gateway.app import Gateway, make_app
+from shoal.gateway.auth import Keyring
+from shoal.protocols import discover
+from shoal.protocols.session import Hello, WebSocketRoute
+from shoal.runtime.clock import Clock, LoopClock
+from shoal.runtime.hub import Hub
+from shoal.runtime.serving import serve_worker
+from shoal.store.sqlite import SqliteStore
+from shoal.transports import websocket
+
+BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
+PRUNE_EVERY = 3600.0  # seconds
+NO_WIRES: Mapping[str, Any] = {}
+
+log = logging.getLogger("shoal.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A running coordinator."""
+
+    hub: Hub
+    url: str
+    port: int
+    api_key: str
+    join_token: str
+
+    @property
+    def join(self) -> str:
+        """The command that adds a worker."""
+        token = f" --token {self.join_token}" if self.join_token else ""
+        return f"shoal join {self.url}{token}"
+
+
+@asynccontextmanager
+async def coordinator(
+    config: ServeConfig, wires: Mapping[str, Any] = NO_WIRES
+) -> AsyncIterator[Coordinator]:
+    """Run a coordinator for the length of the block.
+
+    ``wires`` holds protocols' configurations by name; a protocol without one gets its
+    defaults.
+
+    Raises ConfigError if a port or folder cannot be used, StoreError if the database
+    cannot.
+    """
+    folder = config.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        api_key = config.api_key or _secret(folder / "api-key", "sk-shoal-")
+        token = config.join_token
+        if token is None:
+            token = _secret(folder / "join-token", "")
+    except OSError as error:
+        raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
+    clock = LoopClock()
+    store = SqliteStore(folder / "shoal.db")
+    await store.open()
+    try:
+        hub = Hub(store, clock, _new_job_id, config.queue_max)
+        restored = await hub.restore()
+        log.info("restored jobs=%d", restored)
+        gateway = Gateway(
+            hub,
+            store,
+            clock,
+            Keyring({"default": api_key}),
+            replace(Limits(), queue=config.queue_wait),
+        )
+        app = make_app(gateway, _Upgrades(hub, clock, wires, token).handle)
+        async with _listening(app, config) as port, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(hub.run())
+            pruning = tasks.create_task(_prune(store, config.keep_days))
+            yield Coordinator(hub, _url(config.host, port), port, api_key, token)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.drain):
+                    await hub.drain()
+            hub.dismiss_all("the coordinator is stopping")
+            running.cancel()
+            pruning.cancel()
+    finally:
+        await store.close()
+
+
+class _Upgrades:
+    """Gives each WebSocket connection to the protocol that claims it."""
+
+    def __init__(self, hub: Hub, clock: Clock, wires: Mapping[str, Any], token: str):
+        self._hub = hub
+        self._clock = clock
+        self._routes: list[tuple[str, WebSocketRoute]] = []
+        start = int(clock.wall() * 1000)
+        for name, protocol in discover().items():
+            config = wires.get(name) or protocol.config()
+            if not config.token:
+                config = replace(config, token=token)
+            for endpoint in protocol.endpoints(config, start):
+                self._routes.append((name, endpoint))
+        self._routes.sort(key=lambda route: route[1].rank)
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        path, _, query = request.raw_path.partition("?")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        hello = Hello(path, query, headers)
+        for wire, route in self._routes:
+            if route.claims(hello):
+                return await self._serve(request, hello, wire, route)
+        raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
+
+    async def _serve(
+        self, request: web.Request, hello: Hello, wire: str, route: WebSocketRoute
+    ) -> web.StreamResponse:
+        try:
+            accepted = route.accept(hello, self._clock.now())
+        except Refused as refused:
+            # Browsers and most clients see a close code, but no HTTP status.
+            link, response = await websocket.accept(request, {}, route.message_max)
+            await link.close(refused.code, str(refused))
+            peer = request.remote
+            log.warning("refused wire=%s peer=%s reason=%r", wire, peer, str(refused))
+            return response
+        link, response = await websocket.accept(
+            request, accepted.headers, route.message_max
+        )
+        await serve_worker(self._hub, self._clock, wire, accepted.session, link)
+        return response
+
+
+@asynccontextmanager
+async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator[int]:
+    # A client that leaves cancels its handler, and with it its job.
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {config.host} port {config.port}: {error.strerror}; "
+                "choose another --port (0 lets the system choose) or --host"
+            ) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+async def _prune(store: SqliteStore, keep_days: float) -> None:
+    while True:
+        before = time.time() - keep_days * 86_400
+        if forgotten := await store.prune(before):
+            log.info("pruned jobs=%d", forgotten)
+        await asyncio.sleep(PRUNE_EVERY)
+
+
+def _url(host: str, port: int) -> str:
+    if host in ("0.0.0.0", "::"):
+        host = _lan_address()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _lan_address() -> str:
+    """Return the address that other machines reach this one by, as a best guess."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: a datagram socket only looks up the route.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
+
+
+def _secret(file: Path, prefix: str) -> str:
+    """Return the secret that a file holds, made at first use."""
+    with contextlib.suppress(FileNotFoundError):
+        return file.read_text().strip()
+    made = prefix + secrets.token_urlsafe(24)
+    with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
+        new.write(made + "\n")
+    return made
+
+
+def _new_job_id() -> JobId:
+    return JobId(secrets.token_hex(12))

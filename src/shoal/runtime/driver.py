@@ -1,0 +1,221 @@
+"""Runs one session over one connection: the only place that waits for a peer."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.session import Close, Data, Notice, Output, Send, Session
+from shoal.runtime.clock import Clock, Timer
+from shoal.runtime.link import Link, LinkClosed
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+
+OUTBOX_MAX = 16 << 20  # bytes a peer may leave unread before we hang up
+OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
+FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
+READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
+NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
+
+log = logging.getLogger("shoal.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Why a connection ended; ``code`` and ``text`` are the WebSocket's."""
+
+    reason: str
+    code: int = 1000
+    text: str = ""
+    by_peer: bool = False
+
+
+class Driver(Generic[In, Out]):
+    """Couples a session to a link.
+
+    The session never awaits, so the reader, the timer and whoever issues messages
+    share it without a lock.
+    """
+
+    def __init__(
+        self,
+        session: Session[In, Out],
+        link: Link,
+        clock: Clock,
+        receive: Callable[[In], None],
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._clock = clock
+        self._receive = receive
+        self._outbox: deque[Data] = deque()
+        self._outbox_size = 0
+        self._unsent = asyncio.Event()  # set while the outbox holds something
+        self._room = asyncio.Event()  # set while the outbox is not full
+        self._room.set()
+        self._ended: asyncio.Future[End | Exception] | None = None
+        self._timer: Timer | None = None
+        self._notices = 0
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return self._session.accepts
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end."""
+        return self._link.peer
+
+    async def run(self) -> End:
+        """Serve until the connection ends; return why it ended.
+
+        A bug in the session, or in what receives from it, ends the connection and is
+        raised.
+        """
+        self._ended = asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._read())
+            writer = tasks.create_task(self._write())
+            self._tick()
+            try:
+                end = await self._ended
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
+            reader.cancel()
+            # What the session said last should still arrive: it may be an error.
+            self._unsent.set()
+            try:
+                async with asyncio.timeout(FLUSH_TIMEOUT):
+                    await writer
+            except TimeoutError:
+                pass
+            self._room.set()  # those who wait for room wait in vain
+        if isinstance(end, End):
+            await self._link.close(end.code, end.text)
+            return end
+        await self._link.close(1011, "internal error")
+        raise end
+
+    def issue(self, message: Out) -> None:
+        """Send a message.  Never waits: a peer that does not read is hung up on."""
+        if not self._over:
+            self._step(lambda now: self._session.issue(message, now))
+
+    async def room(self) -> None:
+        """Wait until the peer has read most of what was issued, or is gone."""
+        await self._room.wait()
+
+    def hang_up(self, reason: str, code: int = 1000, text: str = "") -> None:
+        """End the connection."""
+        self._end(End(reason, code, text))
+
+    @property
+    def _over(self) -> bool:
+        return self._ended is None or self._ended.done()
+
+    async def _read(self) -> None:
+        try:
+            while not self._over:
+                for _ in range(READS_IN_A_ROW):
+                    data = await self._link.receive()
+                    if self._over:
+                        return
+                    self._carry_out(self._session.receive(data, self._clock.now()))
+                # A link that always has something never waits, and so never yields.
+                await asyncio.sleep(0)
+        except LinkClosed as closed:
+            self._end(_lost(closed))
+        except PeerError as error:
+            self._end(_broken(error))
+        except Exception as error:
+            self._end(error)
+
+    async def _write(self) -> None:
+        try:
+            while self._outbox or not self._over:
+                await self._unsent.wait()
+                while self._outbox:
+                    data = self._outbox.popleft()
+                    await self._link.send(data)
+                    self._outbox_size -= len(data)
+                    if self._outbox_size < OUTBOX_FULL:
+                        self._room.set()
+                if not self._over:
+                    self._unsent.clear()
+        except LinkClosed as closed:
+            self._end(_lost(closed))
+
+    def _tick(self) -> None:
+        self._step(self._session.tick)
+        # The deadline mostly moves away: the timer finds that out when it fires.
+        deadline = self._session.deadline
+        if deadline is not None and not self._over:
+            self._timer = self._clock.call_at(deadline, self._due)
+
+    def _due(self) -> None:
+        deadline = self._session.deadline
+        if deadline is not None and deadline > self._clock.now():
+            self._timer = self._clock.call_at(deadline, self._due)
+        else:
+            self._tick()
+
+    def _step(self, ask: Callable[[float], Sequence[In | Output]]) -> None:
+        try:
+            self._carry_out(ask(self._clock.now()))
+        except PeerError as error:
+            self._end(_broken(error))
+        except Exception as error:
+            self._end(error)
+
+    def _carry_out(self, outputs: Sequence[In | Output]) -> None:
+        for output in outputs:
+            match output:
+                case Send(data):
+                    self._post(data)
+                case Close(reason, code, text):
+                    self._end(End(reason, code, text))
+                    return
+                case Notice(text):
+                    self._note(text)
+                case message:
+                    self._receive(message)
+
+    def _post(self, data: Data) -> None:
+        # Never wait here: two peers that both stop reading in order to write would
+        # wait for each other for ever.
+        self._outbox.append(data)
+        self._outbox_size += len(data)
+        self._unsent.set()
+        if self._outbox_size > OUTBOX_MAX:
+            self._outbox.clear()
+            self._outbox_size = 0
+            self._end(End("peer stopped reading", 1008, "too much unread"))
+        elif self._outbox_size > OUTBOX_FULL:
+            self._room.clear()
+
+    def _note(self, text: str) -> None:
+        self._notices += 1
+        if self._notices <= NOTICES_MAX:
+            log.warning("notice peer=%s text=%r", self.peer, text)
+        if self._notices == NOTICES_MAX:
+            log.warning("notice peer=%s text='no more of these are logged'", self.peer)
+
+    def _end(self, end: End | Exception) -> None:
+        """Record the first reason to stop, and stop."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(end)
+
+
+def _lost(closed: LinkClosed) -> End:
+    return End(str(closed), closed.code, closed.text, by_peer=True)
+
+
+def _broken(error: PeerError) -> End:
+    # A close frame holds 123 bytes of text (RFC 6455, section 5.5).
+    text = str(error).encode()[:123].decode(errors="ignore")
+    return End(f"protocol error: {error}", 1002, text)

@@ -1,0 +1,69 @@
+"""Jobs, outcomes and facts as the JSON that a database keeps."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import msgspec
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCompleted,
+    JobFact,
+    JobSubmitted,
+    WorkerFact,
+)
+from shoal.domain.work import Chat, Job, Limits, Outcome
+
+FACTS: Mapping[str, type[Fact]] = {
+    fact.__name__: fact
+    for fact in (*get_args(JobFact), *get_args(WorkerFact), CameLate)
+}
+
+
+def encode_work(work: Chat) -> str:
+    return msgspec.json.encode(work).decode()
+
+
+def decode_work(text: str) -> Chat:
+    fields: dict[str, Any] = msgspec.json.decode(text)
+    return Chat(**{**fields, "messages": tuple(fields["messages"])})
+
+
+def encode_limits(limits: Limits) -> str:
+    return msgspec.json.encode(limits).decode()
+
+
+def decode_limits(text: str) -> Limits:
+    return msgspec.json.decode(text, type=Limits)
+
+
+def encode_outcome(outcome: Outcome) -> str:
+    return msgspec.json.encode(outcome).decode()
+
+
+def decode_outcome(text: str) -> Outcome:
+    return msgspec.json.decode(text, type=Outcome)
+
+
+def encode_fact(fact: Fact) -> str:
+    """Encode a fact without prompts and answers, which stand with the job."""
+    match fact:
+        case JobSubmitted(job):
+            return msgspec.json.encode({"job_id": job.id}).decode()
+        case JobCompleted(job_id, lease):
+            return msgspec.json.encode({"job_id": job_id, "lease": lease}).decode()
+        case _:
+            return msgspec.json.encode(fact).decode()
+
+
+def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
+    """Put a fact together again with the job it is about, and its outcome."""
+    type_ = FACTS[name]
+    if type_ is JobSubmitted:
+        return JobSubmitted(job)
+    if type_ is JobCompleted:
+        fields = msgspec.json.decode(text)
+        return JobCompleted(job.id, fields["lease"], outcome or Outcome(""))
+    fact: Fact = msgspec.json.decode(text, type=type_)
+    return fact

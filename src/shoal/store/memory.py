@@ -1,0 +1,88 @@
+"""A store that forgets when the process ends, for trials and the simulator."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.pool.lifecycle import ENDED, JobState, after
+from shoal.store.port import Recorded, StoredJob
+
+
+class MemoryStore:
+    """Keeps everything in dictionaries."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobId, StoredJob] = {}
+        self._stories: dict[JobId, list[Recorded]] = {}
+
+    async def append(self, facts: Sequence[Fact], at: float) -> None:
+        for fact in facts:
+            match fact:
+                case WorkerJoined() | WorkerDraining() | WorkerLost():
+                    continue
+                case JobSubmitted(job):
+                    none = LeaseNumber(0)
+                    self._jobs[job.id] = StoredJob(job, JobState.QUEUED, none, at)
+                    self._stories[job.id] = []
+                case CameLate():
+                    pass
+                case _:
+                    stored = self._jobs[fact.job_id]
+                    self._jobs[fact.job_id] = _after(stored, fact, at)
+            self._stories.setdefault(fact.job_id, []).append(Recorded(at, fact))
+
+    async def open_jobs(self) -> list[StoredJob]:
+        return [job for job in self._jobs.values() if job.state not in ENDED]
+
+    async def job(self, job_id: JobId) -> StoredJob | None:
+        return self._jobs.get(job_id)
+
+    async def story(self, job_id: JobId) -> list[Recorded]:
+        return list(self._stories.get(job_id, ()))
+
+    async def prune(self, before: float) -> int:
+        old = [
+            job_id
+            for job_id, job in self._jobs.items()
+            if job.ended_at is not None and job.ended_at < before
+        ]
+        for job_id in old:
+            del self._jobs[job_id], self._stories[job_id]
+        return len(old)
+
+    async def close(self) -> None:
+        pass
+
+
+def _after(stored: StoredJob, fact: JobFact, at: float) -> StoredJob:
+    stored = replace(stored, state=after(stored.state, fact))
+    match fact:
+        case JobLeased(lease=lease):
+            return replace(stored, lease=lease)
+        case JobStarted() | JobRequeued() | JobSubmitted():
+            return stored
+        case JobCompleted(outcome=outcome):
+            return replace(stored, ended_at=at, outcome=outcome)
+        case JobFailed(error=error) | JobExpired(error=error):
+            return replace(stored, ended_at=at, error=error)
+        case JobCancelled(reason=reason):
+            return replace(stored, ended_at=at, error=reason)
+        case _:
+            assert_never(fact)
