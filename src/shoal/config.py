@@ -4,7 +4,7 @@ import os
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -12,29 +12,19 @@ from typing import Any, TypeVar
 import platformdirs
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.work import Limits
 
 T = TypeVar("T")
 
 ENVIRONMENT = "SHOAL_"
 
 
-def data_dir() -> Path:
-    """Return where the coordinator keeps its data unless told otherwise."""
-    return Path(platformdirs.user_data_dir("shoal", appauthor=False))
+USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
+USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
 
 
-def config_file() -> Path:
-    """Return the file that is read if it is there."""
-    return Path(platformdirs.user_config_dir("shoal", appauthor=False)) / "shoal.toml"
-
-
-def setting(help: str, default: Any = MISSING, factory: Any = MISSING) -> Any:
+def setting(help: str, default: object) -> Any:
     """Declare a field of a configuration, with the text its flag shows."""
-    metadata = {"help": help}
-    if factory is not MISSING:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +33,29 @@ class ServeConfig:
 
     host: str = setting("the address to listen on", "127.0.0.1")
     port: int = setting("the port to listen on; 0 lets the system choose", 4010)
-    data_dir: Path = setting("where jobs and keys are kept", factory=data_dir)
+    data_dir: Path = setting("where jobs and keys are kept", USER_DATA)
     api_key: str = setting("a first API key, instead of a made one", "")
     join_token: str | None = setting(
         "what workers present, instead of a made one; empty: none is asked for", None
     )
     queue_max: int = setting("jobs that may wait; more are refused", 1000)
-    queue_wait: float = setting("seconds a job may wait for a worker", Limits().queue)
+    queue_wait: float = setting("seconds a job may wait for a worker", 30.0)
     keep_days: float = setting("days that ended jobs are kept", 7.0)
     drain: float = setting("seconds that open jobs get to end when stopping", 30.0)
+
+
+@dataclass(frozen=True, slots=True)
+class JoinConfig:
+    """What ``shoal join`` is told, besides where to."""
+
+    wire: str = setting("the coordinator's protocol; auto: by its URL", "auto")
+    engine: str = setting(
+        "what runs the model: embedded, or the URL of an OpenAI-compatible server",
+        "embedded",
+    )
+    name: str = setting("the worker's name; made from the host's if not given", "")
+    slots: int = setting("jobs at a time; 0: what the engine does well", 0)
+    token: str = setting("what the coordinator asks workers for", "")
 
 
 def load(

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The command line: one small module for each command."""

@@ -38,7 +38,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Go away: this connection is no longer wanted."""
+    """Go away, and stay away: another connection has taken this one's place."""
 
     reason: str
 

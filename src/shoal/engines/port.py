@@ -1,6 +1,6 @@
 """What a worker needs from something that runs a model."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -33,7 +33,7 @@ class Engine(Protocol):
         """Make ready to answer.  Raises ConfigError if that can never work."""
         ...
 
-    def chat(self, chat: Chat, continues: str = "") -> AsyncIterator[Piece]:
+    def chat(self, chat: Chat, continues: str = "") -> AsyncGenerator[Piece, None]:
         """Answer ``chat``: non-empty texts, then one Finished.
 
         With ``Feature.CONTINUE`` the answer begins after ``continues``, and its usage

@@ -1,1 +1,1 @@
-"""TODO"""
+"""HTTP: what clients, operators and browsers talk to."""

@@ -96,7 +96,7 @@ async def coordinator(
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.drain):
                     await hub.drain()
-            hub.dismiss_all("the coordinator is stopping")
+            hub.hang_up_all("the coordinator is stopping")
             running.cancel()
             pruning.cancel()
     finally:

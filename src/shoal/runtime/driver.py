@@ -101,10 +101,15 @@ class Driver(Generic[In, Out]):
         await self._link.close(1011, "internal error")
         raise end
 
-    def issue(self, message: Out) -> None:
-        """Send a message.  Never waits: a peer that does not read is hung up on."""
-        if not self._over:
-            self._step(lambda now: self._session.issue(message, now))
+    def issue(self, message: Out) -> bool:
+        """Send a message; say whether the connection was still there to take it.
+
+        Never waits: a peer that does not read is hung up on.
+        """
+        if self._over:
+            return False
+        self._step(lambda now: self._session.issue(message, now))
+        return True
 
     async def room(self) -> None:
         """Wait until the peer has read most of what was issued, or is gone."""

@@ -51,6 +51,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Chat, Feature, Job, Limit, Limits
+from shoal.pool.lifecycle import JobState
 from shoal.pool.plan import plan
 from shoal.pool.react import (
     Answered,
@@ -74,6 +75,7 @@ from shoal.store.port import Store
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 DEFAULT_LIMITS = Limits()
+GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 Holder: TypeAlias = tuple[WorkerId, LeaseNumber]
 
@@ -83,9 +85,12 @@ log = logging.getLogger("shoal.hub")
 class Peer(Protocol):
     """A worker's connection, as the hub sees it."""
 
-    accepts: frozenset[type]
+    @property
+    def accepts(self) -> frozenset[type]: ...
 
-    def issue(self, message: Command) -> None: ...
+    def issue(self, message: Command) -> bool: ...
+
+    def hang_up(self, reason: str, code: int, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -182,6 +187,12 @@ class Hub:
     async def restore(self) -> int:
         """Take up the jobs that were open when the last coordinator ended."""
         stored = await self._store.open_jobs()
+        given_out = [
+            JobRequeued(each.job.id, each.lease, "the coordinator restarted")
+            for each in stored
+            if each.state is not JobState.QUEUED
+        ]
+        await self._store.append(given_out, self._clock.wall())
         now = self._clock.now()
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
@@ -218,10 +229,10 @@ class Hub:
         self._stopping = True
         await self._idle.wait()
 
-    def dismiss_all(self, reason: str) -> None:
-        """Send every worker away."""
+    def hang_up_all(self, reason: str) -> None:
+        """End every worker's connection; they may come back."""
         for connection in list(self._newest.values()):
-            connection.peer.issue(Dismiss(reason))
+            connection.peer.hang_up(reason, GOING_AWAY, reason)
 
     # Stimuli.
 

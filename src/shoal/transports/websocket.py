@@ -21,6 +21,7 @@ from shoal.runtime.link import LinkClosed
 
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
 CONNECT_TIMEOUT = 10.0  # seconds
+PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
 
 
 class WebSocketLink:
@@ -94,6 +95,7 @@ async def dial(
                     URL(url, encoded=True),
                     headers=headers,
                     max_msg_size=message_max,
+                    heartbeat=PING_EVERY,
                     timeout=ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
                 )
         except WSServerHandshakeError as error:

@@ -1,1 +1,1 @@
-"""TODO"""
+"""The node agent: dials out and runs engines for coordinators."""

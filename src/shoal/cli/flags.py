@@ -1,0 +1,50 @@
+"""Flags made from configurations, so that each setting is declared once."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from shoal.config import USER_FILE, flag, variable
+
+
+def add_config(
+    parser: argparse.ArgumentParser, config: type[Any], section: str
+) -> None:
+    """Add a flag for each field of ``config``."""
+    group = parser.add_argument_group(section)
+    for each in fields(config):
+        help_ = each.metadata.get("help", "")
+        default = f" (default: {each.default})" if _worth_showing(each.default) else ""
+        group.add_argument(
+            flag(section, each),
+            dest=destination(section, each.name),
+            metavar=each.name.split("_")[-1].upper(),
+            help=f"{help_}{default} [{variable(section, each)}]".replace("%", "%%"),
+        )
+
+
+def given(args: argparse.Namespace, config: type[Any], section: str) -> dict[str, Any]:
+    """Return what was given on the command line for ``config``, by field name."""
+    return {
+        each.name: getattr(args, destination(section, each.name))
+        for each in fields(config)
+    }
+
+
+def destination(section: str, name: str) -> str:
+    return f"{section}.{name}"
+
+
+def add_config_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=USER_FILE,
+        metavar="FILE",
+        help="a TOML file with a table for each group (default: %(default)s)",
+    )
+
+
+def _worth_showing(default: object) -> bool:
+    return isinstance(default, (str, int, float)) and default != ""

@@ -1,0 +1,66 @@
+"""``shoal``: finds the command and runs it.
+
+The table below is all that ``shoal --help`` needs, so that it answers at once: a
+command's module, with everything it imports, is loaded only to run it.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from shoal import __version__
+
+COMMANDS = {
+    "serve": "run a coordinator: one endpoint for everything that joins it",
+    "join": "offer this machine's model to a coordinator",
+    "chat": "talk to a pool",
+    "status": "show a pool's workers and jobs",
+    "demo": "see a pool survive the loss of a worker, on this machine",
+    "version": "print the version",
+}
+
+EXIT_USAGE = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command that ``arguments`` name; return the exit status."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name, *rest = words or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(_usage())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"shoal {__version__}")
+        return 0
+    if name in COMMANDS:
+        return _run(name, rest)
+    print(f"shoal: there is no command {name!r}\n\n{_usage()}", file=sys.stderr)
+    return EXIT_USAGE
+
+
+def _run(name: str, arguments: list[str]) -> int:
+    from argparse import ArgumentParser
+
+    from shoal.domain.errors import ShoalError
+
+    module = importlib.import_module(f"shoal.cli.{name}")
+    parser = ArgumentParser(f"shoal {name}", description=module.__doc__)
+    try:
+        module.add_arguments(parser)
+        status: int = module.run(parser.parse_args(arguments))
+    except ShoalError as error:
+        print(f"shoal {name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status
+
+
+def _usage() -> str:
+    commands = "\n".join(f"  {name:8} {text}" for name, text in COMMANDS.items())
+    return (
+        "usage: shoal COMMAND ...\n\n"
+        "Turns the machines you have into one AI computer.\n\n"
+        f"{commands}\n\n"
+        "shoal COMMAND --help tells more.  To begin: shoal serve"
+    )

@@ -1,0 +1,62 @@
+"""Runs a command's coroutine until it ends or the process is told to stop."""
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
+    """Run ``main`` on the fastest event loop there is; return its exit status.
+
+    ``main`` is given an event that is set when the process is told to stop; told a
+    second time, it stops at once.
+    """
+    with asyncio.Runner(loop_factory=_fastest()) as runner:
+        return runner.run(_with_signals(main))
+
+
+def log_to_stderr(level: str) -> None:
+    """Send the program's log lines to standard error."""
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    )
+
+
+def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return None
+    return uvloop.new_event_loop
+
+
+async def _with_signals(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, int]],
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def told() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in STOP_SIGNALS:
+        try:
+            loop.add_signal_handler(number, told)
+        except NotImplementedError:
+            # Windows delivers signals outside the loop.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(told))
+    try:
+        return await main(stop)
+    except asyncio.CancelledError:
+        return 130

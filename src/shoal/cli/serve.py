@@ -1,0 +1,65 @@
+"""Run a coordinator: one endpoint for everything that joins it."""
+
+import argparse
+import asyncio
+import json
+import sys
+
+from shoal.cli.flags import add_config, add_config_file, given
+from shoal.cli.running import log_to_stderr
+from shoal.cli.running import run as run_loop
+from shoal.config import ServeConfig, load
+from shoal.protocols import discover
+from shoal.runtime.app import Coordinator, coordinator
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_config(parser, ServeConfig, "serve")
+    for name, protocol in discover().items():
+        add_config(parser, protocol.config, name)
+    add_config_file(parser)
+    parser.add_argument("--log-level", default="info", help="(default: info)")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object per line"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    log_to_stderr(args.log_level)
+    config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
+    wires = {
+        name: load(
+            protocol.config, name, given(args, protocol.config, name), args.config
+        )
+        for name, protocol in discover().items()
+    }
+
+    async def serve(stop: asyncio.Event) -> int:
+        async with coordinator(config, wires) as running:
+            _announce(running, as_json=args.json)
+            await stop.wait()
+            print("stopping: open jobs are finished first", file=sys.stderr)
+        return 0
+
+    return run_loop(serve)
+
+
+def _announce(running: Coordinator, *, as_json: bool) -> None:
+    if as_json:
+        ready = {
+            "event": "ready",
+            "url": running.url,
+            "api_key": running.api_key,
+            "join": running.join,
+            "ports": {"http": running.port},
+        }
+        print(json.dumps(ready), flush=True)
+        return
+    print(
+        f"Shoal is ready at {running.url}\n\n"
+        f"  base URL   {running.url}/v1\n"
+        f"  API key    {running.api_key}\n\n"
+        f"Add a machine:\n  {running.join}\n\n"
+        f"Talk to it:\n  shoal chat --url {running.url}",
+        flush=True,
+    )

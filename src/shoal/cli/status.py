@@ -1,0 +1,37 @@
+"""Show a pool's workers and jobs."""
+
+import argparse
+import json
+
+from shoal.cli import api
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    api.add_arguments(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    status = api.ask(args, "/admin/status")
+    if args.json:
+        print(json.dumps(status))
+        return 0
+    jobs = status["jobs"]
+    print(f"{args.url}: {jobs['running']} jobs running, {jobs['queued']} waiting")
+    rows = [
+        (
+            worker["id"],
+            ", ".join(worker["models"]),
+            f"{worker['busy']} of {worker['slots']} busy",
+            worker["draining"] or worker["remark"],
+        )
+        for worker in status["workers"]
+    ]
+    if not rows:
+        print("no workers yet: run the `shoal join` line that `shoal serve` printed")
+        return 0
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
+        print("  " + "  ".join([*cells, row[3]]).rstrip())
+    return 0

@@ -1,0 +1,261 @@
+"""The child process of the embedded engine: llama.cpp, apart from everything else.
+
+A fault in native code ends this process and not the worker.  Run by the engine as
+``python -m shoal.engines.llama_child``, it takes its orders from standard input and
+ends when that is closed, so that it never outlives the engine.  One thread reads the
+orders, one more answers each chat; llama.cpp batches the chats that run together.
+"""
+
+import http.client
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from shoal.engines.chunks import Chunk, Tokens, chunk_of
+from shoal.engines.llama_wire import (
+    SIZE,
+    Abort,
+    Ended,
+    Load,
+    LoadFailed,
+    Loaded,
+    Refused,
+    Run,
+    ToChild,
+    ToEngine,
+    Wrote,
+    decode_to_child,
+    frame,
+    size_of,
+)
+
+WARNINGS = 2  # of llama.cpp's levels of verbosity: errors and warnings
+BATCH = 512  # tokens of a prompt read at a time: an abort takes effect between them
+COUNT_LIMIT = 60.0  # seconds for llama.cpp to count tokens, which takes milliseconds
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; when to end is the engine's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    orders, replies = claim_pipes()
+    link = Link(orders, replies)
+    load = link.receive()
+    if not isinstance(load, Load):
+        os._exit(0 if load is None else 2)
+    try:
+        llama = Llama(load)
+    except (RuntimeError, ImportError) as error:
+        link.send(LoadFailed(str(error)))
+        sys.exit(1)
+    link.send(Loaded())
+    serve(llama, link)
+    # Threads may be deep in native code: there is nothing to wait for.
+    os._exit(0)
+
+
+def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
+    """Return the pipes to the engine, and keep everything else off them.
+
+    Native code prints as it likes.  From here on its standard output is standard error,
+    and its standard input is empty.
+    """
+    orders = os.fdopen(os.dup(0), "rb")
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    return orders, replies
+
+
+class Link:
+    """Messages to and from the engine; any thread may send."""
+
+    def __init__(self, orders: BinaryIO, replies: BinaryIO) -> None:
+        self._orders = orders
+        self._replies = replies
+        self._sending = threading.Lock()
+
+    def receive(self) -> ToChild | None:
+        """Wait for the next order; None when the engine has gone."""
+        header = self._orders.read(SIZE.size)
+        if len(header) < SIZE.size:
+            return None
+        data = self._orders.read(size := size_of(header))
+        return decode_to_child(data) if len(data) == size else None
+
+    def send(self, message: ToEngine) -> None:
+        """Send, waiting for an engine that reads slowly; end if it has gone."""
+        unsent = memoryview(frame(message))
+        with self._sending:
+            try:
+                while unsent:
+                    unsent = unsent[self._replies.write(unsent) :]
+            except OSError:
+                os._exit(0)
+
+
+def serve(llama: "Llama", link: Link) -> None:
+    """Carry out orders until there are no more."""
+    aborts: dict[int, threading.Event] = {}
+
+    def answer(run: Run, abort: threading.Event) -> None:
+        try:
+            last: ToEngine = llama.answer(run, abort, link)
+        # Whatever goes wrong ends this chat only: the others share the process.
+        except Exception as error:
+            last = Refused(run.id, str(error) or type(error).__name__)
+        del aborts[run.id]
+        link.send(last)
+
+    while (order := link.receive()) is not None:
+        match order:
+            case Run():
+                abort = aborts[order.id] = threading.Event()
+                threading.Thread(target=answer, args=(order, abort), daemon=True).start()
+            case Abort():
+                if (known := aborts.get(order.id)) is not None:
+                    known.set()
+            case Load():
+                raise AssertionError("a second Load")
+
+
+class Llama:
+    """A loaded model.  Raises RuntimeError if llama.cpp cannot open it.
+
+    Opening it holds the interpreter's lock: orders are read only afterwards.
+    """
+
+    def __init__(self, load: Load) -> None:
+        import xllamacpp  # 100 MB of native code, not wanted by who imports this module
+
+        params = xllamacpp.CommonParams()
+        params.model.path = load.path
+        params.n_parallel = load.slots
+        # Of the whole, each slot gets its share, cut to what the model was trained for.
+        params.n_ctx = load.slots * load.context
+        params.n_batch = params.n_ubatch = BATCH
+        params.cpuparams.n_threads = load.threads
+        params.cpuparams_batch.n_threads = load.threads
+        params.verbosity = WARNINGS
+        params.warmup = False
+        # Else finished prompts would be kept in up to 8 GiB of memory.
+        params.cache_ram_mib = 0
+        # Text as it was generated: only that can be continued elsewhere.
+        formats = xllamacpp.common_reasoning_format
+        params.reasoning_format = formats.COMMON_REASONING_FORMAT_NONE
+        # It insists on a port; nobody else shall find anything behind it.
+        self._key = secrets.token_urlsafe(32)
+        params.api_keys = [self._key]
+        params.endpoint_slots = False
+        params.ui = False
+        params.n_threads_http = 2
+        self._server: Any = xllamacpp.Server(params)
+        self._address: str = urlsplit(self._server.listening_address).netloc
+
+    def answer(self, run: Run, abort: threading.Event, link: Link) -> Ended | Refused:
+        """Send the pieces of an answer; return how it ended."""
+        request = run.request | {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            # Progress is a reason to be called, and so to learn of an abort.
+            "return_progress": True,
+        }
+        begun = prompt_tokens = 0
+        if run.beginning or run.max_tokens == 0:
+            prompt_tokens = self._prompt_tokens(request)
+            request["messages"] = begin_answer(request["messages"], run.beginning)
+            begun = self._prompt_tokens(request) - prompt_tokens if run.beginning else 0
+        if run.max_tokens is not None:
+            left = run.max_tokens - begun
+            if left <= 0:
+                return Ended(run.id, "length", prompt_tokens, begun)
+            request["max_tokens"] = left
+        reading = Reading(run.id, abort, link)
+        self._server.handle_chat_completions(request, reading.take)
+        return reading.ended(begun)
+
+    def _prompt_tokens(self, request: dict[str, Any]) -> int:
+        """Count the tokens of the prompt, with the beginning that its end may hold."""
+        prompt = self._ask("/apply-template", request)["prompt"]
+        ask = {"content": prompt, "add_special": True, "parse_special": True}
+        return len(self._ask("/tokenize", ask)["tokens"])
+
+    def _ask(self, path: str, body: dict[str, Any]) -> Any:
+        """Post to llama.cpp's own port: its Python interface cannot tokenise."""
+        connection = http.client.HTTPConnection(self._address, timeout=COUNT_LIMIT)
+        try:
+            headers = {
+                "Authorization": f"Bearer {self._key}",
+                "Content-Type": "application/json",
+            }
+            connection.request("POST", path, json.dumps(body), headers)
+            answer = json.load(connection.getresponse())
+        finally:
+            connection.close()
+        if (problem := chunk_of(answer).problem) is not None:
+            raise RuntimeError(problem)
+        return answer
+
+
+def begin_answer(messages: list[dict[str, Any]], beginning: str) -> list[dict[str, Any]]:
+    """Return ``messages`` so that llama.cpp goes on after ``beginning``.
+
+    It continues a last message that is the assistant's, and accepts only one such.
+    """
+    if not beginning:
+        return messages
+    if messages and messages[-1].get("role") == "assistant":
+        last = messages[-1]
+        return [*messages[:-1], last | {"content": last["content"] + beginning}]
+    return [*messages, {"role": "assistant", "content": beginning}]
+
+
+class Reading:
+    """Passes on what llama.cpp calls back with, and remembers how it ended."""
+
+    def __init__(self, id: int, abort: threading.Event, link: Link) -> None:
+        self._id = id
+        self._abort = abort
+        self._link = link
+        self._finish_reason: str | None = None
+        self._tokens = Tokens()
+        self._problem: str | None = None
+
+    def take(self, data: Any) -> bool:
+        """Take a chunk; return whether to stop.
+
+        llama.cpp's binding stops silently at an exception, so none is raised.
+        """
+        try:
+            chunk: Chunk = chunk_of(data)
+        except Exception as error:
+            self._problem = str(error)
+            return True
+        self._problem = self._problem or chunk.problem
+        self._finish_reason = chunk.finish_reason or self._finish_reason
+        self._tokens = chunk.usage or self._tokens
+        if self._abort.is_set():
+            return True
+        if chunk.text:
+            self._link.send(Wrote(self._id, chunk.text))
+        return False
+
+    def ended(self, begun: int) -> Ended | Refused:
+        """Say how it ended; ``begun`` tokens of the prompt belong to the answer."""
+        if self._problem is not None:
+            return Refused(self._id, self._problem)
+        if self._finish_reason is None:
+            reason = "aborted" if self._abort.is_set() else "llama.cpp gave no answer"
+            return Refused(self._id, reason)
+        prompt, written = self._tokens.prompt_tokens, self._tokens.completion_tokens
+        return Ended(self._id, self._finish_reason, prompt - begun, written + begun)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""A child process with a loaded model, as the embedded engine holds it."""
+
+import asyncio
+import contextlib
+import re
+import signal
+import sys
+from asyncio.subprocess import PIPE, Process
+from typing import Any
+
+from shoal.domain.errors import ConfigError, PeerError, Unavailable
+from shoal.engines.llama_wire import (
+    SIZE,
+    Abort,
+    Ended,
+    Load,
+    Loaded,
+    LoadFailed,
+    Refused,
+    Run,
+    ToEngine,
+    Wrote,
+    decode_to_engine,
+    frame,
+    size_of,
+)
+
+EXIT_LIMIT = 2.0  # seconds for a process to end by itself, then again when terminated
+LOG_MAX = 8192  # bytes of its standard error that are kept, for messages
+
+
+class Answer:
+    """What has come of one chat and is not yet read.
+
+    Unread pieces are joined.  They cannot pile up: an answer ends where the context of
+    its slot is full.
+    """
+
+    def __init__(self) -> None:
+        self._unread: list[str] = []
+        self._end: Ended | Refused | Unavailable | None = None
+        self._news = asyncio.Event()
+
+    def put(self, item: str | Ended | Refused | Unavailable) -> None:
+        if isinstance(item, str):
+            self._unread.append(item)
+        else:
+            self._end = item
+        self._news.set()
+
+    async def read(self) -> str | Ended | Refused:
+        """Wait for more.  Raises Unavailable when all is read and the process gone."""
+        await self._news.wait()
+        if self._unread:
+            text = "".join(self._unread)
+            self._unread.clear()
+            if self._end is None:
+                self._news.clear()
+            return text
+        assert self._end is not None
+        if isinstance(self._end, Unavailable):
+            raise self._end
+        return self._end
+
+
+class LlamaProcess:
+    """A running child.  ``close`` it, however it went.
+
+    ``gone`` says why it ended, and is None for as long as it has not.
+    """
+
+    def __init__(self, process: Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self.gone: str | None = None
+        self.pid = process.pid
+        self._process = process
+        self._orders = process.stdin
+        # Chats stay here until the child says that they are over, aborted ones too:
+        # they still hold a slot.
+        self._chats: dict[int, Answer] = {}
+        self._last_id = 0
+        self._settled = asyncio.Event()  # the model is loaded, or will never be
+        self._load_failure: str | None = None
+        self._closing = False
+        self._log = b""
+        # They live as long as the process does, and are awaited in close().
+        self._keeping_log = asyncio.create_task(self._keep_log(process.stderr))
+        self._following = asyncio.create_task(self._follow(process.stdout))
+
+    @classmethod
+    async def spawn(cls) -> "LlamaProcess":
+        """Start a child that has no model yet."""
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "shoal.engines.llama_child"),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=PIPE,
+            )
+        )
+
+    @property
+    def chats(self) -> int:
+        """How many chats it is busy with."""
+        return len(self._chats)
+
+    async def open(self, load: Load) -> None:
+        """Load the model.
+
+        Raises ConfigError if llama.cpp cannot, and Unavailable if the process ends.
+        """
+        self._orders.write(frame(load))
+        await self._settled.wait()
+        if self._load_failure is not None:
+            raise ConfigError(self._load_failure)
+        if self.gone is not None:
+            raise Unavailable(self.gone)
+
+    def run(
+        self, request: dict[str, Any], beginning: str, max_tokens: int | None
+    ) -> tuple[int, Answer]:
+        """Begin a chat; return its number and its answer.
+
+        Raises LimitExceeded if the chat is too large to be sent.
+        """
+        self._last_id += 1
+        order = frame(Run(self._last_id, request, beginning, max_tokens))
+        answer = Answer()
+        if self.gone is not None:
+            answer.put(Unavailable(self.gone))
+        else:
+            self._chats[self._last_id] = answer
+            # Not drained: the child reads at once, and the chats are few.
+            self._orders.write(order)
+        return self._last_id, answer
+
+    def abort(self, id: int) -> None:
+        """Stop a chat, if it still runs."""
+        if id in self._chats:
+            self._orders.write(frame(Abort(id)))
+
+    async def close(self) -> None:
+        """End the process, by force if it must be, and wait for its end."""
+        self._closing = True
+        self._orders.close()
+        try:
+            for insist in (self._process.terminate, self._process.kill):
+                if await self._ends_soon():
+                    break
+                with contextlib.suppress(ProcessLookupError):
+                    insist()
+            await self._following
+        finally:
+            if self._process.returncode is None:
+                self._process.kill()
+        with contextlib.suppress(OSError):
+            await self._orders.wait_closed()
+
+    async def _follow(self, replies: asyncio.StreamReader) -> None:
+        """Take the child's messages until it ends."""
+        nonsense = ""
+        try:
+            while True:
+                size = size_of(await replies.readexactly(SIZE.size))
+                self._take(decode_to_engine(await replies.readexactly(size)))
+        except asyncio.IncompleteReadError:
+            await self._ends_soon()
+        except PeerError as error:
+            nonsense = f"spoke nonsense: {error}"
+        if self._process.returncode is None:
+            self._process.kill()
+        code = await self._process.wait()
+        await self._keeping_log
+        self._lose(nonsense or how_it_ended(code))
+
+    async def _keep_log(self, errors: asyncio.StreamReader) -> None:
+        while data := await errors.read(LOG_MAX):
+            self._log = (self._log + data)[-LOG_MAX:]
+
+    async def _ends_soon(self) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_LIMIT):
+                await self._process.wait()
+        return self._process.returncode is not None
+
+    def _take(self, message: ToEngine) -> None:
+        match message:
+            case Loaded():
+                self._settled.set()
+            case LoadFailed(reason):
+                # The child ends now, and its log will explain more.
+                self._load_failure = reason
+            case Wrote(id, text):
+                self._chats[id].put(text)
+            case Ended(id) | Refused(id):
+                self._chats.pop(id).put(message)
+
+    def _lose(self, how: str) -> None:
+        """Tell everyone who waits that there is nothing to wait for."""
+        log = self._log.decode(errors="replace")
+        if self._load_failure is not None:
+            self._load_failure = complaint(log) or self._load_failure
+        if self._closing:
+            self.gone = "the engine was closed"
+        else:
+            last = log.strip().rpartition("\n")[2]
+            self.gone = f"llama.cpp {how}" + (f": {last}" if last else "")
+        for answer in self._chats.values():
+            answer.put(Unavailable(self.gone))
+        self._chats.clear()
+        self._settled.set()
+
+
+def complaint(log: str) -> str | None:
+    """Return the first error in llama.cpp's log: those that follow say less."""
+    found = re.search(r"^\S+ E +[^:]*: (?:error loading model: )?(.*)$", log, re.M)
+    return found[1] if found else None
+
+
+def how_it_ended(code: int) -> str:
+    """Say what an exit code means, as the end of a sentence."""
+    if code >= 0:
+        return f"ended with status {code}"
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was ended by signal {-code}"

@@ -1,0 +1,188 @@
+"""GrandSage's HTTP face: a chat in, lines of JSON out, and always status 200.
+
+Source: exchanges recorded with the original server; ``docs/protocols/grandsage.md``.
+Where the original passes on what ends its nodes, this face says "invalid request".
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from aiohttp import web
+
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    JobError,
+    NoWorker,
+    QueueFull,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    TooLarge,
+    Unauthorized,
+    UnknownModel,
+    WorkerLost,
+)
+from shoal.domain.work import JSON, Chat, text_of
+from shoal.gateway import javascript
+from shoal.gateway.body import read_body
+from shoal.gateway.chat_request import MESSAGES_MAX, MODEL_MAX, TOKENS_MAX
+from shoal.gateway.parts import Gateway
+from shoal.gateway.stream import ClientGone, relay, write
+from shoal.gateway.text import encode_text, well_formed
+
+MODEL = "openbuddy-13b-v1.3-fp16"
+SYSTEM = "You are a helpful assistant name Buddy."
+MAX_NEW_TOKENS = 50
+COOLEST, HOTTEST = 0.01, 0.99  # other temperatures are taken for 0
+TOTAL = 600.0  # seconds a request may take
+
+# Not what it is called: the lines are no server-sent events.
+LINES = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+STRANGER = {"Content-Type": "application/x-ndjson"}
+
+DONE = b'{"done":true}\n'
+MODERATED = (
+    b'{"e":" ","err":"moderation","mod":{"eng":0,"suggestion":"stop"},"done":true}\n'
+)
+
+ERRORS: Mapping[type[ShoalError], str] = {
+    Unauthorized: "unauthorized",
+    InvalidRequest: "invalid request",
+    TooLarge: "request too large",
+    UnknownModel: "unknown model",
+    NoWorker: "timeout waiting for node",
+    # The original has no words for these.
+    QueueFull: "too many requests are waiting",
+    ShuttingDown: "the server is stopping",
+    StoreError: "the server cannot take requests",
+    WorkerLost: "the node was lost",
+    JobError: "the node failed",
+    Cancelled: "cancelled",
+    ShoalError: "timeout waiting for finish",
+}
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [web.post("/api/chat", partial(_chat, gateway))]
+
+
+async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    try:
+        owner = gateway.keyring.owner(request.headers.get("Authorization"), exact=True)
+    except Unauthorized as error:
+        return await _finish(request, web.StreamResponse(headers=STRANGER), _err(error))
+    response = web.StreamResponse(headers=LINES)
+    try:
+        last = await _relay(gateway, request, response, owner)
+    except ClientGone:
+        return response
+    except ShoalError as error:
+        last = _err(error)
+    return await _finish(request, response, last)
+
+
+async def _relay(
+    gateway: Gateway, request: web.Request, response: web.StreamResponse, owner: str
+) -> bytes:
+    """Stream the answer; return its last line."""
+    chat = decode_chat(await read_body(request))
+    moderation = gateway.moderation_for(owner)
+    if moderation is not None and moderation.refuses(_asked(chat)):
+        return b'{"err":"moderation"}\n'
+    if len(chat.model) > MODEL_MAX:
+        raise UnknownModel("the name is too long")
+    limits = replace(gateway.limits, total=min(TOTAL, gateway.limits.total))
+    async with gateway.hub.answering(chat, limits, owner) as reader:
+        await response.prepare(request)
+        watch = moderation.watch() if moderation else None
+        if not await relay(request, response, reader, _lines, watch=watch):
+            return MODERATED
+        await reader.outcome()
+    return DONE
+
+
+async def _finish(
+    request: web.Request, response: web.StreamResponse, last: bytes
+) -> web.StreamResponse:
+    try:
+        if not response.prepared:
+            await response.prepare(request)
+        await write(request, response, last, last=True)
+    except ClientGone:
+        pass
+    return response
+
+
+def decode_chat(data: bytes) -> Chat:
+    """Decode a body as the original does.
+
+    Raises InvalidRequest.
+    """
+    try:
+        body = javascript.parse(data)
+    except ValueError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body: expected an object")
+    model = body.get("model") or MODEL
+    system = _text(body.get("system") or SYSTEM, "system")
+    temperature = javascript.leading_float(body.get("temperature"))
+    max_new_tokens = javascript.leading_int(body.get("max_new_tokens"), TOKENS_MAX)
+    if max_new_tokens < 0:
+        raise InvalidRequest("max_new_tokens: expected a positive number")
+    return Chat(
+        # A name that is no text is no model's.
+        well_formed(model) if isinstance(model, str) else "",
+        ({"role": "system", "content": system}, *_messages(body.get("messages"))),
+        max_new_tokens or MAX_NEW_TOKENS,
+        temperature if COOLEST <= temperature <= HOTTEST else 0.0,
+    )
+
+
+def _messages(given: Any) -> list[Mapping[str, JSON]]:
+    """Walk the messages by index, as the original does whatever they are."""
+    if given is None:
+        raise InvalidRequest("messages: required, but missing")
+    if isinstance(given, str):
+        # Each character is taken for a message, of which it has no field.
+        given = [given] * javascript.units(given[: MESSAGES_MAX + 1])
+    if not isinstance(given, list):
+        return []
+    if len(given) > MESSAGES_MAX:
+        raise InvalidRequest(f"messages: more than {MESSAGES_MAX}")
+    return [_message(message) for message in given]
+
+
+def _message(given: Any) -> Mapping[str, JSON]:
+    if given is None:
+        raise InvalidRequest("messages: expected objects")
+    if not isinstance(given, dict):
+        return {"role": "user", "content": ""}
+    return {
+        "role": _text(given.get("role") or "user", "role"),
+        "content": _text(given.get("content") or "", "content"),
+    }
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidRequest(f"{field}: expected a text")
+    return well_formed(value)
+
+
+def _asked(chat: Chat) -> list[str]:
+    """Return what is moderated: all but the leading system text."""
+    return [text_of(message) for message in chat.messages[1:]]
+
+
+def _lines(texts: list[str]) -> bytes:
+    return b"".join([b'{"o":' + encode_text(text) + b"}\n" for text in texts])
+
+
+def _err(error: ShoalError) -> bytes:
+    line = next(ERRORS[each] for each in type(error).__mro__ if each in ERRORS)
+    return b'{"err":' + encode_text(line) + b"}\n"

@@ -1,0 +1,97 @@
+"""Why a job went as it did, told from the recorded facts alone."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Protocol
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.work import Outcome
+
+
+class Told(Protocol):
+    """A fact and when it was recorded, in Unix seconds."""
+
+    @property
+    def at(self) -> float: ...
+
+    @property
+    def fact(self) -> Fact: ...
+
+
+def explain(story: Iterable[Told]) -> list[str]:
+    """Tell a job's story in plain lines, each with its time, in UTC.
+
+    Names workers and models; quotes no prompts and no answers.
+    """
+    return [f"{_time(told.at)}  {line}" for told in story for line in _lines(told.fact)]
+
+
+def _time(at: float) -> str:
+    moment = datetime.fromtimestamp(at, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+def _lines(fact: Fact) -> Iterator[str]:
+    match fact:
+        case JobSubmitted(job):
+            by = f" by {job.owner}" if job.owner else ""
+            yield f"submitted{by} for {job.model}"
+        case JobLeased(_, worker_id, lease, reason, passed_over):
+            yield f"given to {worker_id}, attempt {lease}: {reason}"
+            for group in passed_over:
+                yield f"  passed over: {_workers(group)}: {group.reason}"
+        case JobStarted(_, lease):
+            yield f"first text of attempt {lease}"
+        case JobRequeued(_, lease, reason, None):
+            yield f"back in the queue after attempt {lease}: {reason}"
+        case JobRequeued(_, lease, reason, refused_by):
+            yield f"refused by {refused_by}, back in the queue: {reason}"
+        case JobCompleted(_, lease, outcome):
+            yield f"done by attempt {lease}: {_end(outcome)}"
+        case JobFailed(_, error):
+            yield f"failed: {error}"
+        case JobCancelled(_, reason):
+            yield f"cancelled: {reason}"
+        case JobExpired(_, _, error):
+            yield f"given up: {error}"
+        case CameLate(_, lease, worker_id, what):
+            yield (
+                f"too late: {worker_id} said {what!r} of attempt {lease}; "
+                "recorded, not delivered"
+            )
+        case WorkerJoined(worker_id):
+            yield f"{worker_id} joined"
+        case WorkerDraining(worker_id, reason):
+            yield f"{worker_id} takes nothing new: {reason}"
+        case WorkerLost(worker_id, reason):
+            yield f"{worker_id} lost: {reason}"
+
+
+def _workers(group: PassedOver) -> str:
+    names = ", ".join(group.workers)
+    others = group.count - len(group.workers)
+    if not names:
+        return f"{others} workers"
+    return f"{names} and {others} others" if others > 0 else names
+
+
+def _end(outcome: Outcome) -> str:
+    if outcome.usage is None:
+        return outcome.finish_reason
+    read, written = outcome.usage.prompt_tokens, outcome.usage.completion_tokens
+    return f"{outcome.finish_reason}, {read} tokens read, {written} written"

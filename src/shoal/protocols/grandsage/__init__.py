@@ -1,0 +1,57 @@
+"""GrandSage: nodes dial in over WebSocket and stream text back.
+
+Source: the GrandSage WebSocket protocol document, and exchanges recorded with real
+servers and nodes; see ``docs/protocols/grandsage.md``.
+"""
+
+from collections.abc import Sequence
+
+from shoal.protocols import Protocol
+from shoal.protocols.grandsage.codec import FRAME_MAX
+from shoal.protocols.grandsage.coordinator import Config, Desk, NodeSession
+from shoal.protocols.grandsage.joining import (
+    EXTENSIONS,
+    PARAMETERS,
+    WARNING,
+    admit,
+    read_query,
+    write_extensions,
+)
+from shoal.protocols.grandsage.worker import NodeDialer
+from shoal.protocols.session import Accepted, Endpoint, Hello, WebSocketRoute
+
+__all__ = ["PROTOCOL", "Config"]
+
+
+def endpoints(config: Config, start: int) -> Sequence[Endpoint]:
+    """Return the one endpoint; ``start`` is in milliseconds since the epoch."""
+    desk = Desk(start)
+
+    def accept(hello: Hello, now: float) -> Accepted:
+        node = admit(hello.query, hello.headers, config.token)
+        headers = {}
+        if node.extended:
+            headers[EXTENSIONS] = write_extensions()
+        if node.offer.remark:
+            headers[WARNING] = node.offer.remark
+        return Accepted(NodeSession(node, config, desk, now), headers)
+
+    return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
+
+
+def claims(hello: Hello) -> bool:
+    """Say whether a connection is a node's: real ones use any path."""
+    given = read_query(hello.query).keys()
+    if hello.path == "/ws":
+        return not hello.query or not given.isdisjoint(PARAMETERS)
+    # A name alone is too common a parameter to go by.
+    return not given.isdisjoint({"token", "model", "max_concurrency"})
+
+
+PROTOCOL = Protocol(
+    name="grandsage",
+    config=Config,
+    endpoints=endpoints,
+    schemes=frozenset({"ws", "wss"}),
+    dial=NodeDialer,
+)

@@ -1,0 +1,144 @@
+"""GrandSage's small messages: frames of text, stops, and the texts of our extension.
+
+Source: the WebSocket protocol document between API server and node, and exchanges
+recorded with real servers and nodes; ``docs/protocols/grandsage.md`` has the details.
+Everything here is pure; tasks are in ``tasks.py``.
+"""
+
+import re
+import struct
+from codecs import utf_8_decode
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from shoal.domain.errors import PeerError
+from shoal.domain.work import Usage
+
+TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
+TASK_ID_MAX = 2**32 - 1
+FRAME_MAX = 1 << 20  # bytes: every binary frame is smaller
+REASON_MAX = 1000  # characters of an error or reason that are kept
+
+_LONE = re.compile("[\ud800-\udfff]")
+
+TaskId: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=TASK_ID_MAX)]
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+def well_formed(text: str) -> str:
+    """Return ``text`` with whatever UTF-8 cannot carry replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE.sub("\ufffd", text)
+    return text
+
+
+# Binary frames, node to server.
+
+
+def encode_text(task_id: int, text: str) -> list[bytes]:
+    """Encode generated text as frames smaller than ``FRAME_MAX`` bytes.
+
+    Empty text gives no frame: a bare id would mean that the task is finished.
+    """
+    head = TASK_ID.pack(task_id)
+    data = well_formed(text).encode()
+    if len(head) + len(data) < FRAME_MAX:
+        return [head + data] if data else []
+    step = FRAME_MAX // 4 - len(head)  # a character takes four bytes at most
+    pieces = (text[at : at + step] for at in range(0, len(text), step))
+    return [head + well_formed(piece).encode() for piece in pieces]
+
+
+def encode_end(task_id: int) -> bytes:
+    """Encode that a task is finished: its id alone."""
+    return TASK_ID.pack(task_id)
+
+
+def decode_piece(data: bytes) -> tuple[str, bytes]:
+    """Decode the next bytes of a task; return the text and a character begun.
+
+    Invalid bytes become U+FFFD, a byte order mark is kept.  The bytes returned, three
+    at most, go before the next piece.
+    """
+    text, used = utf_8_decode(data, "replace", False)
+    return text, data[used:]
+
+
+# Texts.
+
+
+def encode_stop(task_id: int) -> str:
+    """Encode that a task is to be stopped; the document leaves this message out."""
+    return f'{{"id":{task_id},"stop":true}}'
+
+
+class Tokens(msgspec.Struct, frozen=True):
+    """Usage, on the wire."""
+
+    prompt_tokens: _Count
+    completion_tokens: _Count
+
+
+class Word(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node of ours can say beyond text: one of four things, for one task.
+
+    How a task ends (``usage``, ``finish_reason``, just before the end frame), that it
+    is ``rejected`` or has ``failed``, or, without a task, that the node is
+    ``draining``.
+    """
+
+    id: TaskId | None = None
+    usage: Tokens | None = None
+    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+    rejected: str | None = None
+    failed: str | None = None
+    draining: str | None = None
+
+
+_words = msgspec.json.Decoder(Word)
+
+
+def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
+    """Encode how a task ends."""
+    tokens = None
+    if usage is not None:
+        tokens = Tokens(usage.prompt_tokens, usage.completion_tokens)
+    return encode_word(
+        Word(id=task_id, usage=tokens, finish_reason=well_formed(finish_reason)[:64])
+    )
+
+
+def encode_word(word: Word) -> str:
+    """Encode a word; its texts must be well formed."""
+    return msgspec.json.encode(word).decode()
+
+
+def decode_word(text: str) -> Word | None:
+    """Decode a word; None if it says nothing that we know.
+
+    Newer nodes may say more than we know, so that is no error.
+
+    Raises PeerError if it is malformed, or says several things at once.
+    """
+    try:
+        word: Word = _words.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"text of the extension: {fault_of(error)}") from error
+    ending = word.usage or word.finish_reason
+    said = [ending, word.rejected, word.failed, word.draining]
+    count = sum(part is not None for part in said)
+    if count > 1:
+        raise PeerError("text of the extension says several things at once")
+    if count and word.id is None and word.draining is None:
+        raise PeerError("text of the extension names no task")
+    return word if count else None
+
+
+def fault_of(error: Exception) -> str:
+    """Say what is wrong with a JSON text, without quoting from it."""
+    if isinstance(error, msgspec.ValidationError):
+        return str(error)
+    return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"

@@ -1,0 +1,253 @@
+"""The coordinator's end of a connection to one node."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Draining,
+    Event,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Usage
+from shoal.protocols.grandsage.codec import (
+    REASON_MAX,
+    TASK_ID,
+    decode_piece,
+    decode_word,
+    encode_stop,
+)
+from shoal.protocols.grandsage.joining import BYE, SILENT, Node
+from shoal.protocols.grandsage.tasks import encode_task
+from shoal.protocols.session import Close, Data, Notice, Output, Send
+
+TASK_IDS = 0x70000000  # the original counts this far: positive however it is read
+STOP_AGAIN = 1.0  # seconds before a node is told once more to stop the same task
+STOPPED_MAX = 1024  # tasks of one node remembered as told to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How nodes are let in and what they are told."""
+
+    token: str = field(
+        default="",
+        metadata={
+            "help": "what nodes present as their token; empty: the coordinator's join "
+            "token, and if there is none either, any token will do"
+        },
+    )
+    max_new_tokens: int = field(
+        default=1024,
+        metadata={
+            "help": "tokens a node may generate when the client names no limit, for "
+            "nodes that must be told one"
+        },
+    )
+    silence: float = field(
+        default=30.0,
+        metadata={
+            "help": "seconds without a word after which a node is given up; real "
+            "nodes send a keepalive every 10"
+        },
+    )
+
+
+class Desk:
+    """What the connections of one coordinator share: task ids and the time of day."""
+
+    def __init__(self, start: int) -> None:
+        """``start`` is in milliseconds since the epoch."""
+        self._next_id = start % TASK_IDS
+        self._start = start
+        self._first_now: float | None = None
+
+    def take_id(self, used: Container[int]) -> int:
+        """Return the next task id that is not among ``used``.
+
+        Ids go on from one connection to the next and, as they begin at the clock, from
+        one start to the next.  So a node that comes back with an old task does not
+        speak of a new one.
+        """
+        while (task_id := self._next_id) in used:
+            self._next_id = (self._next_id + 1) % TASK_IDS
+        self._next_id = (task_id + 1) % TASK_IDS
+        return task_id
+
+    def epoch(self, now: float) -> int:
+        """Return whole seconds since the epoch at ``now``.
+
+        The first call is taken for the start, so this lags by as long as the first
+        node let us wait.  No node is known to read it.
+        """
+        if self._first_now is None:
+            self._first_now = now
+        return int(self._start / 1000 + now - self._first_now)
+
+
+@dataclass(slots=True)
+class _Task:
+    """A job that the node runs."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    tail: bytes = b""  # a character begun, three bytes at most
+    finish_reason: str = "stop"
+    usage: Usage | None = None
+
+
+class NodeSession:
+    """Gives tasks to a node and reads its frames.
+
+    Tasks belong to the connection: after a reconnect the node is told to stop the old
+    ones, for frames written into a broken socket are lost without a trace, and a text
+    taken up again could have a hole.
+    """
+
+    accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+
+    def __init__(self, node: Node, config: Config, desk: Desk, now: float) -> None:
+        self._node = node
+        self._config = config
+        self._desk = desk
+        self._heard = now
+        self._joined = False
+        self._closed = False
+        self._tasks: dict[int, _Task] = {}
+        self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
+        self._stopped: dict[int, float] = {}  # when each was last told to stop
+        desk.epoch(now)
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self._closed else self._heard + self._config.silence
+
+    def tick(self, now: float) -> Sequence[Event | Output]:
+        if self._closed:
+            return ()
+        if not self._joined:
+            self._joined = True
+            self._heard = now
+            offer = self._node.offer
+            joined = Joined(self._node.identity, offer)
+            return (joined, Notice(offer.remark)) if offer.remark else (joined,)
+        if now < self._heard + self._config.silence:
+            return ()
+        self._closed = True
+        reason = f"silent for {self._config.silence:g} s"
+        return (Close(reason, SILENT, "Silent"),)
+
+    def issue(self, message: Command, now: float) -> Sequence[Output]:
+        if self._closed:
+            return ()
+        match message:
+            case RunJob():
+                return (Send(self._begin(message, now)),)
+            case CancelJob(job_id, lease):
+                task_id = self._ids.get((job_id, lease))
+                if task_id is None:
+                    return ()
+                self._forget(task_id)
+                self._note_stop(task_id, now)
+                return (Send(encode_stop(task_id)),)
+            case Dismiss(reason):
+                self._closed = True
+                return (Close(reason, BYE, "Bye"),)
+
+    def receive(self, data: Data, now: float) -> Sequence[Event | Output]:
+        if self._closed:
+            return ()
+        self._heard = now
+        if isinstance(data, str):
+            return self._receive_text(data) if data else ()
+        if len(data) < 4:
+            raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
+        (task_id,) = TASK_ID.unpack_from(data)
+        task = self._tasks.get(task_id)
+        if task is None:
+            return self._stray(task_id, now) if len(data) > 4 else ()
+        if len(data) == 4:
+            return self._end(task_id, task)
+        if not task.tail:
+            # Nearly every frame holds whole characters.
+            try:
+                text = data[4:].decode()
+            except UnicodeDecodeError:
+                pass
+            else:
+                return (Progress(task.job_id, task.lease, text),)
+        text, task.tail = decode_piece(task.tail + data[4:])
+        return (Progress(task.job_id, task.lease, text),) if text else ()
+
+    def _begin(self, job: RunJob, now: float) -> str:
+        extended = self._node.extended
+        if job.continues and not extended:
+            raise Unsupported("a node without the extension cannot go on from a text")
+        task_id = self._desk.take_id(self._tasks)
+        self._tasks[task_id] = _Task(job.job_id, job.lease)
+        self._ids[job.job_id, job.lease] = task_id
+        return encode_task(
+            task_id,
+            job,
+            created_at=self._desk.epoch(now),
+            max_new_tokens=self._config.max_new_tokens,
+            extended=extended,
+        )
+
+    def _stray(self, task_id: int, now: float) -> Sequence[Output]:
+        """Answer text for a task that does not run here."""
+        told = self._stopped.get(task_id)
+        if told is not None and now < told + STOP_AGAIN:
+            return ()  # it was under way when the node was told
+        self._note_stop(task_id, now)
+        return (
+            Send(encode_stop(task_id)),
+            Notice(f"text for task {task_id}, which is not running: told to stop"),
+        )
+
+    def _end(self, task_id: int, task: _Task) -> Sequence[Event]:
+        self._forget(task_id)
+        completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
+        if task.tail:
+            return (Progress(task.job_id, task.lease, "\ufffd"), completed)
+        return (completed,)
+
+    def _receive_text(self, text: str) -> Sequence[Event | Output]:
+        if not self._node.extended:
+            return (Notice(f"text from node ignored: {ascii(text[:60])[:80]}"),)
+        word = decode_word(text)
+        if word is None:
+            return (Notice("text of an unknown extension ignored"),)
+        if word.draining is not None:
+            return (Draining(word.draining[:REASON_MAX]),)
+        task = None if word.id is None else self._tasks.get(word.id)
+        if task is None or word.id is None:
+            return ()  # an ending that crossed our stop
+        if word.rejected is not None:
+            self._forget(word.id)
+            return (Rejected(task.job_id, task.lease, word.rejected[:REASON_MAX]),)
+        if word.failed is not None:
+            self._forget(word.id)
+            return (Failed(task.job_id, task.lease, word.failed[:REASON_MAX]),)
+        task.finish_reason = word.finish_reason or "stop"
+        if (tokens := word.usage) is not None:
+            task.usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
+        return ()
+
+    def _forget(self, task_id: int) -> None:
+        task = self._tasks.pop(task_id)
+        del self._ids[task.job_id, task.lease]
+
+    def _note_stop(self, task_id: int, now: float) -> None:
+        if len(self._stopped) >= STOPPED_MAX:
+            self._stopped.clear()
+        self._stopped[task_id] = now

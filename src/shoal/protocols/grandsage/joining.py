@@ -1,0 +1,133 @@
+"""What a node says of itself when it connects: the query, and the extensions.
+
+The query is ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
+"""
+
+import hmac
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from shoal.domain.errors import Refused
+from shoal.domain.work import Feature, Kind
+from shoal.domain.worker import Offer
+from shoal.protocols.grandsage.codec import well_formed
+
+PARAMETERS = ("token", "model", "max_concurrency", "name")
+NAME_MAX = 256  # characters of a name or a model
+SLOTS_MAX = 1024  # tasks at a time that we believe a node to run
+
+MISSING = 4001
+INVALID_TOKEN = 4002
+BYE = 4000
+SILENT = 4008  # ours; the original never gives up on a silent node
+
+EXTENSIONS = "Shoal-Extensions"
+"""The header in which both ends announce the extension: names between commas, first
+``shoal``, then what the node can do.  Peers that do not know it ignore it."""
+
+WARNING = "Shoal-Warning"
+"""The header that tells a node what is odd about its query."""
+
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as its first request describes it."""
+
+    identity: str
+    offer: Offer
+    extended: bool
+
+
+def read_query(query: str) -> dict[str, str]:
+    """Read form data as the original does.
+
+    A second question mark ends it, the first of several equal names counts, and
+    percent signs that escape nothing stand for themselves.
+    """
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query.partition("?")[0], keep_blank_values=True):
+        found.setdefault(name, well_formed(value))
+    return found
+
+
+def admit(query: str, headers: Mapping[str, str], token: str) -> Node:
+    """Decide whether a node may join, and as what.
+
+    Args:
+        token: what nodes must present; empty: anything.
+
+    Raises Refused with the close code of the wire.
+    """
+    given = read_query(query)
+    if not all(given.get(name) for name in PARAMETERS):
+        raise Refused(MISSING, "Missing token, model, max_concurrency, or name")
+    presented = given["token"].encode()
+    if token and not hmac.compare_digest(presented, well_formed(token).encode()):
+        raise Refused(INVALID_TOKEN, "Invalid token")
+    for part in ("name", "model"):
+        if len(given[part]) > NAME_MAX:
+            raise Refused(MISSING, f"The {part} is longer than {NAME_MAX} characters")
+    slots, remark = slots_of(given["max_concurrency"])
+    announced = read_extensions(headers.get(EXTENSIONS.lower(), ""))
+    extended = "shoal" in announced
+    offer = Offer(
+        kinds=frozenset({Kind.CHAT}),
+        models=frozenset({given["model"]}),
+        slots=slots,
+        features=frozenset(f for f in Feature if extended and f.value in announced),
+        remark=remark,
+    )
+    return Node(_identity(given["name"], given["model"]), offer, extended)
+
+
+def slots_of(value: str) -> tuple[int, str]:
+    """Return how many tasks ``max_concurrency`` allows, and what is odd about it.
+
+    The original hands out work while ``count < value``, comparing as JavaScript does:
+    "2.5" allows three tasks, "abc" none.
+    """
+    number = _number(value)
+    shown = "max_concurrency=" + ascii(value[:40])[1:-1]
+    if math.isnan(number):
+        return 0, f"{shown} is no number"
+    if number <= 0:
+        return 0, f"{shown} allows no tasks"
+    if number > SLOTS_MAX:
+        return SLOTS_MAX, f"{shown} is more than {SLOTS_MAX}, which is taken instead"
+    return math.ceil(number), ""
+
+
+def read_extensions(value: str) -> frozenset[str]:
+    """Read the value of the header ``EXTENSIONS``."""
+    return frozenset(name.strip().lower() for name in value.split(","))
+
+
+def write_extensions(features: Iterable[Feature] = ()) -> str:
+    """Return the value that announces the extension and these features."""
+    return ", ".join(["shoal", *sorted(feature.value for feature in features)])
+
+
+def _number(value: str) -> float:
+    """Convert text to a number as JavaScript does (ECMAScript, StringToNumber)."""
+    text = value.strip(" \t\n\v\f\r\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff")
+    if not text:
+        return 0.0
+    if text.lstrip("+-") == "Infinity" and len(text) <= len("+Infinity"):
+        return -math.inf if text.startswith("-") else math.inf
+    if _PREFIXED.fullmatch(text):
+        number = int(text, 0)
+        return float(number) if number <= SLOTS_MAX else math.inf
+    return float(text) if _DECIMAL.fullmatch(text) else math.nan
+
+
+def _identity(name: str, model: str) -> str:
+    # The original joins model and name by a dash, so that the node "b-c" of model "a"
+    # and the node "c" of model "a-b" replace each other.
+    quoted = name.replace("%", "%25").replace("/", "%2F")
+    return f"{quoted}/{model}"

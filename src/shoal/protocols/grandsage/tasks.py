@@ -1,0 +1,242 @@
+"""Tasks: a chat as one JSON text, written by the server and read by the node.
+
+Source: the WebSocket protocol document, and what real servers write and real nodes
+survive; ``docs/protocols/grandsage.md`` has the details.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import RunJob
+from shoal.domain.work import JSON, Chat, text_of
+from shoal.protocols.grandsage.codec import TaskId, fault_of, well_formed
+
+# What keeps real nodes alive: they die of a token limit below 1 or a temperature that
+# is negative or nearly zero, and take the rest only as plain numbers.
+TEMPERATURE = 0.7  # for a node that must be told one, when the client named none
+TEMPERATURE_MIN = 0.01  # below it is 0, which every node reads as "the likeliest"
+TEMPERATURE_MAX = 2.0
+NEW_TOKENS_MAX = 2**31 - 1
+
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX = sys.float_info.max
+
+Messages: TypeAlias = tuple[Mapping[str, JSON], ...]
+_Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
+
+
+def encode_task(
+    task_id: int,
+    job: RunJob,
+    *,
+    created_at: int,
+    max_new_tokens: int,
+    extended: bool,
+) -> str:
+    """Encode a task, its fields in the order in which the original server writes them.
+
+    Args:
+        created_at: seconds since the epoch.
+        max_new_tokens: the limit for a job that names none.
+        extended: whether to add the field ``shoal``, with what the others cannot say.
+    """
+    chat = job.work
+    system, messages = _plain(chat.messages)
+    task: dict[str, JSON] = {
+        "state": 0,
+        "id": task_id,
+        "resp": "",
+        "modLastCheckedPos": 0,
+        "system": system,
+        "messages": messages,
+        "max_new_tokens": _tokens(chat.max_tokens, max_new_tokens),
+        "temperature": _temperature(chat.temperature),
+        "created_at": created_at,
+        # The original sends the user's own record to every node.  No node reads it.
+        "user": {"token": "-", "name": "-"},
+    }
+    if extended:
+        more: dict[str, JSON] = {
+            "max_tokens": chat.max_tokens,
+            "temperature": chat.temperature,
+        }
+        if job.continues:
+            more["continues"] = job.continues
+        if chat.options:
+            more["options"] = chat.options
+        if conversation(system, messages) != tuple(chat.messages):
+            more["messages"] = chat.messages
+        try:
+            return _dump(task | {"shoal": more})
+        except (ValueError, RecursionError):
+            # Nested too deeply, or not a number: the plain fields say what matters.
+            pass
+    return _dump(task)
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What every text of a server says: which task, and what to do."""
+
+    id: TaskId
+    state: Any = 0
+    stop: Any = msgspec.UNSET
+
+    @property
+    def stops(self) -> bool:
+        """Whether this is a stop: the key counts, ``"stop": false`` stops too."""
+        return self.stop is not msgspec.UNSET
+
+    @property
+    def pending(self) -> bool:
+        """Whether the task waits to be run."""
+        return self.state == 0 and not isinstance(self.state, bool)
+
+
+class _Message(msgspec.Struct, frozen=True):
+    role: str = "user"
+    content: str | None = ""
+
+
+class _More(msgspec.Struct, frozen=True):
+    """Our field in a task: the job as it is, where the plain fields are poorer."""
+
+    max_tokens: int | None = None
+    temperature: _Finite | None = None
+    continues: str = ""
+    options: dict[str, Any] = {}
+    messages: list[dict[str, Any]] | None = None
+
+
+class _Task(msgspec.Struct, frozen=True):
+    # The document's own example has strings for messages.
+    messages: list[str | _Message]
+    system: str | None = ""
+    max_new_tokens: int | None = None
+    temperature: _Finite | None = None
+
+
+class _ExtendedTask(_Task, frozen=True):
+    shoal: _More | None = None
+
+
+_heads = msgspec.json.Decoder(Head)
+_tasks = msgspec.json.Decoder(_Task)
+_extended_tasks = msgspec.json.Decoder(_ExtendedTask)
+
+
+def decode_text(data: bytes | str) -> tuple[Head, str]:
+    """Read which task a server's text is about; return that and the text, made clean.
+
+    JSON in a binary frame is as good: real nodes take it.
+
+    Raises PeerError if it is no JSON object with a valid id.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        if _ESCAPED_SURROGATE.search(text):
+            # The original server passes halves of characters on, escaped.
+            text = _dump(json.loads(text))
+        head: Head = _heads.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(f"no task: {fault_of(error)}") from error
+    return head, text
+
+
+def decode_chat(text: str, model: str, *, extended: bool) -> tuple[Chat, str]:
+    """Read the chat of a task, and the beginning of its answer if it has one.
+
+    A system message may be missing, and so may the limits.  A token limit below 1
+    means 1, as one of the real nodes has it.
+
+    Raises PeerError if a field has the wrong type.
+    """
+    more: _More | None = None
+    task: _Task
+    try:
+        if extended:
+            task = extended_task = _extended_tasks.decode(text)
+            more = extended_task.shoal
+        else:
+            task = _tasks.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise PeerError(fault_of(error)) from error
+    messages = conversation(
+        task.system or "",
+        [
+            {"role": "user", "content": message}
+            if isinstance(message, str)
+            else {"role": message.role, "content": message.content or ""}
+            for message in task.messages
+        ],
+    )
+    if more is None:
+        limit = task.max_new_tokens
+        tokens = None if limit is None else max(1, limit)
+        return Chat(model, messages, tokens, task.temperature), ""
+    if more.messages is not None:
+        messages = tuple(more.messages)
+    chat = Chat(model, messages, more.max_tokens, more.temperature, more.options)
+    return chat, more.continues
+
+
+def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
+    """Return what the plain fields of a task say, as messages in OpenAI's form."""
+    known = ("assistant", "system")
+    said: list[Mapping[str, JSON]] = [
+        {
+            "role": message["role"] if message["role"] in known else "user",
+            "content": message["content"],
+        }
+        for message in messages
+    ]
+    if system:
+        said.insert(0, {"role": "system", "content": system})
+    return tuple(said)
+
+
+# Private parts, in the order in which they are called.
+
+
+def _plain(messages: Sequence[Mapping[str, JSON]]) -> tuple[str, list[dict[str, JSON]]]:
+    """Split messages into the system text and the rest, texts all."""
+    system: list[str] = []
+    rest: list[dict[str, JSON]] = []
+    for message in messages:
+        role = message.get("role")
+        if role in ("system", "developer") and not rest:
+            system.append(text_of(message))
+        else:
+            named = role if isinstance(role, str) and role else "user"
+            rest.append({"role": named, "content": text_of(message)})
+    return "\n\n".join(system), rest
+
+
+def _tokens(wanted: int | None, default: int) -> int:
+    return min(max(1, default if wanted is None else wanted), NEW_TOKENS_MAX)
+
+
+def _temperature(wanted: float | None) -> float:
+    """Return a temperature no node dies of, printed as JavaScript prints it."""
+    if wanted is None or math.isnan(wanted):
+        return TEMPERATURE
+    if wanted < TEMPERATURE_MIN:
+        return 0
+    limited = min(wanted, TEMPERATURE_MAX)
+    return int(limited) if limited == int(limited) else float(limited)
+
+
+# The default is for mappings that are no dict.
+_encode = json.JSONEncoder(
+    ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=dict
+).encode
+
+
+def _dump(value: JSON) -> str:
+    return well_formed(_encode(value))

@@ -1,0 +1,233 @@
+"""The node's end: how a worker joins a coordinator, ours or an original server."""
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import quote, urlencode, urlsplit
+
+from shoal.domain.errors import ConfigError, PeerError, Unsupported
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Draining,
+    Event,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.protocols.grandsage.codec import (
+    REASON_MAX,
+    Word,
+    encode_end,
+    encode_ending,
+    encode_text,
+    encode_word,
+    well_formed,
+)
+from shoal.protocols.grandsage.joining import (
+    BYE,
+    EXTENSIONS,
+    INVALID_TOKEN,
+    MISSING,
+    read_extensions,
+    read_query,
+    write_extensions,
+)
+from shoal.protocols.grandsage.tasks import decode_chat, decode_text
+from shoal.protocols.session import Close, Data, Member, Notice, Output, Send
+
+KEEPALIVE = 10.0  # seconds
+TASK_MAX = 64 << 20  # bytes of a task: a prompt, and perhaps its messages in full
+TASKS_MAX = 4096  # tasks a server may give us at a time
+NO_TOKEN = "-"  # a server asks for the parameter even where it does not look at it
+
+SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
+
+
+class NodeDialer:
+    """Joins one coordinator, again and again, and keeps the tasks that run meanwhile.
+
+    Raises ConfigError from the constructor if the URL cannot be dialled.
+    """
+
+    message_max = TASK_MAX
+
+    def __init__(self, url: str, member: Member) -> None:
+        self.url = _address(url, member)
+        self.headers: Mapping[str, str] = {
+            EXTENSIONS: write_extensions(member.features)
+        }
+        self._model = member.model
+        self._running: dict[JobId, int] = {}
+        self._extended = False
+
+    def connected(self, headers: Mapping[str, str]) -> "ServerSession":
+        announced = {name.lower(): value for name, value in headers.items()}
+        value = announced.get(EXTENSIONS.lower(), "")
+        self._extended = "shoal" in read_extensions(value)
+        return ServerSession(self._model, self._running, self._extended)
+
+    def final(self, code: int, text: str) -> str | None:
+        said = ascii(text[:123])[1:-1]
+        if code == INVALID_TOKEN:
+            return f"the coordinator does not know this token ({said}): check --token"
+        if code == MISSING:
+            return f"the coordinator does not take these parameters: {said}"
+        if code == BYE and self._extended:
+            return "another worker joined under the same name: choose another --name"
+        return None  # an original server also says 4000 when something went wrong
+
+
+class ServerSession:
+    """Takes tasks from a server and sends it text.
+
+    ``running`` outlives the connection.  An original server goes on with a task under
+    its id after a reconnect; a coordinator of ours has given it to someone else, so
+    there the session begins by cancelling what still runs.
+    """
+
+    # The URL says Joined.  What a plain server cannot be told is dealt with here.
+    accepts: frozenset[type] = frozenset(
+        {Progress, Completed, Rejected, Failed, Draining}
+    )
+
+    def __init__(self, model: str, running: dict[JobId, int], extended: bool) -> None:
+        self._model = model
+        self._running = running
+        self._extended = extended
+        self._due: float | None = None
+        self._closed = False
+
+    @property
+    def deadline(self) -> float | None:
+        return None if self._closed else self._due
+
+    def tick(self, now: float) -> Sequence[Command | Output]:
+        if self._closed or (self._due is not None and now < self._due):
+            return ()
+        first = self._due is None
+        self._due = now + KEEPALIVE
+        outputs: list[Command | Output] = [Send("")]
+        if first and self._extended:
+            outputs += [_cancel(job_id, n) for job_id, n in self._running.items()]
+            self._running.clear()
+        return outputs
+
+    def receive(self, data: Data, now: float) -> Sequence[Command | Output]:
+        if self._closed or not data:
+            return ()
+        try:
+            head, text = decode_text(data)
+        except PeerError as error:
+            # The document: "it will log a warning and not process the task".
+            return (Notice(str(error)),)
+        job_id = JobId(str(head.id))
+        if head.stops:
+            task_id = self._running.pop(job_id, None)
+            return () if task_id is None else (_cancel(job_id, task_id),)
+        if not head.pending:
+            return self._refuse(head.id, "it is not in a pending state")
+        if job_id in self._running:
+            return (Notice(f"task {head.id} came twice: the second is ignored"),)
+        if len(self._running) >= TASKS_MAX:
+            raise PeerError(f"more than {TASKS_MAX} tasks at a time")
+        try:
+            chat, continues = decode_chat(text, self._model, extended=self._extended)
+        except PeerError as error:
+            return self._refuse(head.id, str(error))
+        self._running[job_id] = head.id
+        return (RunJob(job_id, LeaseNumber(head.id), chat, continues),)
+
+    def issue(self, message: Event, now: float) -> Sequence[Output]:
+        if self._closed:
+            return ()
+        match message:
+            case Joined():
+                raise Unsupported("a node joins by its URL")
+            case Draining(reason):
+                # A plain server finds out when the connection ends.
+                return self._say(Word(draining=_short(reason)))
+            case Progress(job_id, _, text):
+                task_id = self._running.get(job_id)
+                if task_id is None:
+                    return ()  # stopped meanwhile
+                return [Send(frame) for frame in encode_text(task_id, text)]
+            case Completed() | Rejected() | Failed():
+                task_id = self._running.pop(message.job_id, None)
+                return () if task_id is None else self._end(task_id, message)
+
+    def _end(
+        self, task_id: int, event: Completed | Rejected | Failed
+    ) -> Sequence[Output]:
+        match event:
+            case Completed(_, _, finish_reason, usage):
+                end = Send(encode_end(task_id))
+                if not self._extended or (usage is None and finish_reason == "stop"):
+                    return (end,)
+                return (Send(encode_ending(task_id, finish_reason, usage)), end)
+            case Rejected(_, _, reason):
+                if self._extended:
+                    return self._say(Word(id=task_id, rejected=_short(reason)))
+                return self._give_up(task_id, f"was not started: {reason}")
+            case Failed(_, _, error):
+                if self._extended:
+                    return self._say(Word(id=task_id, failed=_short(error)))
+                return self._give_up(task_id, f"failed: {error}")
+
+    def _say(self, word: Word) -> Sequence[Output]:
+        return (Send(encode_word(word)),) if self._extended else ()
+
+    def _give_up(self, task_id: int, what: str) -> Sequence[Output]:
+        """Leave: a plain server can be told of an error in no other way.
+
+        The document: "it will disconnect the WebSocket connection and log the error".
+        """
+        self._closed = True
+        said = f"task {task_id} {_short(what)}"
+        return (Notice(said), Close(said, 1011, f"task {task_id} failed"))
+
+    def _refuse(self, task_id: int, why: str) -> Sequence[Output]:
+        notice = Notice(f"task {task_id} is not processed: {why}")
+        return (notice, *self._say(Word(id=task_id, rejected=_short(why))))
+
+
+def _cancel(job_id: JobId, task_id: int) -> CancelJob:
+    return CancelJob(job_id, LeaseNumber(task_id))
+
+
+def _short(text: str) -> str:
+    return well_formed(text[:REASON_MAX])
+
+
+def _address(url: str, member: Member) -> str:
+    """Build the URL to dial: what the member says goes before what the URL says."""
+    expected = "expected ws://HOST:PORT or http://HOST:PORT"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # the port raises if it is none
+    except ValueError as error:
+        raise ConfigError(f"coordinator URL: {error}; {expected}") from error
+    scheme = SCHEMES.get(parts.scheme)
+    if scheme is None:
+        raise ConfigError(
+            f"coordinator URL: unknown scheme {parts.scheme!r}; {expected}"
+        )
+    if not host:
+        raise ConfigError(f"coordinator URL: no host; {expected}")
+    given = read_query(parts.query)
+    own = {
+        "token": member.token or given.get("token") or NO_TOKEN,
+        "model": member.model,
+        "max_concurrency": str(member.slots),
+        "name": member.name,
+    }
+    query = urlencode(
+        own | {k: v for k, v in given.items() if k not in own},
+        quote_via=quote,
+        safe="",
+        errors="replace",
+    )
+    path = parts.path if parts.path not in ("", "/") else "/ws"
+    return f"{scheme}://{parts.netloc}{path}?{query}"

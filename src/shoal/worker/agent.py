@@ -1,0 +1,206 @@
+"""Offers one engine to one coordinator, for as long as both want."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+from shoal.domain.errors import JobError, Unavailable
+from shoal.domain.ids import JobId
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Draining,
+    Event,
+    Failed,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.engines.port import Engine, Finished
+from shoal.protocols.session import Dialer
+from shoal.runtime.clock import Clock
+from shoal.runtime.driver import Driver, End
+from shoal.runtime.link import Link, LinkClosed
+
+RETRY_FIRST = 0.5  # seconds before dialling again
+RETRY_MAX = 30.0
+STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
+WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
+BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
+
+log = logging.getLogger("shoal.worker")
+
+Dial: TypeAlias = Callable[
+    [str, Mapping[str, str], int],
+    AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something a person who watches a worker wants to know."""
+
+    event: str  # joined, lost or left
+    reason: str = ""
+
+
+class Agent:
+    """One engine's membership of one coordinator.
+
+    When a connection is lost, running chats pause until the next one, and then go on
+    under their old ids; the coordinator may have given them to others by then and
+    cancels them.
+    """
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        dial: Dial,
+        engine: Engine,
+        clock: Clock,
+        random: Random,
+        slots: int,
+        report: Callable[[Happening], None],
+    ) -> None:
+        self._dialer = dialer
+        self._dial = dial
+        self._engine = engine
+        self._clock = clock
+        self._random = random
+        self._report = report
+        self._slots = asyncio.Semaphore(slots)
+        self._jobs: dict[JobId, asyncio.Task[None]] = {}
+        self._driver: Driver[Command, Event] | None = None
+        self._online = asyncio.Event()
+        self._leaving = asyncio.Event()
+        self._chats = asyncio.TaskGroup()
+
+    async def run(self) -> str:
+        """Serve until told to leave or while there is a point; return why it ended."""
+        async with self._chats:
+            reason = await self._stay()
+            for job in self._jobs.values():
+                job.cancel()
+        self._report(Happening("left", reason))
+        return reason
+
+    def leave(self) -> None:
+        """Finish what runs, take nothing new, and end ``run``."""
+        self._leaving.set()
+        if self._driver is not None and Draining in self._driver.accepts:
+            self._driver.issue(Draining("the worker is leaving"))
+        self._hang_up_if_done()
+
+    async def _stay(self) -> str:
+        delay = RETRY_FIRST
+        while True:
+            began = self._clock.now()
+            end = await self._connect()
+            if self._leaving.is_set() and not self._jobs:
+                return "told to leave"
+            if (final := self._dialer.final(end.code, end.text)) is not None:
+                return final
+            if self._clock.now() - began > STEADY_AFTER:
+                delay = RETRY_FIRST
+            # Spread out, for a coordinator that restarts sees all its workers at once.
+            pause = delay * self._random.uniform(0.5, 1.0)
+            log.warning("disconnected reason=%r retry_s=%.1f", end.reason, pause)
+            self._report(Happening("lost", end.reason))
+            delay = min(delay * 2, RETRY_MAX)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._leaving.wait()
+
+    async def _connect(self) -> End:
+        """Open a connection and serve it; return why it ended or did not come about."""
+        dialer = self._dialer
+        try:
+            async with self._dial(dialer.url, dialer.headers, dialer.message_max) as (
+                link,
+                headers,
+            ):
+                session = dialer.connected(headers)
+                driver = Driver(session, link, self._clock, self._told)
+                welcome = self._clock.call_at(
+                    self._clock.now() + WELCOME_AFTER,
+                    lambda: self._report(Happening("joined")),
+                )
+                self._driver = driver
+                self._online.set()
+                try:
+                    return await driver.run()
+                finally:
+                    welcome.cancel()
+                    self._driver = None
+                    self._online.clear()
+        except LinkClosed as closed:
+            return End(str(closed), closed.code, closed.text, by_peer=True)
+
+    def _told(self, command: Command) -> None:
+        match command:
+            case RunJob() if len(self._jobs) >= BACKLOG_MAX:
+                self._refuse(command, f"{BACKLOG_MAX} jobs are waiting already")
+            case RunJob(job_id=job_id):
+                task = self._chats.create_task(self._run(command))
+                self._jobs[job_id] = task
+                task.add_done_callback(lambda _: self._ended(job_id))
+            case CancelJob(job_id=job_id):
+                if job_id in self._jobs:
+                    self._jobs[job_id].cancel()
+            case Dismiss(reason):
+                log.info("dismissed reason=%r", reason)
+
+    def _refuse(self, command: RunJob, reason: str) -> None:
+        assert self._driver is not None, "commands come through a driver"
+        self._driver.issue(Rejected(command.job_id, command.lease, reason))
+
+    def _ended(self, job_id: JobId) -> None:
+        del self._jobs[job_id]
+        self._hang_up_if_done()
+
+    def _hang_up_if_done(self) -> None:
+        if self._leaving.is_set() and not self._jobs and self._driver is not None:
+            self._driver.hang_up("leaving", 1000, "leaving")
+
+    async def _run(self, command: RunJob) -> None:
+        async with self._slots:
+            await self._say(await self._answer(command))
+
+    async def _answer(self, command: RunJob) -> Event:
+        """Say the text of the answer as it comes; return how it ended."""
+        job_id, lease = command.job_id, command.lease
+        chat = self._engine.chat(command.work, command.continues)
+        try:
+            async with aclosing(chat) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Finished):
+                        return Completed(
+                            job_id, lease, piece.finish_reason, piece.usage
+                        )
+                    await self._say(Progress(job_id, lease, piece))
+            return Failed(job_id, lease, "the engine stopped without a word")
+        except Unavailable as error:
+            return Rejected(job_id, lease, str(error))
+        except JobError as error:
+            return Failed(job_id, lease, str(error))
+        except Exception as error:
+            # An engine is somebody else's program: its bug fails the job it was
+            # working on, and no other.
+            log.exception("engine failed job=%s", job_id)
+            return Failed(job_id, lease, f"the engine failed: {type(error).__name__}")
+
+    async def _say(self, event: Event) -> None:
+        """Say ``event`` as soon as there is a connection with room for it."""
+        while True:
+            await self._online.wait()
+            driver = self._driver
+            if driver is not None and driver.issue(event):
+                await driver.room()
+                return
+            self._online.clear()  # it has ended and is being taken down

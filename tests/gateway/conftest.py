@@ -1,0 +1,26 @@
+"""A coordinator for each test."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.serving import KEY, Pool, serving
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
+async def openai(pool: Pool) -> AsyncIterator[AsyncOpenAI]:
+    """The official client, which is told not to try again."""
+    async with client(pool) as each:
+        yield each
+
+
+def client(pool: Pool, key: str = KEY) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

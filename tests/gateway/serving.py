@@ -1,0 +1,207 @@
+"""A whole coordinator on 127.0.0.1, the nodes that join it, and ways to wait."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
+
+from shoal.domain.errors import Refused
+from shoal.domain.ids import JobId
+from shoal.domain.work import Limits
+from shoal.gateway.app import Gateway, make_app
+from shoal.gateway.auth import Keyring
+from shoal.gateway.moderation import Moderation
+from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.session import Hello
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.hub import Hub
+from shoal.runtime.serving import serve_worker
+from shoal.store.sqlite import SqliteStore
+from shoal.transports import websocket
+
+KEY = "sk-test"
+TOKEN = "nt"
+PATIENCE = 10.0  # seconds until what should happen is taken not to
+START = 1_700_000_000_000
+
+
+@dataclass(slots=True)
+class Pool:
+    """A running coordinator, and a client's session to talk to it."""
+
+    url: str
+    hub: Hub
+    session: ClientSession
+
+    def headers(self, key: str = KEY) -> dict[str, str]:
+        return {"Authorization": f"Bearer {key}"}
+
+    @asynccontextmanager
+    async def node(
+        self, name: str = "n1", model: str = "m1", slots: str = "8", path: str = ""
+    ) -> AsyncIterator["Node"]:
+        """Join as a node, and leave when the block ends."""
+        path = path or (
+            f"/ws?name={name}&model={model}&token={TOKEN}&max_concurrency={slots}"
+        )
+        socket = await self.session.ws_connect(self.url + path, max_msg_size=0)
+        node = Node(socket)
+        reading = asyncio.create_task(node.read())
+        try:
+            yield node
+        finally:
+            await socket.close()
+            await reading
+
+    async def joined(self, workers: int = 1) -> None:
+        """Wait until that many workers are in the pool."""
+        await eventually(lambda: len(self.hub.pool.workers) == workers)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node as a test plays it: what it was told, and what it says."""
+
+    socket: ClientWebSocketResponse
+    texts: list[str] = field(default_factory=list)
+    closed: tuple[int, str] | None = None
+
+    async def read(self) -> None:
+        """Collect texts until the connection ends."""
+        while True:
+            message = await self.socket.receive()
+            match message.type:
+                case WSMsgType.TEXT:
+                    self.texts.append(message.data)
+                case WSMsgType.CLOSE:
+                    self.closed = (message.data, message.extra or "")
+                    return
+                case _:
+                    self.closed = self.closed or (1006, "")
+                    return
+
+    @property
+    def tasks(self) -> list[dict[str, Any]]:
+        return [each for each in map(json.loads, self.texts) if "stop" not in each]
+
+    @property
+    def stopped(self) -> list[int]:
+        return [each["id"] for each in map(json.loads, self.texts) if "stop" in each]
+
+    async def task(self, number: int = 0) -> dict[str, Any]:
+        """Wait for a task, the first unless told otherwise."""
+        await eventually(lambda: len(self.tasks) > number)
+        return self.tasks[number]
+
+    async def told_to_stop(self, task_id: int) -> None:
+        await eventually(lambda: task_id in self.stopped)
+
+    async def say(self, task_id: int, *texts: str) -> None:
+        for text in texts:
+            await self.send(task_id.to_bytes(4, "big") + text.encode())
+
+    async def end(self, task_id: int) -> None:
+        await self.send(task_id.to_bytes(4, "big"))
+
+    async def send(self, data: bytes | str) -> None:
+        with suppress(ConnectionError):  # what a closed connection is told is lost
+            if isinstance(data, str):
+                await self.socket.send_str(data)
+            else:
+                await self.socket.send_bytes(data)
+
+    async def answer(self, *texts: str, number: int = 0) -> None:
+        """Wait for a task and answer it."""
+        task = await self.task(number)
+        await self.say(task["id"], *texts)
+        await self.end(task["id"])
+
+    def kill(self) -> None:
+        """Break the connection without a word."""
+        transport = self.socket.get_extra_info("socket")
+        assert transport is not None
+        connection = self.socket._conn
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.abort()
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path,
+    *,
+    queue_max: int = 1000,
+    limits: Limits | None = None,
+    keys: Mapping[str, str] | None = None,
+    moderation: Moderation | None = None,
+    bypass: frozenset[str] = frozenset(),
+) -> AsyncIterator[Pool]:
+    """Run a coordinator for the length of the block."""
+    clock = LoopClock()
+    store = SqliteStore(folder / "shoal.db")
+    await store.open()
+    numbers = count(1)
+    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max)
+    gateway = Gateway(
+        hub,
+        store,
+        clock,
+        Keyring(keys or {"default": KEY}),
+        limits or Limits(),
+        moderation,
+        bypass,
+    )
+    runner = web.AppRunner(
+        make_app(gateway, _upgrades(hub, clock)),
+        access_log=None,
+        handler_cancellation=True,
+        shutdown_timeout=0.1,
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    running = asyncio.create_task(hub.run())
+    try:
+        async with ClientSession() as session:
+            yield Pool(url, hub, session)
+    finally:
+        await runner.cleanup()
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+        await store.close()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until something is so; fail if it does not come about."""
+    async with asyncio.timeout(PATIENCE):
+        while not condition():  # noqa: ASYNC110  # nothing tells when it is
+            await asyncio.sleep(0.001)
+
+
+def _upgrades(hub: Hub, clock: LoopClock) -> Callable[[web.Request], Any]:
+    (route,) = PROTOCOL.endpoints(Config(token=TOKEN), START)
+
+    async def upgrade(request: web.Request) -> web.StreamResponse:
+        path, _, query = request.raw_path.partition("?")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        try:
+            accepted = route.accept(Hello(path, query, headers), clock.now())
+        except Refused as refused:
+            link, response = await websocket.accept(request, {}, route.message_max)
+            await link.close(refused.code, str(refused))
+            return response
+        link, response = await websocket.accept(
+            request, accepted.headers, route.message_max
+        )
+        await serve_worker(hub, clock, "grandsage", accepted.session, link)
+        return response
+
+    return upgrade

@@ -1,0 +1,125 @@
+"""Frames of text, and the texts of the extension."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.grandsage.recorded import NOW, joined, run
+from protocols.pairs import CHAT, sent
+from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import Completed, Progress
+from shoal.domain.work import Usage
+from shoal.protocols.grandsage.codec import (
+    FRAME_MAX,
+    TASK_ID,
+    Word,
+    decode_piece,
+    decode_word,
+    encode_end,
+    encode_ending,
+    encode_text,
+    encode_word,
+    well_formed,
+)
+
+
+@given(text=st.text(), places=st.lists(st.integers(0, 1000)))
+def test_text_split_at_any_byte_is_the_same_text(text: str, places: list[int]) -> None:
+    session = joined()
+    (task,) = sent(session.issue(run(CHAT), NOW))
+    task_id = decode_id(task)
+    data = text.encode()
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+
+    outputs = [
+        output
+        for start, end in pairwise(ends)
+        for output in session.receive(TASK_ID.pack(task_id) + data[start:end], NOW)
+    ]
+    outputs += session.receive(encode_end(task_id), NOW)
+
+    *pieces, end_event = outputs
+    assert "".join(p.text for p in pieces if isinstance(p, Progress)) == text
+    assert all(isinstance(p, Progress) and p.text for p in pieces)
+    assert isinstance(end_event, Completed)
+
+
+@given(data=st.binary(), places=st.lists(st.integers(0, 1000)))
+def test_bytes_split_anywhere_decode_as_the_whole_does(
+    data: bytes, places: list[int]
+) -> None:
+    ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
+
+    text, tail = "", b""
+    for start, end in pairwise(ends):
+        piece, tail = decode_piece(tail + data[start:end])
+        assert len(tail) <= 3
+        text += piece
+
+    assert text + ("\ufffd" if tail else "") == data.decode(errors="replace")
+
+
+@pytest.mark.parametrize("character", ["a", "é", "日", "😀", "\ud800"])
+@pytest.mark.parametrize("length", [FRAME_MAX // 4, FRAME_MAX - 4, FRAME_MAX * 2])
+def test_long_text_goes_in_frames_of_limited_size(character: str, length: int) -> None:
+    frames = encode_text(7, character * length)
+
+    assert all(4 < len(frame) < FRAME_MAX for frame in frames)
+    text = b"".join(frame[4:] for frame in frames).decode()
+    assert text == well_formed(character) * length
+
+
+def test_empty_text_is_no_frame_for_it_would_mean_the_end() -> None:
+    assert encode_text(7, "") == []
+    assert encode_end(7) == b"\0\0\0\x07"
+
+
+def test_lone_surrogates_are_replaced() -> None:
+    assert well_formed("a\ud800b\udfff") == "a\ufffdb\ufffd"
+    assert well_formed("日😀") == "日😀"
+
+
+def test_the_texts_of_the_extension_are_as_documented() -> None:
+    assert encode_ending(5, "length", Usage(3, 4)) == (
+        '{"id":5,"usage":{"prompt_tokens":3,"completion_tokens":4},'
+        '"finish_reason":"length"}'
+    )
+    assert encode_word(Word(id=5, rejected="busy")) == '{"id":5,"rejected":"busy"}'
+    assert encode_word(Word(id=5, failed="oom")) == '{"id":5,"failed":"oom"}'
+    assert encode_word(Word(draining="update")) == '{"draining":"update"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("hello", "not JSON"),
+        ("[]", "Expected `object`, got `array`"),
+        ('{"id":-1,"failed":"x"}', "Expected `int` >= 0"),
+        ('{"id":true,"failed":"x"}', "Expected `int | null`, got `bool`"),
+        ('{"id":1,"failed":7}', "Expected `str | null`, got `int`"),
+        ('{"id":1,"usage":{"prompt_tokens":1}}', "missing required field"),
+        (
+            '{"id":1,"usage":{"prompt_tokens":-1,"completion_tokens":1}}',
+            "Expected `int` >= 0",
+        ),
+        ('{"id":1,"finish_reason":"' + "x" * 65 + '"}', "length <= 64"),
+        ('{"failed":"x"}', "names no task"),
+        ('{"id":1,"failed":"x","rejected":"y"}', "several things"),
+        ('{"a":' * 5000 + "1" + "}" * 5000, "nested too deeply"),
+    ],
+)
+def test_malformed_texts_are_refused(text: str, fault: str) -> None:
+    with pytest.raises(PeerError, match=fault.replace("|", r"\|")):
+        decode_word(text)
+
+
+def test_words_of_a_newer_node_are_no_error() -> None:
+    assert decode_word('{"id":1,"mood":"fine"}') is None
+    assert decode_word('{"id":1,"failed":"x","mood":"bad"}') == Word(id=1, failed="x")
+
+
+def decode_id(task: str | bytes) -> int:
+    assert isinstance(task, str)
+    return int(task.split('"id":')[1].split(",")[0])

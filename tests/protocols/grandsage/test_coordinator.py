@@ -1,0 +1,245 @@
+"""The coordinator's end of a connection."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
+from protocols.pairs import CHAT, sent
+from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Draining,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import JSON, Chat, Feature, Usage
+from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.grandsage.coordinator import STOP_AGAIN, TASK_IDS, Desk
+from shoal.protocols.grandsage.tasks import TEMPERATURE
+from shoal.protocols.session import Close, CoordinatorSession, Hello, Notice, Send
+
+JOB = JobId("job")
+LEASE = LeaseNumber(1)
+
+
+def task(session: CoordinatorSession, command: Command) -> dict[str, Any]:
+    (text,) = sent(session.issue(command, NOW))
+    decoded: dict[str, Any] = json.loads(text)
+    return decoded
+
+
+def frame(task_id: int, text: str = "") -> bytes:
+    return task_id.to_bytes(4) + text.encode()
+
+
+def test_the_system_text_is_what_the_conversation_begins_with() -> None:
+    messages: tuple[dict[str, JSON], ...] = (
+        {"role": "system", "content": "one"},
+        {"role": "developer", "content": [{"type": "text", "text": "two"}]},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]},
+        {"role": "system", "content": "three"},
+        {"content": None},
+    )
+
+    sent_task = task(joined(), run(Chat("m1", messages)))
+
+    assert sent_task["system"] == "one\n\ntwo"
+    assert sent_task["messages"] == [
+        {"role": "user", "content": "a"},
+        {"role": "system", "content": "three"},
+        {"role": "user", "content": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "written"),
+    [
+        (None, str(TEMPERATURE)), (0.0, "0"), (1.0, "1"), (1, "1"), (0.25, "0.25"),
+        (-1.0, "0"), (1e-9, "0"), (5.0, "2"), (float("nan"), "0.7"),
+        (float("inf"), "2"), (float("-inf"), "0"),
+    ],
+)  # fmt: skip
+def test_no_temperature_kills_a_node(wanted: float | None, written: str) -> None:
+    (text,) = sent(joined().issue(run(replace(CHAT, temperature=wanted)), NOW))
+
+    assert f'"temperature":{written},' in str(text)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "written"),
+    [(None, 1024), (1, 1), (0, 1), (-5, 1), (10**30, 2**31 - 1)],
+)
+def test_no_token_limit_kills_a_node(wanted: int | None, written: int) -> None:
+    sent_task = task(joined(), run(replace(CHAT, max_tokens=wanted)))
+
+    assert sent_task["max_new_tokens"] == written
+
+
+def test_what_utf8_cannot_carry_is_replaced() -> None:
+    chat = Chat("m1", ({"role": "user", "content": "a\ud800b"},))
+
+    assert task(joined(), run(chat))["messages"][0]["content"] == "a\ufffdb"
+
+
+def test_a_plain_node_never_sees_the_extension() -> None:
+    chat = replace(CHAT, options={"top_p": 0.5})
+
+    assert "shoal" not in task(joined(), run(chat))
+    with pytest.raises(Unsupported):
+        joined().issue(replace(run(CHAT), continues="so far"), NOW)
+
+
+def test_our_nodes_are_told_what_the_plain_fields_cannot_say() -> None:
+    rich: dict[str, JSON] = {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    chat = Chat("m1", (rich,), options={"stop": ["."]})
+    session = joined(NODE, OURS)
+
+    first = task(session, replace(run(chat), continues="so far"))
+    second = task(session, run(replace(CHAT, temperature=0.5, max_tokens=9), "second"))
+
+    assert first["shoal"] == {
+        "max_tokens": None,
+        "temperature": None,
+        "continues": "so far",
+        "options": {"stop": ["."]},
+        "messages": [rich],
+    }
+    assert second["shoal"] == {"max_tokens": 9, "temperature": 0.5}
+
+
+@pytest.mark.parametrize("odd", [float("nan"), 5000])
+def test_what_json_cannot_say_is_left_out(odd: float) -> None:
+    value: JSON = odd
+    for _ in range(odd if isinstance(odd, int) else 0):
+        value = [value]
+    chat = replace(CHAT, options={"odd": value})
+
+    sent_task = task(joined(NODE, OURS), run(chat))
+
+    assert "shoal" not in sent_task
+    assert sent_task["messages"] == [{"role": "user", "content": "hi"}]
+
+
+def test_ids_go_on_across_connections_and_wrap() -> None:
+    desk = Desk(TASK_IDS * 3 - 2)
+
+    used: list[set[int]] = [set(), set(), {0, 1}, set(), set()]
+    ids = [desk.take_id(ids) for ids in used]
+
+    assert ids == [TASK_IDS - 2, TASK_IDS - 1, 2, 3, 4]
+
+
+def test_two_nodes_never_have_the_same_task_id() -> None:
+    (endpoint,) = PROTOCOL.endpoints(Config(), 5)
+    path, _, query = NODE.partition("?")
+    one, other = (endpoint.accept(Hello(path, query), 0.0).session for _ in range(2))
+
+    assert task(one, run(CHAT))["id"] == 5
+    assert task(other, run(CHAT))["id"] == 6
+
+
+def test_created_at_is_in_seconds_since_the_epoch() -> None:
+    desk = Desk(1_700_000_000_900)
+
+    assert [desk.epoch(now) for now in (50.0, 50.2, 60.0)] == [
+        1_700_000_000,
+        1_700_000_001,
+        1_700_000_010,
+    ]
+
+
+def test_a_silent_node_is_given_up_at_the_deadline() -> None:
+    session = accept().session
+    session.tick(5.0)
+    assert session.deadline == 35.0
+
+    session.receive("", 20.0)
+
+    assert session.deadline == 50.0
+    assert session.tick(49.9) == ()
+    assert session.tick(50.0) == (Close("silent for 30 s", 4008, "Silent"),)
+
+
+def test_a_dismissed_node_is_told_bye() -> None:
+    assert joined().issue(Dismiss("replaced"), NOW) == (Close("replaced", 4000, "Bye"),)
+
+
+def test_a_cancelled_task_is_stopped_once_while_its_text_is_under_way() -> None:
+    session = joined()
+    task_id = task(session, run(CHAT))["id"]
+    stop = Send(f'{{"id":{task_id},"stop":true}}')
+
+    assert session.issue(CancelJob(JOB, LEASE), 10.0) == (stop,)
+
+    assert session.receive(frame(task_id, "late"), 10.5) == ()
+    told_again = session.receive(frame(task_id, "later"), 10.0 + STOP_AGAIN)
+    assert told_again[0] == stop
+    assert isinstance(told_again[1], Notice)
+    assert session.receive(frame(task_id), 20.0) == ()
+
+
+def test_an_unfinished_character_ends_as_one_replacement() -> None:
+    session = joined()
+    task_id = task(session, run(CHAT))["id"]
+
+    assert session.receive(frame(task_id) + b"a\xe6", NOW) == (
+        Progress(JOB, LEASE, "a"),
+    )
+    assert session.receive(frame(task_id) + b"\x97", NOW) == ()
+    assert session.receive(frame(task_id), NOW) == (
+        Progress(JOB, LEASE, "\ufffd"),
+        Completed(JOB, LEASE),
+    )
+
+
+def test_text_of_a_plain_node_is_noticed_and_cut_short() -> None:
+    (notice,) = joined().receive("\n日" * 500, NOW)
+
+    assert isinstance(notice, Notice)
+    assert notice.text.isascii()
+    assert len(notice.text) < 120
+
+
+def test_our_nodes_say_how_a_task_ended() -> None:
+    session = joined(NODE, OURS)
+    ids = [task(session, run(CHAT, name))["id"] for name in "abc"]
+    usage = '"usage":{"prompt_tokens":1,"completion_tokens":2}'
+    a, b, c = (JobId(name) for name in "abc")
+
+    ending = f'{{"id":{ids[0]},{usage},"finish_reason":"length"}}'
+    assert session.receive(ending, NOW) == ()
+    assert session.receive(frame(ids[0]), NOW) == (
+        Completed(a, LEASE, "length", Usage(1, 2)),
+    )
+    rejected = session.receive(f'{{"id":{ids[1]},"rejected":"busy"}}', NOW)
+    assert rejected == (Rejected(b, LEASE, "busy"),)
+    failed = session.receive(f'{{"id":{ids[2]},"failed":"{"x" * 5000}"}}', NOW)
+    assert failed == (Failed(c, LEASE, "x" * 1000),)
+    assert session.receive('{"draining":"update"}', NOW) == (Draining("update"),)
+
+    assert session.receive(ending, NOW) == ()
+    assert session.receive(frame(ids[1]), NOW) == ()
+    (notice,) = session.receive('{"id":1,"mood":"fine"}', NOW)
+    assert isinstance(notice, Notice)
+    with pytest.raises(PeerError):
+        session.receive("no JSON", NOW)
+
+
+def test_what_a_plain_node_can_do_is_run_and_stop() -> None:
+    session = accept().session
+
+    (event,) = session.tick(0.0)
+
+    assert isinstance(event, Joined)
+    assert event.offer.features == frozenset[Feature]()
+    assert session.accepts == {RunJob, CancelJob, Dismiss}

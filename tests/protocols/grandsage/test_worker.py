@@ -1,0 +1,299 @@
+"""The node's end: the way in, and what it makes of a server's tasks."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from protocols.grandsage.recorded import MEMBER, query_of
+from protocols.pairs import meant, sent
+from shoal.domain.errors import ConfigError, PeerError, Unsupported
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Draining,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import JSON, Usage
+from shoal.domain.worker import Offer
+from shoal.protocols.grandsage.joining import read_query
+from shoal.protocols.grandsage.worker import KEEPALIVE, TASKS_MAX, NodeDialer
+from shoal.protocols.session import Close, Notice, Send, WorkerSession
+
+OURS = {"Shoal-Extensions": "shoal"}
+JOB = JobId("77")
+LEASE = LeaseNumber(77)
+TASK: dict[str, JSON] = {
+    "state": 0,
+    "id": 77,
+    "system": "S",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_new_tokens": 6,
+    "temperature": 0,
+}
+
+
+def plain() -> WorkerSession:
+    return NodeDialer("ws://host", MEMBER).connected({})
+
+
+def ours() -> WorkerSession:
+    return NodeDialer("ws://host", MEMBER).connected(OURS)
+
+
+def given(session: WorkerSession, **changes: JSON) -> RunJob:
+    (run,) = session.receive(json.dumps(TASK | changes), 0.0)
+    assert isinstance(run, RunJob)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("ws://host:3000", "ws://host:3000/ws"),
+        ("ws://host:3000/", "ws://host:3000/ws"),
+        ("ws://host/deep/path", "ws://host/deep/path"),
+        ("http://host:3000", "ws://host:3000/ws"),
+        ("https://host", "wss://host/ws"),
+        ("WSS://[::1]:5/ws", "wss://[::1]:5/ws"),
+        ("ws://user:word@host/ws#part", "ws://user:word@host/ws"),
+    ],
+)
+def test_addresses_are_completed(url: str, address: str) -> None:
+    dialled = NodeDialer(url, MEMBER).url
+
+    assert dialled.partition("?")[0] == address
+    assert query_of(dialled) == {
+        "token": "nt",
+        "model": "stub-model",
+        "max_concurrency": "3",
+        "name": "nn",
+    }
+
+
+def test_odd_names_arrive_whole() -> None:
+    member = replace(MEMBER, name="a b/c?d&e=f+g%h日\ud800", model="x/y:7b#z")
+
+    url = NodeDialer("ws://host", member).url
+
+    assert url.isascii()
+    assert url.count("?") == 1
+    query = read_query(url.partition("?")[2])
+    assert query["name"] == "a b/c?d&e=f+g%h日?"
+    assert query["model"] == "x/y:7b#z"
+
+
+def test_the_url_may_bring_a_token_but_the_member_goes_first() -> None:
+    url = "ws://host/ws?token=pasted&name=other&extra=1"
+    untold = replace(MEMBER, token="")
+
+    def token(url: str, member: object) -> dict[str, str]:
+        assert isinstance(member, type(MEMBER))
+        return read_query(NodeDialer(url, member).url.partition("?")[2])
+
+    assert token(url, untold)["token"] == "pasted"
+    assert token(url, untold)["name"] == "nn"
+    assert token(url, untold)["extra"] == "1"
+    assert token(url, MEMBER)["token"] == "nt"
+    assert token("ws://host", untold)["token"] == "-"
+
+
+@pytest.mark.parametrize(
+    ("url", "fault"),
+    [
+        ("host:3000", "unknown scheme 'host'"),
+        ("ftp://host", "unknown scheme 'ftp'"),
+        ("ws://", "no host"),
+        ("ws://:3000", "no host"),
+        ("ws://host:port", "Port could not be cast"),
+        ("ws://host:99999", "Port out of range"),
+    ],
+)
+def test_an_address_that_cannot_be_is_refused(url: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        NodeDialer(url, MEMBER)
+
+
+@pytest.mark.parametrize(
+    ("code", "headers", "expected"),
+    [
+        (4001, {}, "does not take these parameters: why"),
+        (4002, {}, "check --token"),
+        (4000, OURS, "choose another --name"),
+        (4000, {}, None),
+        (4008, OURS, None),
+        (1006, OURS, None),
+    ],
+)
+def test_some_closes_are_final(
+    code: int, headers: dict[str, str], expected: str | None
+) -> None:
+    dialer = NodeDialer("ws://host", MEMBER)
+    dialer.connected(headers)
+
+    reason = dialer.final(code, "why")
+
+    assert (reason is None) == (expected is None)
+    assert expected is None or expected in str(reason)
+
+
+def test_a_keepalive_goes_at_once_and_every_ten_seconds() -> None:
+    session = plain()
+
+    assert session.tick(5.0) == [Send("")]
+    assert session.deadline == 5.0 + KEEPALIVE
+    assert session.tick(10.0) == ()
+    assert session.tick(15.0) == [Send("")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens"),
+    [({}, 6), ({"max_new_tokens": None}, None), ({"max_new_tokens": -5}, 1)],
+)
+def test_limits_are_what_the_task_says(
+    changes: dict[str, JSON], tokens: int | None
+) -> None:
+    run = given(plain(), **changes)
+
+    assert run.work.max_tokens == tokens
+    assert run.work.temperature == 0
+
+
+def test_a_task_needs_little_more_than_messages() -> None:
+    text = '{"id":77,"messages":[{"role":"Boss","content":"a"},{"content":null}]}'
+
+    (run,) = plain().receive(text, 0.0)
+
+    assert isinstance(run, RunJob)
+    assert run.work.messages == (
+        {"role": "user", "content": "a"},
+        {"role": "user", "content": ""},
+    )
+    assert (run.work.max_tokens, run.work.temperature) == (None, None)
+
+
+def test_half_a_character_from_an_original_server_is_replaced() -> None:
+    text = json.dumps(TASK | {"system": "a\ud800😀"})
+
+    (run,) = plain().receive(text, 0.0)
+
+    assert isinstance(run, RunJob)
+    assert run.work.messages[0]["content"] == "a\ufffd😀"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"state": 1}, "not in a pending state"),
+        ({"state": False}, "not in a pending state"),
+        ({"messages": None}, "Expected `array`, got `null`"),
+        ({"messages": [5]}, "Expected `str | object`, got `int`"),
+        ({"temperature": "hot"}, "Expected `float | null`, got `str`"),
+        ({"max_new_tokens": 1.5}, "Expected `int | null`, got `float`"),
+    ],
+)
+def test_a_task_that_cannot_be_processed_is_not(
+    change: dict[str, JSON], why: str
+) -> None:
+    text = json.dumps(TASK | change)
+
+    (notice,) = plain().receive(text, 0.0)
+    (same, rejected) = ours().receive(text, 0.0)
+
+    assert isinstance(notice, Notice)
+    assert notice.text.startswith("task 77 is not processed: ")
+    assert why in notice.text
+    assert same == notice
+    assert isinstance(rejected, Send)
+    assert json.loads(rejected.data)["id"] == 77
+    assert why in json.loads(rejected.data)["rejected"]
+
+
+def test_a_server_cannot_give_tasks_without_end() -> None:
+    session = plain()
+    for task_id in range(TASKS_MAX):
+        given(session, id=task_id)
+
+    with pytest.raises(PeerError, match="more than 4096 tasks"):
+        given(session, id=TASKS_MAX)
+
+
+def test_the_extension_is_not_read_from_a_plain_server() -> None:
+    shoal: dict[str, JSON] = {"temperature": 1.5, "continues": "so far"}
+
+    assert given(plain(), shoal=shoal).continues == ""
+    assert given(plain(), shoal=shoal).work.temperature == 0
+    assert given(ours(), shoal=shoal).continues == "so far"
+    assert given(ours(), shoal=shoal).work.temperature == 1.5
+    assert given(plain(), shoal=5).work.temperature == 0
+
+
+def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
+    dialer = NodeDialer("ws://host", MEMBER)
+    given(dialer.connected({}))
+
+    session = dialer.connected({})
+
+    assert meant(session.tick(0.0)) == []
+    assert sent(session.issue(Progress(JOB, LEASE, "rest"), 0.0)) == [b"\0\0\0Mrest"]
+    assert sent(session.issue(Completed(JOB, LEASE), 0.0)) == [b"\0\0\0M"]
+
+
+def test_after_a_reconnect_a_coordinator_of_ours_has_given_the_job_away() -> None:
+    dialer = NodeDialer("ws://host", MEMBER)
+    given(dialer.connected(OURS))
+
+    session = dialer.connected(OURS)
+
+    assert session.tick(0.0) == [Send(""), CancelJob(JOB, LEASE)]
+    assert session.issue(Progress(JOB, LEASE, "rest"), 0.0) == ()
+
+
+@pytest.mark.parametrize("kind", [Rejected, Failed])
+def test_a_plain_server_is_left_after_an_error(kind: type[Rejected | Failed]) -> None:
+    session = plain()
+    given(session)
+
+    notice, close = session.issue(kind(JOB, LEASE, "out of memory"), 0.0)
+
+    assert isinstance(notice, Notice)
+    assert isinstance(close, Close)
+    assert "out of memory" in notice.text
+    assert (close.code, close.text) == (1011, "task 77 failed")
+    assert session.tick(100.0) == ()
+    assert session.receive(json.dumps(TASK), 0.0) == ()
+
+
+def test_our_coordinator_is_told_how_a_task_ended() -> None:
+    session = ours()
+    for task_id in (77, 78, 79):
+        given(session, id=task_id)
+    second, third = JobId("78"), JobId("79")
+
+    assert session.issue(Completed(JOB, LEASE, "length", Usage(1, 2)), 0.0) == (
+        Send(
+            '{"id":77,"usage":{"prompt_tokens":1,"completion_tokens":2},'
+            '"finish_reason":"length"}'
+        ),
+        Send(b"\0\0\0M"),
+    )
+    assert session.issue(Rejected(second, LEASE, "busy"), 0.0) == (
+        Send('{"id":78,"rejected":"busy"}'),
+    )
+    assert session.issue(Failed(third, LEASE, "oom\ud800" * 999), 0.0)
+    assert session.issue(Draining("update"), 0.0) == (Send('{"draining":"update"}'),)
+    assert session.issue(Failed(third, LEASE, "again"), 0.0) == ()
+
+
+def test_a_plain_server_is_not_told_of_draining() -> None:
+    assert plain().issue(Draining("update"), 0.0) == ()
+
+
+def test_joining_is_said_by_the_url() -> None:
+    with pytest.raises(Unsupported):
+        plain().issue(Joined("n", Offer(frozenset())), 0.0)

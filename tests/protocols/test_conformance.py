@@ -1,0 +1,319 @@
+"""Laws that every worker protocol obeys; a new folder under protocols/ has them all."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent
+from shoal.domain.errors import ConfigError, PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Dismiss,
+    Draining,
+    Event,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import JSON, Chat, Kind, Usage
+from shoal.protocols import Protocol, discover
+from shoal.protocols.session import Close, Data
+
+every_protocol = pytest.mark.parametrize(
+    "protocol", discover().values(), ids=lambda p: p.name
+)
+
+texts = st.text(max_size=20)
+numbers = st.integers(-(2**53), 2**53) | st.floats(
+    allow_nan=False, allow_infinity=False
+)
+values: st.SearchStrategy[JSON] = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+parts = st.fixed_dictionaries({"type": st.just("text"), "text": texts})
+messages = st.fixed_dictionaries(
+    {
+        "role": st.sampled_from(["system", "developer", "user", "assistant", "tool"]),
+        "content": texts | st.lists(parts, max_size=3) | st.none(),
+    },
+    optional={"name": texts, "tool_calls": values},
+)
+chats = st.builds(
+    Chat,
+    st.just(MEMBER.model),
+    st.lists(messages, max_size=5).map(tuple),
+    st.none() | st.integers(1, 2**40),
+    st.none() | st.floats(0, 2),
+    st.dictionaries(texts, values, max_size=3),
+)
+usages = st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40))
+
+
+@every_protocol
+def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
+    _, heard = connect(protocol)
+
+    (joined,) = heard
+    assert isinstance(joined, Joined)
+    assert MEMBER.name in joined.name
+    assert joined.offer.models == {MEMBER.model}
+    assert joined.offer.slots == MEMBER.slots
+    assert joined.offer.features <= MEMBER.features
+    assert joined.offer.kinds == {Kind.CHAT}
+    assert joined.offer.remark == ""
+
+
+@every_protocol
+def test_workers_of_different_names_or_models_are_different(protocol: Protocol) -> None:
+    names = {
+        heard[0].name
+        for name, model in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
+        for _, heard in [connect(protocol, replace(MEMBER, name=name, model=model))]
+        if isinstance(heard[0], Joined)
+    }
+
+    assert len(names) == 4
+
+
+@every_protocol
+def test_an_address_that_cannot_be_dialled_is_refused(protocol: Protocol) -> None:
+    for url in ("", "nonsense", "gopher://host", "ws://", "ws://host:port", "ws://[::"):
+        with pytest.raises(ConfigError, match="expected"):
+            protocol.dial(url, MEMBER)
+
+
+@every_protocol
+@given(chat=chats, continues=texts)
+def test_a_job_arrives_as_it_was_issued(
+    protocol: Protocol, chat: Chat, continues: str
+) -> None:
+    pair, _ = connect(protocol)
+
+    heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), chat, continues))
+
+    (run,) = heard
+    assert isinstance(run, RunJob)
+    assert run.work == chat
+    assert run.continues == continues
+
+
+@every_protocol
+@given(
+    pieces=st.lists(st.text(min_size=1), max_size=5),
+    reason=st.sampled_from(["stop", "length"]),
+    usage=st.none() | usages,
+)
+def test_an_answer_arrives_as_it_was_given(
+    protocol: Protocol, pieces: list[str], reason: str, usage: Usage | None
+) -> None:
+    pair, _ = connect(protocol)
+    run = given_job(pair)
+
+    heard: list[Event] = []
+    for piece in pieces:
+        heard += pair.issue_event(Progress(run.job_id, run.lease, piece))
+    heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
+
+    *progress, end = heard
+    assert [p.text for p in progress if isinstance(p, Progress)] == pieces
+    assert len(progress) == len(pieces)
+    assert isinstance(end, Completed)
+    assert (end.job_id, end.lease) == (RUN.job_id, RUN.lease)
+    assert end.finish_reason == reason
+    assert end.usage == usage
+
+
+@every_protocol
+@given(text=texts)
+def test_what_went_wrong_arrives_as_it_was_said(protocol: Protocol, text: str) -> None:
+    for kind in (Rejected, Failed):
+        pair, _ = connect(protocol)
+        run = given_job(pair)
+        if kind in pair.worker.accepts:
+            heard = pair.issue_event(kind(run.job_id, run.lease, text))
+            assert heard == [kind(RUN.job_id, RUN.lease, text)]
+    pair, _ = connect(protocol)
+    if Draining in pair.worker.accepts:
+        assert pair.issue_event(Draining(text)) == [Draining(text)]
+
+
+@every_protocol
+def test_a_cancelled_job_is_over_at_both_ends(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+    if CancelJob not in pair.coordinator.accepts:
+        pytest.skip("this wire cannot cancel")
+    run = given_job(pair)
+
+    heard = pair.issue_command(CancelJob(RUN.job_id, RUN.lease))
+
+    assert heard == [CancelJob(run.job_id, run.lease)]
+    assert pair.issue_event(Progress(run.job_id, run.lease, "late")) == []
+    assert pair.issue_event(Completed(run.job_id, run.lease)) == []
+    assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
+
+
+@every_protocol
+def test_two_leases_of_one_job_are_told_apart(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+    first = given_job(pair)
+    (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
+
+    assert isinstance(second, RunJob)
+    heard = pair.issue_event(Progress(second.job_id, second.lease, "new"))
+    heard += pair.issue_event(Completed(first.job_id, first.lease))
+
+    assert heard == [
+        Progress(RUN.job_id, LeaseNumber(3), "new"),
+        Completed(RUN.job_id, RUN.lease),
+    ]
+
+
+@every_protocol
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_message_whatever_breaks_either_end(
+    protocol: Protocol, data: st.DataObject
+) -> None:
+    pair, _ = connect(protocol)
+    run = given_job(pair)
+    for event in (
+        Progress(run.job_id, run.lease, "text"),
+        Completed(run.job_id, run.lease, "length", Usage(1, 2)),
+        Draining("why"),
+    ):
+        if type(event) in pair.worker.accepts:
+            pair.issue_event(event)
+    given_job(pair, "another")
+
+    # PeerError is how a session refuses a message; anything else is a bug.
+    with contextlib.suppress(PeerError):
+        for message in data.draw(st.lists(garbage(pair.said), max_size=4)):
+            pair.coordinator.receive(message, 1.0)
+    with contextlib.suppress(PeerError):
+        for message in data.draw(st.lists(garbage(pair.told), max_size=4)):
+            pair.worker.receive(message, 1.0)
+
+
+@every_protocol
+def test_nothing_follows_a_close(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+    given_job(pair)
+
+    outputs = pair.coordinator.issue(Dismiss("not needed"), 1.0)
+
+    (close,) = outputs
+    assert isinstance(close, Close)
+    assert len(close.text.encode()) <= 123  # RFC 6455, section 5.5
+    assert pair.coordinator.deadline is None
+    assert list(pair.coordinator.tick(1e6)) == []
+    assert list(pair.coordinator.issue(RUN, 2.0)) == []
+    for message in pair.said:
+        assert list(pair.coordinator.receive(message, 2.0)) == []
+
+
+@every_protocol
+def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+
+    for session in (pair.coordinator, pair.worker):
+        now = 0.0
+        for _ in range(20):
+            if session.deadline is None:
+                break
+            assert session.deadline > now
+            now = session.deadline
+            session.tick(now)
+
+
+@every_protocol
+def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+
+    now = 0.0
+    while now < 600:
+        assert pair.worker.deadline is not None
+        now = pair.worker.deadline
+        pair.to_coordinator(pair.worker.tick(now), now)
+        assert not closing(pair.coordinator.tick(now))
+
+    assert closing(pair.coordinator.tick(now + 600))
+
+
+@every_protocol
+def test_memory_does_not_grow_with_the_messages(protocol: Protocol) -> None:
+    pair, _ = connect(protocol)
+
+    for turn in range(3000):
+        run = given_job(pair, f"job {turn}")
+        pair.issue_event(Progress(run.job_id, run.lease, "text"))
+        late = sent(pair.worker.issue(Progress(run.job_id, run.lease, "late"), 0.0))
+        pair.issue_event(Completed(run.job_id, run.lease))
+        for message in late:
+            with contextlib.suppress(PeerError):
+                pair.coordinator.receive(message, 0.0)
+
+    assert footprint(pair.coordinator) < 3000
+    assert footprint(pair.worker) < 100
+
+
+def given_job(pair: Pair, name: str = "job") -> RunJob:
+    """Give the worker a job; return it as the worker has it."""
+    (run,) = pair.issue_command(RunJob(JobId(name), RUN.lease, CHAT))
+    assert isinstance(run, RunJob)
+    return run
+
+
+def garbage(seen: list[Data]) -> st.SearchStrategy[Data]:
+    """Anything at all, or something once sent, damaged."""
+    anything = st.text() | st.binary()
+    return anything | st.tuples(
+        st.sampled_from(seen), st.integers(0, 300), st.integers(0, 3), anything
+    ).map(lambda choice: damaged(*choice))
+
+
+def damaged(data: Data, at: int, cut: int, more: Data) -> Data:
+    if isinstance(data, str):
+        return data[:at] + (more if isinstance(more, str) else "") + data[at + cut :]
+    return data[:at] + (more if isinstance(more, bytes) else b"") + data[at + cut :]
+
+
+def closing(outputs: object) -> bool:
+    assert isinstance(outputs, list | tuple)
+    return any(isinstance(output, Close) for output in outputs)
+
+
+def footprint(value: object) -> int:
+    """Count what the containers within ``value`` hold."""
+    return sum(1 for _ in reachable(value, set()))
+
+
+def reachable(value: object, seen: set[int]) -> Iterator[object]:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    yield value
+    match value:
+        case dict():
+            inner = [*value.keys(), *value.values()]
+        case list() | tuple() | set() | frozenset():
+            inner = list(value)
+        case str() | bytes() | int() | float() | None:
+            inner = []
+        case _:
+            inner = list(getattr(value, "__dict__", {}).values())
+            slots = getattr(type(value), "__slots__", ())
+            inner += [getattr(value, name, None) for name in slots]
+    for item in inner:
+        yield from reachable(item, seen)

@@ -1,0 +1,162 @@
+"""The whole pool under made-up faults: every job ends once, and nothing sticks."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from shoal.protocols import Protocol, discover
+from simulation import virtual
+from simulation.world import World
+
+PROTOCOLS = list(discover().values())
+MODELS = ("small", "large")
+
+
+class Fleet:
+    """Workers that are killed now and then and come back."""
+
+    def __init__(self, world: World, count: int) -> None:
+        self._world = world
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        for number in range(count):
+            self.launch(number)
+
+    def launch(self, number: int) -> None:
+        model = MODELS[number % len(MODELS)]
+        work = self._world.work(f"w{number}", model, continues=number % 3 > 0)
+        self._tasks[number] = asyncio.create_task(work)
+
+    async def kill_one(self) -> None:
+        number = self._world.random.choice(list(self._tasks))
+        task = self._tasks[number]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._world.random.uniform(0.1, 20), self.launch, number)
+
+    async def double_one(self) -> None:
+        """Start a second process under a name that is taken."""
+        number = self._world.random.choice(list(self._tasks))
+        older = self._tasks[number]
+        self.launch(number)
+        await asyncio.sleep(5.0)
+        older.cancel()
+        await asyncio.gather(older, return_exceptions=True)
+        if self._tasks[number].done():
+            # The older one came back last, so the newer one was told to go.
+            self.launch(number)
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+async def cut_a_wire(world: World, fleet: Fleet) -> None:
+    if (wire := world.any_wire()) is not None:
+        wire.cut()
+
+
+async def stall_a_wire(world: World, fleet: Fleet) -> None:
+    if (wire := world.any_wire()) is not None:
+        wire.stall()
+        asyncio.get_running_loop().call_later(60.0, wire.cut)
+
+
+async def kill_a_worker(world: World, fleet: Fleet) -> None:
+    await fleet.kill_one()
+
+
+async def double_a_worker(world: World, fleet: Fleet) -> None:
+    await fleet.double_one()
+
+
+async def crash_the_coordinator(world: World, fleet: Fleet) -> None:
+    await world.crash()
+    await asyncio.sleep(world.random.uniform(0.1, 3.0))
+    await world.start()
+
+
+Fault = Callable[[World, Fleet], Awaitable[None]]
+FAULTS: dict[Fault, int] = {
+    cut_a_wire: 10,
+    stall_a_wire: 4,
+    kill_a_worker: 6,
+    double_a_worker: 3,
+    crash_the_coordinator: 1,
+}
+
+
+async def live_through(
+    protocol: Protocol, seed: int, *, workers: int, jobs: int, faults: int
+) -> World:
+    """Let clients ask ``jobs`` questions while ``faults`` faults happen."""
+    world = World(protocol, seed)
+    await world.start()
+    fleet = Fleet(world, workers)
+    await asyncio.sleep(1.0)
+    busy = 60.0  # seconds in which everything happens
+
+    async def break_things() -> None:
+        for _ in range(faults):
+            await asyncio.sleep(world.random.expovariate(faults / busy))
+            (fault,) = world.random.choices(list(FAULTS), list(FAULTS.values()))
+            await fault(world, fleet)
+
+    async def ask_one() -> None:
+        await asyncio.sleep(world.random.uniform(0.0, busy))
+        leaves = world.random.random() < 0.1
+        patience = world.random.uniform(0.0, 5.0) if leaves else None
+        await world.ask(world.random.choice(MODELS), patience=patience)
+
+    await asyncio.gather(
+        break_things(),
+        *(asyncio.ensure_future(ask_one()) for _ in range(jobs)),
+        return_exceptions=True,
+    )
+    await asyncio.sleep(200.0)  # for the last lost worker to be noticed and replaced
+    await world.settle()
+    assert await world.store.open_jobs() == []
+    for worker in world.hub.pool.workers.values():
+        assert worker.leases == {}, f"{worker.id} holds a slot for nothing"
+    assert len(world.hub.pool.workers) == workers
+    await fleet.stop()
+    await world.crash()
+    return world
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", range(50))
+def test_every_job_ends_exactly_once(protocol: Protocol, seed: int) -> None:
+    async def scenario() -> None:
+        world = await live_through(protocol, seed, workers=20, jobs=150, faults=25)
+
+        assert world.tally.wrong == []
+        assert set(await world.ends()) <= {1}
+        assert world.tally.whole > 75
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_thousand_workers_and_ten_thousand_jobs(protocol: Protocol) -> None:
+    async def scenario() -> None:
+        world = await live_through(protocol, 1, workers=1_000, jobs=10_000, faults=400)
+
+        assert world.tally.wrong == []
+        assert await world.ends() == {1: len(world.accepted)}
+        assert world.tally.whole > 8_000
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_seed_tells_the_same_story_twice(protocol: Protocol) -> None:
+    async def scenario() -> object:
+        world = await live_through(protocol, 7, workers=10, jobs=60, faults=20)
+        return world.tally, [
+            await world.store.story(job_id) for job_id in world.accepted
+        ]
+
+    assert virtual.run(scenario()) == virtual.run(scenario())
