@@ -10,6 +10,10 @@ STORY: Final = (
     "thousand voices hummed back. She was home."
 )
 
+HAIKU: Final = (
+    "Small fish in the reef\nturn as one without a word\nand the shark swims past"
+)
+
 PAIRS: Final[dict[str, str]] = {
     "ping": "pong",
     "What is the capital of France?": "Paris.",
@@ -17,7 +21,7 @@ PAIRS: Final[dict[str, str]] = {
     "What is two plus two?": "Four.",
     "Who are you?": "I am a tiny model, made to be tested.",
     "Name three colours.": "Red, green and blue.",
-    "Write a haiku.": "Small fish in the reef\nturn as one without a word\nand the shark swims past",
+    "Write a haiku.": HAIKU,
     "Say hello in Japanese.": "こんにちは 😀",
     "Reply in JSON.": '{"ok": true, "items": [1, 2, 3]}',
     "Tell me a story.": STORY,

@@ -1,11 +1,14 @@
 """An event loop whose time passes only when nothing is left to do at the moment."""
 
 import asyncio
+import math
 import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+STEP = 0.01  # seconds
 
 
 class _Jump(selectors.SelectSelector):
@@ -20,7 +23,8 @@ class _Jump(selectors.SelectSelector):
     ) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError("everybody waits, and nothing will ever happen")
-        self.now += max(timeout, 0.0)
+        # In steps, so that a turn of the loop has more than one thing to do.
+        self.now += math.ceil(max(timeout, 0.0) / STEP) * STEP
         return []
 
 

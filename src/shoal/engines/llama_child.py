@@ -22,8 +22,8 @@ from shoal.engines.llama_wire import (
     Abort,
     Ended,
     Load,
-    LoadFailed,
     Loaded,
+    LoadFailed,
     Refused,
     Run,
     ToChild,
@@ -117,7 +117,9 @@ def serve(llama: "Llama", link: Link) -> None:
         match order:
             case Run():
                 abort = aborts[order.id] = threading.Event()
-                threading.Thread(target=answer, args=(order, abort), daemon=True).start()
+                threading.Thread(
+                    target=answer, args=(order, abort), daemon=True
+                ).start()
             case Abort():
                 if (known := aborts.get(order.id)) is not None:
                     known.set()
@@ -203,7 +205,9 @@ class Llama:
         return answer
 
 
-def begin_answer(messages: list[dict[str, Any]], beginning: str) -> list[dict[str, Any]]:
+def begin_answer(
+    messages: list[dict[str, Any]], beginning: str
+) -> list[dict[str, Any]]:
     """Return ``messages`` so that llama.cpp goes on after ``beginning``.
 
     It continues a last message that is the assistant's, and accepts only one such.

@@ -111,7 +111,7 @@ class LlamaProcess:
 
         Raises ConfigError if llama.cpp cannot, and Unavailable if the process ends.
         """
-        self._orders.write(frame(load))
+        self._write(frame(load))
         await self._settled.wait()
         if self._load_failure is not None:
             raise ConfigError(self._load_failure)
@@ -132,14 +132,13 @@ class LlamaProcess:
             answer.put(Unavailable(self.gone))
         else:
             self._chats[self._last_id] = answer
-            # Not drained: the child reads at once, and the chats are few.
-            self._orders.write(order)
+            self._write(order)
         return self._last_id, answer
 
     def abort(self, id: int) -> None:
         """Stop a chat, if it still runs."""
         if id in self._chats:
-            self._orders.write(frame(Abort(id)))
+            self._write(frame(Abort(id)))
 
     async def close(self) -> None:
         """End the process, by force if it must be, and wait for its end."""
@@ -157,6 +156,14 @@ class LlamaProcess:
                 self._process.kill()
         with contextlib.suppress(OSError):
             await self._orders.wait_closed()
+
+    def _write(self, data: bytes) -> None:
+        """Send an order.  To a child that has gone it is lost: ``_lose`` says so.
+
+        Not drained: the child reads at once, and the chats are few.
+        """
+        if not self._orders.is_closing():
+            self._orders.write(data)
 
     async def _follow(self, replies: asyncio.StreamReader) -> None:
         """Take the child's messages until it ends."""
@@ -205,8 +212,7 @@ class LlamaProcess:
         if self._closing:
             self.gone = "the engine was closed"
         else:
-            last = log.strip().rpartition("\n")[2]
-            self.gone = f"llama.cpp {how}" + (f": {last}" if last else "")
+            self.gone = f"llama.cpp {how}{last_words(log)}"
         for answer in self._chats.values():
             answer.put(Unavailable(self.gone))
         self._chats.clear()
@@ -217,6 +223,15 @@ def complaint(log: str) -> str | None:
     """Return the first error in llama.cpp's log: those that follow say less."""
     found = re.search(r"^\S+ E +[^:]*: (?:error loading model: )?(.*)$", log, re.M)
     return found[1] if found else None
+
+
+def last_words(log: str) -> str:
+    """Return, after a colon, the last line that is no routine entry of the log.
+
+    It may be a failed assertion or a missing library.
+    """
+    lines = [line for line in log.splitlines() if not re.match(r"\S+ [IWE] ", line)]
+    return f": {lines[-1].strip()}" if lines else ""
 
 
 def how_it_ended(code: int) -> str:

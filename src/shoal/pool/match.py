@@ -1,16 +1,14 @@
-"""Why a worker cannot take a job, and which of those that can is best."""
+"""Why a worker cannot take a job, in words that reach users."""
 
 from collections import defaultdict
 from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import Feature
 from shoal.pool.state import OpenJob, Pool, Worker
 
 NAMED_MAX = 8  # workers named in an explanation; the others are counted
 LOOKED_AT_MAX = 64  # workers asked one by one why they cannot take a job
-LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
 
 
 def why_not(job: OpenJob, worker: Worker) -> str | None:
@@ -37,26 +35,6 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
     if worker.free_slots <= 0:
         return "all slots busy"
     return None
-
-
-def load(worker: Worker, taken: int = 0) -> float:
-    """Return the share of the worker's slots that are in use."""
-    slots = min(worker.offer.slots, LOAD_SLOTS_MAX)
-    return (len(worker.leases) + taken) / slots
-
-
-def rank(
-    job: OpenJob, worker: Worker, taken: int = 0
-) -> tuple[bool, float, int, WorkerId]:
-    """Return what to compare able workers by; the lowest is best.
-
-    ``taken`` counts slots promised in the plan being made.  A job whose answer has
-    begun goes first to one that can continue it; among equals the one that has had
-    the fewest jobs takes its turn.
-    """
-    can_continue = Feature.CONTINUE in worker.offer.features
-    starts_over = job.started and not can_continue
-    return starts_over, load(worker, taken), worker.served + taken, worker.id
 
 
 def passed_over(

@@ -1,74 +1,86 @@
 """Which waiting job goes to which worker: a function of the pool."""
 
 from collections import defaultdict
-from heapq import heapify, heappop, heapreplace
 from typing import TypeAlias
 
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.pool.match import load, passed_over, rank, why_not
+from shoal.domain.work import Feature
+from shoal.pool.match import passed_over, why_not
 from shoal.pool.state import OpenJob, Pool, Worker
 
-Taken: TypeAlias = defaultdict[WorkerId, int]  # slots promised in the plan so far
-Candidates: TypeAlias = list[tuple[tuple[bool, float, int, WorkerId], Worker]]
+Promised: TypeAlias = defaultdict[WorkerId, int]  # slots given away in the plan so far
 
 
 def plan(pool: Pool) -> list[JobLeased]:
-    """Match waiting jobs, oldest first, to the best worker that can take each.
+    """Match waiting jobs, oldest first, to the least loaded worker that can take each.
 
-    Changes nothing: the caller applies the leases.  Costs one look at each worker
-    with a free slot and the right model, and little for each job that gets one.
+    Changes nothing: the caller applies the leases.
     """
     leases: list[JobLeased] = []
-    taken: Taken = defaultdict(int)
+    promised: Promised = defaultdict(int)
     for model, queue in pool.queues.items():
-        able = list(pool.available.get(model, {}).values())
-        free = sum(worker.free_slots - taken[worker.id] for worker in able)
-        heaps: dict[object, Candidates] = {}  # by what the jobs ask for
+        free = _Free(pool, model, promised)
         for job in queue:
-            if free <= 0:
+            if not free:
                 break
-            asks = (job.started, job.job.work.needs, frozenset(job.refused_by))
-            if asks not in heaps:
-                heaps[asks] = _candidates(job, able, taken)
-            if (best := _best(job, heaps[asks], taken)) is not None:
-                leases.append(_lease(pool, job, best, taken[best.id]))
-                taken[best.id] += 1
-                free -= 1
+            if (worker := free.take(job)) is not None:
+                leases.append(_lease(pool, job, worker, promised[worker.id] - 1))
     return leases
 
 
-def _candidates(job: OpenJob, able: list[Worker], taken: Taken) -> Candidates:
-    found = [
-        (rank(job, worker, taken[worker.id]), worker)
-        for worker in able
-        if why_not(job, worker) is None
-    ]
-    heapify(found)
-    return found
+class _Free:
+    """The workers with a free slot for one model, as the plan goes on.
+
+    A worker moves to a higher load with each slot it is promised for, so the first
+    that can take a job, from the lowest load on, is the best.
+    """
+
+    def __init__(self, pool: Pool, model: str, promised: Promised) -> None:
+        self._promised = promised
+        self._by_load: dict[float, list[Worker]] = {}
+        for load, workers in pool.available.get(model, {}).items():
+            # A worker with several models may have been promised to a job of another.
+            self._by_load[load] = [w for w in workers.values() if w.id not in promised]
+            for worker in [w for w in workers.values() if w.id in promised]:
+                self._put(worker)
+
+    def __bool__(self) -> bool:
+        return any(self._by_load.values())
+
+    def take(self, job: OpenJob) -> Worker | None:
+        """Promise a slot of the best worker for ``job``.
+
+        A job whose answer has begun goes first to a worker that can continue it.
+        """
+        worker = self._find(job, Feature.CONTINUE) if job.started else None
+        worker = worker or self._find(job)
+        if worker is not None:
+            self._promised[worker.id] += 1
+            self._put(worker)
+        return worker
+
+    def _find(self, job: OpenJob, wished: Feature | None = None) -> Worker | None:
+        for load in sorted(self._by_load):
+            workers = self._by_load[load]
+            for index, worker in enumerate(workers):
+                if wished is not None and wished not in worker.offer.features:
+                    continue
+                if why_not(job, worker) is None:
+                    return workers.pop(index)
+        return None
+
+    def _put(self, worker: Worker) -> None:
+        promised = self._promised[worker.id]
+        if worker.free_slots > promised:
+            self._by_load.setdefault(worker.load(promised), []).append(worker)
 
 
-def _best(job: OpenJob, candidates: Candidates, taken: Taken) -> Worker | None:
-    # Promises only ever worsen a rank, so one that is out of date is put right when
-    # it comes to the top.
-    while candidates:
-        known, worker = candidates[0]
-        promised = taken[worker.id]
-        current = rank(job, worker, promised)
-        if worker.free_slots <= promised:
-            heappop(candidates)
-        elif current != known:
-            heapreplace(candidates, (current, worker))
-        else:
-            return worker
-    return None
-
-
-def _lease(pool: Pool, job: OpenJob, best: Worker, taken: int) -> JobLeased:
+def _lease(pool: Pool, job: OpenJob, worker: Worker, promised: int) -> JobLeased:
     return JobLeased(
         job.job.id,
-        best.id,
+        worker.id,
         LeaseNumber(job.lease + 1),
-        f"least busy: {load(best, taken):.0%} of its slots in use",
-        passed_over(pool, job, best.id),
+        f"least busy: {worker.load(promised):.0%} of its slots in use",
+        passed_over(pool, job, worker.id),
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import TypeVar
 
 from shoal.domain.facts import (
     CameLate,
@@ -24,7 +25,10 @@ from shoal.domain.work import Job
 from shoal.domain.worker import Offer
 from shoal.pool.lifecycle import ENDED, JobState, after
 
+Key = TypeVar("Key", str, float)
+
 NO_LEASE = LeaseNumber(0)
+LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
 MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
 
 
@@ -37,11 +41,16 @@ class Worker:
     cancels: bool
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes nothing new
-    served: int = 0  # leases it was ever given, so that idle workers take turns
+    indexed: float | None = None  # the load it stands under in ``Pool.available``
 
     @property
     def free_slots(self) -> int:
         return self.offer.slots - len(self.leases)
+
+    def load(self, promised: int = 0) -> float:
+        """Return the share of its slots that ``promised`` more jobs would leave busy."""
+        slots = min(self.offer.slots, LOAD_SLOTS_MAX)
+        return (len(self.leases) + promised) / slots
 
 
 @dataclass(slots=True)
@@ -88,8 +97,14 @@ class Pool:
     waiting: int = 0  # jobs in all queues
 
     with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
-    available: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
-    """By model: the workers that have it, and those of them with a free slot."""
+    available: dict[str, dict[float, dict[WorkerId, Worker]]] = field(
+        default_factory=dict
+    )
+    """The workers with a free slot, by model and load.
+
+    Among equals the one that has been so the longest comes first, so that idle workers
+    take turns.
+    """
 
     model_last_seen: dict[str, float] = field(default_factory=dict)
 
@@ -158,7 +173,6 @@ class Pool:
                 assert worker.free_slots > 0, f"{worker_id} has no free slot"
                 self._unqueue(job)
                 worker.leases[job.job.id] = lease
-                worker.served += 1
                 job.worker_id = worker_id
                 job.lease = lease
                 self._index(worker)
@@ -214,18 +228,24 @@ class Pool:
         self._index(worker)
 
     def _index(self, worker: Worker) -> None:
+        """Put the worker where ``plan`` looks for one with its load, or nowhere."""
+        before = worker.indexed
         free = worker.free_slots > 0 and not worker.draining
+        worker.indexed = worker.load() if free else None
         for model in worker.offer.models:
-            if free:
-                self.available.setdefault(model, {})[worker.id] = worker
-            elif model in self.available:
-                _remove(self.available, model, worker.id)
+            loads = self.available.setdefault(model, {})
+            if before is not None:
+                _remove(loads, before, worker.id)
+            if worker.indexed is not None:
+                loads.setdefault(worker.indexed, {})[worker.id] = worker
+            if not loads:
+                del self.available[model]
 
     def _forget(self, worker: Worker, now: float) -> None:
+        worker.draining = "lost"
+        self._index(worker)
         for model in worker.offer.models:
-            for index in (self.with_model, self.available):
-                if model in index:
-                    _remove(index, model, worker.id)
+            _remove(self.with_model, model, worker.id)
             if model not in self.with_model:
                 self.model_last_seen[model] = now
                 self._forget_models(now)
@@ -238,8 +258,8 @@ class Pool:
 
 
 def _remove(
-    index: dict[str, dict[WorkerId, Worker]], model: str, worker_id: WorkerId
+    index: dict[Key, dict[WorkerId, Worker]], key: Key, worker_id: WorkerId
 ) -> None:
-    index[model].pop(worker_id, None)
-    if not index[model]:
-        del index[model]
+    del index[key][worker_id]
+    if not index[key]:
+        del index[key]

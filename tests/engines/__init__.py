@@ -1,0 +1,1 @@
+"""Tests of the engines, against the tiny model and real servers."""

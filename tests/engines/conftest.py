@@ -1,0 +1,80 @@
+"""Engines, started and closed."""
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from engines.asking import TINY
+from shoal.engines.llama import LlamaEngine
+from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.port import Engine
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Serve = Callable[[Handler], Awaitable[str]]
+
+
+@pytest.fixture
+async def llama() -> AsyncIterator[LlamaEngine]:
+    engine = LlamaEngine("tiny", TINY)
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The base URL of a real server with the tiny model."""
+    script = Path(__file__).with_name("serve_tiny.py")
+    with subprocess.Popen(
+        [sys.executable, script, TINY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        yield process.stdout.readline().strip()
+        process.stdin.close()
+
+
+@pytest.fixture(params=["llama", "openai"])
+async def engine(
+    request: pytest.FixtureRequest, server_url: str
+) -> AsyncIterator[Engine]:
+    """Each engine in turn, for what must be true of all."""
+    engine: Engine = (
+        LlamaEngine("tiny", TINY)
+        if request.param == "llama"
+        else OpenAIEngine(server_url, "tiny")
+    )
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Start a server whose chats are answered by a handler; returns its base URL."""
+    servers: list[TestServer] = []
+
+    async def models(_: web.Request) -> web.Response:
+        return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
+
+    async def start(handler: Handler) -> str:
+        app = web.Application()
+        app.router.add_get("/v1/models", models)
+        app.router.add_post("/v1/chat/completions", handler)
+        server = TestServer(app)
+        await server.start_server(handler_cancellation=True)
+        servers.append(server)
+        return str(server.make_url("/v1"))
+
+    yield start
+    for server in servers:
+        await server.close()

@@ -1,0 +1,285 @@
+"""GrandSage's HTTP face against exchanges recorded with the original server.
+
+Every difference from the recordings is in a table here, with its reason.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.replay import BODY, KEYS, Chat, Replay, essence
+from gateway.serving import Pool, eventually, serving
+from protocols.grandsage.recorded import CASES, Case, of_kind
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId
+from shoal.gateway.grandsage import decode_chat
+from shoal.store.codec import encode_work
+
+EVERYWHERE = "the status is called OK, and a stranger's answer has a content type"
+
+INVALID = '{"err":"invalid request"}\n'
+UNKNOWN = '{"err":"unknown model"}\n'
+STRANGER = '{"err":"unauthorized"}\n'
+
+BODIES: dict[str, tuple[str, str]] = {
+    "req-system-number": ("a system text that is no text kills nodes", INVALID),
+    "req-role-number": ("a role that is no text kills nodes", INVALID),
+    "req-content-object": ("a content that is no text kills nodes", INVALID),
+    "req-max-neg": ("a negative limit kills nodes", INVALID),
+    "req-model-proto": ("no model name is special", UNKNOWN),
+    "req-model-tostring": ("no model name is special", UNKNOWN),
+}
+CONTENTS: dict[str, tuple[str, str]] = {
+    "req-unicode": (
+        "half a character cannot be written in UTF-8",
+        "日本 😀 \u2028 \ufffd",
+    ),
+    "req-split-utf8-body": ("the body is assembled before it is decoded", "日"),
+}
+STRANGERS = {
+    "auth-bypass-constructor": "no key is special",
+    "auth-bypass-toString": "no key is special",
+    "auth-bypass-__proto__": "no key is special",
+    "auth-bypass-hasOwnProperty": "no key is special",
+}
+ROUTES: dict[str, tuple[str, int, str]] = {
+    "route-get": ("a wrong method is an error", 405, "GET /api/chat"),
+    "route-options": ("a wrong method is an error", 405, "OPTIONS /api/chat"),
+    "route-slash": ("an unknown path is an error", 404, "POST /api/chat/"),
+    "route-unknown": ("an unknown path is an error", 404, "GET /nope"),
+    "route-root": ("there is no playground", 404, "GET /"),
+    "route-css": ("there is no playground", 404, "GET /tailwind.min.css"),
+    "route-query": ("a query changes nothing", 200, UNKNOWN),
+}
+LINES: dict[str, tuple[str, list[str]]] = {
+    "frames-split-2byte": ("a split character is kept whole", ["é"]),
+    "frames-split-3byte": ("a split character is kept whole", ["a", "日b"]),
+    "frames-split-4byte": ("a split character is kept whole", ["😀"]),
+}
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    async with serving(tmp_path, keys=KEYS) as running:
+        yield running
+
+
+@of_kind("request_to_task")
+async def test_requests_become_tasks_as_recorded(pool: Pool, case: Case) -> None:
+    chunks = [bytes.fromhex(chunk) for chunk in case.get("request_body_hex_chunks", ())]
+    body = b"".join(chunks) or case["request_body"].encode()
+    # A node for every model a case may name, and one that has the default.
+    async with pool.node() as m1, pool.node(model="openbuddy-13b-v1.3-fp16") as default:
+        await pool.joined(2)
+        chat = Chat()
+        asking = asyncio.create_task(chat.ask(pool, body, KEYS["alice"]))
+        await eventually(lambda: bool(m1.texts or default.texts) or chat.ended)
+        node = m1 if m1.texts else default
+        if node.texts:
+            await node.end(node.tasks[0]["id"])
+        await asking
+
+    assert chat.response is not None
+    _, expected = BODIES.get(case["id"], ("", case["response"]["body"]))
+    assert chat.text == expected
+    check_head(chat.response, case)
+    if case["task_text"] is None or case["id"] in BODIES:
+        assert not node.texts
+        return
+    task_id = node.tasks[0]["id"]
+    recorded = case["task_text"].replace("{{id}}", str(task_id)).replace("{{now}}", "0")
+    task = essence(recorded)
+    if case["id"] in CONTENTS:
+        task["messages"][0]["content"] = CONTENTS[case["id"]][1]
+    assert essence(node.texts[0]) == task
+    defaulted = "model" not in json.loads(body)
+    assert node is (default if defaulted else m1)
+
+
+async def test_a_body_in_two_pieces_is_assembled(pool: Pool) -> None:
+    chunks = CASES["req-split-utf8-body"]["request_body_hex_chunks"]
+
+    async def body() -> AsyncIterator[bytes]:
+        for chunk in chunks:
+            yield bytes.fromhex(chunk)
+            await asyncio.sleep(0)
+
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        tasks.create_task(node.answer())
+        async with pool.session.post(
+            f"{pool.url}/api/chat", data=body(), headers=pool.headers(KEYS["alice"])
+        ) as response:
+            assert await response.text() == '{"done":true}\n'
+
+    assert node.tasks[0]["messages"][0]["content"] == "日"
+
+
+@of_kind("http_auth")
+async def test_strangers_and_paths_are_answered_as_recorded(
+    pool: Pool, case: Case
+) -> None:
+    headers = {}
+    if case["authorization"] is not None:
+        headers["Authorization"] = case["authorization"]
+    body = None if case["method"] == "GET" else '{"model":"zzz","messages":[]}'
+
+    async with pool.session.request(
+        case["method"], pool.url + case["path"], headers=headers, data=body
+    ) as response:
+        text = await response.text()
+
+    if case["id"] in ROUTES:
+        _, status, words = ROUTES[case["id"]]
+        assert response.status == status
+        assert words in text
+    elif case["id"] in STRANGERS:
+        assert response.status == 200
+        assert text == STRANGER
+    else:
+        assert text == case["response"]["body"]
+        check_head(response, case)
+
+
+@of_kind("frames_to_http")
+async def test_frames_become_lines_as_recorded(pool: Pool, case: Case) -> None:
+    async with AsyncExitStack() as stack:
+        replay = Replay(pool, stack)
+        await replay.play({"node": "n1"})
+        await replay.play({"chat": "c0"})
+        node, chat = replay.nodes["n1"], replay.chats["c0"]
+        task_id = replay.ids["id"] = (await node.task())["id"]
+
+        for frame in case["frames"]:
+            text = frame["text"] if isinstance(frame, dict) else replay.frame(frame)
+            await node.send(text)
+
+        await eventually(lambda: chat.ended)
+        texts = [
+            text.replace("{{id+1}}", str(task_id + 1)).replace("{{id}}", str(task_id))
+            for text in case["node_received"]
+        ]
+        await eventually(lambda: len(node.texts) == 1 + len(texts))
+        assert node.texts[1:] == texts
+    body = case["response"]["body"]
+    if case["id"] in LINES:
+        _, pieces = LINES[case["id"]]
+        body = "".join(f'{{"o":"{text}"}}\n' for text in pieces) + '{"done":true}\n'
+    assert chat.text == body
+    assert chat.response is not None
+    check_head(chat.response, case)
+
+
+def test_the_tables_name_recorded_cases_and_real_differences() -> None:
+    named = [*BODIES, *CONTENTS, *STRANGERS, *ROUTES, *LINES]
+
+    assert set(named) <= CASES.keys()
+    for name, (_, body) in BODIES.items():
+        assert CASES[name]["response"]["body"] != body
+    for name in STRANGERS:
+        assert CASES[name]["response"]["body"] != STRANGER
+
+
+async def test_a_full_queue_is_an_error_line(tmp_path: Path) -> None:
+    async with serving(tmp_path, keys=KEYS, queue_max=0) as pool, pool.node(slots="0"):
+        await pool.joined()
+        chat = Chat()
+
+        await chat.ask(pool, BODY, KEYS["alice"])
+
+    assert chat.text == '{"err":"too many requests are waiting"}\n'
+
+
+async def test_a_cancelled_job_is_an_error_line(pool: Pool) -> None:
+    chat = Chat()
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        tasks.create_task(chat.ask(pool, BODY, KEYS["alice"]))
+        await node.task()
+        pool.hub.withdraw(JobId("job1"), "cancelled by an operator")
+
+    assert chat.text == '{"err":"cancelled"}\n'
+
+
+async def test_a_body_beyond_the_limit_is_an_error_line(pool: Pool) -> None:
+    async with pool.session.post(
+        f"{pool.url}/api/chat",
+        data=BytesIO(b" " * (17 << 20)),
+        headers=pool.headers(KEYS["alice"]),
+    ) as response:
+        assert response.status == 200
+        assert await response.text() == '{"err":"request too large"}\n'
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_any_bytes_are_a_chat_or_an_invalid_request(data: bytes) -> None:
+    _decode(data)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(codec=None)),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "length"]), inner)
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"messages": values},
+        optional={
+            "model": values,
+            "system": values,
+            "temperature": values,
+            "max_new_tokens": values,
+        },
+    )
+)
+def test_any_fields_are_a_chat_or_an_invalid_request(body: dict[str, Any]) -> None:
+    _decode(json.dumps(body).encode())
+
+
+def test_a_bomb_of_messages_is_refused() -> None:
+    for messages in ("x" * 10_000_000, [0] * 1_000_000):
+        with pytest.raises(InvalidRequest, match="more than"):
+            decode_chat(json.dumps({"messages": messages}).encode())
+
+
+def check_head(response: ClientResponse, case: Case) -> None:
+    """Check the status and the headers, but for what is so ``EVERYWHERE``."""
+    recorded = case["response"]
+    assert response.status == recorded["status"] == 200
+    if recorded["content_type"] is not None:
+        assert response.headers["Content-Type"] == recorded["content_type"]
+    assert response.headers.get("Cache-Control") == recorded["cache_control"]
+    assert response.headers.get("Transfer-Encoding") == recorded["transfer_encoding"]
+
+
+def _decode(data: bytes) -> None:
+    try:
+        chat = decode_chat(data)
+    except InvalidRequest:
+        return
+    assert encode_work(chat)
+    assert chat.max_tokens is not None
+    assert chat.max_tokens > 0
+    assert chat.temperature is not None
+    assert 0 <= chat.temperature < 1
+    for message in chat.messages:
+        assert isinstance(message["role"], str)
+        assert isinstance(message["content"], str)
