@@ -62,8 +62,8 @@ def load(
     config: type[T],
     section: str,
     flags: Mapping[str, object],
-    environment: Mapping[str, str] = os.environ,
     file: Path | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> T:
     """Put a configuration together from flags, variables, a TOML file and defaults.
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
 from engines.asking import TINY
 from shoal.engines.llama import LlamaEngine
@@ -61,7 +60,7 @@ async def engine(
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Start a server whose chats are answered by a handler; returns its base URL."""
-    servers: list[TestServer] = []
+    runners: list[web.AppRunner] = []
 
     async def models(_: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "tiny"}]})
@@ -70,11 +69,13 @@ async def serve() -> AsyncIterator[Serve]:
         app = web.Application()
         app.router.add_get("/v1/models", models)
         app.router.add_post("/v1/chat/completions", handler)
-        server = TestServer(app)
-        await server.start_server(handler_cancellation=True)
-        servers.append(server)
-        return str(server.make_url("/v1"))
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        return f"http://{host}:{port}/v1"
 
     yield start
-    for server in servers:
-        await server.close()
+    for runner in runners:
+        await runner.cleanup()

@@ -124,6 +124,7 @@ class Replay:
                 asked = parse_qs(path.partition("?")[2])
                 identity = f"grandsage:{asked['name'][0]}/{asked['model'][0]}"
                 self._identities[name] = identity
+                self._leaving.discard(name)
                 self.nodes[name] = await self.stack.enter_async_context(joining)
                 await self._settled()
             case {"chat": name}:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -124,9 +124,7 @@ class Node:
 
     def kill(self) -> None:
         """Break the connection without a word."""
-        transport = self.socket.get_extra_info("socket")
-        assert transport is not None
-        connection = self.socket._conn
+        connection = self.socket._conn  # aiohttp itself only closes with a farewell
         assert connection is not None
         assert connection.transport is not None
         connection.transport.abort()
@@ -186,7 +184,9 @@ async def eventually(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-def _upgrades(hub: Hub, clock: LoopClock) -> Callable[[web.Request], Any]:
+def _upgrades(
+    hub: Hub, clock: LoopClock
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     (route,) = PROTOCOL.endpoints(Config(token=TOKEN), START)
 
     async def upgrade(request: web.Request) -> web.StreamResponse:

@@ -9,7 +9,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.flags import add_config, add_config_file, given
@@ -17,7 +16,7 @@ from shoal.cli.running import log_to_stderr
 from shoal.cli.running import run as run_loop
 from shoal.config import JoinConfig, load
 from shoal.domain.errors import ConfigError
-from shoal.engines.choose import make_engine
+from shoal.engines.choose import SLOTS, make_engine, model_and_path
 from shoal.engines.port import Engine
 from shoal.protocols import Protocol, discover
 from shoal.protocols.session import Member
@@ -81,10 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _start(config: JoinConfig, wanted: str, stack: AsyncExitStack) -> Engine:
-    model, _, path = wanted.partition("=")
-    engine = await make_engine(
-        config.engine, model, Path(path) if path else None, config.slots
-    )
+    model, path = model_and_path(wanted) if wanted else ("", None)
+    engine = await make_engine(config.engine, model, path, config.slots or SLOTS)
     stack.push_async_callback(engine.close)
     await engine.start()
     return engine

@@ -15,7 +15,7 @@ from typing import Any
 
 from shoal.domain.errors import ConfigError, JobError, LimitExceeded, Unavailable
 from shoal.domain.work import JSON, Chat, Feature, Usage, text_of
-from shoal.engines.llama_process import LlamaProcess
+from shoal.engines.llama_process import CLOSED, LlamaProcess
 from shoal.engines.llama_wire import Ended, Load, Refused
 from shoal.engines.port import Finished, Piece
 
@@ -139,7 +139,7 @@ class LlamaEngine:
 
     async def _start_process(self) -> LlamaProcess:
         if self._closed:
-            raise Unavailable("the engine was closed")
+            raise Unavailable(CLOSED)
         try:
             process = await LlamaProcess.spawn()
         except OSError as error:
@@ -148,7 +148,7 @@ class LlamaEngine:
         self._process = process
         try:
             if self._closed:
-                raise Unavailable("the engine was closed")
+                raise Unavailable(CLOSED)
             await process.open(self._load)
         except ConfigError as error:
             await process.close()
@@ -195,7 +195,9 @@ def restart_delay(failures: int) -> float:
 
     The first is replaced at once: most crashes are a matter of one odd chat.
     """
-    return 0.0 if failures <= 1 else min(2.0 ** (failures - 2), RESTART_DELAY_MAX)
+    if failures <= 1:
+        return 0.0
+    return min(2.0 ** min(failures - 2, 10), RESTART_DELAY_MAX)
 
 
 def check_installed(path: Path) -> None:

@@ -26,6 +26,7 @@ from shoal.engines.llama_wire import (
 )
 
 EXIT_LIMIT = 2.0  # seconds for a process to end by itself, then again when terminated
+CLOSED = "the engine was closed"
 LOG_MAX = 8192  # bytes of its standard error that are kept, for messages
 
 
@@ -117,6 +118,8 @@ class LlamaProcess:
             raise ConfigError(self._load_failure)
         if self.gone is not None:
             raise Unavailable(self.gone)
+        if self._closing:
+            raise Unavailable(CLOSED)
 
     def run(
         self, request: dict[str, Any], beginning: str, max_tokens: int | None
@@ -210,7 +213,7 @@ class LlamaProcess:
         if self._load_failure is not None:
             self._load_failure = complaint(log) or self._load_failure
         if self._closing:
-            self.gone = "the engine was closed"
+            self.gone = CLOSED
         else:
             self.gone = f"llama.cpp {how}{last_words(log)}"
         for answer in self._chats.values():

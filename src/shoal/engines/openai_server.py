@@ -63,14 +63,14 @@ class OpenAIEngine:
             headers=self._headers,
             # How long an answer may take is for whoever waits for it to say.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
-            connector=aiohttp.TCPConnector(limit=0),
+            # A connection for each chat: one that was kept may be closed by the server
+            # just when a chat is sent, and a POST is not repeated.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
         )
         try:
-            self.model = choose(self.model, await self._list_models(self._session))
-        except BaseException as error:
+            self.model = await self._choose_model(self._session)
+        except BaseException:
             await self.close()
-            if isinstance(error, ConfigError):
-                raise ConfigError(f"{self._url}: {error}") from error
             raise
 
     async def chat(
@@ -106,6 +106,18 @@ class OpenAIEngine:
         if self._session is not None:
             await self._session.close()
             self._session = None
+
+    async def _choose_model(self, session: aiohttp.ClientSession) -> str:
+        """Return the model to ask for.  Raises ConfigError if the server lacks it."""
+        names = await self._list_models(session)
+        if self.model in names:
+            return self.model
+        if not names:
+            raise ConfigError(f"{self._url} has no models")
+        if self.model:
+            some = ", ".join(names[:10])
+            raise ConfigError(f"{self._url} does not have {self.model!r}, but {some}")
+        return names[0]
 
     async def _list_models(self, session: aiohttp.ClientSession) -> list[str]:
         """Return the models of the server.  Raises ConfigError if it tells none."""

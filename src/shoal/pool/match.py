@@ -48,7 +48,10 @@ def passed_over(
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
     for worker in islice(with_model.values(), LOOKED_AT_MAX):
         if worker.id != chosen:
-            reasons[why_not(job, worker) or "another was less busy"].append(worker.id)
+            reasons[
+                why_not(job, worker)
+                or "another was less busy, or as busy and waiting longer"
+            ].append(worker.id)
     groups = [
         PassedOver(reason, len(ids), tuple(ids[:NAMED_MAX]))
         for reason, ids in reasons.items()

@@ -23,7 +23,7 @@ class Protocol:
     endpoints: Callable[[Any, int], Sequence[Endpoint]]
     """Takes the configuration and a number that grows with every start."""
     schemes: frozenset[str]
-    """The URL schemes that say by themselves that this wire is meant."""
+    """The URL schemes for which this wire is taken when none is named."""
     dial: Callable[[str, Member], Dialer]
     """Takes the coordinator's URL; raises ConfigError if it is no good."""
 

@@ -88,17 +88,22 @@ async def coordinator(
             Keyring({"default": api_key}),
             replace(Limits(), queue=config.queue_wait),
         )
-        app = make_app(gateway, _Upgrades(hub, clock, wires, token).handle)
-        async with _listening(app, config) as port, asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(hub.run())
-            pruning = tasks.create_task(_prune(store, config.keep_days))
-            yield Coordinator(hub, _url(config.host, port), port, api_key, token)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(config.drain):
-                    await hub.drain()
-            hub.hang_up_all("the coordinator is stopping")
-            running.cancel()
-            pruning.cancel()
+        async with asyncio.TaskGroup() as tasks:
+            upgrades = _Upgrades(hub, clock, wires, token, tasks)
+            app = make_app(gateway, upgrades.handle)
+            async with _listening(app, config) as port:
+                running = tasks.create_task(hub.run())
+                pruning = tasks.create_task(_prune(store, config.keep_days))
+                yield Coordinator(hub, _url(config.host, port), port, api_key, token)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(config.drain):
+                        await hub.drain()
+                hub.hang_up_all("the coordinator is stopping")
+                # Clients that are still waiting are cut off after this, which must not
+                # cancel their jobs: those go on after the next start.
+                running.cancel()
+                pruning.cancel()
+            upgrades.stop()
     finally:
         await store.close()
 
@@ -106,9 +111,18 @@ async def coordinator(
 class _Upgrades:
     """Gives each WebSocket connection to the protocol that claims it."""
 
-    def __init__(self, hub: Hub, clock: Clock, wires: Mapping[str, Any], token: str):
+    def __init__(
+        self,
+        hub: Hub,
+        clock: Clock,
+        wires: Mapping[str, Any],
+        token: str,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
         self._hub = hub
         self._clock = clock
+        self._tasks = tasks
+        self._serving: set[asyncio.Task[None]] = set()
         self._routes: list[tuple[str, WebSocketRoute]] = []
         start = int(clock.wall() * 1000)
         for name, protocol in discover().items():
@@ -118,6 +132,11 @@ class _Upgrades:
             for endpoint in protocol.endpoints(config, start):
                 self._routes.append((name, endpoint))
         self._routes.sort(key=lambda route: route[1].rank)
+
+    def stop(self) -> None:
+        """End what is left of the connections."""
+        for serving in self._serving:
+            serving.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
@@ -143,7 +162,14 @@ class _Upgrades:
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
-        await serve_worker(self._hub, self._clock, wire, accepted.session, link)
+        # A task of its own, for a handler is cancelled when its connection is lost,
+        # and what the worker said last has yet to be read.
+        serving = self._tasks.create_task(
+            serve_worker(self._hub, self._clock, wire, accepted.session, link)
+        )
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        await asyncio.shield(serving)
         return response
 
 

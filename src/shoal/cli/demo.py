@@ -1,0 +1,165 @@
+"""See a pool survive the loss of a worker, all on this machine.
+
+Starts a coordinator and two workers that run a real language model, asks a question
+through the official OpenAI client, kills the worker that answers in the middle of its
+answer, and shows the whole answer that the other one finished.
+"""
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from shoal.cli import api
+from shoal.domain.errors import ConfigError, ShoalError
+
+WORKERS = ("otter", "beaver")
+QUESTION = "Why is the sea salty?  Explain it to a child."
+ANSWER_MAX = 160  # tokens
+KILL_AFTER = 25  # pieces of the answer
+STOP_TIMEOUT = 10.0  # seconds
+
+GREEN, BOLD, DIM, RED, PLAIN = "\033[32m", "\033[1m", "\033[2m", "\033[31m", "\033[0m"
+
+
+class DemoError(ShoalError):
+    """A part of the demo did not do what it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A ``shoal`` process and what it said first."""
+
+    name: str
+    process: subprocess.Popen[str]
+    said: dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--question", default=QUESTION, help="(default: %(default)s)")
+    parser.add_argument(
+        "--model",
+        metavar="NAME=PATH",
+        help="a GGUF file to run instead of the demo's model",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        import openai
+    except ImportError as error:
+        raise ConfigError(
+            "the demo talks through the official client: pip install 'shoal[demo]'"
+        ) from error
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        _say(f"{DIM}starting a coordinator and two workers …{PLAIN}")
+        serve = ["serve", "--port", "0", "--data-dir", str(folder / "data")]
+        coordinator = stack.enter_context(
+            _program("coordinator", [*serve, "--join-token", "demo"], folder)
+        )
+        url, key = coordinator.said["url"], coordinator.said["api_key"]
+        join = ["join", url, "--token", "demo"]
+        if args.model:
+            join += ["--model", args.model]
+        workers = {}
+        for name in WORKERS:
+            program = _program(name, [*join, "--name", name], folder)
+            workers[name] = stack.enter_context(program)
+            _say(f"{DIM}{name} joined with {workers[name].said['model']}{PLAIN}")
+        model = workers[WORKERS[0]].said["model"]
+        _say(f"\n{BOLD}{args.question}{PLAIN}\n")
+        client = stack.enter_context(
+            openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+        )
+        stream = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": args.question}],
+            max_tokens=ANSWER_MAX,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        ask = argparse.Namespace(url=url, api_key=key)
+        killed, usage, job = "", None, ""
+        for number, chunk in enumerate(stream):
+            job, usage = chunk.id, chunk.usage or usage
+            for choice in chunk.choices:
+                print(choice.delta.content or "", end="", flush=True)
+            if number == KILL_AFTER:
+                killed = _busy(ask)
+                workers[killed].process.kill()
+                _say(f"{RED}⟨{killed} was killed here⟩{PLAIN}", end="")
+        print("\n")
+        if not killed:
+            raise DemoError(
+                "the answer was over before a worker could be killed: ask for more, "
+                "with --question"
+            )
+        _say(f"{DIM}what happened, from the coordinator's own records:{PLAIN}")
+        for line in api.ask(ask, f"/admin/jobs/{job}/explain")["lines"]:
+            _say(f"{DIM}  {line}{PLAIN}")
+        assert usage is not None, "it was asked for"
+        _say(
+            f"\n{GREEN}The answer is whole: {usage.completion_tokens} tokens, begun by "
+            f"{killed}, finished by the other.{PLAIN}"
+        )
+    return 0
+
+
+def _busy(ask: argparse.Namespace) -> str:
+    """Return the name of the worker that is answering."""
+    for worker in api.ask(ask, "/admin/status")["workers"]:
+        if worker["busy"]:
+            for name in WORKERS:
+                if name in worker["id"]:
+                    return name
+    raise DemoError("no worker is answering")
+
+
+@contextlib.contextmanager
+def _program(name: str, arguments: list[str], folder: Path) -> Iterator[Program]:
+    """Run ``shoal`` for the length of the block; wait for its first word."""
+    log = folder / f"{name}.log"
+    with (
+        open(log, "w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-m", "shoal", *arguments, "--json"],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield Program(name, process, _first_word(name, process.stdout, log))
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def _first_word(name: str, output: IO[str], log: Path) -> dict[str, Any]:
+    line = output.readline()
+    if not line:
+        raise DemoError(f"{name} did not start:\n{log.read_text().strip()}")
+    said: dict[str, Any] = json.loads(line)
+    if said["event"] not in ("ready", "joined"):
+        raise DemoError(f"{name}: {said.get('reason', said['event'])}")
+    return said
+
+
+def _say(text: str, end: str = "\n") -> None:
+    if not sys.stdout.isatty():
+        for colour in (GREEN, BOLD, DIM, RED, PLAIN):
+            text = text.replace(colour, "")
+    print(text, end=end, flush=True)

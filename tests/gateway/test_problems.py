@@ -1,0 +1,87 @@
+"""Each fault has a status, and each status an exception of OpenAI's client."""
+
+import json
+
+import openai
+import pytest
+
+from shoal.domain import errors
+from shoal.domain.errors import ShoalError
+from shoal.gateway.problems import PROBLEMS, body, problem, response
+
+EXAMPLES: list[tuple[ShoalError, int, str]] = [
+    (errors.InvalidRequest("x", "top_p"), 400, "invalid_request"),
+    (errors.Unauthorized("x"), 401, "invalid_api_key"),
+    (errors.NotFound("x"), 404, "not_found"),
+    (errors.UnknownModel("x"), 404, "model_not_found"),
+    (errors.TooLarge("x"), 413, "request_too_large"),
+    (errors.QueueFull("x", 7), 429, "queue_full"),
+    (errors.Cancelled("x"), 499, "cancelled"),
+    (errors.JobError("x"), 502, "job_failed"),
+    (errors.WorkerLost("x"), 502, "worker_lost"),
+    (errors.NoWorker("x"), 503, "no_worker"),
+    (errors.ShuttingDown("x"), 503, "shutting_down"),
+    (errors.StoreError("x"), 503, "store_failed"),
+    (errors.TimedOut("x"), 504, "timed_out"),
+    (errors.ConfigError("x"), 500, "internal_error"),
+    (errors.LimitExceeded("x", 2, 1), 500, "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES)
+async def test_errors_have_a_status_and_a_code(
+    error: ShoalError, status: int, code: str
+) -> None:
+    answer = response(error)
+
+    assert answer.status == status
+    assert answer.content_type == "application/json"
+    told = json.loads(body(error))["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    assert told["message"] == str(error)
+    assert told["code"] == code
+
+
+def test_every_row_has_an_example() -> None:
+    assert {code for _, _, code in EXAMPLES} == {row.code for row in PROBLEMS.values()}
+
+
+async def test_what_may_work_later_says_when() -> None:
+    assert response(errors.QueueFull("x", 7)).headers["Retry-After"] == "7"
+    for error in (errors.NoWorker("x"), errors.StoreError("x"), errors.TimedOut("x")):
+        assert int(response(error).headers["Retry-After"]) > 0
+
+
+async def test_what_would_fail_again_is_not_to_be_tried_again() -> None:
+    assert response(errors.JobError("x")).headers["x-should-retry"] == "false"
+
+
+def test_the_field_is_told() -> None:
+    told = json.loads(body(errors.InvalidRequest("x", "messages[0].role")))
+
+    assert told["error"]["param"] == "messages[0].role"
+
+
+def test_messages_may_quote_anything() -> None:
+    error = errors.UnknownModel("no \ud800, \x00")
+
+    assert json.loads(body(error))["error"]["message"] == "no \ufffd, \x00"
+
+
+def test_a_new_kind_of_error_gets_the_row_of_its_kin() -> None:
+    class Strange(errors.NoWorker):
+        pass
+
+    assert problem(Strange("x")) == PROBLEMS[errors.NoWorker]
+
+
+def test_statuses_are_those_that_openais_client_tells_apart() -> None:
+    known = {
+        400: openai.BadRequestError,
+        401: openai.AuthenticationError,
+        404: openai.NotFoundError,
+        429: openai.RateLimitError,
+    }
+    others = {row.status for row in PROBLEMS.values()} - known.keys()
+
+    assert others == {413, 499, 500, 502, 503, 504}

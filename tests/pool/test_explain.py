@@ -1,0 +1,111 @@
+from dataclasses import dataclass
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Chat, Job, Kind, Limit, Outcome, Usage
+from shoal.domain.worker import Offer
+from shoal.pool.explain import explain
+
+JOB = Job(JobId("j1"), Chat("m1", ({"role": "user", "content": "secret"},)), owner="al")
+ONE, TWO = WorkerId("w:one"), WorkerId("w:two")
+FIRST, SECOND = LeaseNumber(1), LeaseNumber(2)
+
+
+@dataclass(frozen=True)
+class At:
+    at: float
+    fact: Fact
+
+
+def told(*facts: Fact) -> list[str]:
+    """Return what is said of facts a second apart, without the times."""
+    story = [At(1e9 + second, fact) for second, fact in enumerate(facts)]
+    return [line.split("  ", 1)[1] for line in explain(story)]
+
+
+def test_a_job_that_needed_two_workers() -> None:
+    facts = (
+        JobSubmitted(JOB),
+        JobLeased(
+            JOB.id,
+            ONE,
+            FIRST,
+            "least busy: 0% of its slots in use",
+            (
+                PassedOver("all slots busy", 9, (TWO, WorkerId("w:three"))),
+                PassedOver("does not have m1", 4),
+            ),
+        ),
+        JobStarted(JOB.id, FIRST),
+        JobRequeued(JOB.id, FIRST, "worker lost: closed by peer"),
+        JobLeased(JOB.id, TWO, SECOND, "least busy: 50% of its slots in use"),
+        JobCompleted(JOB.id, SECOND, Outcome("secret", "length", Usage(3, 4))),
+    )
+
+    assert told(*facts) == [
+        "submitted by al for m1",
+        "given to w:one, attempt 1: least busy: 0% of its slots in use",
+        "  passed over: w:two, w:three and 7 others: all slots busy",
+        "  passed over: 4 workers: does not have m1",
+        "first text of attempt 1",
+        "back in the queue after attempt 1: worker lost: closed by peer",
+        "given to w:two, attempt 2: least busy: 50% of its slots in use",
+        "done by attempt 2: length, 3 tokens read, 4 written",
+    ]
+
+
+def test_every_end_says_why() -> None:
+    assert told(
+        JobRequeued(JOB.id, FIRST, "no room", ONE),
+        JobFailed(JOB.id, "out of memory"),
+        JobCancelled(JOB.id, "the client left"),
+        JobExpired(JOB.id, Limit.QUEUE, "no worker for m1: draining (1)"),
+        JobCompleted(JOB.id, FIRST, Outcome("secret")),
+        CameLate(JOB.id, FIRST, ONE, "completed"),
+    ) == [
+        "refused by w:one, back in the queue: no room",
+        "failed: out of memory",
+        "cancelled: the client left",
+        "given up: no worker for m1: draining (1)",
+        "done by attempt 1: stop",
+        "too late: w:one said 'completed' of attempt 1; recorded, not delivered",
+    ]
+
+
+def test_workers_have_lines_too() -> None:
+    assert told(
+        WorkerJoined(ONE, Offer(frozenset({Kind.CHAT})), cancels=True),
+        WorkerDraining(ONE, "asked to"),
+        WorkerLost(ONE, "silent for 30 s"),
+    ) == [
+        "w:one joined",
+        "w:one takes nothing new: asked to",
+        "w:one lost: silent for 30 s",
+    ]
+
+
+def test_lines_begin_with_the_time_in_utc() -> None:
+    (line,) = explain([At(1_000_000_000.0625, JobCancelled(JOB.id, "x"))])
+
+    assert line == "2001-09-09 01:46:40.062  cancelled: x"
+
+
+def test_nothing_that_was_said_is_told() -> None:
+    lines = told(JobSubmitted(JOB), JobCompleted(JOB.id, FIRST, Outcome("secret")))
+
+    assert not any("secret" in line for line in lines)
