@@ -212,6 +212,24 @@ async def test_an_engine_that_was_never_started_starts_with_its_first_chat() -> 
     await engine.close()
 
 
+def test_it_runs_on_uvloop_too() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def kill_and_ask() -> str:
+        engine = LlamaEngine("tiny", TINY)
+        async with aclosing(engine.chat(chat_of("ping", options=ENDLESS))) as pieces:
+            await anext(pieces)
+            await kill(engine)
+            with pytest.raises(Unavailable):
+                async for _ in pieces:
+                    pass
+        text = (await ask(engine, "ping")).text
+        await engine.close()
+        return text
+
+    assert uvloop.run(kill_and_ask()) == "pong"
+
+
 @pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
 async def test_the_process_does_not_outlive_the_worker() -> None:
     worker = await asyncio.create_subprocess_exec(

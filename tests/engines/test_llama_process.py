@@ -1,0 +1,130 @@
+"""The child process behind the embedded engine, and what is said of its end."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from engines.asking import TINY
+from shoal.domain.errors import LimitExceeded, Unavailable
+from shoal.engines.llama_process import (
+    Answer,
+    LlamaProcess,
+    complaint,
+    how_it_ended,
+    last_words,
+)
+from shoal.engines.llama_wire import MESSAGE_MAX, Ended, Load, Refused
+
+PING = {"messages": [{"role": "user", "content": "ping"}], "temperature": 0}
+
+
+@pytest.fixture
+async def process() -> AsyncIterator[LlamaProcess]:
+    """One slot with room for 500 tokens."""
+    process = await LlamaProcess.spawn()
+    await process.open(Load(str(TINY), slots=1, context=500, threads=1))
+    yield process
+    await process.close()
+
+
+async def end_of(answer: Answer) -> Ended | Refused:
+    while isinstance(item := await answer.read(), str):
+        pass
+    return item
+
+
+async def test_an_aborted_chat_stops_before_its_end(process: LlamaProcess) -> None:
+    id, answer = process.run(PING | {"ignore_eos": True}, "", None)
+    await answer.read()
+
+    process.abort(id)
+
+    assert await end_of(answer) == Refused(id, "aborted")
+    assert process.chats == 0
+
+
+async def test_a_chat_that_waits_for_a_slot_can_be_aborted(
+    process: LlamaProcess,
+) -> None:
+    running, answer = process.run(PING | {"ignore_eos": True}, "", None)
+    waiting, other = process.run(PING, "", None)
+
+    process.abort(waiting)
+
+    assert await end_of(answer) == Ended(running, "length", 24, 512 - 24)
+    assert await end_of(other) == Refused(waiting, "aborted")
+
+
+async def test_unread_pieces_are_joined(process: LlamaProcess) -> None:
+    _, unread = process.run(PING, "", None)
+    # The only slot is theirs in turn: when this one has its own, the other is whole.
+    _, next_in_turn = process.run(PING, "", None)
+    await end_of(next_in_turn)
+
+    assert await unread.read() == "pong"
+
+
+async def test_a_chat_too_large_to_be_sent_is_refused(process: LlamaProcess) -> None:
+    with pytest.raises(LimitExceeded):
+        process.run({"messages": "x" * MESSAGE_MAX}, "", None)
+
+    assert process.chats == 0
+
+
+async def test_a_process_that_has_gone_takes_no_chats(process: LlamaProcess) -> None:
+    await process.close()
+
+    _, answer = process.run(PING, "", None)
+
+    with pytest.raises(Unavailable, match="the engine was closed"):
+        await answer.read()
+
+
+LOG = """\
+0.00.001 W srv init: no API key is set
+0.00.002 E gguf_init_from_file: failed to open GGUF file 'x.gguf'
+0.00.003 E llama_model_load: error loading model: something more general
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (LOG, "failed to open GGUF file 'x.gguf'"),
+        ("0.1 E llama_model_load: error loading model: cut short\n", "cut short"),
+        ("0.1 I srv init: all is well\n", None),
+        ("", None),
+    ],
+)
+def test_the_first_error_of_a_log_is_the_one_to_tell(
+    log: str, message: str | None
+) -> None:
+    assert complaint(log) == message
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        (LOG, ""),
+        (
+            LOG + "ggml.c:7: GGML_ASSERT(x) failed\n",
+            ": ggml.c:7: GGML_ASSERT(x) failed",
+        ),
+    ],
+)
+def test_last_words_are_no_routine_entry(log: str, words: str) -> None:
+    assert last_words(log) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended with status 0"),
+        (3, "ended with status 3"),
+        (-6, "was ended by SIGABRT"),
+        (-250, "was ended by signal 250"),
+    ],
+)
+def test_an_exit_code_is_put_into_words(code: int, words: str) -> None:
+    assert how_it_ended(code) == words
