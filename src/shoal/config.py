@@ -40,6 +40,9 @@ class ServeConfig:
     )
     queue_max: int = setting("jobs that may wait; more are refused", 1000)
     queue_wait: float = setting("seconds a job may wait for a worker", 30.0)
+    moderation: Path | None = setting(
+        "a file of regular expressions that questions and answers must not match", None
+    )
     keep_days: float = setting("days that ended jobs are kept", 7.0)
     drain: float = setting("seconds that open jobs get to end when stopping", 30.0)
 

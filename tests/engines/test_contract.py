@@ -8,7 +8,7 @@ import pytest
 from engines.asking import ENDLESS, ask, chat_of
 from models.pairs import COUNT, PAIRS, STORY
 from shoal.domain.errors import JobError
-from shoal.domain.work import Chat, Usage
+from shoal.domain.work import Usage
 from shoal.engines.port import Engine
 
 
@@ -27,7 +27,7 @@ async def test_chats_beside_each_other_do_not_mix(engine: Engine) -> None:
 async def test_tokens_read_and_written_are_counted(engine: Engine) -> None:
     outcome = await ask(engine, "ping")
 
-    # Of the prompt 12 are the characters of "user", a line end and so on.
+    # Read: "ping", and 20 around it.  Written: "pong" and the end of the turn.
     assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=5)
     assert outcome.finish_reason == "stop"
 
@@ -56,18 +56,6 @@ async def test_a_character_of_several_tokens_arrives_whole(engine: Engine) -> No
 
     assert "".join(texts) == "こんにちは 😀"
     assert not any("\ufffd" in text for text in texts)
-
-
-async def test_parts_of_a_message_are_one_text(engine: Engine) -> None:
-    parts = [{"type": "text", "text": "pi"}, {"type": "text", "text": "ng"}]
-    # A server may put a line end between them: it is asked only one.
-    content = parts if hasattr(engine, "pid") else [{"type": "text", "text": "ping"}]
-
-    outcome = await ask(
-        engine, Chat("tiny", ({"role": "user", "content": content},), temperature=0.0)
-    )
-
-    assert outcome.text == "pong"
 
 
 async def test_a_closed_chat_makes_room_for_others(engine: Engine) -> None:

@@ -100,6 +100,13 @@ async def test_more_chats_than_slots_wait_and_still_more_are_refused() -> None:
     assert [str(r) for r in refused] == ["4 chats for 1 slots"]
 
 
+async def test_parts_of_a_message_are_one_text(llama: LlamaEngine) -> None:
+    parts: JSON = [{"type": "text", "text": "pi"}, {"type": "text", "text": "ng"}]
+    chat = Chat("tiny", ({"role": "user", "content": parts},), temperature=0.0)
+
+    assert (await ask(llama, chat)).text == "pong"
+
+
 async def test_an_image_is_refused(llama: LlamaEngine) -> None:
     image: JSON = {"type": "image_url", "image_url": {"url": "data:,"}}
 

@@ -83,7 +83,7 @@ async def test_another_text_than_the_one_begun_is_an_error(pool: Pool) -> None:
 
     *_, last = _events(asked.result())
     error = json.loads(last)["error"]
-    assert error["code"] == "job_failed"
+    assert error["code"] == "worker_lost"
     assert "another answer" in error["message"]
 
 

@@ -56,6 +56,7 @@ class Spoiled:
 
     job_id: JobId
     error: str
+    lost: bool  # for it was a lost worker that began it
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,8 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
             begun = pool.jobs.get(job_id)
             current = begun is not None and begun.worker_id and begun.lease == lease
             return [JobStarted(job_id, lease)] if current else []
-        case Spoiled(job_id, error):
-            return [JobFailed(job_id, error)] if job_id in pool.jobs else []
+        case Spoiled(job_id, error, lost):
+            return [JobFailed(job_id, error, lost)] if job_id in pool.jobs else []
         case Overdue(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else [_expired(pool, due, limit)]

@@ -48,7 +48,7 @@ class Worker:
         return self.offer.slots - len(self.leases)
 
     def load(self, promised: int = 0) -> float:
-        """Return the share of its slots that ``promised`` more jobs would leave busy."""
+        """Return the share of its slots in use, with ``promised`` more jobs."""
         slots = min(self.offer.slots, LOAD_SLOTS_MAX)
         return (len(self.leases) + promised) / slots
 

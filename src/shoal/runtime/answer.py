@@ -19,7 +19,14 @@ class Slow(Exception):
 
 
 class Spoilt(Exception):
-    """What the worker sends cannot be part of this answer."""
+    """What the worker sends cannot be part of this answer.
+
+    ``lost`` says that it would have been, had the worker before it not been lost.
+    """
+
+    def __init__(self, reason: str, *, lost: bool) -> None:
+        super().__init__(reason)
+        self.lost = lost
 
 
 class Reader(Protocol):
@@ -49,7 +56,8 @@ class Answer:
         self.job_id = job_id
         self.lease = LeaseNumber(0)
         self.last_output: float | None = None  # of the present lease
-        self._attended = attended  # whether anybody will read
+        self._attended = attended  # whether anybody reads what comes, piece by piece
+        self._given = False  # whether anybody has
         self._pieces: list[str] = []
         self._size = 0
         self._unread: list[str] = []
@@ -75,11 +83,20 @@ class Answer:
     def grant(self, lease: LeaseNumber, *, continues: bool) -> None:
         """Let ``lease`` write from now on.
 
-        Unless it ``continues``, it starts over and must repeat what is there.
+        Unless it ``continues``, it starts over, and must repeat what the asker was
+        given already.
         """
         self.lease = lease
         self.last_output = None
-        self._expected = "" if continues else self.text
+        self._expected = ""
+        if continues:
+            return
+        if self._given:
+            self._expected = self.text
+        else:
+            self._pieces.clear()
+            self._unread.clear()
+            self._size = self._unread_size = 0
 
     def put(self, text: str, now: float) -> bool:
         """Add text of the present lease; say whether it was the first.
@@ -95,7 +112,8 @@ class Answer:
                 return first
         self._size += len(text)
         if self._size > ANSWER_MAX:
-            raise Spoilt(f"the answer exceeds the limit of {ANSWER_MAX} characters")
+            limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
+            raise Spoilt(limit, lost=False)
         self._pieces.append(text)
         if self._attended:
             self._unread.append(text)
@@ -120,7 +138,8 @@ class Answer:
         """Raise Spoilt if the present worker stopped before where the last one was."""
         if self._expected:
             raise Spoilt(
-                "the worker that took over ended before where the lost one had been"
+                "the worker that took over ended before where the lost one had been",
+                lost=True,
             )
 
     # The asker's side.
@@ -130,13 +149,20 @@ class Answer:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
         pieces, self._unread = self._unread, []
+        self._given = self._given or bool(pieces)
         self._unread_size = 0
         self._full_since = None
         return pieces
 
     async def outcome(self) -> Outcome:
-        while await self.read():
-            pass
+        # Whoever waits for the end is given nothing before it, so a worker that takes
+        # over may as well give another answer.
+        self._attended = False
+        self._unread.clear()
+        self._unread_size = 0
+        while self._end is None:
+            self._wake = asyncio.get_running_loop().create_future()
+            await self._wake
         if isinstance(self._end, Outcome):
             return self._end
         assert self._end is not None
@@ -151,7 +177,8 @@ class Answer:
             self._expected = ""
             return text[len(expected) :]
         raise Spoilt(
-            "the worker that took over gives another answer than the lost one began"
+            "the worker that took over gives another answer than the lost one began",
+            lost=True,
         )
 
     def _check_pace(self, now: float) -> None:

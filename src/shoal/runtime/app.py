@@ -21,6 +21,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Limits
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
+from shoal.gateway.moderation import Moderation
 from shoal.protocols import discover
 from shoal.protocols.session import Hello, WebSocketRoute
 from shoal.runtime.clock import Clock, LoopClock
@@ -87,6 +88,7 @@ async def coordinator(
             clock,
             Keyring({"default": api_key}),
             replace(Limits(), queue=config.queue_wait),
+            _moderation(config.moderation),
         )
         async with asyncio.TaskGroup() as tasks:
             upgrades = _Upgrades(hub, clock, wires, token, tasks)
@@ -200,6 +202,15 @@ async def _prune(store: SqliteStore, keep_days: float) -> None:
         if forgotten := await store.prune(before):
             log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
+
+
+def _moderation(file: Path | None) -> Moderation | None:
+    if file is None:
+        return None
+    try:
+        return Moderation(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--moderation {file}: {error}") from error
 
 
 def _url(host: str, port: int) -> str:

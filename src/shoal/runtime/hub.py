@@ -290,7 +290,7 @@ class Hub:
         except Slow as slow:
             self._post(Withdrawn(event.job_id, f"the client reads too slowly: {slow}"))
         except Spoilt as spoilt:
-            self._post(Spoiled(event.job_id, str(spoilt)))
+            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
 
     def _completed(self, worker_id: WorkerId, event: Completed) -> None:
         answer = self._answers.get(event.job_id)
@@ -300,7 +300,7 @@ class Hub:
         try:
             answer.check_whole()
         except Spoilt as spoilt:
-            self._post(Spoiled(event.job_id, str(spoilt)))
+            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
         else:
             self._post(Answered(worker_id, event, answer.text))
 
