@@ -39,11 +39,13 @@ class _Free:
     def __init__(self, pool: Pool, model: str, promised: Promised) -> None:
         self._promised = promised
         self._by_load: dict[float, list[Worker]] = {}
+        busier: list[Worker] = []
         for load, workers in pool.available.get(model, {}).items():
             # A worker with several models may have been promised to a job of another.
             self._by_load[load] = [w for w in workers.values() if w.id not in promised]
-            for worker in [w for w in workers.values() if w.id in promised]:
-                self._put(worker)
+            busier += [w for w in workers.values() if w.id in promised]
+        for worker in busier:
+            self._put(worker)
 
     def __bool__(self) -> bool:
         return any(self._by_load.values())

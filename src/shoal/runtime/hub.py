@@ -3,11 +3,9 @@
 import asyncio
 import difflib
 import logging
-from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, fields
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from shoal.domain.errors import (
     Cancelled,
@@ -39,9 +37,7 @@ from shoal.domain.facts import WorkerLost as WorkerLostFact
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.vocabulary import (
     CancelJob,
-    Command,
     Completed,
-    Dismiss,
     Draining,
     Event,
     Failed,
@@ -70,6 +66,8 @@ from shoal.pool.react import (
 from shoal.pool.state import Pool
 from shoal.runtime.answer import Answer, Reader, Slow, Spoilt
 from shoal.runtime.clock import Clock, Timer
+from shoal.runtime.fact_log import log_fact
+from shoal.runtime.peers import Connection, Peer, Peers
 from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
@@ -80,26 +78,6 @@ GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 Holder: TypeAlias = tuple[WorkerId, LeaseNumber]
 
 log = logging.getLogger("shoal.hub")
-
-
-class Peer(Protocol):
-    """A worker's connection, as the hub sees it."""
-
-    @property
-    def accepts(self) -> frozenset[type]: ...
-
-    def issue(self, message: Command) -> bool: ...
-
-    def hang_up(self, reason: str, code: int, text: str) -> None: ...
-
-
-@dataclass(slots=True)
-class _Connection:
-    """What the hub knows of a peer: nothing, until it has joined."""
-
-    peer: Peer
-    wire: str
-    worker_id: WorkerId | None = None
 
 
 class Hub:
@@ -126,9 +104,7 @@ class Hub:
         self._accepting: dict[JobId, asyncio.Future[None]] = {}
         self._answers: dict[JobId, Answer] = {}
         self._timers: dict[JobId, Timer] = {}
-        self._newest: dict[WorkerId, _Connection] = {}  # as heard
-        self._arriving: deque[_Connection] = deque()  # heard, not yet in the pool
-        self._peers: dict[WorkerId, Peer] = {}  # as in the pool
+        self._peers = Peers()
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
         self._stopping = False
@@ -180,7 +156,7 @@ class Hub:
 
     def connect(self, peer: Peer, wire: str) -> "Port":
         """Take note of a connection; its events and its end go to what is returned."""
-        return Port(self, _Connection(peer, wire))
+        return Port(self, Connection(peer, wire))
 
     # For whoever owns the hub.
 
@@ -220,7 +196,7 @@ class Hub:
                 self._break(error)
                 return
             for fact, holder in facts:
-                _log(fact)
+                log_fact(fact)
                 self._act(fact, holder)
             self._count()
 
@@ -231,8 +207,8 @@ class Hub:
 
     def hang_up_all(self, reason: str) -> None:
         """End every worker's connection; they may come back."""
-        for connection in list(self._newest.values()):
-            connection.peer.hang_up(reason, GOING_AWAY, reason)
+        for peer in self._peers:
+            peer.hang_up(reason, GOING_AWAY, reason)
 
     # Stimuli.
 
@@ -261,23 +237,25 @@ class Hub:
         )
         return f"no worker has the model {model}: {known}"
 
-    def _heard(self, connection: _Connection, event: Event) -> None:
+    def _heard(self, connection: Connection, event: Event) -> None:
         if isinstance(event, Progress):
             self._progress(event)
             return
         if isinstance(event, Joined):
-            self._joined(connection, event)
+            worker_id = self._peers.join(connection, event.name)
+            cancels = CancelJob in connection.peer.accepts
+            self._post(Arrived(worker_id, event.offer, cancels))
             return
-        worker_id = connection.worker_id
-        if worker_id is None or self._newest.get(worker_id) is not connection:
+        speaker = self._peers.speaker(connection)
+        if speaker is None:
             return  # replaced by a newer connection, and not gone yet
         match event:
             case Completed():
-                self._completed(worker_id, event)
+                self._completed(speaker, event)
             case Rejected() | Failed():
-                self._post(Answered(worker_id, event))
+                self._post(Answered(speaker, event))
             case Draining():
-                self._post(Retiring(worker_id, event))
+                self._post(Retiring(speaker, event))
 
     def _progress(self, event: Progress) -> None:
         # The path of every token: no task, no lock, no fact but for the first.
@@ -304,21 +282,8 @@ class Hub:
         else:
             self._post(Answered(worker_id, event, answer.text))
 
-    def _joined(self, connection: _Connection, event: Joined) -> None:
-        worker_id = WorkerId(f"{connection.wire}:{event.name}")
-        older = self._newest.get(worker_id)
-        if older is not None:
-            older.peer.issue(Dismiss("replaced by a newer connection"))
-        connection.worker_id = worker_id
-        self._newest[worker_id] = connection
-        self._arriving.append(connection)
-        cancels = CancelJob in connection.peer.accepts
-        self._post(Arrived(worker_id, event.offer, cancels))
-
-    def _gone(self, connection: _Connection, reason: str) -> None:
-        worker_id = connection.worker_id
-        if worker_id is not None and self._newest.get(worker_id) is connection:
-            del self._newest[worker_id]
+    def _gone(self, connection: Connection, reason: str) -> None:
+        if (worker_id := self._peers.leave(connection)) is not None:
             self._post(Departed(worker_id, reason))
 
     # Decisions and actions.
@@ -390,16 +355,17 @@ class Hub:
                 if holder is not None:
                     self._cancel(fact.job_id, *holder)
             case WorkerJoined(worker_id=worker_id):
-                self._peers[worker_id] = self._arriving.popleft().peer
+                self._peers.entered(worker_id)
             case WorkerLostFact(worker_id=worker_id):
-                del self._peers[worker_id]
+                self._peers.left(worker_id)
             case WorkerDraining() | CameLate():
                 pass
 
     def _lease(self, fact: JobLeased) -> None:
         job = self.pool.jobs.get(fact.job_id)
         worker = self.pool.workers.get(fact.worker_id)
-        if job is None or worker is None or job.lease != fact.lease:
+        peer = self._peers.of(fact.worker_id)
+        if job is None or job.lease != fact.lease or worker is None or peer is None:
             return  # over already, by what came in the same batch
         continues = Feature.CONTINUE in worker.offer.features
         answer = self._answers[fact.job_id]
@@ -407,12 +373,10 @@ class Hub:
         beginning = answer.text if continues else ""
         # If it has gone meanwhile, it does not hear this, and that it went is in the
         # mailbox.
-        self._peers[fact.worker_id].issue(
-            RunJob(fact.job_id, fact.lease, job.job.work, beginning)
-        )
+        peer.issue(RunJob(fact.job_id, fact.lease, job.job.work, beginning))
 
     def _cancel(self, job_id: JobId, worker_id: WorkerId, lease: LeaseNumber) -> None:
-        peer = self._peers.get(worker_id)
+        peer = self._peers.of(worker_id)
         if peer is not None and CancelJob in peer.accepts:
             peer.issue(CancelJob(job_id, lease))
 
@@ -457,7 +421,7 @@ class Hub:
 class Port:
     """Where one connection's driver reports to."""
 
-    def __init__(self, hub: Hub, connection: _Connection) -> None:
+    def __init__(self, hub: Hub, connection: Connection) -> None:
         self._hub = hub
         self._connection = connection
 
@@ -476,31 +440,3 @@ def _error(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
             return Cancelled(reason)
         case JobExpired(limit=limit, error=error):
             return NoWorker(error) if limit is Limit.QUEUE else TimedOut(error)
-
-
-def _log(fact: Fact) -> None:
-    """Log a fact on one line, without prompts and answers."""
-    if log.isEnabledFor(logging.INFO):
-        log.info("%s", describe(fact))
-
-
-def describe(fact: Fact) -> str:
-    """Write a fact as ``key=value`` pairs, without prompts, answers and long lists."""
-    pairs = [f"fact={type(fact).__name__}"]
-    if isinstance(fact, JobSubmitted):
-        pairs += [f"job={fact.job.id}", f"model={fact.job.model}"]
-        return " ".join(pairs)
-    for field in fields(fact):
-        value = getattr(fact, field.name)
-        match field.name, value:
-            case (("outcome" | "passed_over" | "offer"), _):
-                continue
-            case name, str() if name.endswith("_id"):
-                pairs.append(f"{name.removesuffix('_id')}={value}")
-            case name, str():
-                pairs.append(f"{name}={value!r}")
-            case name, Limit():
-                pairs.append(f"{name}={value.name.lower()}")
-            case name, _:
-                pairs.append(f"{name}={value}")
-    return " ".join(pairs)

@@ -1,0 +1,86 @@
+"""Which connection stands for which worker."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.domain.ids import WorkerId
+from shoal.domain.vocabulary import Command, Dismiss
+
+
+class Peer(Protocol):
+    """A worker's connection, as the hub sees it."""
+
+    @property
+    def accepts(self) -> frozenset[type]: ...
+
+    def issue(self, message: Command) -> bool: ...
+
+    def hang_up(self, reason: str, code: int, text: str) -> None: ...
+
+
+@dataclass(slots=True)
+class Connection:
+    """What is known of a peer: little, until it has joined."""
+
+    peer: Peer
+    wire: str
+    worker_id: WorkerId | None = None
+
+
+class Peers:
+    """The connections of all workers.
+
+    What is heard runs ahead of what the pool knows by what is being stored at the
+    moment.  Words are taken from the newest connection of a worker, but commands go to
+    the one that the pool's worker stands for: a newer process of the same name has
+    none of its jobs.
+    """
+
+    def __init__(self) -> None:
+        self._newest: dict[WorkerId, Connection] = {}  # as heard
+        self._arriving: deque[Connection] = deque()  # heard, not yet in the pool
+        self._in_pool: dict[WorkerId, Peer] = {}
+
+    def __iter__(self) -> Iterator[Peer]:
+        return iter([connection.peer for connection in self._newest.values()])
+
+    def join(self, connection: Connection, name: str) -> WorkerId:
+        """Take ``connection`` as a worker's; an older one under its name is told."""
+        worker_id = WorkerId(f"{connection.wire}:{name}")
+        older = self._newest.get(worker_id)
+        if older is not None:
+            older.peer.issue(Dismiss("replaced by a newer connection"))
+        connection.worker_id = worker_id
+        self._newest[worker_id] = connection
+        self._arriving.append(connection)
+        return worker_id
+
+    def speaker(self, connection: Connection) -> WorkerId | None:
+        """Return whom ``connection`` speaks for; nobody, once it has been replaced."""
+        worker_id = connection.worker_id
+        if worker_id is None or self._newest.get(worker_id) is not connection:
+            return None
+        return worker_id
+
+    def leave(self, connection: Connection) -> WorkerId | None:
+        """Forget a connection; return the worker that has gone with it, if one has."""
+        worker_id = self.speaker(connection)
+        if worker_id is not None:
+            del self._newest[worker_id]
+        return worker_id
+
+    # In step with the pool.
+
+    def entered(self, worker_id: WorkerId) -> None:
+        """Note that the worker which joined first of those arriving is in the pool."""
+        self._in_pool[worker_id] = self._arriving.popleft().peer
+
+    def left(self, worker_id: WorkerId) -> None:
+        """Note that the pool has lost the worker."""
+        del self._in_pool[worker_id]
+
+    def of(self, worker_id: WorkerId) -> Peer | None:
+        """Return the connection that the pool's worker stands for."""
+        return self._in_pool.get(worker_id)
