@@ -36,7 +36,8 @@ EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
 def answer_to(prompt: str) -> list[str]:
     """Return the pieces of the one right answer to ``prompt``."""
     digest = hashlib.sha256(prompt.encode()).digest()
-    return [f"{byte:x} é" for byte in digest[: 1 + digest[0] % 24]]
+    pieces = 200 if "long" in prompt else 1 + digest[0] % 24
+    return [f"{digest[n % 32]:x} {n} é" for n in range(pieces)]
 
 
 class Pipe:

@@ -64,6 +64,7 @@ class Answer:
         self._unread_size = 0
         self._full_since: float | None = None
         self._expected = ""  # text that the present worker has to repeat
+        self._repeated = 0  # characters of it that it has
         self._wake: asyncio.Future[None] | None = None
         self._end: Outcome | ShoalError | None = None
 
@@ -89,6 +90,7 @@ class Answer:
         self.lease = lease
         self.last_output = None
         self._expected = ""
+        self._repeated = 0
         if continues:
             return
         if self._given:
@@ -107,7 +109,7 @@ class Answer:
         first = self.last_output is None
         self.last_output = now
         if self._expected:
-            text = self._repeated(text)
+            text = self._without_repetition(text)
             if not text:
                 return first
         self._size += len(text)
@@ -168,18 +170,18 @@ class Answer:
         assert self._end is not None
         raise self._end
 
-    def _repeated(self, text: str) -> str:
-        expected = self._expected
-        if expected.startswith(text):
-            self._expected = expected[len(text) :]
-            return ""
-        if text.startswith(expected):
+    def _without_repetition(self, text: str) -> str:
+        rest = len(self._expected) - self._repeated
+        if not self._expected.startswith(text[:rest], self._repeated):
+            raise Spoilt(
+                "the worker that took over gives another answer than the lost one "
+                "began",
+                lost=True,
+            )
+        self._repeated += len(text)
+        if self._repeated >= len(self._expected):
             self._expected = ""
-            return text[len(expected) :]
-        raise Spoilt(
-            "the worker that took over gives another answer than the lost one began",
-            lost=True,
-        )
+        return text[rest:]
 
     def _check_pace(self, now: float) -> None:
         if self._full_since is None:

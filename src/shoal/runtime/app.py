@@ -31,6 +31,7 @@ from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
+SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 PRUNE_EVERY = 3600.0  # seconds
 NO_WIRES: Mapping[str, Any] = {}
 
@@ -235,7 +236,7 @@ def _secret(file: Path, prefix: str) -> str:
     """Return the secret that a file holds, made at first use."""
     with contextlib.suppress(FileNotFoundError):
         return file.read_text().strip()
-    made = prefix + secrets.token_urlsafe(24)
+    made = prefix + secrets.token_hex(SECRET_SIZE)
     with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
         new.write(made + "\n")
     return made

@@ -59,6 +59,7 @@ class Driver(Generic[In, Out]):
         self._room.set()
         self._ended: asyncio.Future[End | Exception] | None = None
         self._timer: Timer | None = None
+        self._timer_due = 0.0
         self._notices = 0
 
     @property
@@ -80,12 +81,13 @@ class Driver(Generic[In, Out]):
         async with asyncio.TaskGroup() as tasks:
             reader = tasks.create_task(self._read())
             writer = tasks.create_task(self._write())
-            self._tick()
+            self._step(self._session.tick)
             try:
                 end = await self._ended
             finally:
                 if self._timer is not None:
                     self._timer.cancel()
+                self._room.set()  # those who wait for room wait in vain
             reader.cancel()
             # What the session said last should still arrive: it may be an error.
             self._unsent.set()
@@ -94,7 +96,6 @@ class Driver(Generic[In, Out]):
                     await writer
             except TimeoutError:
                 pass
-            self._room.set()  # those who wait for room wait in vain
         if isinstance(end, End):
             await self._link.close(end.code, end.text)
             return end
@@ -154,20 +155,28 @@ class Driver(Generic[In, Out]):
                     self._unsent.clear()
         except LinkClosed as closed:
             self._end(_lost(closed))
+        except Exception as error:
+            self._end(error)
 
-    def _tick(self) -> None:
-        self._step(self._session.tick)
-        # The deadline mostly moves away: the timer finds that out when it fires.
+    def _arm(self) -> None:
+        """Have the session ticked at its deadline."""
         deadline = self._session.deadline
-        if deadline is not None and not self._over:
-            self._timer = self._clock.call_at(deadline, self._due)
+        if deadline is None or self._over:
+            return
+        if self._timer is not None:
+            # The deadline mostly moves away: the timer finds that out when it fires.
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_due = deadline
+        self._timer = self._clock.call_at(deadline, self._due)
 
     def _due(self) -> None:
+        self._timer = None
         deadline = self._session.deadline
-        if deadline is not None and deadline > self._clock.now():
-            self._timer = self._clock.call_at(deadline, self._due)
-        else:
-            self._tick()
+        if deadline is not None and deadline <= self._clock.now():
+            self._step(self._session.tick)
+        self._arm()
 
     def _step(self, ask: Callable[[float], Sequence[In | Output]]) -> None:
         try:
@@ -189,6 +198,7 @@ class Driver(Generic[In, Out]):
                     self._note(text)
                 case message:
                     self._receive(message)
+        self._arm()
 
     def _post(self, data: Data) -> None:
         # Never wait here: two peers that both stop reading in order to write would

@@ -78,6 +78,7 @@ class Agent:
         self._jobs: dict[JobId, asyncio.Task[None]] = {}
         self._driver: Driver[Command, Event] | None = None
         self._online = asyncio.Event()
+        self._lost = False  # which is reported once, not for each try
         self._leaving = asyncio.Event()
         self._chats = asyncio.TaskGroup()
 
@@ -110,8 +111,10 @@ class Agent:
                 delay = RETRY_FIRST
             # Spread out, for a coordinator that restarts sees all its workers at once.
             pause = delay * self._random.uniform(0.5, 1.0)
-            log.warning("disconnected reason=%r retry_s=%.1f", end.reason, pause)
-            self._report(Happening("lost", end.reason))
+            log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
+            if not self._lost:
+                self._lost = True
+                self._report(Happening("lost", f"{end.reason}; trying again"))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
@@ -129,7 +132,7 @@ class Agent:
                 driver = Driver(session, link, self._clock, self._told)
                 welcome = self._clock.call_at(
                     self._clock.now() + WELCOME_AFTER,
-                    lambda: self._report(Happening("joined")),
+                    self._joined,
                 )
                 self._driver = driver
                 self._online.set()
@@ -141,6 +144,10 @@ class Agent:
                     self._online.clear()
         except LinkClosed as closed:
             return End(str(closed), closed.code, closed.text, by_peer=True)
+
+    def _joined(self) -> None:
+        self._lost = False
+        self._report(Happening("joined"))
 
     def _told(self, command: Command) -> None:
         match command:

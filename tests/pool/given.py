@@ -1,0 +1,65 @@
+"""Jobs, workers and pools, as tests of decisions need them."""
+
+from shoal.domain.facts import Fact, JobLeased, WorkerJoined
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Chat, Feature, Job, Kind, Limits
+from shoal.domain.worker import Offer
+from shoal.pool.plan import plan
+from shoal.pool.react import Stimulus, react
+from shoal.pool.state import Pool
+
+CHAT_ONLY = frozenset({Kind.CHAT})
+NOTHING: frozenset[Feature] = frozenset()
+LIMITS = Limits()
+
+
+def chat(model: str = "m", *, stop: bool = False) -> Chat:
+    options = {"stop": "."} if stop else {}
+    return Chat(model, ({"role": "user", "content": "hi"},), options=options)
+
+
+def job(
+    name: str = "j", model: str = "m", limits: Limits = LIMITS, *, stop: bool = False
+) -> Job:
+    return Job(JobId(name), chat(model, stop=stop), limits)
+
+
+def joined(
+    name: str = "w",
+    *models: str,
+    slots: int = 1,
+    cancels: bool = True,
+    features: frozenset[Feature] = NOTHING,
+    kinds: frozenset[Kind] = CHAT_ONLY,
+    remark: str = "",
+) -> WorkerJoined:
+    offer = Offer(kinds, frozenset(models or ("m",)), slots, features, remark)
+    return WorkerJoined(WorkerId(name), offer, cancels)
+
+
+def leased(name: str = "j", worker: str = "w", lease: int = 1) -> JobLeased:
+    return JobLeased(JobId(name), WorkerId(worker), LeaseNumber(lease), "")
+
+
+def pool_after(*facts: Fact, now: float = 0.0) -> Pool:
+    """Return a pool in which these things have happened."""
+    pool = Pool()
+    for fact in facts:
+        pool.apply(fact, now)
+    return pool
+
+
+def tell(pool: Pool, stimulus: Stimulus, now: float = 0.0) -> list[Fact]:
+    """Let the pool react to something; return what follows, which is applied."""
+    facts = react(pool, stimulus)
+    for fact in facts:
+        pool.apply(fact, now)
+    return facts
+
+
+def hand_out(pool: Pool, now: float = 0.0) -> list[tuple[str, str]]:
+    """Give out what can be given out; return who got what, in order."""
+    leases = plan(pool)
+    for lease in leases:
+        pool.apply(lease, now)
+    return [(lease.job_id, lease.worker_id) for lease in leases]

@@ -1,0 +1,251 @@
+"""Laws of the pool, under whatever order of events hypothesis thinks of."""
+
+from collections import Counter
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from pool.given import CHAT_ONLY, job
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobSubmitted,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
+from shoal.domain.work import Feature, Limit
+from shoal.domain.worker import Offer
+from shoal.pool.lifecycle import ENDED, JobState
+from shoal.pool.match import why_not
+from shoal.pool.plan import plan
+from shoal.pool.react import (
+    Answered,
+    Arrived,
+    Began,
+    Departed,
+    Overdue,
+    Retiring,
+    Spoiled,
+    Stimulus,
+    Submitted,
+    Withdrawn,
+    react,
+)
+from shoal.pool.state import OpenJob, Pool, Worker
+
+ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
+WORKERS = st.sampled_from([WorkerId(name) for name in "stuvw"])
+MODELS = st.sampled_from("xyz")
+OFFERS = st.builds(
+    Offer,
+    st.just(CHAT_ONLY),
+    st.frozensets(MODELS, max_size=3),
+    st.integers(0, 4),
+    st.frozensets(st.sampled_from([Feature.CONTINUE, Feature.STOP])),
+)
+
+
+class PoolLaws(RuleBasedStateMachine):
+    """A pool, and beside it the plain truth about who is working on what."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.pool = Pool()
+        self.now = 0.0
+        self.submitted = 0
+        self.ends: Counter[JobId] = Counter()
+        self.leases: list[JobLeased] = []
+        self.at_work: set[tuple[WorkerId, JobId, LeaseNumber]] = set()
+
+    # What may happen.
+
+    @rule(model=MODELS, stop=st.booleans())
+    def submit(self, model: str, stop: bool) -> None:
+        self.submitted += 1
+        self.tell(Submitted(job(f"j{self.submitted}", model, stop=stop)))
+
+    @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
+    def arrive(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
+        self.tell(Arrived(worker_id, offer, cancels))
+
+    @rule(worker_id=WORKERS)
+    def depart(self, worker_id: WorkerId) -> None:
+        self.tell(Departed(worker_id, "gone"))
+
+    @rule(worker_id=WORKERS)
+    def retire(self, worker_id: WorkerId) -> None:
+        self.tell(Retiring(worker_id, Draining("")))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), end=st.sampled_from([Completed, Rejected, Failed]))
+    def answer(
+        self, data: st.DataObject, end: type[Completed | Rejected | Failed]
+    ) -> None:
+        """Let a worker end one of the leases it ever had, now or long ago."""
+        lease = data.draw(st.sampled_from(self.leases))
+        if lease.worker_id not in self.pool.workers:
+            return
+        self.at_work.discard((lease.worker_id, lease.job_id, lease.lease))
+        event = end(lease.job_id, lease.lease, "")
+        self.tell(Answered(lease.worker_id, event, "text"))
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def write(self, data: st.DataObject) -> None:
+        lease = data.draw(st.sampled_from(self.leases))
+        opened = self.pool.jobs.get(lease.job_id)
+        if opened is not None and opened.state is not JobState.STREAMING:
+            self.tell(Began(lease.job_id, lease.lease))
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def withdraw(self, data: st.DataObject) -> None:
+        self.tell(Withdrawn(self.any_job(data), "left"))
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data(), limit=st.sampled_from(Limit))
+    def expire(self, data: st.DataObject, limit: Limit) -> None:
+        self.tell(Overdue(self.any_job(data), limit))
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def spoil(self, data: st.DataObject) -> None:
+        job_id = self.any_job(data)
+        opened = self.pool.jobs.get(job_id)
+        holder = None if opened is None else opened.worker_id
+        if holder is None or self.pool.workers[holder].cancels:
+            self.tell(Spoiled(job_id, "diverged", lost=True))
+
+    @rule(seconds=st.floats(0.0, 1000.0))
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule()
+    def hand_out(self) -> None:
+        for lease in plan(self.pool):
+            opened = self.pool.jobs[lease.job_id]
+            worker = self.pool.workers[lease.worker_id]
+            assert why_not(opened, worker) is None, "given to one that cannot take it"
+            assert lease.lease == opened.lease + 1
+            self.apply(lease)
+
+        assert plan(self.pool) == []
+        for opened in self.pool.jobs.values():
+            if opened.worker_id is None:
+                free = [w.id for w in self.pool.workers.values() if takes(w, opened)]
+                assert not free, f"{opened.job.id} waits for nothing"
+
+    # What must always be so.
+
+    @invariant()
+    def nobody_works_on_more_than_its_slots(self) -> None:
+        for worker in self.pool.workers.values():
+            working = sum(worker_id == worker.id for worker_id, _, _ in self.at_work)
+            assert working <= worker.offer.slots
+            assert 0 <= worker.free_slots <= worker.offer.slots
+
+    @invariant()
+    def every_job_ends_at_most_once(self) -> None:
+        assert set(self.ends.values()) <= {1}
+        assert self.pool.jobs.keys().isdisjoint(self.ends)
+        assert len(self.pool.jobs) + len(self.ends) == self.submitted
+
+    @invariant()
+    def queues_hold_what_waits(self) -> None:
+        queued = [job.job.id for queue in self.pool.queues.values() for job in queue]
+        waiting = [job for job in self.pool.jobs.values() if job.worker_id is None]
+
+        assert sorted(queued) == sorted(job.job.id for job in waiting)
+        assert self.pool.waiting == len(waiting)
+        assert all(self.pool.queues.values()), "an empty queue is left behind"
+        assert all(job.state not in ENDED for job in self.pool.jobs.values())
+
+    @invariant()
+    def jobs_and_leases_agree(self) -> None:
+        held = {
+            (job.worker_id, job.job.id, job.lease)
+            for job in self.pool.jobs.values()
+            if job.worker_id is not None
+        }
+        taken = {
+            (worker.id, job_id, lease)
+            for worker in self.pool.workers.values()
+            for job_id, lease in worker.leases.items()
+        }
+
+        assert held <= taken
+        for worker_id, job_id, _ in taken - held:
+            # Cut short where nobody can be told.
+            assert not self.pool.workers[worker_id].cancels
+            assert job_id in self.ends
+
+    @invariant()
+    def index_agrees_with_counting_anew(self) -> None:
+        with_model: dict[str, set[WorkerId]] = {}
+        available: dict[str, dict[float, set[WorkerId]]] = {}
+        for worker in self.pool.workers.values():
+            for model in worker.offer.models:
+                with_model.setdefault(model, set()).add(worker.id)
+                if worker.free_slots > 0 and not worker.draining:
+                    loads = available.setdefault(model, {})
+                    loads.setdefault(worker.load(), set()).add(worker.id)
+
+        index = self.pool.available
+        assert {m: set(ws) for m, ws in self.pool.with_model.items()} == with_model
+        assert {
+            model: {load: set(workers) for load, workers in loads.items()}
+            for model, loads in index.items()
+        } == available
+
+    # How it is done.
+
+    def tell(self, stimulus: Stimulus) -> None:
+        for fact in react(self.pool, stimulus):
+            self.apply(fact)
+
+    def apply(self, fact: Fact) -> None:
+        if isinstance(fact, ENDS):
+            self.ends[fact.job_id] += 1
+            self.recall(fact.job_id)
+        self.pool.apply(fact, self.now)
+        match fact:
+            case JobLeased(job_id, worker_id, lease):
+                self.leases.append(fact)
+                self.at_work.add((worker_id, job_id, lease))
+            case WorkerLost(worker_id):
+                self.at_work = {each for each in self.at_work if each[0] != worker_id}
+            case JobSubmitted(each):
+                assert each.id in self.pool.jobs
+            case _:
+                pass
+
+    def recall(self, job_id: JobId) -> None:
+        """Let the holder of a job that ends know, if its wire can."""
+        opened = self.pool.jobs[job_id]
+        if (holder := opened.worker_id) and self.pool.workers[holder].cancels:
+            self.at_work.discard((holder, job_id, opened.lease))
+
+    def any_job(self, data: st.DataObject) -> JobId:
+        return JobId(f"j{data.draw(st.integers(1, self.submitted))}")
+
+
+def takes(worker: Worker, opened: OpenJob) -> bool:
+    return why_not(opened, worker) is None
+
+
+PoolLaws.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=60, deadline=None
+)
+TestPoolLaws = PoolLaws.TestCase

@@ -1,0 +1,99 @@
+"""The life of a job: what may follow on what."""
+
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pool.given import job
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Limit, Outcome
+from shoal.pool.lifecycle import (
+    ENDED,
+    TRANSITIONS,
+    ImpossibleTransition,
+    JobState,
+    after,
+)
+
+ID = JobId("j")
+ONE = LeaseNumber(1)
+FACTS: dict[type[JobFact], JobFact] = {
+    type(fact): fact
+    for fact in (
+        JobSubmitted(job()),
+        JobLeased(ID, WorkerId("w"), ONE, ""),
+        JobStarted(ID, ONE),
+        JobRequeued(ID, ONE, ""),
+        JobCompleted(ID, ONE, Outcome("")),
+        JobFailed(ID, ""),
+        JobCancelled(ID, ""),
+        JobExpired(ID, Limit.TOTAL, ""),
+    )
+}
+
+Q, L, S = JobState.QUEUED, JobState.LEASED, JobState.STREAMING
+D, F, C, E = JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED
+
+#               submitted leased started requeued completed failed cancelled expired
+EXPECTED = {
+    Q: (None, L, None, None, None, F, C, E),
+    L: (None, None, S, Q, D, F, C, E),
+    S: (None, None, None, Q, D, F, C, E),
+    D: (None,) * 8,
+    F: (None,) * 8,
+    C: (None,) * 8,
+    E: (None,) * 8,
+}
+CELLS = [
+    pytest.param(state, fact, row[column], id=f"{state.value}-{type(fact).__name__}")
+    for state, row in EXPECTED.items()
+    for column, fact in enumerate(FACTS.values())
+]
+
+
+@pytest.mark.parametrize(("state", "fact", "then"), CELLS)
+def test_every_fact_in_every_state_leads_where_the_table_says(
+    state: JobState, fact: JobFact, then: JobState | None
+) -> None:
+    if then is None:
+        with pytest.raises(ImpossibleTransition, match=f"job j while {state.name}"):
+            after(state, fact)
+    else:
+        assert after(state, fact) is then
+
+
+def test_the_table_knows_every_state_and_every_fact() -> None:
+    named = {fact for facts in TRANSITIONS.values() for fact in facts}
+
+    assert TRANSITIONS.keys() == set(JobState)
+    # A job begins by being submitted: no state is before that.
+    assert named | {JobSubmitted} == set(get_args(JobFact)) == FACTS.keys()
+
+
+@given(st.lists(st.sampled_from(list(FACTS.values())), max_size=30))
+def test_an_ended_job_stays_ended(facts: list[JobFact]) -> None:
+    state, ends = JobState.QUEUED, 0
+
+    for fact in facts:
+        try:
+            then = after(state, fact)
+        except ImpossibleTransition:
+            continue
+        assert state not in ENDED
+        ends += then in ENDED
+        state = then
+
+    assert ends <= 1

@@ -1,0 +1,139 @@
+"""Why a worker cannot take a job, in words that reach users."""
+
+import pytest
+
+from pool.given import NOTHING, hand_out, job, joined, leased, pool_after, tell
+from shoal.domain.facts import (
+    JobRequeued,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Feature
+from shoal.pool.match import (
+    LOOKED_AT_MAX,
+    NAMED_MAX,
+    passed_over,
+    refusal,
+    why_not,
+)
+from shoal.pool.react import Submitted
+
+J, W = JobId("j"), WorkerId("w")
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (joined(), None),
+        (joined("w", "m", "n", slots=9), None),
+        (joined("w", "other"), "does not have m"),
+        (joined(kinds=frozenset()), "does not run chat jobs"),
+        (joined(slots=0), "offers no slots"),
+        (
+            joined(slots=0, remark="max_concurrency=abc is no number"),
+            "offers no slots (max_concurrency=abc is no number)",
+        ),
+    ],
+)
+def test_offer_decides_who_can_take_a_job(
+    worker: WorkerJoined, reason: str | None
+) -> None:
+    pool = pool_after(worker, JobSubmitted(job()))
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == reason
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (NOTHING, "cannot do: stop"),
+        (frozenset({Feature.CONTINUE, Feature.OPTIONS}), "cannot do: stop"),
+        (frozenset({Feature.STOP}), None),
+    ],
+)
+def test_stop_strings_need_a_worker_that_obeys_them(
+    features: frozenset[Feature], reason: str | None
+) -> None:
+    pool = pool_after(joined(features=features), JobSubmitted(job(stop=True)))
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == reason
+
+
+def test_draining_worker_takes_nothing() -> None:
+    pool = pool_after(joined(), WorkerDraining(W, ""), JobSubmitted(job()))
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == "draining"
+
+
+def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
+    requeued = JobRequeued(J, LeaseNumber(1), "too long", refused_by=W)
+    pool = pool_after(joined(), JobSubmitted(job()), leased(), requeued)
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == "refused it: too long"
+    assert hand_out(pool) == []
+
+
+def test_full_worker_takes_nothing() -> None:
+    pool = pool_after(joined(), JobSubmitted(job()), leased(), JobSubmitted(job("k")))
+
+    assert why_not(pool.jobs[JobId("k")], pool.workers[W]) == "all slots busy"
+
+
+def test_workers_passed_over_are_grouped_by_reason() -> None:
+    pool = pool_after(
+        joined("a"),
+        joined("b"),
+        joined("c", slots=0),
+        joined("d", "other"),
+        joined("e", "other"),
+        JobSubmitted(job()),
+    )
+
+    groups = passed_over(pool, pool.jobs[J], chosen=WorkerId("a"))
+
+    assert groups == (
+        PassedOver(
+            "another was less busy, or as busy and waiting longer", 1, (WorkerId("b"),)
+        ),
+        PassedOver("offers no slots", 1, (WorkerId("c"),)),
+        PassedOver("does not have m", 2),
+    )
+
+
+def test_explanation_stays_small_in_a_large_pool() -> None:
+    crowd = [joined(f"w{number}", slots=0) for number in range(1000)]
+    pool = pool_after(*crowd, JobSubmitted(job()))
+
+    looked_at, others = passed_over(pool, pool.jobs[J])
+
+    assert (looked_at.count, len(looked_at.workers)) == (LOOKED_AT_MAX, NAMED_MAX)
+    assert others.count == 1000 - LOOKED_AT_MAX
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ([], "no worker for m: no worker is connected"),
+        ([joined("a", "x")], "no worker for m: does not have m (1)"),
+        (
+            [joined("a", slots=0), joined("b", slots=0), joined("c", "x")],
+            "no worker for m: offers no slots (2), does not have m (1)",
+        ),
+    ],
+)
+def test_refusal_says_in_one_line_what_is_missing(
+    workers: list[WorkerJoined], text: str
+) -> None:
+    pool = pool_after(*workers)
+    tell(pool, Submitted(job()))
+
+    assert refusal(pool, pool.jobs[J]) == text
+
+
+def test_nobody_is_passed_over_in_an_empty_pool() -> None:
+    pool = pool_after(JobSubmitted(job()))
+
+    assert passed_over(pool, pool.jobs[J]) == ()

@@ -1,0 +1,224 @@
+"""Who gets which job."""
+
+import pytest
+
+from pool.given import hand_out, job, joined, leased, pool_after
+from shoal.domain.facts import (
+    JobCompleted,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    WorkerDraining,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Feature, Outcome
+from shoal.pool.plan import plan
+from shoal.pool.state import LOAD_SLOTS_MAX, Pool
+
+CONTINUES = frozenset({Feature.CONTINUE})
+ONE = LeaseNumber(1)
+
+
+def submit(*names: str, model: str = "m") -> list[JobSubmitted]:
+    return [JobSubmitted(job(name, model)) for name in names]
+
+
+def apply_all(pool: Pool, facts: list[JobSubmitted]) -> None:
+    for fact in facts:
+        pool.apply(fact, 0.0)
+
+
+def complete(pool: Pool, name: str) -> None:
+    lease = pool.jobs[JobId(name)].lease
+    pool.apply(JobCompleted(JobId(name), lease, Outcome("")), 0.0)
+
+
+def test_nothing_waits_and_nothing_is_planned() -> None:
+    assert plan(pool_after(joined())) == []
+
+
+def test_plan_changes_nothing() -> None:
+    pool = pool_after(joined(slots=2), *submit("a", "b", "c"))
+
+    assert plan(pool) == plan(pool)
+    assert pool.waiting == 3
+
+
+def test_oldest_job_goes_first() -> None:
+    pool = pool_after(*submit("a", "b", "c"), joined(slots=2))
+
+    assert hand_out(pool) == [("a", "w"), ("b", "w")]
+
+
+def test_least_loaded_worker_goes_first() -> None:
+    # Half of its slots busy against a quarter: not the number of jobs counts.
+    pool = pool_after(
+        joined("small", slots=2),
+        *submit("a", "b"),
+        leased("a", "small"),
+        joined("large", slots=8),
+        leased("b", "large"),
+        *submit("c", "d", "e", "f"),
+    )
+
+    assert hand_out(pool) == [
+        ("c", "large"),
+        ("d", "large"),
+        ("e", "large"),
+        ("f", "small"),
+    ]
+
+
+def test_one_plan_spreads_over_equal_workers() -> None:
+    names = [f"w{number}" for number in range(4)]
+    pool = pool_after(*(joined(name, slots=2) for name in names), *submit(*"abcdefgh"))
+
+    assert [worker for _, worker in hand_out(pool)] == names * 2
+
+
+def test_idle_workers_take_turns() -> None:
+    pool = pool_after(*(joined(name) for name in ("w1", "w2", "w3")))
+    served = []
+
+    for number in range(9):
+        apply_all(pool, submit(f"j{number}"))
+        ((_, worker),) = hand_out(pool)
+        served.append(worker)
+        complete(pool, f"j{number}")
+
+    assert served == ["w1", "w2", "w3"] * 3
+
+
+def test_returned_job_goes_before_fresh_ones() -> None:
+    pool = pool_after(
+        joined("lost"),
+        *submit("old", "fresh1"),
+        leased("old", "lost"),
+        *submit("fresh2"),
+        JobRequeued(JobId("old"), ONE, "worker lost"),
+        WorkerLost(WorkerId("lost"), ""),
+        joined("w", slots=2),
+    )
+
+    assert hand_out(pool) == [("old", "w"), ("fresh1", "w")]
+
+
+def test_job_from_before_a_restart_goes_before_fresh_ones_if_it_had_begun() -> None:
+    pool = pool_after(*submit("fresh"))
+    pool.reopen(job("waited"), LeaseNumber(0), 0.0)
+    pool.reopen(job("begun"), LeaseNumber(3), 0.0)
+    pool.apply(joined(slots=3), 0.0)
+
+    leases = plan(pool)
+
+    assert [lease.job_id for lease in leases] == ["begun", "fresh", "waited"]
+    assert [lease.lease for lease in leases] == [4, 1, 1]
+
+
+def begun_job(*workers_after: JobLeased) -> Pool:
+    return pool_after(
+        joined("first"),
+        *submit("j"),
+        leased("j", "first"),
+        JobStarted(JobId("j"), ONE),
+        JobRequeued(JobId("j"), ONE, "worker lost"),
+        WorkerLost(WorkerId("first"), ""),
+        *workers_after,
+    )
+
+
+def test_begun_answer_goes_to_a_busier_worker_that_can_continue_it() -> None:
+    pool = begun_job()
+    pool.apply(joined("idle", slots=4), 0.0)
+    pool.apply(joined("busy", slots=2, features=CONTINUES), 0.0)
+    apply_all(pool, submit("x"))
+    pool.apply(leased("x", "busy"), 0.0)
+
+    assert hand_out(pool) == [("j", "busy")]
+
+
+def test_begun_answer_goes_to_one_that_starts_over_if_no_other_is_free() -> None:
+    pool = begun_job()
+    pool.apply(joined("busy", features=CONTINUES), 0.0)
+    apply_all(pool, submit("x"))
+    pool.apply(leased("x", "busy"), 0.0)
+    pool.apply(joined("plain"), 0.0)
+
+    assert hand_out(pool) == [("j", "plain")]
+
+
+def test_job_that_has_not_begun_does_not_care_who_continues() -> None:
+    pool = pool_after(
+        joined("plain"), joined("continues", features=CONTINUES), *submit("j")
+    )
+
+    assert hand_out(pool) == [("j", "plain")]
+
+
+def test_models_keep_to_their_workers() -> None:
+    pool = pool_after(
+        joined("a", "x"), joined("b", "y"), *submit("j", model="y"), *submit("k")
+    )
+
+    assert hand_out(pool) == [("j", "b")]
+
+
+def test_worker_with_two_models_is_not_promised_twice() -> None:
+    pool = pool_after(
+        joined("both", "x", "y"), *submit("j", model="x"), *submit("k", model="y")
+    )
+
+    assert hand_out(pool) == [("j", "both")]
+    complete(pool, "j")
+    assert hand_out(pool) == [("k", "both")]
+
+
+def test_worker_promised_for_one_model_still_counts_for_another() -> None:
+    # "both" has half of its slots promised by the time that "y" is looked at, just as
+    # busy as "half" is.
+    pool = pool_after(
+        joined("both", "x", "y", slots=2),
+        joined("half", "y", slots=2),
+        *submit("old", model="y"),
+        leased("old", "half"),
+        *submit("j", model="x"),
+        *submit("k", "l", model="y"),
+    )
+
+    assert sorted(hand_out(pool)) == [("j", "both"), ("k", "half"), ("l", "both")]
+
+
+def test_draining_worker_gets_nothing() -> None:
+    pool = pool_after(joined(slots=2), *submit("a"))
+    hand_out(pool)
+    pool.apply(WorkerDraining(WorkerId("w"), "bye"), 0.0)
+    apply_all(pool, submit("b"))
+
+    assert hand_out(pool) == []
+    complete(pool, "a")
+    assert hand_out(pool) == []
+
+
+def test_lease_numbers_count_attempts_and_the_reason_names_the_load() -> None:
+    pool = pool_after(joined(slots=4), *submit("a", "b"))
+
+    first, second = plan(pool)
+
+    assert (first.lease, second.lease) == (1, 1)
+    assert first.reason == "least busy: 0% of its slots in use"
+    assert second.reason == "least busy: 25% of its slots in use"
+
+
+@pytest.mark.parametrize("slots", [LOAD_SLOTS_MAX, 100_000])
+def test_absurdly_many_slots_do_not_draw_all_work(slots: int) -> None:
+    pool = pool_after(
+        joined("boaster", slots=slots),
+        joined("honest", slots=LOAD_SLOTS_MAX),
+        *submit(*(f"j{number}" for number in range(100))),
+    )
+
+    got = [worker for _, worker in hand_out(pool)]
+
+    assert got.count("boaster") == got.count("honest") == 50

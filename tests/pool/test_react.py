@@ -1,0 +1,242 @@
+"""What follows from what happened."""
+
+import pytest
+
+from pool.given import hand_out, job, joined, leased, pool_after, tell
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
+from shoal.domain.work import Limit, Limits, Outcome, Usage
+from shoal.pool.react import (
+    WORKERS_LOST_MAX,
+    Answered,
+    Arrived,
+    Began,
+    Departed,
+    Overdue,
+    Retiring,
+    Spoiled,
+    Stimulus,
+    Submitted,
+    Withdrawn,
+    overdue,
+    react,
+)
+from shoal.pool.state import OpenJob, Pool
+
+J, W = JobId("j"), WorkerId("w")
+ONE, TWO = LeaseNumber(1), LeaseNumber(2)
+USAGE = Usage(3, 4)
+LIMITS = Limits(queue=10.0, first_output=20.0, silence=5.0, total=100.0)
+
+
+def running() -> Pool:
+    return pool_after(joined(), JobSubmitted(job(limits=LIMITS)), leased())
+
+
+@pytest.mark.parametrize(
+    ("stimulus", "facts"),
+    [
+        (Submitted(job("k")), [JobSubmitted(job("k"))]),
+        (Withdrawn(J, "left"), [JobCancelled(J, "left")]),
+        (Began(J, ONE), [JobStarted(J, ONE)]),
+        (Spoiled(J, "too much", lost=False), [JobFailed(J, "too much")]),
+        (Spoiled(J, "diverged", lost=True), [JobFailed(J, "diverged", lost=True)]),
+        (Retiring(W, Draining("bye")), [WorkerDraining(W, "bye")]),
+        (
+            Answered(W, Completed(J, ONE, "length", USAGE), "text"),
+            [JobCompleted(J, ONE, Outcome("text", "length", USAGE))],
+        ),
+        (Answered(W, Rejected(J, ONE, "no")), [JobRequeued(J, ONE, "no", W)]),
+        (Answered(W, Failed(J, ONE, "boom")), [JobFailed(J, "boom")]),
+        (
+            Departed(W, "reset"),
+            [JobRequeued(J, ONE, "worker lost: reset"), WorkerLost(W, "reset")],
+        ),
+    ],
+)
+def test_what_is_heard_of_a_running_job_becomes_facts(
+    stimulus: Stimulus, facts: list[Fact]
+) -> None:
+    assert react(running(), stimulus) == facts
+
+
+@pytest.mark.parametrize(
+    "stimulus",
+    [
+        Withdrawn(JobId("none"), ""),
+        Began(JobId("none"), ONE),
+        Began(J, TWO),
+        Began(J, LeaseNumber(0)),
+        Spoiled(JobId("none"), "", lost=False),
+        Overdue(JobId("none"), Limit.TOTAL),
+        Departed(WorkerId("none"), ""),
+        Retiring(WorkerId("none"), Draining("")),
+    ],
+)
+def test_words_that_crossed_on_the_way_mean_nothing(stimulus: Stimulus) -> None:
+    assert react(running(), stimulus) == []
+
+
+def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
+    pool = running()
+    pool.apply(JobRequeued(J, ONE, "worker lost"), 0.0)
+
+    assert react(pool, Began(J, ONE)) == []
+
+
+@pytest.mark.parametrize(
+    ("worker", "event", "what"),
+    [
+        (WorkerId("other"), Completed(J, ONE), "completed"),
+        (W, Completed(J, TWO), "completed"),
+        (W, Rejected(JobId("none"), ONE, ""), "rejected"),
+        (W, Failed(J, LeaseNumber(0), ""), "failed"),
+    ],
+)
+def test_result_of_another_lease_is_recorded_and_not_delivered(
+    worker: WorkerId, event: Completed | Rejected | Failed, what: str
+) -> None:
+    facts = react(running(), Answered(worker, event, "text"))
+
+    assert facts == [CameLate(event.job_id, event.lease, worker, what)]
+
+
+def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
+    pool = running()
+    tell(pool, Departed(W, "reset"))
+    pool.apply(joined("second"), 0.0)
+    assert hand_out(pool) == [("j", "second")]
+    pool.apply(joined(), 0.0)
+
+    late = tell(pool, Answered(W, Completed(J, ONE), "first"))
+    good = tell(pool, Answered(WorkerId("second"), Completed(J, TWO), "second"))
+
+    assert late == [CameLate(J, ONE, W, "completed")]
+    assert good == [JobCompleted(J, TWO, Outcome("second"))]
+
+
+def test_newer_connection_of_one_identity_replaces_the_older() -> None:
+    pool = running()
+    offer = joined("w", "n", slots=3).offer
+
+    facts = tell(pool, Arrived(W, offer, cancels=False))
+
+    reason = "replaced by a newer connection"
+    assert facts == [
+        JobRequeued(J, ONE, f"worker lost: {reason}"),
+        WorkerLost(W, reason),
+        WorkerJoined(W, offer, cancels=False),
+    ]
+    assert pool.workers[W].free_slots == 3
+    assert pool.with_model.keys() == {"n"}
+
+
+def test_job_that_outlives_three_workers_is_given_up() -> None:
+    pool = pool_after(JobSubmitted(job()))
+    ends: list[list[Fact]] = []
+
+    for number in range(WORKERS_LOST_MAX):
+        pool.apply(joined(f"w{number}"), 0.0)
+        assert len(hand_out(pool)) == 1
+        ends.append(tell(pool, Departed(WorkerId(f"w{number}"), "killed")))
+
+    assert all(isinstance(facts[0], JobRequeued) for facts in ends[:-1])
+    assert ends[-1][0] == JobFailed(
+        J, "lost 3 workers, the last one: killed", lost=True
+    )
+    assert pool.jobs == {}
+
+
+def test_refusals_are_no_losses() -> None:
+    pool = pool_after(JobSubmitted(job()))
+
+    for number in range(WORKERS_LOST_MAX + 2):
+        pool.apply(joined(f"w{number}"), 0.0)
+        ((_, worker),) = hand_out(pool)
+        lease = pool.jobs[J].lease
+        tell(pool, Answered(WorkerId(worker), Rejected(J, lease, "loading")))
+
+    assert pool.jobs[J].lost == 0
+    assert hand_out(pool) == []
+
+
+def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
+    pool = pool_after(joined(slots=3), joined("v"), *map(JobSubmitted, map(job, "abc")))
+    for name, worker in (("a", "w"), ("b", "v"), ("c", "w")):
+        pool.apply(leased(name, worker), 0.0)
+
+    facts = tell(pool, Departed(W, "reset"))
+
+    back = [fact.job_id for fact in facts if isinstance(fact, JobRequeued)]
+    assert back == ["a", "c"]
+
+
+def test_job_that_cannot_be_called_back_is_not_given_back_by_a_lost_worker() -> None:
+    pool = pool_after(joined(cancels=False), JobSubmitted(job()), leased())
+    tell(pool, Withdrawn(J, "left"))
+
+    assert tell(pool, Departed(W, "reset")) == [WorkerLost(W, "reset")]
+
+
+@pytest.mark.parametrize(
+    ("limit", "error"),
+    [
+        (Limit.FIRST_OUTPUT, "waiting for the first output: over the limit of 20 s"),
+        (Limit.SILENCE, "waiting for more output: over the limit of 5 s"),
+        (Limit.TOTAL, "running in all: over the limit of 100 s"),
+        (
+            Limit.QUEUE,
+            "no worker for m: all slots busy (1) "
+            "(waiting in the queue: over the limit of 10 s)",
+        ),
+    ],
+)
+def test_overdue_job_expires_with_the_limit_in_words(limit: Limit, error: str) -> None:
+    assert react(running(), Overdue(J, limit)) == [JobExpired(J, limit, error)]
+
+
+def waiting(since: float = 0.0) -> OpenJob:
+    return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since)
+
+
+def held(since: float = 0.0) -> OpenJob:
+    return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since, worker_id=W)
+
+
+@pytest.mark.parametrize(
+    ("open_job", "now", "last_output", "due"),
+    [
+        (waiting(), 0.0, None, 10.0),
+        (waiting(), 9.99, None, 10.0),
+        (waiting(), 10.0, None, Limit.QUEUE),
+        (waiting(since=95.0), 96.0, None, 100.0),
+        (waiting(since=95.0), 100.0, None, Limit.TOTAL),
+        (held(since=3.0), 3.0, None, 23.0),
+        (held(since=3.0), 23.0, None, Limit.FIRST_OUTPUT),
+        (held(since=85.0), 86.0, None, 100.0),
+        (held(), 50.0, 48.0, 53.0),
+        (held(), 53.0, 48.0, Limit.SILENCE),
+        (held(), 99.0, 98.0, 100.0),
+        (held(), 100.0, 98.0, Limit.TOTAL),
+        # Text of an earlier lease does not count while the job waits.
+        (waiting(since=48.0), 50.0, 48.0, 58.0),
+    ],
+)
+def test_limit_that_is_nearest_is_the_one_that_counts(
+    open_job: OpenJob, now: float, last_output: float | None, due: Limit | float
+) -> None:
+    assert overdue(open_job, now, last_output) == due

@@ -1,0 +1,72 @@
+"""Killing the worker at any piece of an answer leaves the same text."""
+
+import asyncio
+
+import pytest
+
+from shoal.domain.facts import JobCompleted, JobLeased
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat
+from shoal.protocols import Protocol, discover
+from simulation import virtual
+from simulation.world import World, answer_to
+
+PROTOCOLS = list(discover().values())
+PROMPT = "a long story"
+PIECES = 200
+
+
+async def answer_with_a_kill(
+    protocol: Protocol, index: int, *, continues: bool
+) -> None:
+    """Kill the first worker once ``index`` pieces have come, let the other go on."""
+    world = World(protocol, index)
+    await world.start()
+    workers = {
+        name: asyncio.create_task(world.work(name, "m", continues=continues))
+        for name in ("first", "second")
+    }
+    await asyncio.sleep(1.0)
+    text, killed = "", False
+    chat = Chat("m", ({"role": "user", "content": PROMPT},))
+
+    async with world.hub.answering(chat) as reader:
+        while pieces := await reader.read():
+            text += "".join(pieces)
+            if not killed and text.count("é") >= index:
+                killed = True
+                await kill_the_one_at_work(world, workers, reader.job_id)
+        outcome = await reader.outcome()
+
+    assert text == outcome.text == "".join(answer_to(PROMPT))
+    assert outcome.usage is not None
+    assert outcome.usage.completion_tokens == len(text)
+    story = [each.fact for each in await world.store.story(reader.job_id)]
+    assert sum(isinstance(fact, JobCompleted) for fact in story) == 1
+    leases = [fact.worker_id for fact in story if isinstance(fact, JobLeased)]
+    assert len(leases) >= 2
+    assert leases[0] != leases[-1]
+    for task in workers.values():
+        task.cancel()
+    await asyncio.gather(*workers.values(), return_exceptions=True)
+    await world.crash()
+
+
+async def kill_the_one_at_work(
+    world: World, workers: dict[str, asyncio.Task[None]], job_id: JobId
+) -> None:
+    holder = world.hub.pool.jobs[job_id].worker_id
+    assert holder is not None
+    name = holder.partition(":")[2].partition("/")[0]
+    workers[name].cancel()
+    await asyncio.gather(workers[name], return_exceptions=True)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("continues", [True, False], ids=["continues", "starts over"])
+def test_an_answer_survives_a_kill_at_every_piece(
+    protocol: Protocol, continues: bool
+) -> None:
+    # One short of the end, for after the last piece there is nothing to take over.
+    for index in range(1, PIECES):
+        virtual.run(answer_with_a_kill(protocol, index, continues=continues))
