@@ -210,11 +210,11 @@ def test_overdue_job_expires_with_the_limit_in_words(limit: Limit, error: str) -
 
 
 def waiting(since: float = 0.0) -> OpenJob:
-    return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since)
+    return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since, queued_at=since)
 
 
 def held(since: float = 0.0) -> OpenJob:
-    return OpenJob(job(limits=LIMITS), submitted_at=0.0, since=since, worker_id=W)
+    return OpenJob(job(limits=LIMITS), 0.0, since=since, queued_at=0.0, worker_id=W)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Limit, Outcome
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
-from shoal.pool.state import MODEL_MEMORY, Pool
+from shoal.pool.state import MODEL_MEMORY, REFUSAL_PAUSE, Pool
 
 J, W = JobId("j"), WorkerId("w")
 ONE = LeaseNumber(1)
@@ -157,3 +157,13 @@ def test_job_from_the_store_is_queued_under_its_last_lease() -> None:
     opened = pool.jobs[J]
     assert (opened.state, opened.lease, opened.since) == (JobState.QUEUED, 4, 30.0)
     assert (pool.waiting, opened.submitted_at) == (1, 30.0)
+
+
+def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
+    pool = pool_after(joined(), JobSubmitted(job()), leased())
+    pool.apply(JobRequeued(J, ONE, "loading", refused_by=W), 7.0)
+
+    assert pool.forgive(7.0) == 7.0 + REFUSAL_PAUSE
+    assert hand_out(pool) == []
+    assert pool.forgive(7.0 + REFUSAL_PAUSE) is None
+    assert hand_out(pool) == [("j", "w")]

@@ -69,7 +69,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobRequeued:
-    """The job waits again; ``refused_by`` names a worker that must not get it again."""
+    """The job waits again; ``refused_by`` names a worker not to ask at once again."""
 
     job_id: JobId
     lease: LeaseNumber

@@ -199,7 +199,7 @@ def overdue(job: OpenJob, now: float, last_output: float | None) -> Limit | floa
     limits = job.job.limits
     due: dict[Limit, float] = {Limit.TOTAL: job.submitted_at + limits.total}
     if job.worker_id is None:
-        due[Limit.QUEUE] = job.since + limits.queue
+        due[Limit.QUEUE] = job.queued_at + limits.queue
     elif last_output is None:
         due[Limit.FIRST_OUTPUT] = job.since + limits.first_output
     else:

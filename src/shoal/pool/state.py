@@ -1,5 +1,6 @@
 """The pool: workers, open jobs and the queue, changed by facts and nothing else."""
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -29,6 +30,7 @@ Key = TypeVar("Key", str, float)
 
 NO_LEASE = LeaseNumber(0)
 LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
+REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
 MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
 
 
@@ -60,6 +62,7 @@ class OpenJob:
     job: Job
     submitted_at: float
     since: float  # when it came into its present state
+    queued_at: float  # when it began to wait; a refusal does not begin it anew
     state: JobState = JobState.QUEUED
     worker_id: WorkerId | None = None
     lease: LeaseNumber = NO_LEASE  # the last one given
@@ -95,6 +98,8 @@ class Pool:
     """The jobs that wait, by model."""
 
     waiting: int = 0  # jobs in all queues
+    refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
+    """Who refused what, with the time until which it is not asked again."""
 
     with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
     available: dict[str, dict[float, dict[WorkerId, Worker]]] = field(
@@ -120,9 +125,20 @@ class Pool:
 
         Nobody holds it, and none of its earlier leases is honoured any more.
         """
-        opened = OpenJob(job, submitted_at=now, since=now, lease=lease)
+        opened = OpenJob(job, now, since=now, queued_at=now, lease=lease)
         self.jobs[job.id] = opened
         self._queue(opened)
+
+    def forgive(self, now: float) -> float | None:
+        """Let workers be asked again that refused a job a while ago.
+
+        Returns when to call this next.
+        """
+        while self.refusals and self.refusals[0][0] <= now:
+            _, job_id, worker_id = self.refusals.popleft()
+            if job_id in self.jobs:
+                self.jobs[job_id].refused_by.pop(worker_id, None)
+        return self.refusals[0][0] if self.refusals else None
 
     def apply(self, fact: Fact, now: float) -> None:
         """Record that ``fact`` happened.
@@ -132,7 +148,7 @@ class Pool:
         match fact:
             case JobSubmitted(job):
                 assert job.id not in self.jobs, f"{job.id} submitted twice"
-                opened = OpenJob(job, submitted_at=now, since=now)
+                opened = OpenJob(job, now, since=now, queued_at=now)
                 self.jobs[job.id] = opened
                 self._queue(opened)
             case JobLeased() | JobStarted() | JobRequeued():
@@ -181,8 +197,11 @@ class Pool:
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if refused_by is None:
                     job.lost += 1
+                    job.queued_at = now
                 else:
                     job.refused_by[refused_by] = reason
+                    until = now + REFUSAL_PAUSE
+                    self.refusals.append((until, job.job.id, refused_by))
                 self._take_back(job)
                 self._queue(job)
 

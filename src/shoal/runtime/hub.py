@@ -104,6 +104,7 @@ class Hub:
         self._accepting: dict[JobId, asyncio.Future[None]] = {}
         self._answers: dict[JobId, Answer] = {}
         self._timers: dict[JobId, Timer] = {}
+        self._forgiving: Timer | None = None
         self._peers = Peers()
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
@@ -307,9 +308,18 @@ class Hub:
                     continue
             for fact in react(self.pool, stimulus):
                 apply(fact)
+        self._forgive(now)
         for lease in plan(self.pool):
             apply(lease)
         return facts
+
+    def _forgive(self, now: float) -> None:
+        again = self.pool.forgive(now)
+        if self._forgiving is not None:
+            self._forgiving.cancel()
+            self._forgiving = None
+        if again is not None:
+            self._forgiving = self._clock.call_at(again, self._wake.set)
 
     @property
     def _full(self) -> bool:
