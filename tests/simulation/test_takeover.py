@@ -20,7 +20,7 @@ async def answer_with_a_kill(
     protocol: Protocol, index: int, *, continues: bool
 ) -> None:
     """Kill the first worker once ``index`` pieces have come, let the other go on."""
-    world = World(protocol, index)
+    world = World(protocol, index, refusals=0.0)
     await world.start()
     workers = {
         name: asyncio.create_task(world.work(name, "m", continues=continues))

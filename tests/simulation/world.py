@@ -135,12 +135,21 @@ class Wire:
 class SimEngine:
     """Answers as ``answer_to`` says, more or less quickly."""
 
-    def __init__(self, model: str, slots: int, *, continues: bool, random: Random):
+    def __init__(
+        self,
+        model: str,
+        slots: int,
+        random: Random,
+        *,
+        continues: bool,
+        refuses: float,
+    ) -> None:
         self.model = model
         self.slots = slots
         can = {Feature.OPTIONS, Feature.STOP}
         self.features = frozenset(can | ({Feature.CONTINUE} if continues else set()))
         self._random = random
+        self._refuses = refuses  # which share of its jobs
         self._pace = random.uniform(0.01, 0.4)  # seconds for a piece
 
     async def start(self) -> None:
@@ -152,7 +161,7 @@ class SimEngine:
         prompt = text_of(chat.messages[-1])
         if "poison" in prompt:
             raise JobError("the model cannot read this")
-        if self._random.random() < 0.02:
+        if self._random.random() < self._refuses:
             raise Unavailable("the model is being loaded")
         whole = "".join(answer_to(prompt))
         assert whole.startswith(continues), "asked to continue another answer"
@@ -183,7 +192,8 @@ class Tally:
 class World:
     """A coordinator, its workers and their network, under one seed."""
 
-    def __init__(self, protocol: Protocol, seed: int) -> None:
+    def __init__(self, protocol: Protocol, seed: int, refusals: float = 0.02) -> None:
+        self._refusals = refusals
         self.random = Random(seed)
         self.store = MemoryStore()
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
@@ -251,7 +261,9 @@ class World:
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""
         slots = self.random.randint(1, 4)
-        engine = SimEngine(model, slots, continues=continues, random=self.random)
+        engine = SimEngine(
+            model, slots, self.random, continues=continues, refuses=self._refusals
+        )
         member = Member(name, model, slots, engine.features)
         dialer = self._protocol.dial("ws://coordinator", member)
         wires: list[Wire] = []
