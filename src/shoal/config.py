@@ -1,5 +1,6 @@
 """Every setting and its default, in one place: flag over variable over file."""
 
+import math
 import os
 import tomllib
 import typing
@@ -112,8 +113,10 @@ def _section(file: Path | None, section: str) -> dict[str, Any]:
         return {}
     try:
         table = tomllib.loads(file.read_text()).get(section, {})
-    except FileNotFoundError:
-        return {}
+    except FileNotFoundError as error:
+        if file == USER_FILE:
+            return {}
+        raise ConfigError(f"--config {file}: there is no such file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
     if not isinstance(table, dict):
@@ -130,14 +133,29 @@ def _convert(value: object, type_: Any, where: str) -> object:
             return _boolean(value)
         if type_ is Path:
             return Path(str(value)).expanduser()
-        if type_ in (int, float) and isinstance(value, (str, int, float)):
-            return type_(value)
+        if type_ in (int, float):
+            return _number(value, type_)
         if type_ is str and isinstance(value, str):
             return value
     except ValueError:
         pass
-    wanted = {int: "a whole number", float: "a number", bool: "true or false"}
+    wanted = {
+        int: "a whole number of 0 or more",
+        float: "a number of 0 or more",
+        bool: "true or false",
+    }
     raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
+
+
+def _number(value: object, type_: type[int] | type[float]) -> int | float:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError
+    number = type_(value)
+    if not math.isfinite(number) or number < 0:
+        raise ValueError
+    if isinstance(value, float) and number != value:
+        raise ValueError  # half a port
+    return number
 
 
 def _boolean(value: object) -> bool:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from shoal.domain.errors import ConfigError
+
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -16,17 +18,34 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
     ``main`` is given an event that is set when the process is told to stop; told a
     second time, it stops at once.
     """
-    with asyncio.Runner(loop_factory=_fastest()) as runner:
-        return runner.run(_with_signals(main))
+    try:
+        with asyncio.Runner(loop_factory=_fastest()) as runner:
+            return runner.run(_with_signals(main))
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
 
 
 def log_to_stderr(level: str) -> None:
-    """Send the program's log lines to standard error."""
+    """Send the program's log lines to standard error.
+
+    Raises ConfigError if there is no such level.
+    """
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigError(
+            f"--log-level {level}: expected debug, info, warning or error"
+        )
     logging.basicConfig(
         level=level.upper(),
         stream=sys.stderr,
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
+
+
+def _cause(group: BaseException) -> BaseException:
+    """Return the error that ended a task group, if it was a single one."""
+    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
+        (group,) = group.exceptions
+    return group
 
 
 def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -26,6 +27,7 @@ from shoal.protocols import discover
 from shoal.protocols.session import Hello, WebSocketRoute
 from shoal.runtime.clock import Clock, LoopClock
 from shoal.runtime.hub import Hub
+from shoal.runtime.ports import user_of
 from shoal.runtime.serving import serve_worker
 from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket
@@ -33,6 +35,7 @@ from shoal.transports import websocket
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 PRUNE_EVERY = 3600.0  # seconds
+PORT_MAX = 65_535
 NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
@@ -178,6 +181,8 @@ class _Upgrades:
 
 @asynccontextmanager
 async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator[int]:
+    if config.port > PORT_MAX:
+        raise ConfigError(f"--port {config.port}: expected at most {PORT_MAX}")
     # A client that leaves cancels its handler, and with it its job.
     runner = web.AppRunner(
         app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
@@ -188,8 +193,10 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
         try:
             await site.start()
         except OSError as error:
+            user = user_of(config.port) if error.errno == errno.EADDRINUSE else None
+            why = f"it is used by {user}" if user else error.strerror
             raise ConfigError(
-                f"cannot listen on {config.host} port {config.port}: {error.strerror}; "
+                f"cannot listen on {config.host} port {config.port}: {why}; "
                 "choose another --port (0 lets the system choose) or --host"
             ) from error
         yield runner.addresses[0][1]
@@ -235,7 +242,10 @@ def _lan_address() -> str:
 def _secret(file: Path, prefix: str) -> str:
     """Return the secret that a file holds, made at first use."""
     with contextlib.suppress(FileNotFoundError):
-        return file.read_text().strip()
+        if secret := file.read_text().strip():
+            return secret
+        # Not taken as "no secret": that would open the door to anyone.
+        raise ConfigError(f"{file} is empty: delete it, and a new one is made")
     made = prefix + secrets.token_hex(SECRET_SIZE)
     with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
         new.write(made + "\n")

@@ -131,6 +131,7 @@ class Hub:
         answer = Answer(job.id)
         self._accepting[job.id] = accepted
         self._answers[job.id] = answer
+        self._count()
         self._post(Submitted(job))
         try:
             await accepted
@@ -188,6 +189,7 @@ class Hub:
             batch, self._mailbox = self._mailbox, []
             facts = self._decide(batch)
             if not facts:
+                self._count()
                 continue
             try:
                 await self._store.append(
@@ -396,7 +398,7 @@ class Hub:
             timer.cancel()
 
     def _count(self) -> None:
-        if self.pool.jobs:
+        if self.pool.jobs or self._accepting:
             self._idle.clear()
         else:
             self._idle.set()
@@ -411,7 +413,10 @@ class Hub:
         if job is None:
             return
         now = self._clock.now()
-        due = overdue(job, now, self._answers[job_id].last_output)
+        answer = self._answers[job_id]
+        # While a new lease is being stored, the answer is still the last one's.
+        last_output = answer.last_output if answer.lease == job.lease else None
+        due = overdue(job, now, last_output)
         if isinstance(due, Limit):
             self._post(Overdue(job_id, due))
         else:
@@ -426,6 +431,7 @@ class Hub:
             answer.fail(error)
         for timer in self._timers.values():
             timer.cancel()
+        self._idle.set()  # nothing that is open will ever end
 
 
 class Port:

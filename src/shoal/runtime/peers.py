@@ -8,6 +8,8 @@ from typing import Protocol
 from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import Command, Dismiss
 
+NORMAL = 1000  # WebSocket close code (RFC 6455, section 7.4.1)
+
 
 class Peer(Protocol):
     """A worker's connection, as the hub sees it."""
@@ -51,7 +53,7 @@ class Peers:
         worker_id = WorkerId(f"{connection.wire}:{name}")
         older = self._newest.get(worker_id)
         if older is not None:
-            older.peer.issue(Dismiss("replaced by a newer connection"))
+            _dismiss(older.peer, "replaced by a newer connection")
         connection.worker_id = worker_id
         self._newest[worker_id] = connection
         self._arriving.append(connection)
@@ -84,3 +86,10 @@ class Peers:
     def of(self, worker_id: WorkerId) -> Peer | None:
         """Return the connection that the pool's worker stands for."""
         return self._in_pool.get(worker_id)
+
+
+def _dismiss(peer: Peer, reason: str) -> None:
+    if Dismiss in peer.accepts:
+        peer.issue(Dismiss(reason))
+    else:
+        peer.hang_up(reason, NORMAL, reason)
