@@ -248,7 +248,7 @@ async def test_a_server_without_the_model_is_refused(serve: Serve) -> None:
             pass
 
 
-@pytest.mark.parametrize("end", ["/v2", ":99999", ""])
+@pytest.mark.parametrize("end", ["/v2", ":99999"])
 async def test_a_wrong_address_is_refused(serve: Serve, end: str) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1") + end
 
@@ -257,9 +257,42 @@ async def test_a_wrong_address_is_refused(serve: Serve, end: str) -> None:
             pass
 
 
+async def test_a_url_without_a_path_means_v1(serve: Serve) -> None:
+    url = (await serve(streams(DONE))).removesuffix("/v1")
+
+    async with running(url) as engine:
+        assert engine.model == "tiny"
+
+
+@asynccontextmanager
+async def tagging_server() -> AsyncIterator[str]:
+    """A server that lists its model with a tag under one path, and none elsewhere."""
+    app = web.Application()
+    tagged = answers(200, '{"data": [{"id": "llama:latest"}]}')
+    app.router.add_get("/tagged/models", tagged)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0]
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("path", "model"), [("/tagged", "llama"), ("/has-no-list", "anything")]
+)
+async def test_a_model_that_is_not_listed_by_that_name_is_tried(
+    path: str, model: str
+) -> None:
+    async with tagging_server() as url, running(url + path, model) as engine:
+        assert engine.model == model
+
+
 async def test_a_server_that_has_gone_is_unavailable() -> None:
     app = web.Application()
-    app.router.add_get("/models", answers(200, '{"data": [{"id": "tiny"}]}'))
+    app.router.add_get("/v1/models", answers(200, '{"data": [{"id": "tiny"}]}'))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -267,7 +300,7 @@ async def test_a_server_that_has_gone_is_unavailable() -> None:
 
     async with running(f"http://{host}:{port}") as engine:
         await runner.cleanup()
-        with pytest.raises(Unavailable, match=f"http://{host}:{port}: "):
+        with pytest.raises(Unavailable, match=f"http://{host}:{port}/v1: "):
             await ask(engine, "hello?")
 
 

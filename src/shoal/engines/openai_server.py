@@ -5,6 +5,7 @@ Source: OpenAI API reference, "Create chat completion", "Streaming" and "List mo
 
 import asyncio
 from collections.abc import AsyncGenerator
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -23,6 +24,7 @@ RETRY_AFTER_MAX = 600  # seconds
 
 # Too many requests, no capacity, still loading, and a proxy whose server is away.
 BUSY = frozenset({429, 502, 503, 504})
+NO_LIST = frozenset({404, 405})  # a small server may not list its models
 
 
 class Model(msgspec.Struct, frozen=True):
@@ -39,7 +41,8 @@ class OpenAIEngine:
     """Passes chats on to a server.
 
     Args:
-        url: what comes before ``/chat/completions``; it usually ends in ``/v1``.
+        url: what comes before ``/chat/completions``; ``/v1`` is added to a URL without
+            a path, as that is where servers have it.
         model: a name that the server knows.  Empty: its first model, known from
             ``start`` on.
         slots: chats that the server is sent at the same time.
@@ -55,6 +58,8 @@ class OpenAIEngine:
         self.model = model
         self.slots = slots
         self._url = url.rstrip("/")
+        if not urlsplit(self._url).path:
+            self._url += "/v1"
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._session: aiohttp.ClientSession | None = None
 
@@ -110,8 +115,10 @@ class OpenAIEngine:
     async def _choose_model(self, session: aiohttp.ClientSession) -> str:
         """Return the model to ask for.  Raises ConfigError if the server lacks it."""
         names = await self._list_models(session)
-        if self.model in names:
+        if names is None or self.model in names:
             return self.model
+        if any(name.startswith(f"{self.model}:") for name in names if self.model):
+            return self.model  # Ollama adds a tag, and answers to the name without it
         if not names:
             raise ConfigError(f"{self._url} has no models")
         if self.model:
@@ -119,8 +126,11 @@ class OpenAIEngine:
             raise ConfigError(f"{self._url} does not have {self.model!r}, but {some}")
         return names[0]
 
-    async def _list_models(self, session: aiohttp.ClientSession) -> list[str]:
-        """Return the models of the server.  Raises ConfigError if it tells none."""
+    async def _list_models(self, session: aiohttp.ClientSession) -> list[str] | None:
+        """Return the models of the server, or None if it has no list, but we a name.
+
+        Raises ConfigError if it tells none.
+        """
         url = f"{self._url}/models"
         try:
             async with asyncio.timeout(LIST_LIMIT), session.get(url) as response:
@@ -129,6 +139,8 @@ class OpenAIEngine:
             raise ConfigError(f"{url} cannot be reached: {error}") from error
         except TimeoutError as error:
             raise ConfigError(f"{url} gives no answer") from error
+        if status in NO_LIST and self.model:
+            return None
         if status != 200:
             raise ConfigError(
                 f"{url} answers with status {status}: {complaint(body)} (a base URL "

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from shoal.config import ServeConfig
-from shoal.domain.errors import ConfigError, Refused
+from shoal.domain.errors import ConfigError, Refused, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limits
 from shoal.gateway.app import Gateway, make_app
@@ -34,11 +35,17 @@ from shoal.transports import websocket
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
+IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 PRUNE_EVERY = 3600.0  # seconds
 PORT_MAX = 65_535
 NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
+http_log = logging.getLogger("shoal.http")
+# Anybody can send what is no HTTP, and aiohttp quotes it: it may hold a key.
+http_log.addFilter(
+    lambda record: not isinstance((record.exc_info or ())[1:2], HttpProcessingError)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +192,12 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
         raise ConfigError(f"--port {config.port}: expected at most {PORT_MAX}")
     # A client that leaves cancels its handler, and with it its job.
     runner = web.AppRunner(
-        app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0
+        app,
+        access_log=None,
+        logger=http_log,
+        handler_cancellation=True,
+        keepalive_timeout=IDLE_MAX,
+        shutdown_timeout=1.0,
     )
     await runner.setup()
     try:
@@ -207,8 +219,13 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
 async def _prune(store: SqliteStore, keep_days: float) -> None:
     while True:
         before = time.time() - keep_days * 86_400
-        if forgotten := await store.prune(before):
-            log.info("pruned jobs=%d", forgotten)
+        try:
+            forgotten = await store.prune(before)
+        except StoreError as error:
+            log.error("cannot prune: %s", error)  # jobs may still go well
+        else:
+            if forgotten:
+                log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
 
 

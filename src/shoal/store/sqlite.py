@@ -2,8 +2,9 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -141,15 +142,23 @@ class SqliteStore:
             raise StoreError(f"{self._path} is not open")
         return self._database.execute(query, values)
 
-    def _append(self, facts: Sequence[Fact], at: float) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Write what the block writes all or not at all."""
         self._sql("BEGIN IMMEDIATE")
         try:
+            yield
+            self._sql("COMMIT")
+        except BaseException:
+            # Some errors, as of a full disk, have ended the transaction already.
+            if self._database is not None and self._database.in_transaction:
+                self._sql("ROLLBACK")
+            raise
+
+    def _append(self, facts: Sequence[Fact], at: float) -> None:
+        with self._transaction():
             for fact in facts:
                 self._write(fact, at)
-        except BaseException:
-            self._sql("ROLLBACK")
-            raise
-        self._sql("COMMIT")
 
     def _write(self, fact: Fact, at: float) -> None:
         match fact:
@@ -203,13 +212,11 @@ class SqliteStore:
         )
 
     def _prune(self, before: float) -> int:
-        self._sql("BEGIN IMMEDIATE")
-        old = "SELECT id FROM jobs WHERE ended_at < ?"
-        self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
-        self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
-        count = self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
-        self._sql("COMMIT")
-        return count
+        with self._transaction():
+            old = "SELECT id FROM jobs WHERE ended_at < ?"
+            self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
+            self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
+            return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
 
 
 def _job(row: tuple[str, str, str, str, str, int, str, str, float, float]) -> StoredJob:

@@ -100,11 +100,12 @@ class Agent:
 
     async def _stay(self) -> str:
         delay = RETRY_FIRST
-        while True:
+        while not self._leaving.is_set():
             began = self._clock.now()
             end = await self._connect()
-            if self._leaving.is_set() and not self._jobs:
-                return "told to leave"
+            if self._leaving.is_set():
+                # If it was cut off, what it still ran is given to others.
+                break
             if (final := self._dialer.final(end.code, end.text)) is not None:
                 return final
             if self._clock.now() - began > STEADY_AFTER:
@@ -119,6 +120,7 @@ class Agent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._leaving.wait()
+        return "told to leave"
 
     async def _connect(self) -> End:
         """Open a connection and serve it; return why it ended or did not come about."""
@@ -128,6 +130,8 @@ class Agent:
                 link,
                 headers,
             ):
+                if self._leaving.is_set():
+                    return End("told to leave")
                 session = dialer.connected(headers)
                 driver = Driver(session, link, self._clock, self._told)
                 welcome = self._clock.call_at(
@@ -156,7 +160,7 @@ class Agent:
             case RunJob(job_id=job_id):
                 task = self._chats.create_task(self._run(command))
                 self._jobs[job_id] = task
-                task.add_done_callback(lambda _: self._ended(job_id))
+                task.add_done_callback(lambda task: self._ended(job_id, task))
             case CancelJob(job_id=job_id):
                 if job_id in self._jobs:
                     self._jobs[job_id].cancel()
@@ -167,8 +171,9 @@ class Agent:
         assert self._driver is not None, "commands come through a driver"
         self._driver.issue(Rejected(command.job_id, command.lease, reason))
 
-    def _ended(self, job_id: JobId) -> None:
-        del self._jobs[job_id]
+    def _ended(self, job_id: JobId, task: asyncio.Task[None]) -> None:
+        if self._jobs.get(job_id) is task:  # else: cancelled, and already given anew
+            del self._jobs[job_id]
         self._hang_up_if_done()
 
     def _hang_up_if_done(self) -> None:
