@@ -1,0 +1,248 @@
+"""Our node at a GrandSage server that knows nothing of Shoal; all parts are real."""
+
+import asyncio
+import json
+import logging
+import random
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeAlias
+from urllib.parse import parse_qs
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from models.pairs import COUNT, PAIRS
+from shoal.engines.llama import LlamaEngine
+from shoal.protocols import discover
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.transports import websocket
+from shoal.worker.agent import Agent, Happening
+
+MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
+PROTOCOL = discover()["grandsage"]
+LIMIT = 20.0  # seconds for a whole test
+
+Serve: TypeAlias = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+class Server:
+    """Hands each connection to the next of some functions; counts what it saw."""
+
+    def __init__(self, *connections: Serve) -> None:
+        self._connections = list(connections)
+        self.queries: list[str] = []
+        self.served = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        self.queries.append(request.raw_path.partition("?")[2])
+        socket = web.WebSocketResponse(timeout=1.0)
+        await socket.prepare(request)
+        if self._connections:
+            await self._connections.pop(0)(socket)
+        if not self._connections:
+            self.served.set()
+        await socket.close()
+        return socket
+
+
+@asynccontextmanager
+async def node_at(
+    server: Server, happenings: list[Happening], slots: int = 2
+) -> AsyncIterator["asyncio.Task[str]"]:
+    """Run our node against ``server`` for the length of the block."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", server.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = LlamaEngine("tiny", MODEL, slots=slots)
+    await engine.start()
+    member = Member("n n&1", "tiny", slots, engine.features, "s?cret")
+    agent = Agent(
+        PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
+        websocket.dial,
+        engine,
+        LoopClock(),
+        random.Random(0),
+        slots,
+        happenings.append,
+    )
+    running = asyncio.create_task(agent.run())
+    try:
+        async with asyncio.timeout(LIMIT):
+            yield running
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+        await runner.cleanup()
+
+
+def task(id_: int, question: str, max_new_tokens: int = 400) -> str:
+    """Return a task as the original server writes it."""
+    return json.dumps(
+        {
+            "state": 0,
+            "id": id_,
+            "resp": "",
+            "modLastCheckedPos": 0,
+            "system": "",
+            "messages": [{"role": "user", "content": question}],
+            "max_new_tokens": max_new_tokens,
+            "temperature": 0,
+            "created_at": 1,
+            "user": {"token": "-", "name": "alice"},
+        }
+    )
+
+
+async def frame(socket: web.WebSocketResponse) -> tuple[int, str]:
+    """Return the next frame's id and text; keepalives are passed over."""
+    while True:
+        message = await socket.receive()
+        if message.type is WSMsgType.TEXT:
+            assert message.data == "", "a plain server is sent no other text"
+            continue
+        assert message.type is WSMsgType.BINARY, message
+        (id_,) = struct.unpack_from("!I", message.data)
+        return id_, message.data[4:].decode()
+
+
+async def answer(socket: web.WebSocketResponse, id_: int) -> str:
+    """Return the text of a task whose frames are the only ones, up to its end."""
+    text = ""
+    while True:
+        got, piece = await frame(socket)
+        assert got == id_
+        if not piece:
+            return text
+        text += piece
+
+
+async def test_a_task_is_answered_in_frames_and_an_end() -> None:
+    texts: list[str] = []
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        for id_, question in enumerate(PAIRS, start=2**32 - len(PAIRS)):
+            await socket.send_str(task(id_, question))
+            texts.append(await answer(socket, id_))
+
+    server = Server(serve)
+    async with node_at(server, []):
+        await server.served.wait()
+
+    assert texts == list(PAIRS.values())
+    (query,) = server.queries
+    assert parse_qs(query) == {
+        "token": ["s?cret"],
+        "model": ["tiny"],
+        "max_concurrency": ["2"],
+        "name": ["n n&1"],
+    }
+
+
+async def test_a_stopped_task_gets_no_end_and_frees_its_slot() -> None:
+    async def serve(socket: web.WebSocketResponse) -> None:
+        await socket.send_str(task(7, "Count to sixty."))
+        assert (await frame(socket))[0] == 7
+        await socket.send_str('{"id":7,"stop":true}')
+        await socket.send_str(task(8, "ping"))
+        id_, text = await frame(socket)
+        while id_ == 7:
+            assert text, "a stopped task has no end"
+            id_, text = await frame(socket)
+        assert text + await answer(socket, 8) == "pong"
+
+    server = Server(serve)
+    async with node_at(server, [], slots=1):
+        await server.served.wait()
+
+
+async def test_no_more_tasks_run_at_once_than_was_said() -> None:
+    order: list[int] = []
+
+    async def serve(socket: web.WebSocketResponse) -> None:
+        for id_ in (1, 2, 3):
+            await socket.send_str(task(id_, "Count to sixty."))
+        ended: set[int] = set()
+        while len(ended) < 3:
+            id_, text = await frame(socket)
+            order.append(id_)
+            running = set(order) - ended
+            assert len(running) <= 1, "one slot, so one at a time"
+            if not text:
+                ended.add(id_)
+
+    server = Server(serve)
+    async with node_at(server, [], slots=1):
+        await server.served.wait()
+
+    assert sorted(set(order)) == [1, 2, 3]
+
+
+async def test_running_tasks_go_on_over_the_next_connection() -> None:
+    pieces: list[str] = []
+
+    async def first(socket: web.WebSocketResponse) -> None:
+        await socket.send_str(task(5, "Count to sixty."))
+        for _ in range(3):
+            pieces.append((await frame(socket))[1])
+
+    async def second(socket: web.WebSocketResponse) -> None:
+        pieces.append(await answer(socket, 5))
+
+    server = Server(first, second)
+    happenings: list[Happening] = []
+    async with node_at(server, happenings):
+        await server.served.wait()
+
+    # What was under way when the connection broke is lost, as with any node.
+    assert COUNT.startswith("".join(pieces[:3]))
+    assert pieces[3]
+    assert COUNT.endswith(pieces[3])
+    assert "lost" in [happening.event for happening in happenings]
+
+
+async def test_an_error_ends_the_connection_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    codes: list[int | None] = []
+
+    async def first(socket: web.WebSocketResponse) -> None:
+        await socket.send_str(task(9, "x" * 20_000))  # more than the model can read
+        while (await socket.receive()).type is not WSMsgType.CLOSE:
+            pass
+        codes.append(socket.close_code)
+
+    async def second(socket: web.WebSocketResponse) -> None:
+        await socket.send_str(task(10, "ping"))
+        assert await answer(socket, 10) == "pong"
+
+    server = Server(first, second)
+    with caplog.at_level(logging.WARNING):
+        async with node_at(server, []):
+            await server.served.wait()
+
+    assert codes == [1011]
+    assert "task 9 failed" in caplog.text
+    assert "xxxx" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("code", "advice"), [(4001, "parameters"), (4002, "--token")], ids=["4001", "4002"]
+)
+async def test_a_refusal_is_final(code: int, advice: str) -> None:
+    async def serve(socket: web.WebSocketResponse) -> None:
+        await socket.close(code=code, message=b"Invalid token")
+
+    server = Server(serve)
+    happenings: list[Happening] = []
+    async with node_at(server, happenings) as running:
+        reason = await running
+
+    assert advice in reason
+    assert happenings == [Happening("left", reason)]
