@@ -72,8 +72,9 @@ def load(
     """Put a configuration together from flags, variables, a TOML file and defaults.
 
     ``flags`` holds what was given on the command line, by field name.  A variable is
-    ``SHOAL_`` and the field's name in capitals (``SHOAL_GRANDSAGE_TOKEN`` for a field
-    of another section than ``serve``); the file has a table for each section.
+    ``SHOAL_`` and the field's name in capitals (``SHOAL_SECTION_TOKEN`` for a
+    field of another section than ``serve`` and ``join``); the file has a table for
+    each section.
 
     Raises ConfigError naming the flag, variable or line that is no good.
     """

@@ -167,23 +167,6 @@ def test_peer_that_breaks_its_protocol_is_told_so() -> None:
     virtual.run(scenario())
 
 
-@pytest.mark.parametrize("text", ["x" * 500, "é" * 100, "😀" * 100])
-def test_close_text_fits_a_close_frame(text: str) -> None:
-    def complain_at_length(data: Data) -> Sequence[object]:
-        raise PeerError(text)
-
-    async def scenario() -> None:
-        async with connection(ScriptedSession(complain_at_length)) as its:
-            its.link.arrive("")
-            await its.running
-
-        ((_, said),) = its.link.closed
-        assert text.startswith(said)
-        assert 119 < len(said.encode()) <= 123
-
-    virtual.run(scenario())
-
-
 def test_bug_of_the_session_ends_its_connection_and_is_raised() -> None:
     async def scenario() -> None:
         async with connection(ScriptedSession(stumble)) as its:

@@ -4,6 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from shoal.domain.vocabulary import CancelJob, Dismiss, RunJob
 from shoal.protocols.session import Data, Output, Send
@@ -55,10 +56,10 @@ class MemoryLink:
         self._wake.set()
 
 
-Answer = Callable[[Data], Sequence[object]]
+Answer = Callable[[Data], Sequence[Any]]
 
 
-def silent(data: Data) -> Sequence[object]:
+def silent(data: Data) -> Sequence[Any]:
     return ()
 
 
@@ -67,20 +68,22 @@ class ScriptedSession:
     """Answers each message as told, and sends what it is given as it is."""
 
     answer: Answer = silent
-    opening: Sequence[object] = ()
+    opening: Sequence[Any] = ()
     deadline: float | None = None
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
     ticks: list[float] = field(default_factory=list)
     pause: float | None = None  # seconds from one tick to the next
 
-    def receive(self, data: Data, now: float) -> Sequence[object]:
+    def receive(self, data: Data, now: float) -> Sequence[Any]:
         return self.answer(data)
 
     def issue(self, message: object, now: float) -> Sequence[Output]:
         return (Send(message),) if isinstance(message, (str, bytes)) else ()
 
-    def tick(self, now: float) -> Sequence[object]:
+    def tick(self, now: float) -> Sequence[Any]:
         self.ticks.append(now)
         if self.pause is not None:
             self.deadline = now + self.pause
+        elif self.deadline is not None and self.deadline <= now:
+            self.deadline = None
         return self.opening if len(self.ticks) == 1 else ()

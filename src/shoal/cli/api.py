@@ -49,7 +49,10 @@ def ask(args: argparse.Namespace, path: str, body: object = None) -> Any:
     Raises ApiError.
     """
     with _open(args, path, body) as answer:
-        return json.load(answer)
+        try:
+            return json.load(answer)
+        except ValueError as error:
+            raise ApiError(f"{args.url} is no coordinator of ours: {error}") from error
 
 
 def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:

@@ -42,9 +42,11 @@ NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
 http_log = logging.getLogger("shoal.http")
-# Anybody can send what is no HTTP, and aiohttp quotes it: it may hold a key.
+# Anybody can send what is no HTTP, and aiohttp would quote it, with the keys in it.
 http_log.addFilter(
-    lambda record: not isinstance((record.exc_info or ())[1:2], HttpProcessingError)
+    lambda record: (
+        not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    )
 )
 
 

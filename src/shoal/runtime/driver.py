@@ -91,11 +91,10 @@ class Driver(Generic[In, Out]):
             reader.cancel()
             # What the session said last should still arrive: it may be an error.
             self._unsent.set()
-            try:
-                async with asyncio.timeout(FLUSH_TIMEOUT):
-                    await writer
-            except TimeoutError:
-                pass
+            # Not awaited, for a reader that is cancelled while it answers a ping takes
+            # the writer, which waits for the same room, along.
+            await asyncio.wait([writer], timeout=FLUSH_TIMEOUT)
+            writer.cancel()
         if isinstance(end, End):
             await self._link.close(end.code, end.text)
             return end
@@ -231,6 +230,4 @@ def _lost(closed: LinkClosed) -> End:
 
 
 def _broken(error: PeerError) -> End:
-    # A close frame holds 123 bytes of text (RFC 6455, section 5.5).
-    text = str(error).encode()[:123].decode(errors="ignore")
-    return End(f"protocol error: {error}", 1002, text)
+    return End(f"protocol error: {error}", 1002, str(error))

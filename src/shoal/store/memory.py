@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import assert_never
 
+from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     CameLate,
     Fact,
@@ -33,20 +34,29 @@ class MemoryStore:
         self._stories: dict[JobId, list[Recorded]] = {}
 
     async def append(self, facts: Sequence[Fact], at: float) -> None:
+        changed: dict[JobId, StoredJob] = {}
+        told: list[tuple[JobId, Recorded]] = []
         for fact in facts:
             match fact:
                 case WorkerJoined() | WorkerDraining() | WorkerLost():
                     continue
                 case JobSubmitted(job):
+                    if job.id in self._jobs or job.id in changed:
+                        raise StoreError(f"there is a job {job.id} already")
                     none = LeaseNumber(0)
-                    self._jobs[job.id] = StoredJob(job, JobState.QUEUED, none, at)
-                    self._stories[job.id] = []
+                    changed[job.id] = StoredJob(job, JobState.QUEUED, none, at)
                 case CameLate():
                     pass
                 case _:
-                    stored = self._jobs[fact.job_id]
-                    self._jobs[fact.job_id] = _after(stored, fact, at)
-            self._stories.setdefault(fact.job_id, []).append(Recorded(at, fact))
+                    stored = changed.get(fact.job_id) or self._jobs.get(fact.job_id)
+                    if stored is None:
+                        raise StoreError(f"there is no job {fact.job_id}")
+                    changed[fact.job_id] = _after(stored, fact, at)
+            told.append((fact.job_id, Recorded(at, fact)))
+        self._jobs |= changed
+        for job_id, recorded in told:
+            if job_id in self._jobs:
+                self._stories.setdefault(job_id, []).append(recorded)
 
     async def open_jobs(self) -> list[StoredJob]:
         return [job for job in self._jobs.values() if job.state not in ENDED]

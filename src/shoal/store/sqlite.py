@@ -165,8 +165,9 @@ class SqliteStore:
             case WorkerJoined() | WorkerDraining() | WorkerLost():
                 self._record(fact, None, at)
                 return
-            case CameLate():
-                pass
+            case CameLate(job_id=job_id):
+                if not self._sql("SELECT 1 FROM jobs WHERE id = ?", job_id).fetchone():
+                    return  # pruned: nobody could ask for its story
             case JobSubmitted(job):
                 self._sql(
                     "INSERT INTO jobs (id, kind, model, owner, state, work, limits,"
@@ -200,7 +201,9 @@ class SqliteStore:
     ) -> None:
         columns = f"state = ?, {columns}" if columns else "state = ?"
         state = STATE_AFTER[type(fact)]  # type: ignore[index]  # only job facts come here
-        self._sql(f"UPDATE jobs SET {columns} WHERE id = ?", state, *values, job_id)
+        query = f"UPDATE jobs SET {columns} WHERE id = ?"
+        if not self._sql(query, state, *values, job_id).rowcount:
+            raise StoreError(f"{self._path}: there is no job {job_id}")
 
     def _record(self, fact: Fact, job_id: JobId | None, at: float) -> None:
         self._sql(

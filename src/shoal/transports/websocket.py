@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from aiohttp import (
     ClientError,
+    ClientResponseError,
     ClientSession,
     ClientTimeout,
     ClientWebSocketResponse,
     ClientWSTimeout,
+    TraceConfig,
     WSMsgType,
     WSServerHandshakeError,
     web,
@@ -19,6 +21,7 @@ from yarl import URL
 from shoal.protocols.session import Data
 from shoal.runtime.link import LinkClosed
 
+CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
 CONNECT_TIMEOUT = 10.0  # seconds
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
@@ -59,12 +62,23 @@ class WebSocketLink:
             raise LinkClosed(f"connection lost: {error}") from error
 
     async def close(self, code: int, text: str) -> None:
-        with suppress(ConnectionError, RuntimeError):  # it is closed already
-            await self._socket.close(code=code, message=text.encode())
+        message = text.encode()[:CLOSE_TEXT_MAX].decode(errors="ignore").encode()
+        try:
+            # aiohttp waits for as long as the peer goes on talking.
+            async with asyncio.timeout(2 * CLOSE_TIMEOUT):
+                await self._socket.close(code=code, message=message)
+        except (ConnectionError, RuntimeError, TimeoutError):
+            pass  # it is closed already, or the peer does not listen
+        except asyncio.CancelledError:
+            # aiohttp also raises it for an earlier write that was cancelled.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
 
 def _closed_by_peer(code: int, text: str) -> str:
-    return f"closed by peer: {code} {text}".rstrip()
+    # The peer's own words, which a terminal may be shown.
+    return f"closed by peer: {code} {ascii(text)[1:-1]}".rstrip()
 
 
 async def accept(
@@ -88,7 +102,11 @@ async def dial(
     Raises LinkClosed if it does not come about.
     """
     peer = url.partition("?")[0]  # what follows may hold a token
-    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+    trace = TraceConfig()
+    trace.on_request_redirect.append(_refuse_redirect)
+    async with ClientSession(
+        timeout=ClientTimeout(total=None), trace_configs=[trace]
+    ) as session:
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 socket = await session.ws_connect(
@@ -101,6 +119,9 @@ async def dial(
         except WSServerHandshakeError as error:
             reason = f"{peer} does not speak WebSocket here: HTTP {error.status}"
             raise LinkClosed(reason) from error
+        except ClientResponseError as error:
+            # It would print the whole URL.
+            raise LinkClosed(f"{peer} does not speak HTTP here") from error
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             why = str(error) or "no answer"
             raise LinkClosed(f"cannot connect to {peer}: {why}") from error
@@ -115,3 +136,8 @@ async def dial(
             )
         finally:
             await socket.close()
+
+
+async def _refuse_redirect(*_: object) -> None:
+    # Whoever gave us a token meant this server and no other.
+    raise ClientError("the server wants to send us elsewhere")

@@ -122,6 +122,7 @@ class NodeSession:
         self._heard = now
         self._joined = False
         self._closed = False
+        self._draining = False
         self._tasks: dict[int, _Task] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
         self._stopped: dict[int, float] = {}  # when each was last told to stop
@@ -228,6 +229,9 @@ class NodeSession:
         if word is None:
             return (Notice("text of an unknown extension ignored"),)
         if word.draining is not None:
+            if self._draining:
+                return ()  # each one is stored: a flood would fill disks
+            self._draining = True
             return (Draining(word.draining[:REASON_MAX]),)
         task = None if word.id is None else self._tasks.get(word.id)
         if task is None or word.id is None:

@@ -1,0 +1,119 @@
+"""Settings, from flags, variables and files."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.config import USER_FILE, JoinConfig, ServeConfig, load
+from shoal.domain.errors import ConfigError
+from shoal.protocols import discover
+
+
+def settings(
+    flags: dict[str, object] | None = None,
+    environment: dict[str, str] | None = None,
+    file: Path | None = None,
+) -> ServeConfig:
+    return load(ServeConfig, "serve", flags or {}, file, environment or {})
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "shoal.toml"
+
+
+def test_defaults_hold_when_nothing_is_said() -> None:
+    assert settings() == ServeConfig()
+    assert load(JoinConfig, "join", {}, None, {}) == JoinConfig()
+
+
+def test_flag_goes_before_variable_before_file_before_default(file: Path) -> None:
+    file.write_text("[serve]\nport = 3\nqueue_max = 3\ndrain = 3\n")
+    environment = {"SHOAL_PORT": "2", "SHOAL_QUEUE_MAX": "2"}
+
+    config = settings({"port": "1", "queue_max": None}, environment, file)
+
+    assert (config.port, config.queue_max, config.drain) == (1, 2, 3.0)
+    assert config.keep_days == ServeConfig().keep_days
+
+
+@pytest.mark.parametrize("name", discover())
+def test_every_wire_has_flags_and_variables_of_its_own(name: str) -> None:
+    config = discover()[name].config
+
+    loaded = load(config, name, {}, None, {f"SHOAL_{name.upper()}_TOKEN": "secret"})
+
+    assert loaded.token == "secret"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[serve]\nport = true", "[serve] port: expected a whole number"),
+        ("[serve]\nport = 1.5", "[serve] port: expected a whole number"),
+        ("[serve]\nport = -1", "[serve] port: expected a whole number of 0 or more"),
+        ("[serve]\ndrain = nan", "[serve] drain: expected a number of 0 or more"),
+        ("[serve]\ndrain = inf", "[serve] drain: expected a number of 0 or more"),
+        ("[serve]\ndrain = [1]", "[serve] drain: expected a number"),
+        ("[serve]\nhost = 5", "[serve] host: expected text"),
+        ("[serve]\nprot = 5", "[serve] has no setting prot"),
+        ("serve = 5", "serve must be a table"),
+        ("[serve\n", "shoal.toml"),
+    ],
+)
+def test_wrong_line_of_a_file_is_named(file: Path, text: str, said: str) -> None:
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as caught:
+        settings(file=file)
+
+    assert said in str(caught.value)
+    assert "shoal.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"\x00"])
+def test_file_that_is_no_text_is_named(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"shoal\.toml"):
+        settings(file=file)
+
+
+def test_file_that_was_named_must_be_there(file: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        settings(file=file)
+
+
+def test_file_that_nobody_named_need_not_be_there(
+    monkeypatch: pytest.MonkeyPatch, file: Path
+) -> None:
+    assert USER_FILE.name == "shoal.toml"
+    monkeypatch.setattr("shoal.config.USER_FILE", file)
+
+    assert settings(file=file) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("SHOAL_PORT", "x", "SHOAL_PORT: expected a whole number of 0 or more"),
+        ("SHOAL_QUEUE_WAIT", "-1", "SHOAL_QUEUE_WAIT: expected a number of 0 or more"),
+        ("SHOAL_DRAIN", "1e999", "SHOAL_DRAIN"),
+    ],
+)
+def test_wrong_variable_is_named(name: str, value: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings(environment={name: value})
+
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [("7", 7.0), ("0.5", 0.5), ("1e3", 1000.0), ("0", 0.0)]
+)
+def test_numbers_may_be_written_as_people_do(value: str, wanted: float) -> None:
+    assert settings({"drain": value}).drain == wanted
+
+
+def test_home_is_found_in_paths() -> None:
+    assert settings({"data_dir": "~/x"}).data_dir == Path.home() / "x"

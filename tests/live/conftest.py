@@ -1,0 +1,35 @@
+"""Programs that end with the test that started them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from live.programs import GatedModel, Pool, Programs
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    running = Programs(tmp_path)
+    yield running
+    running.close()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A coordinator with one worker that runs the tiny model, to be left as it is."""
+    running = Programs(tmp_path_factory.mktemp("pool"))
+    try:
+        pool = running.serve()
+        pool.joined("one")
+        yield pool
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def slow_model() -> Iterator[GatedModel]:
+    """A model that says five pieces and waits to be let go on."""
+    model = GatedModel(pause=5)
+    yield model
+    model.close()

@@ -1,0 +1,252 @@
+"""Real ``shoal`` processes, and a model server that stops where a test wants it to."""
+
+import json
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from openai import OpenAI
+
+from models.pairs import PAIRS
+from shoal.domain.work import text_of
+
+TINY = Path(__file__).parents[1] / "models" / "tiny.gguf"
+PATIENCE = 30.0  # seconds until what should happen is taken not to
+TOKEN = "join-me"
+KEY = "sk-live"
+
+
+class Program:
+    """A ``shoal`` process; what it prints is read as it comes."""
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._log = folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        with self._log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    @property
+    def errors(self) -> str:
+        """What it wrote to standard error."""
+        return self._log.read_text()
+
+    def line(self) -> str | None:
+        """Return the next line of standard output, or None at its end."""
+        try:
+            return self._lines.get(timeout=PATIENCE)
+        except queue.Empty:
+            raise AssertionError(f"no word; log:\n{self.errors}") from None
+
+    def said(self, event: str) -> dict[str, Any]:
+        """Wait for an event of this name; return it."""
+        while (line := self.line()) is not None:
+            said: dict[str, Any] = json.loads(line)
+            if said["event"] == event:
+                return said
+        raise AssertionError(f"it ended without {event!r}; log:\n{self.errors}")
+
+    def terminate(self) -> int:
+        """Tell it to stop; return its exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.wait()
+
+    def wait(self) -> int:
+        return self.process.wait(PATIENCE)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self._reading.join()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+
+class Programs:
+    """Starts programs and ends them with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._all: list[Program] = []
+
+    def run(self, *arguments: str) -> Program:
+        program = Program(self.folder, *arguments)
+        self._all.append(program)
+        return program
+
+    def serve(self, *flags: str, port: int = 0) -> "Pool":
+        data = ("--data-dir", str(self.folder / "data"), "--log-level", "warning")
+        secrets = ("--api-key", KEY, "--join-token", TOKEN)
+        program = self.run(
+            "serve", "--json", "--port", str(port), *data, *secrets, *flags
+        )
+        return Pool(self, program, program.said("ready"))
+
+    def close(self) -> None:
+        for program in self._all:
+            program.close()
+
+
+class Pool:
+    """A running coordinator, and what a user does with it."""
+
+    def __init__(
+        self, programs: Programs, program: Program, ready: dict[str, Any]
+    ) -> None:
+        self.program = program
+        self.ready = ready
+        self.url: str = ready["url"]
+        self.port: int = ready["ports"]["http"]
+        self._programs = programs
+
+    def join(self, name: str, *flags: str, token: str = TOKEN) -> Program:
+        flags = flags or ("--model", f"tiny={TINY}")
+        return self._programs.run(
+            "join", self.url, "--json", "--name", name, "--token", token, *flags
+        )
+
+    def joined(self, name: str, *flags: str) -> Program:
+        worker = self.join(name, *flags)
+        worker.said("joined")
+        return worker
+
+    @contextmanager
+    def client(self) -> Iterator[OpenAI]:
+        with OpenAI(
+            base_url=f"{self.url}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE
+        ) as client:
+            yield client
+
+    def admin(self, path: str) -> Any:
+        with self.client() as client:
+            return client.get(f"{self.url}/admin/{path}", cast_to=object)
+
+    def workers(self) -> Sequence[dict[str, Any]]:
+        workers: Sequence[dict[str, Any]] = self.admin("status")["workers"]
+        return workers
+
+
+@contextmanager
+def answer_to(client: OpenAI, question: str, model: str = "tiny") -> Iterator[Any]:
+    """Ask and give the stream of chunks."""
+    with client.chat.completions.create(
+        model=model,
+        messages=[{"role": "user", "content": question}],
+        temperature=0,
+        stream=True,
+    ) as stream:
+        yield stream
+
+
+def text_in(chunks: Any) -> Iterator[str]:
+    """Yield the pieces of text in a stream of chunks."""
+    for chunk in chunks:
+        for choice in chunk.choices:
+            if choice.delta.content:
+                yield choice.delta.content
+
+
+def eventually(condition: Callable[[], object], what: str) -> None:
+    """Wait until something is so; fail if it does not come about."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.02)
+
+
+class GatedModel:
+    """A model server that knows the pairs and says ``pause`` pieces, then waits.
+
+    It stands for a model too slow to be done before a test has done its worst.
+    """
+
+    def __init__(self, pause: int) -> None:
+        self.asked = 0
+        self.go_on = threading.Event()
+        self._pause = pause
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server.daemon_threads = True
+        self._serving = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,)
+        )
+        self._serving.start()
+
+    @property
+    def flags(self) -> tuple[str, str]:
+        """The flags of a worker that runs this model."""
+        return "--engine", f"http://127.0.0.1:{self._server.server_port}"
+
+    def close(self) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._serving.join()
+        self._server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        model = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                if self.path == "/v1/models":
+                    self._head("application/json")
+                    self.wfile.write(b'{"data": [{"id": "tiny"}]}')
+                else:
+                    self._head("text/html")
+                    self.wfile.write(b"<h1>Welcome</h1>")
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                model.asked += 1
+                self._head("text/event-stream")
+                answer = PAIRS[text_of(body["messages"][-1])]
+                for number, piece in enumerate(answer):
+                    if number == model._pause:
+                        model.go_on.wait(PATIENCE)
+                    self._say({"delta": {"content": piece}, "index": 0})
+                self._say({"delta": {}, "index": 0, "finish_reason": "stop"})
+                self._write(b"data: [DONE]\n\n")
+
+            def _head(self, type_: str) -> None:
+                self.send_response(200)
+                self.send_header("Content-Type", type_)
+                self.end_headers()
+
+            def _say(self, choice: dict[str, Any]) -> None:
+                chunk = json.dumps({"choices": [choice]})
+                self._write(f"data: {chunk}\n\n".encode())
+
+            def _write(self, data: bytes) -> None:
+                with suppress(ConnectionError):  # whoever asked was killed
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        return Handler

@@ -1,0 +1,146 @@
+"""The other commands, as a user types them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
+from models.pairs import PAIRS
+
+
+def shoal(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        input=typed,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def asking(pool: Pool) -> list[str]:
+    return ["--url", pool.url, "--api-key", KEY]
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
+def test_help_lists_every_command(words: list[str]) -> None:
+    done = shoal(*words)
+
+    assert done.returncode == 0
+    for command in ("serve", "join", "chat", "status", "demo", "version"):
+        assert f"\n  {command} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command", ["serve", "join", "chat", "status", "demo", "version"]
+)
+def test_every_command_has_help_of_its_own(command: str) -> None:
+    done = shoal(command, "--help")
+
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: shoal {command}")
+
+
+def test_unknown_command_is_refused_with_the_list() -> None:
+    done = shoal("swim")
+
+    assert done.returncode == 2
+    assert "there is no command 'swim'" in done.stderr
+    assert "serve" in done.stderr
+
+
+def test_version_is_told_to_people_and_programs() -> None:
+    versions = json.loads(shoal("version", "--json").stdout)
+
+    assert versions.keys() >= {"shoal", "python", "aiohttp"}
+    assert shoal("--version").stdout == f"shoal {versions['shoal']}\n"
+    assert shoal("version").stdout.startswith(f"shoal {versions['shoal']}\n")
+
+
+def test_chat_answers_one_question(pool: Pool) -> None:
+    done = shoal("chat", *asking(pool), "--temperature", "0", "Write", "a", "haiku.")
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == PAIRS["Write a haiku."] + "\n"
+
+
+def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:
+    done = shoal("chat", *asking(pool), "--temperature", "0", typed="ping")
+
+    assert done.stdout == "pong\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--api-key", "sk-wrong"], "incorrect API key"),
+        (["--model", "huge"], "no worker has the model huge: there is tiny"),
+        (["--url", "http://127.0.0.1:1"], "is `shoal serve` running there?"),
+        (["--url", "ftp://x"], "--url ftp://x: expected http://HOST:PORT"),
+    ],
+)
+def test_chat_that_cannot_be_says_why(pool: Pool, flags: list[str], said: str) -> None:
+    done = shoal("chat", *asking(pool), *flags, "ping")
+
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_commands_find_the_key_of_the_coordinator_on_this_machine(
+    programs: Programs,
+) -> None:
+    folder = str(programs.folder / "data")
+    serve = programs.run("serve", "--json", "--port", "0", "--data-dir", folder)
+    url = serve.said("ready")["url"]
+
+    done = shoal("status", "--url", url, "--data-dir", folder, "--json")
+
+    assert json.loads(done.stdout)["workers"] == []
+    assert (
+        "no workers yet" in shoal("status", "--url", url, "--data-dir", folder).stdout
+    )
+    assert (
+        "no model yet" in shoal("chat", "--url", url, "--data-dir", folder, "x").stderr
+    )
+
+
+def test_status_shows_the_workers(pool: Pool) -> None:
+    status = json.loads(shoal("status", *asking(pool), "--json").stdout)
+
+    (worker,) = (each for each in status["workers"] if "one" in each["id"])
+    assert worker["models"] == ["tiny"]
+    assert (worker["slots"], worker["busy"]) == (4, 0)
+    assert status["ready"] is True
+    shown = shoal("status", *asking(pool)).stdout
+    assert worker["id"] in shown
+    assert "0 of 4 busy" in shown
+
+
+def test_something_else_at_the_url_is_no_coordinator(slow_model: GatedModel) -> None:
+    _, url = slow_model.flags
+
+    done = shoal("status", "--url", url, "--api-key", KEY)
+
+    assert done.returncode == 1
+    assert f"{url} is no coordinator of ours" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_chat_tells_that_the_answer_broke_off(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("one", *slow_model.flags)
+    chat = programs.run("chat", *asking(pool), "Tell me a story.")
+    eventually(lambda: slow_model.asked, "the answer has begun")
+    eventually(lambda: pool.workers()[0]["busy"], "the worker is at it")
+
+    pool.program.kill()
+
+    assert chat.wait() == 1
+    assert "broke off" in chat.errors
+    assert "Traceback" not in chat.errors

@@ -1,0 +1,236 @@
+"""``shoal join`` as a process: real workers, killed and restarted."""
+
+import sqlite3
+import threading
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from live.programs import (
+    TINY,
+    GatedModel,
+    Pool,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.pairs import PAIRS
+
+STORY = "Tell me a story."
+ENDS = ("JobCompleted", "JobFailed", "JobCancelled", "JobExpired")
+
+
+@pytest.mark.parametrize("question", PAIRS)
+def test_official_client_gets_the_exact_text(pool: Pool, question: str) -> None:
+    with pool.client() as client, answer_to(client, question) as stream:
+        assert "".join(text_in(stream)) == PAIRS[question]
+
+
+def test_answer_in_one_piece_is_the_same(pool: Pool) -> None:
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny",
+            messages=[{"role": "user", "content": STORY}],
+            temperature=0,
+        )
+
+    assert answer.choices[0].message.content == PAIRS[STORY]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 100
+
+
+def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
+    worker = pool.join("two", token="wrong")
+
+    left = worker.said("left")
+
+    assert worker.wait() == 1
+    assert "--token" in left["reason"]
+    assert "Traceback" not in worker.errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nonsense"], "cannot tell the wire"),
+        (["http://"], "no host"),
+        (["http://127.0.0.1:1", "--wire", "pigeon"], "--wire pigeon"),
+        (["http://127.0.0.1:1", "--slots", "-1"], "--slots: expected"),
+        (["http://127.0.0.1:1", "--model", "x=/none.gguf"], "/none.gguf"),
+        (["http://127.0.0.1:1", "--model", "x"], "give its file"),
+        (["http://127.0.0.1:1", "--engine", "magic"], "'magic'"),
+    ],
+)
+def test_wrong_argument_is_an_error_that_names_it(
+    programs: Programs, arguments: list[str], said: str
+) -> None:
+    worker = programs.run("join", *arguments)
+
+    assert worker.wait() == 1
+    assert said in worker.errors
+    assert "Traceback" not in worker.errors
+
+
+def test_worker_that_is_told_to_stop_leaves_the_pool(programs: Programs) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one")
+
+    assert worker.terminate() == 0
+
+    assert worker.said("left")["reason"] == "told to leave"
+    eventually(lambda: not pool.workers(), "the worker is gone")
+
+
+def test_worker_that_is_told_to_stop_finishes_its_answer(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one", *slow_model.flags)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        pieces = text_in(stream)
+        first = next(pieces)
+
+        worker.process.terminate()
+        eventually(lambda: pool.workers()[0]["draining"], "it is draining")
+        slow_model.go_on.set()
+
+        assert first + "".join(pieces) == PAIRS[STORY]
+    assert worker.wait() == 0
+
+
+def test_worker_can_be_stopped_while_nobody_answers(programs: Programs) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one")
+    pool.program.kill()
+    worker.said("lost")
+
+    assert worker.terminate() == 0
+
+
+def test_killed_worker_leaves_a_whole_answer_behind(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    workers = {name: pool.joined(name, *slow_model.flags) for name in ("one", "two")}
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        chunks = iter(stream)
+        job_id = next(chunks).id
+        pieces = text_in(chunks)
+        text = next(pieces)
+
+        (busy,) = (each["id"] for each in pool.workers() if each["busy"])
+        name = next(name for name in workers if name in busy)
+        workers[name].kill()
+        slow_model.go_on.set()
+        text += "".join(pieces)
+
+    assert text == PAIRS[STORY]
+    told = "\n".join(pool.admin(f"jobs/{job_id}/explain")["lines"])
+    assert "worker lost" in told
+    assert "attempt 2" in told
+
+
+def test_jobs_of_a_killed_coordinator_all_end_once(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one", *slow_model.flags, "--slots", "2")
+    asking = [threading.Thread(target=_ask_in_vain, args=(pool,)) for _ in range(6)]
+    for each in asking:
+        each.start()
+    eventually(lambda: slow_model.asked == 2, "two answers have begun")
+    eventually(lambda: pool.admin("status")["jobs"]["queued"] == 4, "four wait")
+
+    pool.program.kill()
+    for each in asking:
+        each.join()
+    worker.said("lost")
+    accepted = _query(programs, "SELECT id FROM jobs")
+    slow_model.go_on.set()
+    pool = programs.serve(port=pool.port)
+    worker.said("joined")
+    jobs = [_when_ended(pool, job_id) for (job_id,) in accepted]
+
+    assert len(jobs) == 6
+    for job in jobs:
+        assert (job["state"], job["error"]) == ("done", None)
+        assert job["outcome"]["text"] == PAIRS[STORY]
+    assert pool.program.terminate() == 0
+    marks = ", ".join("?" * len(ENDS))
+    query = f"SELECT count(*) FROM facts WHERE type IN ({marks}) GROUP BY job_id"
+    assert _query(programs, query, *ENDS) == [(1,)] * 6
+
+
+def _ask_in_vain(pool: Pool) -> None:
+    """Ask, and have the coordinator killed before there is an answer."""
+    with (
+        pool.client() as client,
+        pytest.raises(Exception, match=r"(?i)connection|read|chunk"),
+        answer_to(client, STORY) as stream,
+    ):
+        "".join(text_in(stream))
+
+
+def _when_ended(pool: Pool, job_id: str) -> Any:
+    eventually(lambda: pool.admin(f"jobs/{job_id}")["ended_at"], "the job ends")
+    return pool.admin(f"jobs/{job_id}")
+
+
+def _query(programs: Programs, query: str, *values: str) -> list[Any]:
+    with closing(sqlite3.connect(programs.folder / "data" / "shoal.db")) as database:
+        return database.execute(query, values).fetchall()
+
+
+def test_of_two_workers_with_one_name_the_newer_stays(programs: Programs) -> None:
+    pool = programs.serve()
+    older = pool.joined("one")
+
+    newer = pool.joined("one")
+
+    assert older.wait() == 1
+    assert "--name" in older.said("left")["reason"]
+    assert len(pool.workers()) == 1
+    with pool.client() as client, answer_to(client, "ping") as stream:
+        assert "".join(text_in(stream)) == "pong"
+    assert newer.process.poll() is None
+
+
+def test_worker_comes_back_to_a_restarted_coordinator(programs: Programs) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one")
+    assert pool.program.terminate() == 0
+    worker.said("lost")
+
+    pool = programs.serve(port=pool.port)
+    worker.said("joined")
+
+    with pool.client() as client, answer_to(client, "ping") as stream:
+        assert "".join(text_in(stream)) == "pong"
+
+
+def test_client_that_leaves_frees_the_worker(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("one", *slow_model.flags, "--slots", "1")
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        next(text_in(stream))
+        assert pool.workers()[0]["busy"] == 1
+
+    eventually(lambda: pool.workers()[0]["busy"] == 0, "the worker is free")
+
+
+def test_two_models_are_two_members_of_one_machine(programs: Programs) -> None:
+    pool = programs.serve()
+    flags = ("--model", f"tiny={TINY}", "--model", f"twin={TINY}")
+    worker = pool.join("one", *flags)
+    worker.said("joined")
+    worker.said("joined")
+
+    with pool.client() as client:
+        assert sorted(model.id for model in client.models.list()) == ["tiny", "twin"]
+        with answer_to(client, "ping", model="twin") as stream:
+            assert "".join(text_in(stream)) == "pong"

@@ -1,0 +1,195 @@
+"""``shoal serve`` as a process: how it starts, refuses to start, and stops."""
+
+import json
+import socket
+import stat
+
+import pytest
+from openai import AuthenticationError
+
+from live.programs import (
+    KEY,
+    GatedModel,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.pairs import PAIRS
+
+STORY = "Tell me a story."
+
+
+def test_ready_line_tells_all_that_is_needed(programs: Programs) -> None:
+    folder = programs.folder / "data"
+    serve = programs.run("serve", "--json", "--port", "0", "--data-dir", str(folder))
+
+    ready = serve.said("ready")
+
+    assert ready.keys() == {"event", "url", "api_key", "join", "ports"}
+    assert ready["url"] == f"http://127.0.0.1:{ready['ports']['http']}"
+    assert ready["api_key"].startswith("sk-shoal-")
+    assert ready["join"].startswith(f"shoal join {ready['url']} --token ")
+    for secret in ("api-key", "join-token"):
+        mode = stat.S_IMODE((folder / secret).stat().st_mode)
+        assert mode == 0o600, f"{secret} can be read by others"
+    assert serve.terminate() == 0
+
+
+def test_secrets_stay_the_same_from_one_start_to_the_next(programs: Programs) -> None:
+    folder = str(programs.folder / "data")
+    ready = []
+
+    for _ in range(2):
+        serve = programs.run("serve", "--json", "--port", "0", "--data-dir", folder)
+        ready.append(serve.said("ready"))
+        serve.terminate()
+
+    assert ready[0]["api_key"] == ready[1]["api_key"]
+    assert ready[0]["join"].split()[-1] == ready[1]["join"].split()[-1]
+
+
+def test_taken_port_is_an_error_that_says_what_to_do(programs: Programs) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        folder = str(programs.folder / "data")
+        serve = programs.run("serve", "--port", port, "--data-dir", folder)
+
+        assert serve.wait() == 1
+
+    assert port in serve.errors
+    assert "--port" in serve.errors
+    assert "Traceback" not in serve.errors
+
+
+def test_second_coordinator_on_the_same_data_is_refused(programs: Programs) -> None:
+    programs.serve()
+    folder = str(programs.folder / "data")
+
+    second = programs.run("serve", "--port", "0", "--data-dir", folder)
+
+    assert second.wait() == 1
+    assert "--data-dir" in second.errors
+    assert "is in use" in second.errors
+    assert "Traceback" not in second.errors
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--port", "many"], "--port: expected a whole number"),
+        (["--port", "70000"], "--port 70000: expected at most 65535"),
+        (["--port", "-1"], "--port"),
+        (["--queue-wait", "nan"], "--queue-wait: expected a number"),
+        (["--host", "host.invalid"], "cannot listen on host.invalid"),
+        (["--log-level", "loud"], "--log-level loud: expected debug, info"),
+        (["--config", "/none.toml"], "--config /none.toml: there is no such file"),
+        (["--data-dir", "/dev/null/x"], "--data-dir /dev/null/x: Not a directory"),
+        (["--moderation", "/none"], "--moderation /none"),
+        (["--grandsage-silence", "x"], "--grandsage-silence: expected a number"),
+    ],
+)
+def test_wrong_setting_is_an_error_that_names_it(
+    programs: Programs, flags: list[str], said: str
+) -> None:
+    folder = ["--data-dir", str(programs.folder / "data")]
+    serve = programs.run("serve", "--port", "0", *folder, *flags)
+
+    assert serve.wait() == 1
+
+    assert said in serve.errors
+    assert "Traceback" not in serve.errors
+
+
+def test_damaged_database_is_an_error_that_names_the_file(programs: Programs) -> None:
+    folder = programs.folder / "data"
+    folder.mkdir()
+    (folder / "shoal.db").write_bytes(b"no database " * 1000)
+
+    serve = programs.run("serve", "--port", "0", "--data-dir", str(folder))
+
+    assert serve.wait() == 1
+    assert "shoal.db" in serve.errors
+    assert "Traceback" not in serve.errors
+
+
+def test_empty_secret_does_not_open_the_door(programs: Programs) -> None:
+    folder = programs.folder / "data"
+    folder.mkdir()
+    (folder / "join-token").touch()
+
+    serve = programs.run("serve", "--port", "0", "--data-dir", str(folder))
+
+    assert serve.wait() == 1
+    assert "join-token is empty" in serve.errors
+
+
+def test_settings_come_from_a_file_too(programs: Programs) -> None:
+    file = programs.folder / "shoal.toml"
+    data = json.dumps(str(programs.folder / "elsewhere"))
+    file.write_text(f'[serve]\nport = 0\ndata_dir = {data}\napi_key = "sk-file"\n')
+
+    serve = programs.run("serve", "--json", "--config", str(file))
+
+    assert serve.said("ready")["api_key"] == "sk-file"
+    assert (programs.folder / "elsewhere" / "shoal.db").exists()
+
+
+def test_stopping_finishes_the_open_answer_first(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("one", *slow_model.flags)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        pieces = text_in(stream)
+        first = next(pieces)
+
+        pool.program.process.terminate()
+        eventually(lambda: _stopping(programs, pool.url), "it stops taking work")
+        slow_model.go_on.set()
+
+        assert first + "".join(pieces) == PAIRS[STORY]
+    assert pool.program.wait() == 0
+
+
+def _stopping(programs: Programs, url: str) -> bool:
+    status = programs.run("chat", "ping", "--url", url, "--api-key", KEY)
+    assert status.wait() == 1
+    return "stopping" in status.errors
+
+
+def test_stopping_does_not_wait_for_ever(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve("--drain", "0.5")
+    pool.joined("one", *slow_model.flags)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        next(text_in(stream))
+
+        assert pool.program.terminate() == 0
+
+
+def test_told_to_stop_twice_it_stops_at_once(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    pool.joined("one", *slow_model.flags)
+    with pool.client() as client, answer_to(client, STORY) as stream:
+        next(text_in(stream))
+        pool.program.process.terminate()
+        eventually(lambda: "stopping" in pool.program.errors, "it is stopping")
+
+        pool.program.process.terminate()
+
+        assert pool.program.wait() == 130
+    assert "Traceback" not in pool.program.errors
+
+
+def test_wrong_key_is_refused(programs: Programs) -> None:
+    pool = programs.serve()
+
+    with pool.client() as client:
+        with pytest.raises(AuthenticationError):
+            client.with_options(api_key="sk-wrong").models.list()
+
+        assert client.models.list().data == []

@@ -1,0 +1,187 @@
+"""A hub at work in virtual time, with workers and clients that a test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from itertools import count
+
+from shoal.domain.errors import ShoalError, StoreError
+from shoal.domain.facts import Fact
+from shoal.domain.ids import JobId
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Event,
+    Joined,
+    Progress,
+    RunJob,
+)
+from shoal.domain.work import Chat, Feature, Kind, Limits, Outcome
+from shoal.domain.worker import Offer
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.hub import Hub
+from shoal.store.memory import MemoryStore
+
+EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+CONTINUES = frozenset({Feature.CONTINUE})
+NOTHING: frozenset[Feature] = frozenset()
+LIMITS = Limits()
+SECRET = "what nobody else may read"
+
+
+class SlowStore(MemoryStore):
+    """A disk that can be made to wait, and to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.working = asyncio.Event()
+        self.working.set()
+        self.full = False
+
+    async def append(self, facts: Sequence[Fact], at: float) -> None:
+        await self.working.wait()
+        if self.full:
+            raise StoreError("shoal.db: disk I/O error")
+        await super().append(facts, at)
+
+
+class Member:
+    """A worker's connection; the test says what the worker says."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str = "w",
+        model: str = "m",
+        slots: int = 1,
+        features: frozenset[Feature] = NOTHING,
+        accepts: frozenset[type] = EVERYTHING,
+    ) -> None:
+        self.accepts = accepts
+        self.told: list[Command] = []
+        self.hung_up: list[tuple[str, int]] = []
+        self.port = hub.connect(self, "wire")
+        offer = Offer(frozenset({Kind.CHAT}), frozenset({model}), slots, features)
+        self.say(Joined(name, offer))
+
+    def issue(self, message: Command) -> bool:
+        assert type(message) in self.accepts, "asked for what its wire cannot express"
+        self.told.append(message)
+        return True
+
+    def hang_up(self, reason: str, code: int, text: str) -> None:
+        self.hung_up.append((reason, code))
+
+    @property
+    def runs(self) -> list[RunJob]:
+        return [each for each in self.told if isinstance(each, RunJob)]
+
+    @property
+    def cancelled(self) -> list[JobId]:
+        return [each.job_id for each in self.told if isinstance(each, CancelJob)]
+
+    def say(self, *events: Event) -> None:
+        for event in events:
+            self.port.heard(event)
+
+    def write(self, *texts: str, run: int = -1) -> None:
+        """Write pieces of the answer to a job, the last one unless told otherwise."""
+        job = self.runs[run]
+        self.say(*(Progress(job.job_id, job.lease, text) for text in texts))
+
+    def complete(self, run: int = -1) -> None:
+        job = self.runs[run]
+        self.say(Completed(job.job_id, job.lease))
+
+
+class Client:
+    """Somebody who asks, and what came of it."""
+
+    def __init__(self, hub: Hub, model: str = "m", limits: Limits = LIMITS) -> None:
+        self.job_id = JobId("")
+        self.accepted = False
+        self.text = ""
+        self.outcome: Outcome | None = None
+        self.error: ShoalError | None = None
+        self._hub = hub
+        self._chat = Chat(model, ({"role": "user", "content": SECRET},))
+        self._limits = limits
+        self.task = asyncio.create_task(self._ask())
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        await moment()
+
+    async def _ask(self) -> None:
+        try:
+            async with self._hub.answering(self._chat, self._limits) as reader:
+                self.accepted = True
+                self.job_id = reader.job_id
+                while pieces := await reader.read():
+                    self.text += "".join(pieces)
+                self.outcome = await reader.outcome()
+        except ShoalError as error:
+            self.error = error
+
+
+@dataclass
+class Coordinator:
+    """A hub at work, and what stands around it."""
+
+    hub: Hub
+    store: SlowStore
+    task: asyncio.Task[None]
+
+    async def ask(self, model: str = "m", limits: Limits = LIMITS) -> Client:
+        client = Client(self.hub, model, limits)
+        await moment()
+        return client
+
+    async def join(
+        self,
+        name: str = "w",
+        model: str = "m",
+        slots: int = 1,
+        features: frozenset[Feature] = NOTHING,
+        accepts: frozenset[type] = EVERYTHING,
+    ) -> Member:
+        member = Member(self.hub, name, model, slots, features, accepts)
+        await moment()
+        return member
+
+    async def story(self, job_id: JobId) -> list[Fact]:
+        return [each.fact for each in await self.store.story(job_id)]
+
+
+@asynccontextmanager
+async def coordinator(
+    store: SlowStore | None = None, queue_max: int = 1000
+) -> AsyncIterator[Coordinator]:
+    """Run a hub for the length of the block; then end it as ``kill -9`` does."""
+    store = store or SlowStore()
+    # Ids go on from one coordinator to the next on the same store.
+    numbers = count(1 + len(store._jobs))
+    loop = asyncio.get_running_loop()
+    clock = LoopClock(loop.time)
+    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max)
+    await hub.restore()
+    task = asyncio.create_task(hub.run())
+    try:
+        yield Coordinator(hub, store, task)
+    finally:
+        if task.done():
+            task.result()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+async def moment() -> None:
+    """Let whatever can happen now happen."""
+    await asyncio.sleep(0.05)

@@ -1,0 +1,85 @@
+"""Facts on one line each."""
+
+import pytest
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Chat, Job, Kind, Limit, Outcome
+from shoal.domain.worker import Offer
+from shoal.runtime.fact_log import describe
+
+J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
+CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
+
+
+@pytest.mark.parametrize(
+    ("fact", "line"),
+    [
+        (JobSubmitted(Job(J, CHAT)), "fact=JobSubmitted job=7f3a model='m'"),
+        (
+            JobLeased(J, W, TWO, "least busy", (PassedOver("busy", 9),)),
+            "fact=JobLeased job=7f3a worker='wire:w/m' lease=2 reason='least busy'",
+        ),
+        (JobStarted(J, TWO), "fact=JobStarted job=7f3a lease=2"),
+        (
+            JobRequeued(J, TWO, "loading", W),
+            "fact=JobRequeued job=7f3a lease=2 reason='loading' refused_by='wire:w/m'",
+        ),
+        (
+            JobCompleted(J, TWO, Outcome("a secret")),
+            "fact=JobCompleted job=7f3a lease=2",
+        ),
+        (
+            JobFailed(J, "two\nlines", lost=True),
+            r"fact=JobFailed job=7f3a error='two\nlines' lost=True",
+        ),
+        (JobCancelled(J, "left"), "fact=JobCancelled job=7f3a reason='left'"),
+        (
+            JobExpired(J, Limit.FIRST_OUTPUT, "late"),
+            "fact=JobExpired job=7f3a limit=first_output error='late'",
+        ),
+        (
+            CameLate(J, TWO, W, "completed"),
+            "fact=CameLate job=7f3a lease=2 worker='wire:w/m' what='completed'",
+        ),
+        (
+            WorkerJoined(W, Offer(frozenset({Kind.CHAT})), cancels=True),
+            "fact=WorkerJoined worker='wire:w/m' cancels=True",
+        ),
+        (
+            WorkerDraining(W, "bye"),
+            "fact=WorkerDraining worker='wire:w/m' reason='bye'",
+        ),
+        (WorkerLost(W, "reset"), "fact=WorkerLost worker='wire:w/m' reason='reset'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> None:
+    assert describe(fact) == line
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        JobSubmitted(Job(J, Chat("m\nfact=Forged", ()))),
+        WorkerLost(WorkerId("wire:w\nfact=Forged"), ""),
+    ],
+    ids=["model", "worker"],
+)
+def test_names_that_others_choose_cannot_forge_a_line(fact: Fact) -> None:
+    assert "\n" not in describe(fact)

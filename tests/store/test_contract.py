@@ -1,0 +1,279 @@
+"""What every store keeps, whatever it keeps it in."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFact,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerFact,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Chat, Feature, Job, Kind, Limit, Limits, Outcome, Usage
+from shoal.domain.worker import Offer
+from shoal.pool.lifecycle import JobState
+from shoal.store.memory import MemoryStore
+from shoal.store.port import Recorded, Store, StoredJob
+from shoal.store.sqlite import SqliteStore
+
+W = WorkerId("wire:w/m")
+ONE = LeaseNumber(1)
+LATE = LeaseNumber(7)
+
+PROMPTS = {
+    "plain": "What is the capital of Peru?",
+    "empty": "",
+    "NUL": "before\0after",
+    "emoji": "👩\u200d🚀 👍🏽 \U0001f9a6",
+    "quotes": "'; DROP TABLE jobs; -- \" \\ \n\r\t\x7f",
+    "right to left": "\u202eevil\u202c",
+    "beyond": "\ufffe\uffff\U0010ffff",
+    "a megabyte": "0123456789abcdef" * 65_536,
+}
+
+
+def job(name: str = "j", prompt: str = "hi", owner: str = "default") -> Job:
+    chat = Chat(
+        "family/model:7b",
+        (
+            {"role": "system", "content": [{"type": "text", "text": prompt}]},
+            {"role": "user", "content": prompt},
+        ),
+        max_tokens=100,
+        temperature=0.5,
+        options={"stop": [prompt, "b"], "seed": 2**63 - 1, "top_p": 0.25, "x": None},
+    )
+    return Job(JobId(name), chat, Limits(1.5, 2.5, 3.5, 4.5), owner)
+
+
+def leased(name: str = "j", lease: int = 1) -> JobLeased:
+    groups = (PassedOver("all slots busy", 9, (W, WorkerId("x"))),)
+    return JobLeased(JobId(name), W, LeaseNumber(lease), "least busy", groups)
+
+
+def end_of(kind: type[Fact], name: str = "j", text: str = "done") -> Fact:
+    job_id = JobId(name)
+    ends: dict[type[Fact], Fact] = {
+        JobCompleted: JobCompleted(job_id, ONE, Outcome(text, "length", Usage(3, 4))),
+        JobFailed: JobFailed(job_id, text, lost=True),
+        JobCancelled: JobCancelled(job_id, text),
+        JobExpired: JobExpired(job_id, Limit.FIRST_OUTPUT, text),
+    }
+    return ends[kind]
+
+
+STATES = {
+    JobCompleted: JobState.DONE,
+    JobFailed: JobState.FAILED,
+    JobCancelled: JobState.CANCELLED,
+    JobExpired: JobState.EXPIRED,
+}
+
+WHOLE_STORY: list[Fact] = [
+    JobSubmitted(job()),
+    leased(),
+    JobStarted(JobId("j"), ONE),
+    JobRequeued(JobId("j"), ONE, "worker lost: reset"),
+    leased(lease=2),
+    JobRequeued(JobId("j"), LeaseNumber(2), "loading", refused_by=W),
+    leased(lease=3),
+    CameLate(JobId("j"), ONE, W, "completed"),
+    end_of(JobCompleted),
+]
+
+OF_WORKERS: list[Fact] = [
+    WorkerJoined(
+        W,
+        Offer(
+            frozenset({Kind.CHAT}), frozenset({"m", "n"}), 3, frozenset(Feature), "odd"
+        ),
+        cancels=True,
+    ),
+    WorkerDraining(W, "bye"),
+    WorkerLost(W, "reset"),
+]
+
+
+@pytest.fixture(params=[MemoryStore, SqliteStore])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param is MemoryStore:
+        yield MemoryStore()
+        return
+    sqlite = SqliteStore(tmp_path / "shoal.db")
+    await sqlite.open()
+    yield sqlite
+    await sqlite.close()
+
+
+async def test_nothing_is_there_at_first(store: Store) -> None:
+    assert await store.open_jobs() == []
+    assert await store.job(JobId("j")) is None
+    assert await store.story(JobId("j")) == []
+    assert await store.prune(1e12) == 0
+
+
+def test_every_fact_is_tried_here() -> None:
+    tried = {type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS]} | set(STATES)
+
+    assert tried == {*get_args(JobFact), *get_args(WorkerFact), CameLate}
+
+
+async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
+    for number, fact in enumerate(WHOLE_STORY):
+        await store.append([fact], 100.0 + number)
+
+    assert await store.story(JobId("j")) == [
+        Recorded(100.0 + number, fact) for number, fact in enumerate(WHOLE_STORY)
+    ]
+
+
+async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
+    await store.append(WHOLE_STORY, 100.0)
+
+    told = [each.fact for each in await store.story(JobId("j"))]
+    assert told == WHOLE_STORY
+    stored = await store.job(JobId("j"))
+    assert stored is not None
+    assert (stored.state, stored.lease) == (JobState.DONE, 3)
+
+
+@pytest.mark.parametrize("fact", OF_WORKERS, ids=lambda fact: type(fact).__name__)
+async def test_facts_of_workers_belong_to_no_job(store: Store, fact: Fact) -> None:
+    await store.append([fact], 1.0)
+
+    assert await store.open_jobs() == []
+
+
+@pytest.mark.parametrize("prompt", PROMPTS.values(), ids=PROMPTS.keys())
+async def test_odd_texts_come_back_as_they_were(store: Store, prompt: str) -> None:
+    given_in = job("odd", prompt, owner=prompt[:100])
+    end = JobCompleted(given_in.id, ONE, Outcome(prompt, "stop", None))
+
+    await store.append([JobSubmitted(given_in), leased("odd"), end], 1.0)
+
+    stored = await store.job(given_in.id)
+    assert stored == StoredJob(
+        given_in, JobState.DONE, ONE, 1.0, 1.0, Outcome(prompt, "stop", None)
+    )
+    assert (await store.story(given_in.id))[-1].fact == end
+
+
+@settings(
+    max_examples=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(text=st.text(max_size=50), number=st.integers())
+async def test_any_error_comes_back_as_it_was(
+    store: Store, text: str, number: int
+) -> None:
+    name = f"job {number} {text}"
+    if await store.job(JobId(name)) is not None:
+        return
+
+    await store.append([JobSubmitted(job(name)), end_of(JobFailed, name, text)], 1.0)
+
+    stored = await store.job(JobId(name))
+    assert stored is not None
+    assert (stored.job.id, stored.error) == (name, text)
+
+
+@pytest.mark.parametrize("kind", STATES, ids=lambda kind: kind.__name__)
+async def test_ended_job_is_kept_with_its_end(store: Store, kind: type[Fact]) -> None:
+    await store.append([JobSubmitted(job()), leased()], 10.0)
+    await store.append([end_of(kind)], 20.0)
+
+    stored = await store.job(JobId("j"))
+    assert stored is not None
+    assert (stored.state, stored.submitted_at, stored.ended_at) == (
+        STATES[kind],
+        10.0,
+        20.0,
+    )
+    completed = kind is JobCompleted
+    assert stored.error == (None if completed else "done")
+    assert (stored.outcome is not None) == completed
+    assert await store.open_jobs() == []
+
+
+async def test_open_jobs_are_those_that_have_not_ended_oldest_first(
+    store: Store,
+) -> None:
+    for name in ("c", "a", "b", "d"):
+        await store.append([JobSubmitted(job(name))], 5.0)
+    await store.append([leased("c"), JobStarted(JobId("c"), ONE)], 6.0)
+    await store.append([leased("b"), end_of(JobCancelled, "b")], 6.0)
+
+    opened = await store.open_jobs()
+
+    assert [(each.job.id, each.state) for each in opened] == [
+        ("c", JobState.STREAMING),
+        ("a", JobState.QUEUED),
+        ("d", JobState.QUEUED),
+    ]
+    assert opened[0].job == job("c")
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [JobSubmitted(job("old")), leased("none"), end_of(JobFailed, "none")],
+    ids=["submitted twice", "leased but unknown", "ended but unknown"],
+)
+async def test_impossible_batch_leaves_nothing(store: Store, impossible: Fact) -> None:
+    await store.append([JobSubmitted(job("old"))], 1.0)
+    before = await store.open_jobs()
+
+    with pytest.raises(StoreError):
+        await store.append(
+            [JobSubmitted(job("new")), leased("old"), impossible, leased("new")], 2.0
+        )
+
+    assert await store.open_jobs() == before
+    assert await store.job(JobId("new")) is None
+    assert await store.story(JobId("new")) == []
+    assert len(await store.story(JobId("old"))) == 1
+    await store.append([JobSubmitted(job("new"))], 3.0)
+
+
+async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
+    store: Store,
+) -> None:
+    for name in ("old", "new", "open"):
+        await store.append([JobSubmitted(job(name)), leased(name)], 1.0)
+    await store.append([end_of(JobFailed, "old")], 10.0)
+    await store.append([end_of(JobFailed, "new")], 20.0)
+    await store.append(OF_WORKERS, 5.0)
+
+    assert await store.prune(20.0) == 1
+
+    assert await store.job(JobId("old")) is None
+    assert await store.story(JobId("old")) == []
+    assert len(await store.story(JobId("new"))) == 3
+    assert [each.job.id for each in await store.open_jobs()] == ["open"]
+    assert await store.prune(20.0) == 0
+
+
+async def test_late_word_on_a_pruned_job_is_no_story(store: Store) -> None:
+    await store.append([CameLate(JobId("gone"), LATE, W, "completed")], 1.0)
+
+    assert await store.story(JobId("gone")) == []
+    assert await store.job(JobId("gone")) is None

@@ -1,0 +1,273 @@
+"""What only a store on disk can get wrong."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import CameLate, JobCancelled, JobLeased, JobSubmitted
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Chat, Job
+from shoal.pool.lifecycle import JobState
+from shoal.store import sqlite
+from shoal.store.schema import MIGRATIONS
+from shoal.store.sqlite import SqliteStore
+
+CHAT = Chat("m", ({"role": "user", "content": "hi"},))
+
+WRITER = """
+import asyncio, sys
+from pathlib import Path
+from shoal.domain.facts import JobSubmitted
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat, Job
+from shoal.store.sqlite import SqliteStore
+
+async def main():
+    store = SqliteStore(Path(sys.argv[1]))
+    await store.open()
+    for number in range(10_000):
+        chat = Chat("m", ({"role": "user", "content": "x" * 2000},))
+        await store.append([JobSubmitted(Job(JobId(f"j{number}"), chat))], number)
+        print(number, flush=True)
+
+asyncio.run(main())
+"""
+
+
+def submitted(name: str = "j") -> JobSubmitted:
+    return JobSubmitted(Job(JobId(name), CHAT))
+
+
+async def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(path)
+    await store.open()
+    return store
+
+
+def write_until_killed(path: Path, after: int) -> int:
+    """Kill a writer that has reported so many jobs; return how many it reported."""
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+    )
+    with writer:
+        assert writer.stdout is not None
+        stored = 0
+        for line in writer.stdout:
+            stored = int(line) + 1
+            if stored == after:
+                os.kill(writer.pid, signal.SIGKILL)
+    return stored
+
+
+def make(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def content_of(path: Path) -> bytes | None:
+    return path.read_bytes() if path.exists() else None
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "shoal.db"
+
+
+async def test_everything_is_there_after_opening_again(path: Path) -> None:
+    store = await opened(path)
+    lease = JobLeased(JobId("j"), WorkerId("w"), LeaseNumber(1), "")
+    await store.append([submitted(), lease], 5.0)
+    before = await store.open_jobs(), await store.story(JobId("j"))
+    await store.close()
+
+    store = await opened(path)
+
+    assert (await store.open_jobs(), await store.story(JobId("j"))) == before
+    assert before[0][0].state is JobState.LEASED
+    await store.close()
+
+
+async def test_each_commit_waits_for_the_disk(path: Path) -> None:
+    store = await opened(path)
+    assert store._database is not None
+
+    def ask(pragma: str) -> object:
+        return store._sql(f"PRAGMA {pragma}").fetchone()[0]
+
+    assert await store._run(lambda: ask("journal_mode")) == "wal"
+    assert await store._run(lambda: ask("synchronous")) == 2  # FULL
+    assert await store._run(lambda: ask("user_version")) == len(MIGRATIONS)
+    await store.close()
+
+
+@pytest.mark.parametrize("after", [1, 10, 100])
+async def test_nothing_that_was_stored_is_lost_by_a_kill(
+    path: Path, after: int
+) -> None:
+    stored = write_until_killed(path, after)
+
+    store = await opened(path)
+
+    jobs = await store.open_jobs()
+    names = [job.job.id for job in jobs]
+    # One more may have come to the disk than was heard of.
+    assert names == [f"j{number}" for number in range(len(names))]
+    assert stored <= len(names) <= stored + 1
+    for job_id in names:
+        assert len(await store.story(job_id)) == 1
+    await store.close()
+
+
+async def test_second_process_on_the_same_file_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "LOCK_TIMEOUT", 0.05)
+    store = await opened(path)
+    second = SqliteStore(path)
+
+    with pytest.raises(StoreError, match=r"is in use: stop the other.*--data-dir"):
+        await second.open()
+
+    await second.close()
+    await store.append([submitted()], 1.0)
+    await store.close()
+    third = await opened(path)
+    assert len(await third.open_jobs()) == 1
+    await third.close()
+
+
+async def test_database_of_a_newer_version_is_left_alone(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match="install the newer Shoal"):
+        await store.open()
+    await store.close()
+
+    with closing(sqlite3.connect(path)) as database:
+        tables = database.execute("SELECT name FROM sqlite_master").fetchall()
+        assert tables == []
+
+
+async def test_empty_file_becomes_a_database(path: Path) -> None:
+    make(path, b"")
+
+    store = await opened(path)
+
+    await store.append([submitted()], 1.0)
+    assert len(await store.open_jobs()) == 1
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no database at all " * 1000, b"SQLite format 3\0" + b"\xff" * 8192],
+    ids=["text", "damaged"],
+)
+async def test_damaged_file_is_refused_and_left_alone(
+    path: Path, content: bytes
+) -> None:
+    make(path, content)
+
+    store = SqliteStore(path)
+    with pytest.raises(StoreError, match=r"shoal\.db"):
+        await store.open()
+    await store.close()
+
+    assert content_of(path) == content
+
+
+async def test_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "none" / "shoal.db")
+
+    with pytest.raises(StoreError, match="unable to open"):
+        await store.open()
+
+    await store.close()
+
+
+@pytest.fixture
+def locked_folder(tmp_path: Path) -> Iterator[Path]:
+    tmp_path.chmod(0o500)
+    yield tmp_path
+    tmp_path.chmod(0o700)
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere"
+)
+async def test_folder_that_cannot_be_written_is_refused(locked_folder: Path) -> None:
+    store = SqliteStore(locked_folder / "shoal.db")
+
+    with pytest.raises(StoreError, match=r"shoal\.db"):
+        await store.open()
+
+    await store.close()
+
+
+async def test_full_disk_is_an_error_and_not_the_end(path: Path) -> None:
+    store = await opened(path)
+    await store.append([submitted("before")], 1.0)
+    pages = await store._run(lambda: store._sql("PRAGMA page_count").fetchone()[0])
+    await store._run(lambda: store._sql(f"PRAGMA max_page_count = {pages}"))
+    large = Chat("m", ({"role": "user", "content": "x" * 1_000_000},))
+
+    with pytest.raises(StoreError, match="full"):
+        await store.append(
+            [submitted("small"), JobSubmitted(Job(JobId("large"), large))], 2.0
+        )
+
+    await store._run(lambda: store._sql("PRAGMA max_page_count = 1000000"))
+    assert [job.job.id for job in await store.open_jobs()] == ["before"]
+    await store.append([submitted("after")], 3.0)
+    assert len(await store.open_jobs()) == 2
+    await store.close()
+
+
+async def test_pruning_that_fails_does_not_stop_the_store(path: Path) -> None:
+    store = await opened(path)
+    await store.append([submitted(), JobCancelled(JobId("j"), "")], 1.0)
+    await store._run(
+        lambda: store._sql(
+            "CREATE TEMP TRIGGER broken BEFORE DELETE ON jobs "
+            "BEGIN SELECT RAISE(FAIL, 'disk I/O error'); END"
+        )
+    )
+
+    with pytest.raises(StoreError, match="disk I/O error"):
+        await store.prune(10.0)
+
+    await store.append([submitted("k")], 2.0)
+    assert len(await store.story(JobId("j"))) == 2
+    await store.close()
+
+
+async def test_late_words_on_pruned_jobs_do_not_pile_up(path: Path) -> None:
+    store = await opened(path)
+    late = CameLate(JobId("gone"), LeaseNumber(1), WorkerId("w"), "completed")
+
+    await store.append([late], 1.0)
+
+    count = await store._run(
+        lambda: store._sql("SELECT count(*) FROM facts").fetchone()[0]
+    )
+    assert count == 0
+    await store.close()
+
+
+async def test_closed_store_says_so(path: Path) -> None:
+    unopened = SqliteStore(path)
+
+    with pytest.raises(StoreError, match="not open"):
+        await unopened.open_jobs()
+
+    await unopened.close()
+    assert content_of(path) is None

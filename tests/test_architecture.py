@@ -1,0 +1,134 @@
+"""What holds of the source as a whole, beyond who may import whom."""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.protocols import discover
+
+SOURCE = Path(__file__).parents[1] / "src" / "shoal"
+MODULES = {
+    path.relative_to(SOURCE).as_posix(): path.read_text()
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+
+# Where a connection is supervised, and where somebody else's code is run.
+CATCHES_ALL = {
+    "engines/llama_child.py",
+    "runtime/driver.py",
+    "runtime/serving.py",
+    "worker/agent.py",
+}
+
+
+def code_of(text: str) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(text))
+
+
+@pytest.mark.parametrize("name", discover())
+def test_name_of_a_protocol_stays_in_its_folder_and_its_face(name: str) -> None:
+    mounts = {f"gateway/{name}.py", "gateway/app.py"}
+    strays = [
+        path
+        for path, text in MODULES.items()
+        if re.search(name, text, re.IGNORECASE)
+        and not path.startswith(f"protocols/{name}/")
+        and path not in mounts
+    ]
+
+    assert strays == []
+
+
+def test_every_protocol_folder_is_discovered() -> None:
+    folders = {
+        path.split("/")[1]
+        for path in MODULES
+        if path.startswith("protocols/") and path.count("/") == 2
+    }
+
+    assert set(discover()) == folders
+
+
+def test_bugs_are_caught_only_where_they_are_supervised() -> None:
+    catching = {
+        path
+        for path, text in MODULES.items()
+        for node in code_of(text)
+        if isinstance(node, ast.ExceptHandler) and _catches_all(node)
+    }
+
+    assert catching <= CATCHES_ALL
+
+
+def _catches_all(handler: ast.ExceptHandler) -> bool:
+    """Say whether a handler takes every error, and does not pass it on."""
+    if any(isinstance(node, ast.Raise) for node in ast.walk(handler)):
+        return False
+    if handler.type is None:
+        return True
+    names = {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)}
+    return not names.isdisjoint({"Exception", "BaseException"})
+
+
+def test_only_the_hub_changes_the_pool() -> None:
+    changing = {
+        path
+        for path, text in MODULES.items()
+        if re.search(r"\bpool\.(apply|reopen)\(", text)
+    }
+
+    assert changing == {"runtime/hub.py"}
+
+
+def test_nothing_is_unpickled_or_evaluated() -> None:
+    risky = {
+        path
+        for path, text in MODULES.items()
+        for node in code_of(text)
+        if _runs_data(node)
+    }
+
+    assert risky == set()
+
+
+def _runs_data(node: ast.AST) -> bool:
+    match node:
+        case ast.Import(names=names):
+            return any(each.name in {"pickle", "marshal", "shelve"} for each in names)
+        case ast.ImportFrom(module=module):
+            return module in {"pickle", "marshal", "shelve"}
+        case ast.Call(func=ast.Name(id=name)):
+            return name in {"eval", "exec", "compile"}
+        case _:
+            return False
+
+
+def test_http_statuses_are_chosen_in_the_gateway_alone() -> None:
+    choosing = {
+        path
+        for path, text in MODULES.items()
+        for node in code_of(text)
+        if isinstance(node, ast.keyword)
+        and node.arg == "status"
+        and isinstance(node.value, ast.Constant)
+    }
+
+    assert {path for path in choosing if not path.startswith("gateway/")} == set()
+
+
+def test_time_and_chance_are_read_at_the_rim() -> None:
+    reading = {
+        path
+        for path, text in MODULES.items()
+        if re.search(r"\b(time\.(time|monotonic)|datetime\.now|secrets\.\w+)\(", text)
+    }
+
+    assert reading <= {
+        "cli/join.py",
+        "engines/llama_child.py",  # a process of its own
+        "gateway/app.py",
+        "runtime/app.py",
+    }

@@ -1,0 +1,185 @@
+"""WebSocket links, with real sockets on 127.0.0.1."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from aiohttp import web
+
+from shoal.runtime.link import LinkClosed
+from shoal.transports.websocket import WebSocketLink, accept, dial
+
+MESSAGE_MAX = 1000
+
+
+@dataclass
+class Server:
+    """Where links are accepted, and those that were."""
+
+    url: str
+    links: "asyncio.Queue[WebSocketLink]"
+    done: asyncio.Event
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[Server]:
+    """Accept links until the block ends."""
+    links: asyncio.Queue[WebSocketLink] = asyncio.Queue()
+    done = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        link, response = await accept(request, {"X-Odd": "é is fine"}, MESSAGE_MAX)
+        links.put_nowait(link)
+        await done.wait()
+        return response
+
+    app = web.Application()
+    app.router.add_get("/ws", handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield Server(f"ws://127.0.0.1:{runner.addresses[0][1]}/ws", links, done)
+    finally:
+        done.set()
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[WebSocketLink, WebSocketLink]]:
+    """Give both ends of a connection: the one that dialled first."""
+    async with (
+        listening() as server,
+        dial(server.url, {}, MESSAGE_MAX) as (ours, _),
+    ):
+        yield ours, await server.links.get()
+        server.done.set()
+
+
+@pytest.mark.parametrize(
+    "data", ["", "text é 😀", b"", b"\x00\xff", "x" * 900], ids=ascii
+)
+async def test_messages_keep_their_bounds_and_their_kind(data: str | bytes) -> None:
+    async with pair() as (ours, theirs):
+        await ours.send(data)
+        await ours.send("next")
+        assert await theirs.receive() == data
+        assert await theirs.receive() == "next"
+
+        await theirs.send(data)
+        assert await ours.receive() == data
+
+
+async def test_headers_of_the_answer_reach_the_dialler() -> None:
+    async with (
+        listening() as server,
+        dial(server.url, {}, MESSAGE_MAX) as (_, headers),
+    ):
+        assert headers["x-odd"] == "é is fine"
+        server.done.set()
+
+
+async def test_farewell_reaches_the_peer() -> None:
+    async with pair() as (ours, theirs):
+        closing = asyncio.ensure_future(theirs.close(4002, "Invalid token"))
+
+        with pytest.raises(LinkClosed, match="4002 Invalid token") as caught:
+            await ours.receive()
+
+        assert (caught.value.code, caught.value.text) == (4002, "Invalid token")
+        await closing
+        with pytest.raises(LinkClosed):
+            await theirs.receive()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["x" * 1000, "é" * 100, "😀" * 50],
+    ids=["one byte", "two bytes", "four bytes"],
+)
+async def test_farewell_of_any_length_reaches_the_peer(text: str) -> None:
+    async with pair() as (ours, theirs):
+        closing = asyncio.ensure_future(theirs.close(4000, text))
+
+        with pytest.raises(LinkClosed) as caught:
+            await ours.receive()
+
+        assert caught.value.code == 4000
+        assert text.startswith(caught.value.text)
+        assert 119 < len(caught.value.text.encode()) <= 123
+        await closing
+
+
+async def test_closing_twice_is_no_harm() -> None:
+    async with pair() as (ours, theirs):
+        receiving = asyncio.ensure_future(theirs.receive())
+        await ours.close(1000, "")
+        await ours.close(1000, "")
+        with pytest.raises(LinkClosed):
+            await receiving
+
+
+async def test_nothing_can_be_sent_after_the_end() -> None:
+    async with pair() as (ours, theirs):
+        receiving = asyncio.ensure_future(theirs.receive())
+        await ours.close(1000, "")
+
+        with pytest.raises(LinkClosed):
+            await ours.send("late")
+        with pytest.raises(LinkClosed):
+            await receiving
+
+
+async def test_too_large_a_message_ends_the_link() -> None:
+    async with pair() as (ours, theirs):
+        await ours.send("x" * (MESSAGE_MAX + 1))
+
+        with pytest.raises(LinkClosed, match="exceeds limit"):
+            await theirs.receive()
+
+
+async def test_connection_that_breaks_ends_the_link() -> None:
+    async with pair() as (ours, theirs):
+        response = ours._socket
+        assert response._conn is not None  # type: ignore[union-attr]  # the dialler's end
+        assert response._conn.transport is not None  # type: ignore[union-attr]
+        response._conn.transport.abort()  # type: ignore[union-attr]
+
+        with pytest.raises(LinkClosed) as caught:
+            await theirs.receive()
+
+        assert caught.value.code == 1006
+
+
+async def test_nobody_listens_and_that_is_what_is_said() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    with pytest.raises(LinkClosed, match=f"cannot connect to ws://127.0.0.1:{port}/ws"):
+        async with dial(f"ws://127.0.0.1:{port}/ws?token=secret", {}, MESSAGE_MAX):
+            pass
+
+
+async def test_secrets_of_the_url_are_in_no_error() -> None:
+    with pytest.raises(LinkClosed) as caught:
+        async with dial("ws://127.0.0.1:1/ws?token=hunter2", {}, MESSAGE_MAX):
+            pass
+
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_server_without_websockets_is_named() -> None:
+    async with listening() as server:
+        with pytest.raises(LinkClosed, match="does not speak WebSocket here: HTTP 404"):
+            async with dial(server.url + "/other", {}, MESSAGE_MAX):
+                pass
+
+
+@pytest.mark.parametrize("url", ["ws://host.invalid/ws", "ws://127.0.0.1:99999/ws"])
+async def test_address_that_cannot_be_is_an_end_like_any_other(url: str) -> None:
+    with pytest.raises(LinkClosed, match="cannot connect"):
+        async with dial(url, {}, MESSAGE_MAX):
+            pass

@@ -1,0 +1,414 @@
+"""One engine's membership of one coordinator, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from runtime.wires import MemoryLink
+from shoal.domain.errors import JobError, Unavailable
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Completed,
+    Draining,
+    Event,
+    Failed,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Chat, Feature, Usage, text_of
+from shoal.engines.port import Finished, Piece
+from shoal.protocols.session import Close, Data, Output, WorkerSession
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.link import LinkClosed
+from shoal.worker.agent import (
+    BACKLOG_MAX,
+    RETRY_FIRST,
+    RETRY_MAX,
+    STEADY_AFTER,
+    Agent,
+    Happening,
+)
+from simulation import virtual
+
+ONE = LeaseNumber(1)
+
+
+def run_job(name: str = "j", prompt: str = "one two", continues: str = "") -> RunJob:
+    chat = Chat("m", ({"role": "user", "content": prompt},))
+    return RunJob(JobId(name), ONE, chat, continues)
+
+
+class Echo:
+    """Answers with the words of the question, one a second."""
+
+    model = "m"
+    slots = 2
+    features: frozenset[Feature] = frozenset()
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.most = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def chat(
+        self, chat: Chat, continues: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        prompt = text_of(chat.messages[-1])
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            if prompt == "busy":
+                raise Unavailable("the model is being loaded")
+            if prompt == "bad":
+                raise JobError("the prompt is too long")
+            if prompt == "bug":
+                raise ZeroDivisionError
+            for word in prompt.split():
+                await asyncio.sleep(1.0)
+                yield word
+            if prompt != "silent end":
+                yield Finished("stop", Usage(1, 2))
+        finally:
+            self.running -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+class PlainSession:
+    """A wire that carries messages as they are."""
+
+    accepts = frozenset({Progress, Completed, Rejected, Failed, Draining})
+    deadline = None
+
+    def __init__(self, said: list[Event], inbox: dict[str, Command]) -> None:
+        self._said = said
+        self._inbox = inbox
+
+    def receive(self, data: Data, now: float) -> list[Command | Output]:
+        if data == "go away":
+            return [Close("told to go", 4000, "Bye")]
+        return [self._inbox[str(data)]]
+
+    def issue(self, message: Event, now: float) -> list[Output]:
+        self._said.append(message)
+        return []
+
+    def tick(self, now: float) -> list[Command | Output]:
+        return []
+
+
+@dataclass
+class Network:
+    """Stands in for the coordinator and the way to it."""
+
+    said: list[Event] = field(default_factory=list)
+    dialled: list[float] = field(default_factory=list)  # when
+    links: list[MemoryLink] = field(default_factory=list)
+    down: bool = False
+    pause: float = 0.0  # seconds that a connection takes to come about
+    farewell: str | None = None  # after which there is no point in trying again
+    url: str = "wire://coordinator"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    message_max: int = 1000
+    inbox: dict[str, Command] = field(default_factory=dict)
+
+    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+        return PlainSession(self.said, self.inbox)
+
+    def final(self, code: int, text: str) -> str | None:
+        return self.farewell if code == 4000 else None
+
+    @asynccontextmanager
+    async def dial(
+        self, url: str, headers: Mapping[str, str], message_max: int
+    ) -> AsyncIterator[tuple[MemoryLink, Mapping[str, str]]]:
+        self.dialled.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self.pause)
+        if self.down:
+            raise LinkClosed("connection refused")
+        self.links.append(MemoryLink())
+        yield self.links[-1], {}
+
+    def tell(self, *commands: Command) -> None:
+        for command in commands:
+            key = f"message {len(self.inbox)}"
+            self.inbox[key] = command
+            self.links[-1].arrive(key)
+
+
+@dataclass
+class Membership:
+    """An agent at work, and what is around it."""
+
+    agent: Agent
+    network: Network
+    engine: Echo
+    happened: list[Happening]
+    task: asyncio.Task[str]
+
+    @property
+    def events(self) -> list[str]:
+        return [each.event for each in self.happened]
+
+
+Script = Callable[[Membership], Awaitable[None]]
+
+
+def play(script: Script, network: Network | None = None, slots: int = 2) -> None:
+    async def scenario() -> None:
+        place, engine = network or Network(), Echo()
+        happened: list[Happening] = []
+        agent = Agent(
+            place, place.dial, engine, LoopClock(), Random(1), slots, happened.append
+        )
+        task = asyncio.create_task(agent.run())
+        await asyncio.sleep(1.0)
+        try:
+            await script(Membership(agent, place, engine, happened, task))
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert engine.running == 0, "a chat outlives its agent"
+
+    virtual.run(scenario())
+
+
+def test_job_is_answered_piece_by_piece() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job())
+        await asyncio.sleep(5.0)
+
+        assert its.events == ["joined"]
+        assert its.network.said == [
+            Progress(JobId("j"), ONE, "one"),
+            Progress(JobId("j"), ONE, "two"),
+            Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
+        ]
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "event"),
+    [
+        ("busy", Rejected(JobId("j"), ONE, "the model is being loaded")),
+        ("bad", Failed(JobId("j"), ONE, "the prompt is too long")),
+        ("bug", Failed(JobId("j"), ONE, "the engine failed: ZeroDivisionError")),
+        ("silent end", Failed(JobId("j"), ONE, "the engine stopped without a word")),
+    ],
+)
+def test_trouble_with_the_engine_ends_its_job_and_no_other(
+    prompt: str, event: Event
+) -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", prompt), run_job("k", "fine"))
+        await asyncio.sleep(5.0)
+
+        assert event in its.network.said
+        assert Completed(JobId("k"), ONE, "stop", Usage(1, 2)) in its.network.said
+
+    play(script)
+
+
+def test_no_more_chats_run_than_there_are_slots() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(*(run_job(f"j{number}", "a b c") for number in range(7)))
+        await asyncio.sleep(30.0)
+
+        ended = [each for each in its.network.said if isinstance(each, Completed)]
+        assert len(ended) == 7
+        assert its.engine.most == 2
+
+    play(script)
+
+
+def test_flood_of_jobs_is_refused() -> None:
+    async def script(its: Membership) -> None:
+        jobs = [run_job(f"j{number}") for number in range(BACKLOG_MAX + 5)]
+        its.network.tell(*jobs)
+        await asyncio.sleep(0.5)
+
+        refused = [each for each in its.network.said if isinstance(each, Rejected)]
+        assert [each.job_id for each in refused] == [
+            f"j{number}" for number in range(BACKLOG_MAX, BACKLOG_MAX + 5)
+        ]
+
+    play(script)
+
+
+def test_cancelled_job_stops_and_says_nothing_more() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+
+        its.network.tell(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
+        await asyncio.sleep(10.0)
+
+        assert its.network.said == [Progress(JobId("j"), ONE, "a")]
+        assert its.engine.running == 0
+
+    play(script)
+
+
+def test_job_cancelled_and_given_anew_in_one_breath_runs_once_more() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+        its.network.said.clear()
+
+        its.network.tell(CancelJob(JobId("j"), ONE), run_job("j", "x"))
+        await asyncio.sleep(0.5)
+        assert its.engine.running == 1
+        its.network.tell(CancelJob(JobId("j"), ONE))
+        await asyncio.sleep(5.0)
+
+        assert its.network.said == []
+        assert its.engine.running == 0
+
+    play(script)
+
+
+def test_lost_connection_is_dialled_again_and_reported_once() -> None:
+    async def script(its: Membership) -> None:
+        its.network.down = True
+        its.network.links[-1].cut()
+        await asyncio.sleep(300.0)
+        its.network.down = False
+        await asyncio.sleep(RETRY_MAX + 1.0)
+
+        assert its.events == ["joined", "lost", "joined"]
+        assert "connection reset" in its.happened[1].reason
+
+    play(script)
+
+
+def test_pauses_between_dials_grow_and_have_a_limit() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(600.0)
+
+        times = its.network.dialled
+        pauses = [after - before for before, after in pairwise(times)]
+        assert RETRY_FIRST * 0.5 <= pauses[0] <= RETRY_FIRST + 0.1
+        assert all(RETRY_MAX * 0.5 <= pause <= RETRY_MAX + 0.1 for pause in pauses[-5:])
+        assert its.events == ["lost"]
+
+    play(script, Network(down=True))
+
+
+def test_steady_connection_begins_the_pauses_anew() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(300.0)
+        its.network.down = False
+        await asyncio.sleep(RETRY_MAX + STEADY_AFTER + 2.0)
+        its.network.links[-1].cut()
+        cut = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)
+
+        assert its.network.dialled[-1] - cut < RETRY_FIRST + 0.1
+
+    play(script, Network(down=True))
+
+
+def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+        its.network.down = True
+        its.network.links[-1].cut()
+        await asyncio.sleep(20.0)
+        assert len(its.network.said) == 1
+
+        its.network.down = False
+        await asyncio.sleep(RETRY_MAX + 10.0)
+
+        texts = [e.text for e in its.network.said if isinstance(e, Progress)]
+        assert texts == ["a", "b", "c", "d"]
+        assert isinstance(its.network.said[-1], Completed)
+
+    play(script)
+
+
+def test_final_farewell_ends_the_membership() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        its.network.links[-1].arrive("go away")
+
+        assert await its.task == "choose another --name"
+
+        assert its.happened[-1] == Happening("left", "choose another --name")
+        assert its.engine.running == 0
+
+    play(script, Network(farewell="choose another --name"))
+
+
+def test_leaving_finishes_what_runs_and_says_so() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+
+        its.agent.leave()
+
+        assert await its.task == "told to leave"
+        assert Draining("the worker is leaving") in its.network.said
+        assert isinstance(its.network.said[-1], Completed)
+        assert its.network.links[-1].closed == [(1000, "leaving")]
+
+    play(script)
+
+
+def test_idle_worker_leaves_at_once() -> None:
+    async def script(its: Membership) -> None:
+        its.agent.leave()
+
+        async with asyncio.timeout(0.5):
+            assert await its.task == "told to leave"
+
+    play(script)
+
+
+def test_worker_leaves_while_nobody_can_be_reached() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(100.0)
+
+        its.agent.leave()
+
+        async with asyncio.timeout(0.5):
+            assert await its.task == "told to leave"
+
+    play(script, Network(down=True))
+
+
+def test_worker_told_to_leave_while_it_dials_does_not_join() -> None:
+    async def script(its: Membership) -> None:
+        its.agent.leave()
+
+        async with asyncio.timeout(10.0):
+            assert await its.task == "told to leave"
+        assert its.events == ["left"]
+
+    play(script, Network(pause=5.0))
+
+
+def test_worker_cut_off_while_it_leaves_does_not_come_back() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "a b c d"))
+        await asyncio.sleep(1.5)
+        its.agent.leave()
+        its.network.links[-1].cut()
+
+        async with asyncio.timeout(0.5):
+            assert await its.task == "told to leave"
+        assert len(its.network.dialled) == 1
+
+    play(script)
