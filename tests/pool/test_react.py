@@ -53,8 +53,11 @@ def running() -> Pool:
         (Submitted(job("k")), [JobSubmitted(job("k"))]),
         (Withdrawn(J, "left"), [JobCancelled(J, "left")]),
         (Began(J, ONE), [JobStarted(J, ONE)]),
-        (Spoiled(J, "too much", lost=False), [JobFailed(J, "too much")]),
-        (Spoiled(J, "diverged", lost=True), [JobFailed(J, "diverged", lost=True)]),
+        (Spoiled(J, "too much", lost=False), [JobFailed(J, "too much", cut=True)]),
+        (
+            Spoiled(J, "diverged", lost=True),
+            [JobFailed(J, "diverged", lost=True, cut=True)],
+        ),
         (Retiring(W, Draining("bye")), [WorkerDraining(W, "bye")]),
         (
             Answered(W, Completed(J, ONE, "length", USAGE), "text"),

@@ -46,7 +46,7 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         ),
         (
             JobFailed(J, "two\nlines", lost=True),
-            r"fact=JobFailed job=7f3a error='two\nlines' lost=True",
+            r"fact=JobFailed job=7f3a error='two\nlines' lost=True cut=False",
         ),
         (JobCancelled(J, "left"), "fact=JobCancelled job=7f3a reason='left'"),
         (

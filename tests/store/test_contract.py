@@ -277,3 +277,16 @@ async def test_late_word_on_a_pruned_job_is_no_story(store: Store) -> None:
 
     assert await store.story(JobId("gone")) == []
     assert await store.job(JobId("gone")) is None
+
+
+async def test_models_that_workers_joined_with_lately_are_known(store: Store) -> None:
+    def joined(name: str, *models: str) -> WorkerJoined:
+        offer = Offer(frozenset({Kind.CHAT}), frozenset(models))
+        return WorkerJoined(WorkerId(name), offer, cancels=True)
+
+    await store.append([joined("a", "old")], 1.0)
+    await store.append([joined("b", "new", 'odd "name"'), joined("c", "new")], 2.0)
+
+    assert await store.models(since=2.0) == {"new", 'odd "name"'}
+    assert await store.models(since=0.0) == {"old", "new", 'odd "name"'}
+    assert await store.models(since=3.0) == set()

@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> int:
     config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
     protocol = _wire(config.wire, args.url)
     name = config.name or f"{socket.gethostname()}-{secrets.token_hex(2)}"
+    # A wrong URL is said before a model is loaded for it.
+    protocol.dial(args.url, Member(name, "", config.slots, token=config.token))
 
     async def join(stop: asyncio.Event) -> int:
         clock = LoopClock()

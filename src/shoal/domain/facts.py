@@ -86,11 +86,16 @@ class JobCompleted:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """The job ended badly; ``lost`` if that is because its workers went away."""
+    """The job ended badly.
+
+    ``lost`` says that this is because its workers went away, ``cut`` that a worker was
+    still at it.
+    """
 
     job_id: JobId
     error: str
     lost: bool = False
+    cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import msgspec
 
 from shoal.domain.errors import JobError
 
+TOKENS_MAX = 2**31 - 1
 ERROR_MAX = 500  # characters of another program's message that are passed on
 
 
@@ -25,6 +26,13 @@ class Choice(msgspec.Struct, frozen=True):
 class Tokens(msgspec.Struct, frozen=True):
     prompt_tokens: int = 0
     completion_tokens: int = 0
+
+    @property
+    def plausible(self) -> bool:
+        """Whether these can be counts, which wires refuse if they cannot."""
+        return all(
+            0 <= n <= TOKENS_MAX for n in (self.prompt_tokens, self.completion_tokens)
+        )
 
 
 class Problem(msgspec.Struct, frozen=True):

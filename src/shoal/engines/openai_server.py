@@ -22,6 +22,9 @@ LIST_MAX = 4 * 1024 * 1024  # bytes
 REPLY_MAX = 64 * 1024  # bytes of a refusal that are read
 RETRY_AFTER_MAX = 600  # seconds
 
+# What msgspec raises, which includes what is no UTF-8 or nested too deeply.
+UNREADABLE = (ValueError, RecursionError)
+
 # Too many requests, no capacity, still loading, and a proxy whose server is away.
 BUSY = frozenset({429, 502, 503, 504})
 NO_LIST = frozenset({404, 405})  # a small server may not list its models
@@ -122,7 +125,7 @@ class OpenAIEngine:
         if not names:
             raise ConfigError(f"{self._url} has no models")
         if self.model:
-            some = ", ".join(names[:10])
+            some = ascii(", ".join(names[:10]))[1:-1][:ERROR_MAX]
             raise ConfigError(f"{self._url} does not have {self.model!r}, but {some}")
         return names[0]
 
@@ -148,7 +151,7 @@ class OpenAIEngine:
             )
         try:
             return [model.id for model in msgspec.json.decode(body, type=Models).data]
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{url} lists no models: {error}") from error
 
 
@@ -188,12 +191,12 @@ class AnswerReader:
             return ""
         try:
             chunk = msgspec.json.decode(event, type=Chunk)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise JobError(f"the server sent no chat chunk: {error}") from error
         if chunk.problem is not None:
             raise JobError(chunk.problem)
         self._finish_reason = chunk.finish_reason or self._finish_reason
-        if (tokens := chunk.usage) is not None:
+        if (tokens := chunk.usage) is not None and tokens.plausible:
             self._usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
         return chunk.text
 
@@ -249,6 +252,6 @@ def complaint(body: bytes) -> str:
     """Return the message in the body of a refusal, or else how it begins."""
     try:
         problem = msgspec.json.decode(body, type=Chunk).problem
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         problem = None
     return problem or body.decode(errors="replace").strip()[:ERROR_MAX] or "no message"

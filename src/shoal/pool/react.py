@@ -130,7 +130,8 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
             current = begun is not None and begun.worker_id and begun.lease == lease
             return [JobStarted(job_id, lease)] if current else []
         case Spoiled(job_id, error, lost):
-            return [JobFailed(job_id, error, lost)] if job_id in pool.jobs else []
+            known = job_id in pool.jobs
+            return [JobFailed(job_id, error, lost, cut=True)] if known else []
         case Overdue(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else [_expired(pool, due, limit)]

@@ -120,6 +120,10 @@ class Pool:
         last = self.model_last_seen.get(model)
         return last is not None and now - last < MODEL_MEMORY
 
+    def expect(self, model: str, now: float) -> None:
+        """Take a model for known, though no worker with it is there yet."""
+        self.model_last_seen.setdefault(model, now)
+
     def reopen(self, job: Job, lease: LeaseNumber, now: float) -> None:
         """Put a job from the store back into the queue.
 
@@ -215,8 +219,10 @@ class Pool:
             self._unqueue(job)
             return
         worker = self.workers[job.worker_id]
-        cut_short = isinstance(fact, (JobCancelled, JobExpired))
-        if cut_short and not worker.cancels:
+        cut = isinstance(fact, (JobCancelled, JobExpired)) or (
+            isinstance(fact, JobFailed) and fact.cut
+        )
+        if cut and not worker.cancels:
             # Nobody can tell it to stop, so its slot is honestly taken until it is
             # done or gone.
             return

@@ -99,6 +99,7 @@ class Answer:
             self._pieces.clear()
             self._unread.clear()
             self._size = self._unread_size = 0
+            self._full_since = None
 
     def put(self, text: str, now: float) -> bool:
         """Add text of the present lease; say whether it was the first.

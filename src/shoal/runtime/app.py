@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,6 +36,7 @@ BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are
 SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 PRUNE_EVERY = 3600.0  # seconds
+FAREWELL = 3.0  # seconds that workers' connections get to end
 PORT_MAX = 65_535
 NO_WIRES: Mapping[str, Any] = {}
 
@@ -103,22 +103,22 @@ async def coordinator(
             replace(Limits(), queue=config.queue_wait),
             _moderation(config.moderation),
         )
-        async with asyncio.TaskGroup() as tasks:
-            upgrades = _Upgrades(hub, clock, wires, token, tasks)
-            app = make_app(gateway, upgrades.handle)
-            async with _listening(app, config) as port:
-                running = tasks.create_task(hub.run())
-                pruning = tasks.create_task(_prune(store, config.keep_days))
-                yield Coordinator(hub, _url(config.host, port), port, api_key, token)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(config.drain):
-                        await hub.drain()
-                hub.hang_up_all("the coordinator is stopping")
-                # Clients that are still waiting are cut off after this, which must not
-                # cancel their jobs: those go on after the next start.
-                running.cancel()
-                pruning.cancel()
-            upgrades.stop()
+        upgrades = _Upgrades(hub, clock, wires, token)
+        app = make_app(gateway, upgrades.handle)
+        # Clients that still wait at the end are cut off when the hub has stopped: that
+        # must not cancel their jobs, which go on after the next start.
+        async with _listening(app, config) as port, asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(hub.run())
+            pruning = tasks.create_task(_prune(store, clock, config.keep_days))
+            upgrades.open(tasks)
+            yield Coordinator(hub, _url(config.host, port), port, api_key, token)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(config.drain):
+                    await hub.drain()
+            hub.hang_up_all("the coordinator is stopping")
+            await upgrades.close()
+            running.cancel()
+            pruning.cancel()
     finally:
         await store.close()
 
@@ -132,11 +132,10 @@ class _Upgrades:
         clock: Clock,
         wires: Mapping[str, Any],
         token: str,
-        tasks: asyncio.TaskGroup,
     ) -> None:
         self._hub = hub
         self._clock = clock
-        self._tasks = tasks
+        self._tasks: asyncio.TaskGroup | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self._routes: list[tuple[str, WebSocketRoute]] = []
         start = int(clock.wall() * 1000)
@@ -148,22 +147,36 @@ class _Upgrades:
                 self._routes.append((name, endpoint))
         self._routes.sort(key=lambda route: route[1].rank)
 
-    def stop(self) -> None:
-        """End what is left of the connections."""
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Take connections from now on, each served by one of ``tasks``."""
+        self._tasks = tasks
+
+    async def close(self) -> None:
+        """Take no more connections; give those that are ending a moment for it."""
+        self._tasks = None
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=FAREWELL)
         for serving in self._serving:
             serving.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
+        if self._tasks is None:
+            raise web.HTTPServiceUnavailable(text="the coordinator is stopping\n")
         path, _, query = request.raw_path.partition("?")
         headers = {name.lower(): value for name, value in request.headers.items()}
         hello = Hello(path, query, headers)
         for wire, route in self._routes:
             if route.claims(hello):
-                return await self._serve(request, hello, wire, route)
+                return await self._serve(request, hello, wire, route, self._tasks)
         raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
 
     async def _serve(
-        self, request: web.Request, hello: Hello, wire: str, route: WebSocketRoute
+        self,
+        request: web.Request,
+        hello: Hello,
+        wire: str,
+        route: WebSocketRoute,
+        tasks: asyncio.TaskGroup,
     ) -> web.StreamResponse:
         try:
             accepted = route.accept(hello, self._clock.now())
@@ -179,7 +192,7 @@ class _Upgrades:
         )
         # A task of its own, for a handler is cancelled when its connection is lost,
         # and what the worker said last has yet to be read.
-        serving = self._tasks.create_task(
+        serving = tasks.create_task(
             serve_worker(self._hub, self._clock, wire, accepted.session, link)
         )
         self._serving.add(serving)
@@ -218,9 +231,9 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
         await runner.cleanup()
 
 
-async def _prune(store: SqliteStore, keep_days: float) -> None:
+async def _prune(store: SqliteStore, clock: Clock, keep_days: float) -> None:
     while True:
-        before = time.time() - keep_days * 86_400
+        before = clock.wall() - keep_days * 86_400
         try:
             forgotten = await store.prune(before)
         except StoreError as error:

@@ -71,6 +71,7 @@ from shoal.runtime.peers import Connection, Peer, Peers
 from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
+MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 DEFAULT_LIMITS = Limits()
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
@@ -172,6 +173,9 @@ class Hub:
         ]
         await self._store.append(given_out, self._clock.wall())
         now = self._clock.now()
+        recently = self._clock.wall() - MODELS_SINCE
+        for model in await self._store.models(recently):
+            self.pool.expect(model, now)
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
             # the result can be asked for.
@@ -245,6 +249,7 @@ class Hub:
             self._progress(event)
             return
         if isinstance(event, Joined):
+            self._gone(connection, "joined anew")
             worker_id = self._peers.join(connection, event.name)
             cancels = CancelJob in connection.peer.accepts
             self._post(Arrived(worker_id, event.offer, cancels))
@@ -282,8 +287,8 @@ class Hub:
             answer.check_whole()
         except Spoilt as spoilt:
             self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
-        else:
-            self._post(Answered(worker_id, event, answer.text))
+        # Said in any case, for it is what frees the slot on a wire that cannot cancel.
+        self._post(Answered(worker_id, event, answer.text))
 
     def _gone(self, connection: Connection, reason: str) -> None:
         if (worker_id := self._peers.leave(connection)) is not None:

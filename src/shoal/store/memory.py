@@ -32,13 +32,18 @@ class MemoryStore:
     def __init__(self) -> None:
         self._jobs: dict[JobId, StoredJob] = {}
         self._stories: dict[JobId, list[Recorded]] = {}
+        self._models: dict[str, float] = {}  # when a worker joined with it last
 
     async def append(self, facts: Sequence[Fact], at: float) -> None:
         changed: dict[JobId, StoredJob] = {}
         told: list[tuple[JobId, Recorded]] = []
+        joined: dict[str, float] = {}
         for fact in facts:
             match fact:
-                case WorkerJoined() | WorkerDraining() | WorkerLost():
+                case WorkerJoined(offer=offer):
+                    joined |= dict.fromkeys(offer.models, at)
+                    continue
+                case WorkerDraining() | WorkerLost():
                     continue
                 case JobSubmitted(job):
                     if job.id in self._jobs or job.id in changed:
@@ -54,6 +59,7 @@ class MemoryStore:
                     changed[fact.job_id] = _after(stored, fact, at)
             told.append((fact.job_id, Recorded(at, fact)))
         self._jobs |= changed
+        self._models |= joined
         for job_id, recorded in told:
             if job_id in self._jobs:
                 self._stories.setdefault(job_id, []).append(recorded)
@@ -66,6 +72,9 @@ class MemoryStore:
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         return list(self._stories.get(job_id, ()))
+
+    async def models(self, since: float) -> set[str]:
+        return {model for model, at in self._models.items() if at >= since}
 
     async def prune(self, before: float) -> int:
         old = [

@@ -51,6 +51,10 @@ class Store(Protocol):
         """Return what happened to a job, in order."""
         ...
 
+    async def models(self, since: float) -> set[str]:
+        """Return the models of the workers that have joined since."""
+        ...
+
     async def prune(self, before: float) -> int:
         """Forget jobs that ended before then, and their story; say how many."""
         ...

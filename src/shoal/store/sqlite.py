@@ -86,6 +86,12 @@ class SqliteStore:
 
         return await self._run(read)
 
+    async def models(self, since: float) -> set[str]:
+        query = """SELECT DISTINCT model.value
+                   FROM facts, json_each(facts.body, '$.offer.models') AS model
+                   WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
+        return await self._run(lambda: {name for (name,) in self._sql(query, since)})
+
     async def prune(self, before: float) -> int:
         return await self._run(lambda: self._prune(before))
 

@@ -177,12 +177,11 @@ def decode_chat(text: str, model: str, *, extended: bool) -> tuple[Chat, str]:
         ],
     )
     if more is None:
-        limit = task.max_new_tokens
-        tokens = None if limit is None else max(1, limit)
-        return Chat(model, messages, tokens, task.temperature), ""
+        return Chat(model, messages, _limit(task.max_new_tokens), task.temperature), ""
     if more.messages is not None:
         messages = tuple(more.messages)
-    chat = Chat(model, messages, more.max_tokens, more.temperature, more.options)
+    limit = _limit(more.max_tokens)
+    chat = Chat(model, messages, limit, more.temperature, more.options)
     return chat, more.continues
 
 
@@ -216,6 +215,11 @@ def _plain(messages: Sequence[Mapping[str, JSON]]) -> tuple[str, list[dict[str, 
             named = role if isinstance(role, str) and role else "user"
             rest.append({"role": named, "content": text_of(message)})
     return "\n\n".join(system), rest
+
+
+def _limit(given: int | None) -> int | None:
+    # Original servers pass on any number, and engines take no more than 64 bits.
+    return None if given is None else _tokens(given, 1)
 
 
 def _tokens(wanted: int | None, default: int) -> int:
