@@ -1,8 +1,8 @@
 """Token frames from a GrandSage node through to HTTP clients: 200 frames an answer.
 
 Shoal with keys, queue and durable records, against a bare aiohttp relay of the same
-messages (bench/yardstick.py), alternating.  Node and clients are one process that writes
-prepared bytes; the figure that counts is the CPU time of the server for each frame.
+messages (bench/yardstick.py), alternating.  Node and clients are one process that
+writes prepared bytes; the figure that counts is the server's CPU time for each frame.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """The least that a relay from GrandSage nodes to HTTP clients can do, on bare aiohttp.
 
-No queue, no records, no keys: one node, tasks sent as they come, frames written as lines.
+No queue, no records, no keys: one node, tasks sent as they come, a line for each frame.
 What Shoal costs beyond this is what it does beyond this.
 """
 

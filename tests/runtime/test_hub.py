@@ -771,6 +771,26 @@ def test_open_jobs_are_taken_up_again_after_a_restart() -> None:
     virtual.run(scenario())
 
 
+def test_models_of_before_a_restart_are_waited_for() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        async with coordinator(store) as its:
+            await its.join(model="m")
+
+        async with coordinator(store) as its:
+            client = await its.ask("m")
+            unknown = await its.ask("never heard of")
+            worker = await its.join(model="m")
+            worker.write("back")
+            worker.complete()
+            await client.task
+
+            assert client.text == "back"
+            assert isinstance(unknown.error, UnknownModel)
+
+    virtual.run(scenario())
+
+
 def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late() -> None:
     async def scenario() -> None:
         store = SlowStore()
