@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME[=PATH]",
         help="a model to offer, with its GGUF file for the embedded engine; may be "
-        "given several times (default: the demo's, or all that the server has)",
+        "given several times (default: the demo's, or the first that the server has)",
     )
     add_config_file(parser)
     parser.add_argument("--log-level", default="warning", help="(default: warning)")
