@@ -4,7 +4,7 @@ import math
 import os
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType, UnionType
@@ -60,6 +60,13 @@ class JoinConfig:
     name: str = setting("the worker's name; made from the host's if not given", "")
     slots: int = setting("jobs at a time; 0: what the engine does well", 0)
     token: str = setting("what the coordinator asks workers for", "")
+    engine_key: str = setting("the API key of the server that --engine names", "")
+    context: int = setting(
+        "tokens of a chat, question and answer, in the embedded engine; 0: 4096 or "
+        "what the model was made for",
+        0,
+    )
+    threads: int = setting("the embedded engine's threads; 0: all cores but one", 0)
 
 
 def load(
@@ -97,6 +104,16 @@ def load(
     return config(**values)
 
 
+def check_file(file: Path, sections: Collection[str]) -> None:
+    """Raise ConfigError if the file has something that nobody reads."""
+    for name, value in _read(file).items():
+        if not isinstance(value, dict):
+            raise ConfigError(f"{file}: {name} belongs into a table, such as [serve]")
+        if name not in sections:
+            known = ", ".join(f"[{section}]" for section in sorted(sections))
+            raise ConfigError(f"{file}: there is no table [{name}], but {known}")
+
+
 def flag(section: str, each: "Field[Any]") -> str:
     """Return the flag that sets a field."""
     prefix = "" if section in ("serve", "join") else f"{section}-"
@@ -110,19 +127,21 @@ def variable(section: str, each: "Field[Any]") -> str:
 
 
 def _section(file: Path | None, section: str) -> dict[str, Any]:
-    if file is None:
-        return {}
+    table = _read(file).get(section, {}) if file else {}
+    if not isinstance(table, dict):
+        raise ConfigError(f"{file}: {section} must be a table")
+    return table
+
+
+def _read(file: Path) -> dict[str, Any]:
     try:
-        table = tomllib.loads(file.read_text()).get(section, {})
+        return tomllib.loads(file.read_text())
     except FileNotFoundError as error:
         if file == USER_FILE:
             return {}
         raise ConfigError(f"--config {file}: there is no such file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
-    if not isinstance(table, dict):
-        raise ConfigError(f"{file}: {section} must be a table")
-    return table
 
 
 def _convert(value: object, type_: Any, where: str) -> object:

@@ -80,7 +80,7 @@ def test_worker_that_is_told_to_stop_leaves_the_pool(programs: Programs) -> None
 
     assert worker.terminate() == 0
 
-    assert worker.said("left")["reason"] == "told to leave"
+    assert worker.said("left")["reason"] == "stopped here"
     eventually(lambda: not pool.workers(), "the worker is gone")
 
 

@@ -54,7 +54,7 @@ chats = st.builds(
     Chat,
     st.just(MEMBER.model),
     st.lists(messages, max_size=5).map(tuple),
-    st.none() | st.integers(1, 2**40),
+    st.none() | st.integers(1, 2**31 - 1),
     st.none() | st.floats(0, 2),
     st.dictionaries(texts, values, max_size=3),
 )

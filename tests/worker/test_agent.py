@@ -301,7 +301,7 @@ def test_pauses_between_dials_grow_and_have_a_limit() -> None:
         pauses = [after - before for before, after in pairwise(times)]
         assert RETRY_FIRST * 0.5 <= pauses[0] <= RETRY_FIRST + 0.1
         assert all(RETRY_MAX * 0.5 <= pause <= RETRY_MAX + 0.1 for pause in pauses[-5:])
-        assert its.events == ["lost"]
+        assert its.events == ["waiting"]
 
     play(script, Network(down=True))
 
@@ -359,7 +359,7 @@ def test_leaving_finishes_what_runs_and_says_so() -> None:
 
         its.agent.leave()
 
-        assert await its.task == "told to leave"
+        assert await its.task == "stopped here"
         assert Draining("the worker is leaving") in its.network.said
         assert isinstance(its.network.said[-1], Completed)
         assert its.network.links[-1].closed == [(1000, "leaving")]
@@ -372,7 +372,7 @@ def test_idle_worker_leaves_at_once() -> None:
         its.agent.leave()
 
         async with asyncio.timeout(0.5):
-            assert await its.task == "told to leave"
+            assert await its.task == "stopped here"
 
     play(script)
 
@@ -384,7 +384,7 @@ def test_worker_leaves_while_nobody_can_be_reached() -> None:
         its.agent.leave()
 
         async with asyncio.timeout(0.5):
-            assert await its.task == "told to leave"
+            assert await its.task == "stopped here"
 
     play(script, Network(down=True))
 
@@ -394,7 +394,7 @@ def test_worker_told_to_leave_while_it_dials_does_not_join() -> None:
         its.agent.leave()
 
         async with asyncio.timeout(10.0):
-            assert await its.task == "told to leave"
+            assert await its.task == "stopped here"
         assert its.events == ["left"]
 
     play(script, Network(pause=5.0))
@@ -408,7 +408,7 @@ def test_worker_cut_off_while_it_leaves_does_not_come_back() -> None:
         its.network.links[-1].cut()
 
         async with asyncio.timeout(0.5):
-            assert await its.task == "told to leave"
+            assert await its.task == "stopped here"
         assert len(its.network.dialled) == 1
 
     play(script)

@@ -77,7 +77,9 @@ def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
 def _open(
     args: argparse.Namespace, path: str, body: object
 ) -> http.client.HTTPResponse:
-    url = args.url.rstrip("/") + path
+    base = args.url if "://" in args.url else f"http://{args.url}"
+    # The base URL that OpenAI clients are given is as good.
+    url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {args.url}: expected http://HOST:PORT")
     data = None if body is None else json.dumps(body).encode()

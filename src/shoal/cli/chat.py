@@ -2,9 +2,18 @@
 
 import argparse
 import sys
+from contextlib import suppress
 from typing import Any
 
 from shoal.cli import api
+from shoal.cli.terminal import shown
+from shoal.domain.errors import ConfigError
+
+END = "/exit"
+REASONS = {
+    "length": "cut at the limit of tokens",
+    "content_filter": "cut by the moderation list",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,33 +32,54 @@ def run(args: argparse.Namespace) -> int:
     messages: list[dict[str, str]] = []
     if args.system:
         messages.append({"role": "system", "content": args.system})
-    if args.prompt:
-        messages.append({"role": "user", "content": " ".join(args.prompt)})
+    if args.prompt or not sys.stdin.isatty():
+        messages.append({"role": "user", "content": _whole_prompt(args.prompt)})
         _say(args, model, messages)
         return 0
-    if not sys.stdin.isatty():
-        messages.append({"role": "user", "content": sys.stdin.read()})
-        _say(args, model, messages)
-        return 0
-    print(f"Talking to {model}.  An empty line ends it.", file=sys.stderr)
-    while question := _question():
+    print(f"Talking to {shown(model)}.  {END} or Ctrl-D ends it.", file=sys.stderr)
+    _enable_editing()
+    while (question := _question()) is not None:
         messages.append({"role": "user", "content": question})
         try:
             answer = _say(args, model, messages)
         except api.ApiError as error:
             # The conversation so far is worth more than this question.
             messages.pop()
-            print(f"shoal chat: {error}", file=sys.stderr)
+            print(f"shoal chat: {shown(str(error))}", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": answer})
     return 0
 
 
-def _question() -> str:
-    try:
-        return input("> ").strip()
-    except EOFError:
-        return ""
+def _whole_prompt(words: list[str]) -> str:
+    """Return what was asked on the command line, and what came with it."""
+    parts = [" ".join(words)]
+    if not sys.stdin.isatty():
+        parts.append(sys.stdin.read())
+    prompt = "\n\n".join(part.strip() for part in parts if part.strip())
+    if not prompt:
+        raise ConfigError('there is nothing to ask: shoal chat "Why is the sky blue?"')
+    return prompt
+
+
+def _enable_editing() -> None:
+    with suppress(ImportError):  # Windows' terminal does this by itself
+        import readline  # noqa: F401  # changes what input() does
+
+
+def _question() -> str | None:
+    """Return the next question, or None at the end.
+
+    An empty line is no end: a text that is pasted may have some, and what follows them
+    would reach the shell.
+    """
+    while True:
+        try:
+            question = input("> ").strip()
+        except EOFError:
+            return None
+        if question:
+            return None if question == END else question
 
 
 def _first_model(args: argparse.Namespace) -> str:
@@ -69,11 +99,19 @@ def _say(args: argparse.Namespace, model: str, messages: list[dict[str, str]]) -
         body["max_tokens"] = args.max_tokens
     if args.temperature is not None:
         body["temperature"] = args.temperature
+    terminal = sys.stdout.isatty()
     pieces = []
-    for event in api.events(args, "/v1/chat/completions", body):
-        for choice in event["choices"]:
-            piece = choice["delta"].get("content") or ""
-            pieces.append(piece)
-            print(piece, end="", flush=True)
-    print()
+    reason = None
+    try:
+        for event in api.events(args, "/v1/chat/completions", body):
+            for choice in event["choices"]:
+                piece = choice["delta"].get("content") or ""
+                reason = choice["finish_reason"] or reason
+                pieces.append(piece)
+                print(shown(piece) if terminal else piece, end="", flush=True)
+    finally:
+        if pieces:
+            print()
+    if reason in REASONS:
+        print(f"({REASONS[reason]})", file=sys.stderr)
     return "".join(pieces)

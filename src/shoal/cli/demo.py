@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             _say(f"{DIM}  {line}{PLAIN}")
         assert usage is not None, "it was asked for"
         _say(
-            f"\n{GREEN}The answer is whole: {usage.completion_tokens} tokens, begun by "
+            f"\n{GREEN}No piece is missing: {usage.completion_tokens} tokens, begun by "
             f"{killed}, finished by the other.{PLAIN}"
         )
     return 0

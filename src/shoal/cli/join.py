@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from shoal.cli.flags import add_config, add_config_file, given
 from shoal.cli.running import log_to_stderr
 from shoal.cli.running import run as run_loop
-from shoal.config import JoinConfig, load
+from shoal.config import JoinConfig, check_file, load
 from shoal.domain.errors import ConfigError
 from shoal.engines.choose import SLOTS, make_engine, model_and_path
 from shoal.engines.port import Engine
@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args.log_level)
+    check_file(args.config, {"serve", "join", *discover()})
     config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
     protocol = _wire(config.wire, args.url)
     name = config.name or f"{socket.gethostname()}-{secrets.token_hex(2)}"
@@ -83,7 +84,15 @@ def run(args: argparse.Namespace) -> int:
 
 async def _start(config: JoinConfig, wanted: str, stack: AsyncExitStack) -> Engine:
     model, path = model_and_path(wanted) if wanted else ("", None)
-    engine = await make_engine(config.engine, model, path, config.slots or SLOTS)
+    engine = await make_engine(
+        config.engine,
+        model,
+        path,
+        config.slots or SLOTS,
+        api_key=config.engine_key,
+        context=config.context,
+        threads=config.threads,
+    )
     stack.push_async_callback(engine.close)
     await engine.start()
     return engine

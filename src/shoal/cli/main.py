@@ -5,6 +5,7 @@ command's module, with everything it imports, is loaded only to run it.
 """
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     from argparse import ArgumentParser
 
+    from shoal.cli.terminal import shown
     from shoal.domain.errors import ShoalError
 
     module = importlib.import_module(f"shoal.cli.{name}")
@@ -49,10 +51,14 @@ def _run(name: str, arguments: list[str]) -> int:
         module.add_arguments(parser)
         status: int = module.run(parser.parse_args(arguments))
     except ShoalError as error:
-        print(f"shoal {name}: {error}", file=sys.stderr)
+        print(f"shoal {name}: {shown(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read has what it wanted; Python would complain again at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return status
 
 

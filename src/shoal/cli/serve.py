@@ -3,12 +3,13 @@
 import argparse
 import asyncio
 import json
+import shlex
 import sys
 
 from shoal.cli.flags import add_config, add_config_file, given
 from shoal.cli.running import log_to_stderr
 from shoal.cli.running import run as run_loop
-from shoal.config import ServeConfig, load
+from shoal.config import USER_DATA, ServeConfig, check_file, load
 from shoal.protocols import discover
 from shoal.runtime.app import Coordinator, coordinator
 
@@ -26,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args.log_level)
+    check_file(args.config, {"serve", "join", *discover()})
     config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
     wires = {
         name: load(
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     async def serve(stop: asyncio.Event) -> int:
         async with coordinator(config, wires) as running:
-            _announce(running, as_json=args.json)
+            _announce(running, config, as_json=args.json)
             await stop.wait()
             print("stopping: open jobs are finished first", file=sys.stderr)
         return 0
@@ -44,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     return run_loop(serve)
 
 
-def _announce(running: Coordinator, *, as_json: bool) -> None:
+def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> None:
     if as_json:
         ready = {
             "event": "ready",
@@ -55,11 +57,15 @@ def _announce(running: Coordinator, *, as_json: bool) -> None:
         }
         print(json.dumps(ready), flush=True)
         return
+    # Where a command on this machine finds the key.
+    where = f" --data-dir {shlex.quote(str(config.data_dir))}"
+    if config.data_dir == USER_DATA:
+        where = ""
     print(
         f"Shoal is ready at {running.url}\n\n"
         f"  base URL   {running.url}/v1\n"
         f"  API key    {running.api_key}\n\n"
         f"Add a machine:\n  {running.join}\n\n"
-        f"Talk to it:\n  shoal chat --url {running.url}",
+        f"Talk to it:\n  shoal chat --url {running.url}{where}",
         flush=True,
     )

@@ -4,6 +4,7 @@ import argparse
 import json
 
 from shoal.cli import api
+from shoal.cli.terminal import shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        print("  " + "  ".join([*cells, row[3]]).rstrip())
+        line = "  ".join([*cells, row[3]]).replace("\n", "\\n")
+        print(f"  {shown(line)}".rstrip())
     return 0

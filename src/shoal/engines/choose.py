@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError
-from shoal.engines.llama import LlamaEngine
+from shoal.engines.llama import CONTEXT, LlamaEngine
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.port import Engine
 
@@ -38,6 +38,8 @@ async def make_engine(
     path: Path | None = None,
     slots: int = SLOTS,
     api_key: str = "",
+    context: int = 0,
+    threads: int = 0,
 ) -> Engine:
     """Return an engine that is not started yet.
 
@@ -45,6 +47,8 @@ async def make_engine(
         engine: "embedded", or the base URL of a server that speaks OpenAI's protocol.
         model: the name to serve.  Empty: the demo's model, or the server's first one.
         path: the GGUF file for the embedded engine; only the demo's model needs none.
+        context: tokens of a chat in the embedded engine; 0: its own default.
+        threads: the embedded engine's; 0: its own default.
 
     Raises ConfigError if these do not fit together or the demo's model is not there.
     """
@@ -59,7 +63,9 @@ async def make_engine(
         if model != DEMO_MODEL:
             raise ConfigError(f"model {model!r}: give its file, as {model}=FILE.gguf")
         path = await asyncio.to_thread(demo_model)
-    return LlamaEngine(model, path, slots=slots)
+    return LlamaEngine(
+        model, path, slots=slots, context=context or CONTEXT, threads=threads or None
+    )
 
 
 def demo_model() -> Path:

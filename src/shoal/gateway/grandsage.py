@@ -29,6 +29,7 @@ from shoal.domain.work import JSON, Chat, text_of
 from shoal.gateway import javascript
 from shoal.gateway.body import read_body
 from shoal.gateway.chat_request import MESSAGES_MAX, MODEL_MAX, TOKENS_MAX
+from shoal.gateway.moderation import REFUSED
 from shoal.gateway.parts import Gateway
 from shoal.gateway.stream import ClientGone, relay, write
 from shoal.gateway.text import encode_text, well_formed
@@ -100,6 +101,7 @@ async def _relay(
         await response.prepare(request)
         watch = moderation.watch() if moderation else None
         if not await relay(request, response, reader, _lines, watch=watch):
+            gateway.hub.withdraw(reader.job_id, REFUSED)
             return MODERATED
         await reader.outcome()
     return DONE

@@ -11,6 +11,7 @@ from shoal.domain.errors import ConfigError
 
 MESSAGES = 3  # the last ones of a conversation, which are looked at
 FRESH_MAX = 50  # characters of an answer that may wait to be looked at
+REFUSED = "the answer matches the moderation list"
 OVERLAP = 10  # characters looked at again, for words that are cut in two
 
 

@@ -13,7 +13,7 @@ from shoal.gateway import problems
 from shoal.gateway.body import read_body
 from shoal.gateway.chat_answer import KEEPALIVE, Chunks, completion
 from shoal.gateway.chat_request import ChatRequest, decode_chat_request
-from shoal.gateway.moderation import Moderation
+from shoal.gateway.moderation import REFUSED, Moderation
 from shoal.gateway.parts import Gateway
 from shoal.gateway.stream import ClientGone, relay, write
 from shoal.runtime.answer import Reader
@@ -114,6 +114,8 @@ async def _stream(
                 keepalive=KEEPALIVE,
                 watch=moderation.watch() if moderation else None,
             )
+            if not whole:
+                gateway.hub.withdraw(reader.job_id, REFUSED)
             last = await _end(chunks, reader, whole=whole)
         # Only now, so that the worker of an answer that was refused is stopped first.
         await write(request, response, last, last=True)

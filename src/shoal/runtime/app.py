@@ -36,16 +36,21 @@ BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are
 SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 PRUNE_EVERY = 3600.0  # seconds
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 FAREWELL = 3.0  # seconds that workers' connections get to end
 PORT_MAX = 65_535
 NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
 http_log = logging.getLogger("shoal.http")
-# Anybody can send what is no HTTP, and aiohttp would quote it, with the keys in it.
+# Anybody can leave early, or send what is no HTTP: aiohttp would quote it, with the
+# keys in it.
 http_log.addFilter(
     lambda record: (
-        not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+        not (
+            record.exc_info
+            and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError))
+        )
     )
 )
 
@@ -82,12 +87,14 @@ async def coordinator(
     folder = config.data_dir
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        api_key = config.api_key or _secret(folder / "api-key", "sk-shoal-")
+        api_key = _api_key(folder / "api-key", config.api_key)
         token = config.join_token
         if token is None:
             token = _secret(folder / "join-token", "")
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
+    if not token and config.host not in LOOPBACK:
+        log.warning("anybody who reaches this machine can join: --join-token is empty")
     clock = LoopClock()
     store = SqliteStore(folder / "shoal.db")
     await store.open()
@@ -271,6 +278,21 @@ def _lan_address() -> str:
         return address
 
 
+def _api_key(file: Path, given: str) -> str:
+    """Return the API key; one that was given is kept, for commands on this machine."""
+    if not given:
+        return _secret(file, "sk-shoal-")
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise ConfigError("--api-key: expected printable ASCII without spaces")
+    with open(file, "w", opener=_private) as kept:
+        kept.write(given + "\n")
+    return given
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _secret(file: Path, prefix: str) -> str:
     """Return the secret that a file holds, made at first use."""
     with contextlib.suppress(FileNotFoundError):
@@ -279,7 +301,7 @@ def _secret(file: Path, prefix: str) -> str:
         # Not taken as "no secret": that would open the door to anyone.
         raise ConfigError(f"{file} is empty: delete it, and a new one is made")
     made = prefix + secrets.token_hex(SECRET_SIZE)
-    with open(file, "x", opener=lambda path, flags: os.open(path, flags, 0o600)) as new:
+    with open(file, "x", opener=_private) as new:
         new.write(made + "\n")
     return made
 

@@ -428,7 +428,7 @@ class Hub:
             self._timers[job_id] = self._clock.call_at(due, lambda: self._watch(job_id))
 
     def _break(self, error: StoreError) -> None:
-        log.error("store failed, no more work is taken: %s", error)
+        log.error("store failed, no more work is taken until a restart: %s", error)
         self._broken = error
         for job_id in list(self._accepting):
             self._settle(job_id, error)

@@ -46,7 +46,7 @@ Dial: TypeAlias = Callable[
 class Happening:
     """Something a person who watches a worker wants to know."""
 
-    event: str  # joined, lost or left
+    event: str  # joined, lost, waiting (it was not reached at all) or left
     reason: str = ""
 
 
@@ -78,7 +78,8 @@ class Agent:
         self._jobs: dict[JobId, asyncio.Task[None]] = {}
         self._driver: Driver[Command, Event] | None = None
         self._online = asyncio.Event()
-        self._lost = False  # which is reported once, not for each try
+        self._was_there = False
+        self._waiting = False  # which is reported once, not for each try
         self._leaving = asyncio.Event()
         self._chats = asyncio.TaskGroup()
 
@@ -113,14 +114,15 @@ class Agent:
             # Spread out, for a coordinator that restarts sees all its workers at once.
             pause = delay * self._random.uniform(0.5, 1.0)
             log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
-            if not self._lost:
-                self._lost = True
-                self._report(Happening("lost", f"{end.reason}; trying again"))
+            if not self._waiting:
+                self._waiting = True
+                event = "lost" if self._was_there else "waiting"
+                self._report(Happening(event, f"{end.reason}; trying again"))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._leaving.wait()
-        return "told to leave"
+        return "stopped here"
 
     async def _connect(self) -> End:
         """Open a connection and serve it; return why it ended or did not come about."""
@@ -131,7 +133,7 @@ class Agent:
                 headers,
             ):
                 if self._leaving.is_set():
-                    return End("told to leave")
+                    return End("stopped here")
                 session = dialer.connected(headers)
                 driver = Driver(session, link, self._clock, self._told)
                 welcome = self._clock.call_at(
@@ -150,7 +152,8 @@ class Agent:
             return End(str(closed), closed.code, closed.text, by_peer=True)
 
     def _joined(self) -> None:
-        self._lost = False
+        self._waiting = False
+        self._was_there = True
         self._report(Happening("joined"))
 
     def _told(self, command: Command) -> None:

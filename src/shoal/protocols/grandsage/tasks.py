@@ -24,6 +24,7 @@ TEMPERATURE = 0.7  # for a node that must be told one, when the client named non
 TEMPERATURE_MIN = 0.01  # below it is 0, which every node reads as "the likeliest"
 TEMPERATURE_MAX = 2.0
 NEW_TOKENS_MAX = 2**31 - 1
+ENGINE_TOKENS_MAX = 2**63 - 1
 
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _MAX = sys.float_info.max
@@ -219,7 +220,7 @@ def _plain(messages: Sequence[Mapping[str, JSON]]) -> tuple[str, list[dict[str, 
 
 def _limit(given: int | None) -> int | None:
     # Original servers pass on any number, and engines take no more than 64 bits.
-    return None if given is None else _tokens(given, 1)
+    return None if given is None else min(max(1, given), ENGINE_TOKENS_MAX)
 
 
 def _tokens(wanted: int | None, default: int) -> int:
