@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import USER_FILE, JoinConfig, ServeConfig, load
+from shoal.config import USER_FILE, JoinConfig, ServeConfig, check_file, load
 from shoal.domain.errors import ConfigError
 from shoal.protocols import discover
 
@@ -117,3 +117,21 @@ def test_numbers_may_be_written_as_people_do(value: str, wanted: float) -> None:
 
 def test_home_is_found_in_paths() -> None:
     assert settings({"data_dir": "~/x"}).data_dir == Path.home() / "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("port = 4015", "port belongs into a table, such as [serve]"),
+        ("[server]\nport = 4015", "there is no table [server], but [join], [serve]"),
+    ],
+)
+def test_what_nobody_reads_in_a_file_is_refused(
+    file: Path, text: str, said: str
+) -> None:
+    file.write_text(text)
+
+    with pytest.raises(ConfigError) as error:
+        check_file(file, {"serve", "join"})
+
+    assert said in str(error.value)

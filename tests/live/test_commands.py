@@ -25,6 +25,52 @@ def asking(pool: Pool) -> list[str]:
     return ["--url", pool.url, "--api-key", KEY]
 
 
+def test_chat_puts_its_input_where_the_dash_is(pool: Pool) -> None:
+    words = ["What is", "-"]
+
+    done = shoal(
+        "chat", *asking(pool), "--temperature", "0", *words, typed="two plus two?"
+    )
+
+    assert done.stdout == PAIRS["What is two plus two?"] + "\n"
+
+
+@pytest.mark.parametrize("words", [[], [""], ["-"]])
+def test_chat_has_to_be_asked_something(pool: Pool, words: list[str]) -> None:
+    done = shoal("chat", *asking(pool), *words, typed="")
+
+    assert done.returncode == 1
+    assert "nothing to ask" in done.stderr
+
+
+def test_chat_takes_the_base_url_of_other_clients_too(pool: Pool) -> None:
+    base = pool.url.removeprefix("http://") + "/v1"
+
+    done = shoal("chat", "--url", base, "--api-key", KEY, "--temperature", "0", "ping")
+
+    assert done.stdout == "pong\n"
+
+
+def test_chat_says_that_the_answer_was_cut(pool: Pool) -> None:
+    done = shoal("chat", *asking(pool), "--max-tokens", "3", "Count to sixty.")
+
+    assert done.returncode == 0
+    assert done.stderr == "(cut at the limit of tokens)\n"
+
+
+def test_a_reader_that_has_enough_is_no_error(pool: Pool) -> None:
+    command = [sys.executable, "-m", "shoal", "chat", *asking(pool), "Tell me a story."]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as chat:
+        assert chat.stdout is not None
+        assert chat.stderr is not None
+        chat.stdout.close()
+        errors = chat.stderr.read()
+
+    assert errors == ""
+
+
 @pytest.mark.parametrize("words", [[], ["--help"], ["-h"], ["help"]])
 def test_help_lists_every_command(words: list[str]) -> None:
     done = shoal(*words)

@@ -18,7 +18,9 @@ REASONS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "prompt", nargs="*", help="what to ask; without it, a conversation begins"
+        "prompt",
+        nargs="*",
+        help="what to ask, - for standard input; without it, a conversation begins",
     )
     parser.add_argument("--model", help="(default: the first that the pool has)")
     parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
@@ -52,12 +54,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _whole_prompt(words: list[str]) -> str:
-    """Return what was asked on the command line, and what came with it."""
-    parts = [" ".join(words)]
-    if not sys.stdin.isatty():
-        parts.append(sys.stdin.read())
-    prompt = "\n\n".join(part.strip() for part in parts if part.strip())
-    if not prompt:
+    """Return what was asked on the command line, or else on standard input.
+
+    A word ``-`` stands for standard input.  It is not read unasked beside a question:
+    what started us may never close it.
+    """
+    words = words or ["-"]
+    prompt = " ".join(sys.stdin.read() if word == "-" else word for word in words)
+    if not prompt.strip():
         raise ConfigError('there is nothing to ask: shoal chat "Why is the sky blue?"')
     return prompt
 
