@@ -49,6 +49,24 @@ def test_secrets_stay_the_same_from_one_start_to_the_next(programs: Programs) ->
     assert ready[0]["join"].split()[-1] == ready[1]["join"].split()[-1]
 
 
+def test_key_that_is_given_is_kept_for_commands_on_this_machine(
+    programs: Programs,
+) -> None:
+    folder = programs.folder / "data"
+    start = ["serve", "--json", "--port", "0", "--data-dir", str(folder)]
+    serve = programs.run(*start, "--api-key", "sk-mine")
+
+    url = serve.said("ready")["url"]
+    status = programs.run("status", "--url", url, "--data-dir", str(folder))
+    assert status.wait() == 0
+    serve.terminate()
+
+    assert programs.run(*start).said("ready")["api_key"] == "sk-mine"
+    refused = programs.run(*start, "--api-key", "two words")
+    assert refused.wait() == 1
+    assert "without spaces" in refused.errors
+
+
 def test_taken_port_is_an_error_that_says_what_to_do(programs: Programs) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

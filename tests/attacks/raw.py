@@ -1,0 +1,127 @@
+"""Bytes on a bare connection: HTTP and WebSocket as no library would write them."""
+
+import asyncio
+import base64
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from attacks.siege import CHAT, address, port_of
+from gateway.serving import KEY, PATIENCE, Pool
+
+TEXT, BINARY, CLOSE, PING = 1, 2, 8, 9
+MASK = b"\x01\x02\x03\x04"
+
+
+@dataclass(slots=True)
+class Wire:
+    """A bare connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    async def send(self, data: bytes) -> None:
+        with suppress(ConnectionError):
+            self.writer.write(data)
+            await self.writer.drain()
+
+    async def head(self) -> bytes:
+        """Return what comes up to the first empty line."""
+        async with asyncio.timeout(PATIENCE):
+            return await self.reader.readuntil(b"\r\n\r\n")
+
+    async def rest(self) -> bytes:
+        """Return all that comes until the other end hangs up."""
+        received = b""
+        with suppress(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                while data := await self.reader.read(1 << 16):
+                    received += data
+        return received
+
+    def abort(self) -> None:
+        """Break the connection without a word."""
+        self.writer.transport.abort()
+
+
+@asynccontextmanager
+async def wire(pool: Pool, *, deaf: bool = False) -> AsyncIterator[Wire]:
+    """Connect; a ``deaf`` end takes in next to nothing that it is not asked for."""
+    bare = socket.socket()
+    if deaf:
+        bare.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    bare.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(bare, ("127.0.0.1", port_of(pool)))
+    reader, writer = await asyncio.open_connection(
+        sock=bare, limit=1 << (10 if deaf else 16)
+    )
+    try:
+        yield Wire(reader, writer)
+    finally:
+        writer.transport.abort()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def upgraded(
+    pool: Pool, target: str | None = None, *, deaf: bool = False
+) -> AsyncIterator[Wire]:
+    """Connect as a WebSocket, by default as a node with the right token."""
+    async with wire(pool, deaf=deaf) as bare:
+        await bare.send(upgrade(target or address()))
+        head = await bare.head()
+        assert head.startswith(b"HTTP/1.1 101 "), head
+        yield bare
+
+
+def upgrade(target: str, *headers: str, version: str = "13") -> bytes:
+    """Write an upgrade request."""
+    key = base64.b64encode(bytes(16)).decode()
+    return request(
+        f"GET {target} HTTP/1.1",
+        "Connection: Upgrade",
+        "Upgrade: websocket",
+        f"Sec-WebSocket-Version: {version}",
+        f"Sec-WebSocket-Key: {key}",
+        *headers,
+    )
+
+
+def request(line: str, *headers: str, body: bytes = b"") -> bytes:
+    """Write a request with exactly these headers, and a host."""
+    lines = (line, "Host: localhost", *headers, "", "")
+    return "\r\n".join(lines).encode("utf-8", "surrogateescape") + body
+
+
+def post(*headers: str, body: bytes = b"", path: str = CHAT) -> bytes:
+    """Write a POST with the right key, and exactly these other headers."""
+    return request(
+        f"POST {path} HTTP/1.1", f"Authorization: Bearer {KEY}", *headers, body=body
+    )
+
+
+def frame(
+    opcode: int,
+    payload: bytes = b"",
+    *,
+    fin: bool = True,
+    reserved: int = 0,
+    masked: bool = True,
+    length: int | None = None,
+) -> bytes:
+    """Write a frame (RFC 6455, section 5.2), which may announce another ``length``."""
+    size = len(payload) if length is None else length
+    first = (fin << 7) | (reserved << 4) | opcode
+    flag = masked << 7
+    if size < 126:
+        head = bytes([first, flag | size])
+    elif size < 1 << 16:
+        head = bytes([first, flag | 126]) + size.to_bytes(2, "big")
+    else:
+        head = bytes([first, flag | 127]) + size.to_bytes(8, "big")
+    if not masked:
+        return head + payload
+    repeated = MASK * (len(payload) // 4 + 1)
+    return head + MASK + bytes(a ^ b for a, b in zip(payload, repeated, strict=False))

@@ -1,0 +1,170 @@
+"""A real coordinator under attack, and what must be true of it afterwards."""
+
+import asyncio
+import gc
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import CoroutineType
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+from aiohttp import ClientSession
+from yarl import URL
+
+from gateway.serving import KEY, Node, Pool, eventually
+from shoal.config import ServeConfig
+from shoal.protocols.grandsage import Config
+from shoal.runtime.app import coordinator
+
+TOKEN = "join-token-that-no-log-may-hold"
+PROMPT = "prompt-that-no-log-may-hold"
+ANSWER = "answer-that-no-log-may-hold"
+SECRETS = (KEY, TOKEN, PROMPT, ANSWER)
+
+CHAT = "/v1/chat/completions"
+OLD_CHAT = "/api/chat"
+HONEST = "honest"  # a model that no attacker has
+
+
+@asynccontextmanager
+async def besieged(
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    silence: float = 30.0,
+    drain: float = 5.0,
+    **settings: Any,
+) -> AsyncIterator[Pool]:
+    """Run a coordinator for the length of the block, and look at it when it ends.
+
+    Whatever the block did, honest people are served, nothing is held for nothing, and
+    the log has neither errors nor secrets.
+    """
+    caplog.set_level(logging.DEBUG)
+    config = ServeConfig(
+        port=0,
+        data_dir=folder,
+        api_key=KEY,
+        join_token=TOKEN,
+        drain=drain,
+        **settings,
+    )
+    wires = {"grandsage": Config(silence=silence)}
+    with pytest.MonkeyPatch.context() as patch:
+        # Hardly any attacker answers a farewell.
+        patch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
+        async with coordinator(config, wires) as running:
+            async with ClientSession() as session:
+                pool = Pool(running.url, running.hub, session)
+                yield pool
+                await check_service(pool)
+            await check_rest(pool)
+    await eventually(lambda: not tasks_of_the_program())
+    check_log(caplog)
+
+
+async def check_service(pool: Pool) -> None:
+    """Check that an honest node and its clients find each other."""
+    async with join(pool, HONEST, HONEST) as node:
+        await eventually(lambda: HONEST in pool.hub.pool.with_model)
+        for number, path in enumerate((CHAT, OLD_CHAT)):
+            asking = asyncio.create_task(ask(pool, path, HONEST))
+            await node.answer(ANSWER[:3], ANSWER[3:], number=number)
+            assert ANSWER in (await asking).replace('"}\n{"o":"', "")
+
+
+async def check_rest(pool: Pool) -> None:
+    """Check that nothing is left of jobs and workers once all have gone."""
+    hub = pool.hub
+    await eventually(lambda: not hub.pool.jobs)
+    await eventually(lambda: not hub.pool.workers)
+    assert not hub.pool.waiting
+    assert not hub.pool.queues
+    assert not hub.pool.with_model
+    assert not hub.pool.available
+    await eventually(lambda: not (hub._answers or hub._timers or hub._accepting))
+    await eventually(lambda: not (hub._peers._newest or hub._peers._in_pool))
+
+
+def tasks_of_the_program() -> list[asyncio.Task[Any]]:
+    """Return the tasks that no test has started."""
+    return [
+        task
+        for task in asyncio.all_tasks()
+        if isinstance(coroutine := task.get_coro(), CoroutineType)
+        and "tests" not in Path(coroutine.cr_code.co_filename).parts
+        and "pytest_asyncio" not in coroutine.cr_code.co_filename
+    ]
+
+
+def check_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Check that nothing was logged that a person should look at, and no secret."""
+    gc.collect()  # tasks that failed unseen say so when they are collected
+    formatter = logging.Formatter()
+    before = [*caplog.get_records("setup"), *caplog.get_records("call")]
+    for record in before + caplog.get_records("teardown"):
+        line = formatter.format(record)
+        assert record.levelno < logging.ERROR, line
+        assert not [secret for secret in SECRETS if secret in line], line
+        if record.name.startswith("shoal"):
+            assert line.isprintable(), line
+
+
+def port_of(pool: Pool) -> int:
+    port = urlsplit(pool.url).port
+    assert port is not None
+    return port
+
+
+def address(
+    name: str = "n1",
+    model: str = "m1",
+    slots: str = "8",
+    token: str = TOKEN,
+    path: str = "/ws",
+) -> str:
+    """Return what a node asks for when it connects."""
+    given = {"name": name, "model": model, "token": token, "max_concurrency": slots}
+    return f"{path}?" + "&".join(f"{k}={quote(v, safe='')}" for k, v in given.items())
+
+
+@asynccontextmanager
+async def join(
+    pool: Pool, name: str = "n1", model: str = "m1", slots: str = "8"
+) -> AsyncIterator[Node]:
+    """Join as a node, and leave when the block ends."""
+    # Encoded, for else a question mark in a name would not stay as it was written.
+    url = URL(pool.url + address(name, model, slots), encoded=True)
+    socket = await pool.session.ws_connect(url, max_msg_size=0)
+    node = Node(socket)
+    reading = asyncio.create_task(node.read())
+    try:
+        yield node
+    finally:
+        await socket.close()
+        await reading
+
+
+def body(model: str = "m1", **more: Any) -> dict[str, Any]:
+    """Return a request that both faces take."""
+    return {"model": model, "messages": [{"role": "user", "content": PROMPT}], **more}
+
+
+async def ask(
+    pool: Pool,
+    path: str = CHAT,
+    model: str = "m1",
+    headers: Mapping[str, str] | None = None,
+    **more: Any,
+) -> str:
+    """Ask as an honest client does; return the answer as it was written."""
+    async with pool.session.post(
+        pool.url + path,
+        data=json.dumps(body(model, **more)),
+        headers=pool.headers() | dict(headers or {}),
+    ) as response:
+        return await response.text()

@@ -1,0 +1,76 @@
+"""Coordinators that hang up again and again, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from random import Random
+
+import pytest
+
+from attacks.test_servers import Echo
+from runtime.wires import MemoryLink
+from shoal.protocols.grandsage.worker import NodeDialer
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.link import LinkClosed
+from shoal.worker.agent import Agent, Happening
+from simulation import virtual
+
+HOUR = 3600.0
+Opened = AbstractAsyncContextManager[tuple[MemoryLink, Mapping[str, str]]]
+
+
+def refused() -> MemoryLink:
+    raise LinkClosed("connection refused")
+
+
+def closed_at_once() -> MemoryLink:
+    link = MemoryLink()
+    link.cut()
+    return link
+
+
+def closed_as_if_replaced() -> MemoryLink:
+    link = MemoryLink()
+    link.cut(LinkClosed("closed by peer: 4000 Bye", 4000, "Bye"))
+    return link
+
+
+def closed_after_a_task() -> MemoryLink:
+    link = MemoryLink()
+    link.arrive('{"id":1,"messages":[]}', '{"id":1,"stop":true}')
+    link.cut()
+    return link
+
+
+@pytest.mark.parametrize(
+    "open_link", [refused, closed_at_once, closed_as_if_replaced, closed_after_a_task]
+)
+def test_a_worker_dials_less_and_less_often(
+    open_link: Callable[[], MemoryLink],
+) -> None:
+    dialled: list[float] = []
+    told: list[Happening] = []
+
+    @asynccontextmanager
+    async def dial(
+        url: str, headers: Mapping[str, str], message_max: int
+    ) -> AsyncIterator[tuple[MemoryLink, Mapping[str, str]]]:
+        dialled.append(asyncio.get_running_loop().time())
+        yield open_link(), {}
+
+    async def scenario() -> None:
+        dialer = NodeDialer("ws://coordinator", Member("n", "m", 1))
+        agent = Agent(dialer, dial, Echo(), LoopClock(), Random(1), 1, told.append)
+        running = asyncio.create_task(agent.run())
+        await asyncio.sleep(HOUR)
+        assert not running.done()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    virtual.run(scenario())
+
+    # At most every 15 seconds in the long run, and at least every 30.
+    assert HOUR / 31 < len(dialled) < HOUR / 15 + 10
+    # Once, however often it is tried.
+    assert [each.event for each in told].count("waiting") == 1

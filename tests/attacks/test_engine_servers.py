@@ -1,0 +1,262 @@
+"""OpenAI-compatible servers that attack the worker which asks them."""
+
+import asyncio
+import gzip
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from attacks.siege import TOKEN, ask, besieged, check_log
+from gateway.serving import PATIENCE, Pool, eventually
+from shoal.domain.errors import ConfigError
+from shoal.engines.openai_server import OpenAIEngine
+from shoal.protocols.grandsage.worker import NodeDialer
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.transports import websocket
+from shoal.worker.agent import Agent, Happening
+
+KEY = "engine-key-that-no-log-may-hold"
+MODELS = json.dumps({"data": [{"id": "m1"}]}).encode()
+SSE = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n"
+GOOD = b'data: {"choices":[{"delta":{"content":"good"}}]}\n\ndata: [DONE]\n\n'
+HELLO = b'data: {"choices":[{"delta":{"content":"hello"}}]}\n\n'
+STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def ending(usage: str, reason: str = '"stop"') -> bytes:
+    """Write an answer with such usage and reason."""
+    return (
+        SSE
+        + b"\r\n"
+        + HELLO
+        + b'data: {"choices":[{"delta":{},"finish_reason":%b}],"usage":%b}\n\n'
+        % (reason.encode(), usage.encode())
+        + DONE
+    )
+
+
+def tokens(prompt: str, completion: str = "1") -> str:
+    return f'{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}'
+
+
+ANSWERS = {
+    "nothing": b"",
+    "garbage": bytes(range(256)) * 100,
+    "TLS": bytes.fromhex("1503030002022800"),
+    "no headers": b"HTTP/1.1 200 OK\r\n",
+    "endless headers": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
+    "a long header": b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1_000_000,
+    "no stream": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
+    "a redirect": b"HTTP/1.1 307 X\r\nLocation: http://127.0.0.1:1/\r\n\r\n",
+    "a refusal without end": b"HTTP/1.1 400 No\r\n\r\n" + b"x" * 1_000_000,
+    "a refusal with controls": b"HTTP/1.1 400 No\r\nContent-Length: 9\r\n\r\n"
+    + b"\x1b[2J\n\0\xff\xfe!",
+    "a refusal with halves": b"HTTP/1.1 400 No\r\nContent-Length: 32\r\n\r\n"
+    + b'{"error":{"message":"a\\ud800b"}}',
+    "busy for ever": b"HTTP/1.1 429 X\r\nRetry-After: 99999\r\n"
+    + b"Content-Length: 0\r\n\r\n",
+    "a bad length": SSE + b"Content-Length: x\r\n\r\n" + HELLO,
+    "too short": SSE + b"Content-Length: 100000\r\n\r\n" + HELLO,
+    "bad chunks": SSE + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "no compression": SSE + b"Content-Encoding: gzip\r\n\r\n" + HELLO,
+    "a bomb": SSE
+    + b"Content-Encoding: gzip\r\n\r\n"
+    + gzip.compress(b"data: " + b" " * 30_000_000, 1),
+    "an odd charset": SSE.replace(b"stream", b"stream; charset=\xff\xfe")
+    + b"\r\n"
+    + HELLO,
+    "a long event": SSE + b"\r\ndata: " + b"x" * 3_000_000,
+    "a long text": SSE
+    + b'\r\ndata: {"choices":[{"delta":{"content":"'
+    + b"x" * 900_000
+    + b'"}}]}\n\n'
+    + DONE,
+    "many lines": SSE + b"\r\n" + b"data:\n" * 200_000,
+    "many comments": SSE + b"\r\n" + b":\n" * 200_000,
+    "deep": SSE + b"\r\ndata: " + b"[" * 100_000 + b"\n\n",
+    "deep where nobody looks": SSE
+    + b'\r\ndata: {"x":'
+    + b"[" * 2000
+    + b"]" * 2000
+    + b"}\n\n",
+    "no UTF-8": SSE + b'\r\ndata: {"choices":[{"delta":{"content":"\xff"}}]}\n\n',
+    "halves": SSE + b'\r\ndata: {"choices":[{"delta":{"content":"\\ud800"}}]}\n\n',
+    "content that is a number": SSE
+    + b'\r\ndata: {"choices":[{"delta":{"content":5}}]}\n\n',
+    "an error that is a list": SSE + b'\r\ndata: {"error":[1]}\n\n',
+    "an error that is null": SSE + b'\r\ndata: {"error":null}\n\n',
+    "a long error": SSE
+    + b'\r\ndata: {"error":"'
+    + b"\xe2\x82\xac" * 100_000
+    + b'"}\n\n',
+}
+
+WHOLE = {
+    "negative usage": ending(tokens("-1", "-1")),
+    "huge usage": ending(tokens(str(2**63), str(2**64 - 1))),
+    "endless usage": ending(tokens("9" * 100)),
+    "half a usage": ending('{"prompt_tokens":3}'),
+    "no usage": ending("null"),
+    "a long reason": ending("null", '"' + "x" * 10_000 + '"'),
+    "a reason with controls": ending("null", '"\\u0000\\u001b[2J"'),
+    "an empty reason": ending("null", '""'),
+}
+
+MODEL_LISTS = {
+    "nothing": b"",
+    "garbage": bytes(range(256)),
+    "no models": b'{"data":[]}',
+    "no JSON": b"<html>",
+    "deep": b"[" * 100_000,
+    "no list": b'{"data":5}',
+    "numbers": b'{"data":[{"id":5}]}',
+    "no UTF-8": b'{"data":[{"id":"\xff"}]}',
+    "another model": b'{"data":[{"id":"m2\\u001b[2J"}]}',
+    "endless": b'{"data":[' + b'{"id":"x"},' * 1_000_000,
+}
+
+
+@pytest.fixture(autouse=True)
+def clean_log(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    caplog.set_level(logging.DEBUG)
+    yield
+    check_log(caplog)
+    assert KEY not in caplog.text
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.agent.RETRY_FIRST", 0.01)
+
+
+@asynccontextmanager
+async def server(*answers: bytes, models: bytes = MODELS) -> AsyncIterator[str]:
+    """Serve models, each answer to one chat, and then good ones; yield the URL."""
+    left = list(answers)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(
+            ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError
+        ):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if head.startswith(b"GET"):
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+                    b"Content-Length: %d\r\n\r\n%b" % (len(models), models)
+                )
+            else:
+                writer.write(left.pop(0) if left else SSE + b"\r\n" + GOOD)
+            await writer.drain()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    finally:
+        listening.close()
+        await listening.wait_closed()
+
+
+@asynccontextmanager
+async def worker(pool: Pool, url: str) -> AsyncIterator[Agent]:
+    """Join with an engine that asks the server."""
+    engine = OpenAIEngine(url, "m1", api_key=KEY)
+    await engine.start()
+    told: list[Happening] = []
+    member = Member("w1", "m1", 2, engine.features, TOKEN)
+    agent = Agent(
+        NodeDialer(pool.url, member),
+        websocket.dial,
+        engine,
+        LoopClock(),
+        Random(1),
+        2,
+        told.append,
+    )
+    running = asyncio.create_task(agent.run())
+    try:
+        await pool.joined()
+        yield agent
+        assert not running.done(), "the worker gave up"
+        assert not [happening for happening in told if happening.event == "lost"]
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
+    async with besieged(tmp_path, caplog, queue_wait=0.1) as running:
+        yield running
+
+
+async def test_no_answer_of_a_server_costs_more_than_itself(pool: Pool) -> None:
+    async with server(*ANSWERS.values()) as url, worker(pool, url) as agent:
+        for name in ANSWERS:
+            async with asyncio.timeout(PATIENCE):
+                answer = await ask(pool)
+            told = json.loads(answer)
+            assert "error" in told or "choices" in told, name
+            assert KEY not in answer, name
+            assert len(answer) < 1_000_000, name
+        while "good" not in await ask(pool):
+            pass  # what was refused is asked for again
+
+        assert not agent._jobs
+
+
+async def test_odd_counts_and_reasons_spoil_no_answer(pool: Pool) -> None:
+    async with server(*WHOLE.values()) as url, worker(pool, url):
+        for name in WHOLE:
+            told = json.loads(await ask(pool))
+            assert told["choices"][0]["message"]["content"] == "hello", name
+            assert told["choices"][0]["finish_reason"] == "stop", name
+            assert min(told["usage"].values()) >= 0, name
+
+
+@pytest.mark.parametrize("name", MODEL_LISTS)
+async def test_a_list_of_models_that_is_none_is_a_bad_configuration(name: str) -> None:
+    async with server(models=MODEL_LISTS[name]) as url:
+        with pytest.raises(ConfigError) as error:
+            await OpenAIEngine(url, "m1", api_key=KEY).start()
+
+    assert str(error.value).isprintable()
+    assert KEY not in str(error.value)
+
+
+async def test_a_server_that_never_ends_is_left_when_the_client_leaves(
+    pool: Pool,
+) -> None:
+    never = asyncio.Event()
+    hung_up = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET"):
+            size = b"Content-Length: %d\r\n\r\n" % len(MODELS)
+            writer.write(b"HTTP/1.1 200 OK\r\n" + size + MODELS)
+        else:
+            writer.write(SSE + b"\r\n" + HELLO)
+            never.set()
+            await reader.read(-1)
+            hung_up.set()
+        writer.close()
+
+    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    async with worker(pool, url) as agent, asyncio.timeout(PATIENCE):
+        asking = asyncio.create_task(ask(pool, stream=True))
+        await never.wait()
+        asking.cancel()
+        await hung_up.wait()
+        await eventually(lambda: not agent._jobs)
+    listening.close()
+    await listening.wait_closed()

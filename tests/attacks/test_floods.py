@@ -1,0 +1,252 @@
+"""Nodes that send without end, or read nothing."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from attacks.raw import BINARY, PING, TEXT, frame, upgraded
+from attacks.siege import CHAT, OLD_CHAT, address, ask, besieged, join
+from gateway.serving import Pool, eventually
+
+DEAF = "the deaf one"
+
+
+@pytest.fixture
+def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill what a peer may leave unread with less than the real flood."""
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_FULL", 1 << 12)
+    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+
+
+@pytest.fixture
+async def impatient(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Pool]:
+    """A coordinator that gives up on a silent node soon."""
+    async with besieged(tmp_path, caplog, silence=0.3) as running:
+        yield running
+
+
+@pytest.mark.usefixtures("small_outbox")
+async def test_a_node_that_does_not_read_its_stops_is_hung_up_on(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    strays = b"".join(
+        frame(BINARY, number.to_bytes(4, "big") + b"x") for number in range(50_000)
+    )
+    async with upgraded(pool, address(DEAF), deaf=True) as deaf, join(pool) as other:
+        await pool.joined(2)
+        sending = asyncio.create_task(_send_until(deaf.send, strays * 10))
+
+        await pool.joined(1)
+        asking = asyncio.create_task(ask(pool))
+        await other.answer("mine")
+
+        assert "mine" in await asking
+        deaf.abort()
+        await sending
+
+    assert "reason='peer stopped reading'" in caplog.text
+
+
+async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Less than the deaf node is given at once, and more than the other one is.
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 8 << 20)
+    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    async with upgraded(pool, address(DEAF, slots="1024"), deaf=True):
+        await pool.joined()
+        asking = [
+            asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
+            for _ in range(20)
+        ]
+        await pool.joined(0)
+        async with join(pool, slots="4") as other:
+            for number in range(20):
+                await other.answer("mine", number=number)
+            for each in asking:
+                assert "mine" in await each
+
+
+async def test_a_node_that_reads_nothing_is_silent_in_the_end(
+    impatient: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    pool = impatient
+    async with upgraded(pool, address(DEAF, slots="1024"), deaf=True) as deaf:
+        await pool.joined()
+        pinging = asyncio.create_task(
+            _send_until(deaf.send, frame(PING, bytes(125)) * 100_000)
+        )
+        asking = [
+            asyncio.create_task(ask(pool, OLD_CHAT, system="x" * 1_000_000))
+            for _ in range(10)
+        ]
+        await pool.joined(0)
+        async with join(pool) as other:
+            for number in range(10):
+                await other.answer("mine", number=number)
+            for each in asking:
+                assert "mine" in await each
+        deaf.abort()
+        await pinging
+
+
+async def test_pings_are_no_sign_of_life(impatient: Pool) -> None:
+    async with upgraded(impatient) as node:
+        await impatient.joined()
+        for _ in range(1000):
+            await node.send(frame(PING, b"ping"))
+        await impatient.joined(0)
+
+        assert (await node.rest()).count(b"\x8a\x04ping") == 1000
+
+
+@pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_without_end_is_cut(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+) -> None:
+    monkeypatch.setattr("shoal.runtime.answer.ANSWER_MAX", 2_000_000)
+    async with join(pool) as node:
+        await pool.joined()
+        asking = asyncio.create_task(ask(pool, path, stream=stream))
+        task = await node.task()
+
+        await node.say(task["id"], *["x" * 100_000] * 100)
+
+        answer = await asking
+        assert "done" not in answer[-100:]
+        assert "DONE" not in answer[-100:]
+        assert '"err' in answer
+        assert len(answer) < 2_500_000
+        await node.told_to_stop(task["id"])
+        again = asyncio.create_task(ask(pool))
+        await node.answer("short", number=1)
+        assert "short" in await again
+
+
+async def test_a_megabyte_in_one_frame_is_too_much_and_a_little_less_is_not(
+    pool: Pool,
+) -> None:
+    async with join(pool) as node, join(pool, "n2") as other:
+        await pool.joined(2)
+        asking = asyncio.create_task(ask(pool))
+        await eventually(lambda: bool(node.tasks or other.tasks))
+        first, second = (node, other) if node.tasks else (other, node)
+        task = first.tasks[0]
+
+        await first.say(task["id"], "x" * ((1 << 20) - 5))
+        await first.say(task["id"], "x" * (1 << 20))
+        await second.answer("mine")
+
+        assert "mine" in await asking
+        assert first.closed is not None
+        assert first.closed[0] == 1009
+
+
+async def test_odd_bytes_come_out_as_json(pool: Pool) -> None:
+    odd = b"\x00\x1b[2J\xff\xed\xa0\x80\xe2\x80\xa8\xf4\x90\x80\x80"
+    odd += b'"\\</script>\r\n\xf0\x9f'
+    async with join(pool) as node:
+        await pool.joined()
+        for number, path in enumerate((CHAT, OLD_CHAT, CHAT)):
+            asking = asyncio.create_task(ask(pool, path, stream=number == 2))
+            task = await node.task(number)
+            await node.send(task["id"].to_bytes(4, "big") + odd)
+            await node.end(task["id"])
+
+            answer = await asking
+            assert "\0" not in answer
+            assert "\x1b" not in answer
+            for line in filter(None, answer.split("\n")):
+                if line != "data: [DONE]":
+                    json.loads(line.removeprefix("data: "))
+
+
+async def test_thousands_of_empty_texts_are_nothing(pool: Pool) -> None:
+    async with upgraded(pool) as node, join(pool, "n2", "m2") as other:
+        await pool.joined(2)
+        await node.send(frame(TEXT) * 20_000)
+        asking = asyncio.create_task(ask(pool, model="m2"))
+        await other.answer("mine")
+
+        assert "mine" in await asking
+        assert len(pool.hub.pool.workers) == 2
+
+
+async def test_ends_and_strays_without_number_end_nothing_else(pool: Pool) -> None:
+    async with join(pool) as node:
+        await pool.joined()
+        asking = asyncio.create_task(ask(pool))
+        task = await node.task()
+        for number in range(2000):
+            if number != task["id"]:
+                await node.end(number)
+                await node.say(number, "stray")
+        await node.answer("mine")
+        await node.end(task["id"])
+        await node.end(task["id"])
+
+        answer = await asking
+        assert "mine" in answer
+        assert "stray" not in answer
+
+
+async def test_one_name_for_many_connections_is_one_worker(pool: Pool) -> None:
+    async with AsyncExitStack() as stack:
+        nodes = [await stack.enter_async_context(join(pool)) for _ in range(100)]
+        *older, newest = nodes
+        await eventually(lambda: all(node.closed for node in older))
+
+        assert {node.closed for node in older} == {(4000, "Bye")}
+        assert len(pool.hub.pool.workers) == 1
+        asking = asyncio.create_task(ask(pool))
+        await newest.answer("mine")
+        assert "mine" in await asking
+        assert not any(node.tasks for node in older)
+
+
+async def test_hundreds_of_models_are_forgotten(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.pool.state.MODEL_MEMORY", 0.0)
+    for batch in range(8):
+        async with AsyncExitStack() as stack:
+            for number in range(50):
+                model = f"model {batch} {number} {'x' * 200}"
+                await stack.enter_async_context(join(pool, "n", model))
+            await pool.joined(50)
+            assert "no worker has the model" in await ask(pool, model="model 1 1")
+        await pool.joined(0)
+
+    # Those that went in the same moment as the last one are forgotten with the next.
+    assert len(pool.hub.pool.model_last_seen) <= 50
+
+
+async def test_draining_again_and_again_is_draining_once(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pool.session.ws_connect(
+        pool.url + address(), headers={"Shoal-Extensions": "shoal"}
+    ) as node:
+        await pool.joined()
+        for _ in range(1000):
+            await node.send_str(json.dumps({"draining": "x" * 900}))
+        await node.send_bytes(b"")
+        await pool.joined(0)
+
+    said = [record for record in caplog.records if "Draining" in record.getMessage()]
+    assert len(said) == 1
+
+
+async def _send_until(send: object, data: bytes) -> None:
+    assert callable(send)
+    for at in range(0, len(data), 1 << 16):
+        await send(data[at : at + (1 << 16)])

@@ -1,0 +1,184 @@
+"""A coordinator as it is really run: another process, another event loop."""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from aiohttp import ClientSession
+
+from attacks.raw import BINARY, frame, request, upgrade
+from attacks.siege import (
+    ANSWER,
+    CHAT,
+    HONEST,
+    PROMPT,
+    SECRETS,
+    TOKEN,
+    address,
+    body,
+)
+from attacks.test_frames import BROKEN, UNMASKED
+from attacks.test_http import GARBAGE, ODD
+from gateway.serving import KEY, PATIENCE, Node, eventually
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """The process, and what it has written to its standard error."""
+
+    process: asyncio.subprocess.Process
+    url: str
+    session: ClientSession
+    log: bytearray
+
+    @asynccontextmanager
+    async def node(self, name: str, model: str = HONEST) -> AsyncIterator[Node]:
+        socket = await self.session.ws_connect(self.url + address(name, model))
+        node = Node(socket)
+        reading = asyncio.create_task(node.read())
+        try:
+            yield node
+        finally:
+            await socket.close()
+            await reading
+
+    async def ask(self, *, stream: bool = False) -> str:
+        async with self.session.post(
+            self.url + CHAT,
+            data=json.dumps(body(HONEST, stream=stream)),
+            headers={"Authorization": f"Bearer {KEY}"},
+        ) as response:
+            return await response.text()
+
+    async def known(self) -> None:
+        """Wait until there is a model."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                async with self.session.get(
+                    self.url + "/v1/models", headers={"Authorization": f"Bearer {KEY}"}
+                ) as response:
+                    if (await response.json())["data"]:
+                        return
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes on a bare connection, and wait for whatever comes."""
+        port = urlsplit(self.url).port
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with suppress(ConnectionError, TimeoutError):
+            writer.write(data)
+            await writer.drain()
+            async with asyncio.timeout(0.5):
+                while await reader.read(1 << 16):
+                    pass
+        writer.transport.abort()
+
+
+@asynccontextmanager
+async def running(folder: Path, drain: str = "5") -> AsyncIterator[Coordinator]:
+    """Run ``shoal serve``."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "shoal", "serve", "--json", "--log-level", "debug"),
+        *("--port", "0", "--data-dir", str(folder), "--drain", drain),
+        *("--api-key", KEY, "--join-token", TOKEN),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    log = bytearray()
+
+    async def follow(stream: asyncio.StreamReader) -> None:
+        while data := await stream.read(1 << 16):
+            log.extend(data)
+
+    following = asyncio.create_task(follow(process.stderr))
+    try:
+        async with asyncio.timeout(PATIENCE):
+            ready = json.loads(await process.stdout.readline())
+        async with ClientSession() as session:
+            yield Coordinator(process, ready["url"], session, log)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+        await following
+
+
+def check_log(log: bytearray) -> None:
+    text = log.decode()
+    assert "Traceback" not in text, text
+    assert " ERROR " not in text, text
+    assert not [secret for secret in SECRETS if secret in text]
+
+
+async def test_a_process_outlives_every_raw_attack(tmp_path: Path) -> None:
+    stranger = upgrade(address(token="wrong"))
+    attacks = [
+        *(attack + b"\r\n\r\n" for attack in GARBAGE.values()),
+        *(request(line, "Connection: close") for line in ODD.values()),
+        *(stranger + attack for attack in (BROKEN | UNMASKED).values()),
+        *(upgrade(address()) + attack for attack in BROKEN.values()),
+        *(
+            upgrade(address(f"n{size}")) + frame(BINARY, bytes(size))
+            for size in range(4)
+        ),
+    ]
+    async with running(tmp_path) as its:
+        await asyncio.gather(*(its.send(attack) for attack in attacks))
+        async with its.node("n1") as node:
+            await its.known()
+            asking = asyncio.create_task(its.ask())
+            await node.answer(ANSWER)
+            assert ANSWER in await asking
+            assert PROMPT in node.texts[0]
+        its.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            assert await its.process.wait() == 0
+
+    check_log(its.log)
+
+
+async def test_a_process_that_is_told_to_stop_while_streaming_finishes(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path) as its, its.node("n1") as node:
+        await its.known()
+        asking = asyncio.create_task(its.ask(stream=True))
+        task = await node.task()
+        await node.say(task["id"], ANSWER[:5])
+        its.process.send_signal(signal.SIGTERM)
+        await eventually(lambda: b"stopping" in its.log)
+        await node.say(task["id"], ANSWER[5:])
+        await node.end(task["id"])
+
+        assert (await asking).endswith("data: [DONE]\n\n")
+        async with asyncio.timeout(PATIENCE):
+            assert await its.process.wait() == 0
+
+    check_log(its.log)
+
+
+async def test_a_process_that_may_not_wait_cuts_its_streams_off(tmp_path: Path) -> None:
+    async with running(tmp_path, drain="0") as its, AsyncExitStack() as stack:
+        node = await stack.enter_async_context(its.node("n1"))
+        await its.known()
+        asking = [asyncio.create_task(its.ask(stream=n % 2 == 0)) for n in range(8)]
+        await node.task(7)
+        for task in node.tasks:
+            await node.say(task["id"], ANSWER)
+        its.process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(PATIENCE):
+            assert await its.process.wait() == 0
+
+        for answer in await asyncio.gather(*asking, return_exceptions=True):
+            # Cut off, or told so: never taken for whole.
+            assert isinstance(answer, BaseException) or "[DONE]" not in answer
+        await eventually(lambda: node.closed is not None)
+
+    check_log(its.log)

@@ -1,0 +1,373 @@
+"""Things that happen at the same moment: one story, a fault at each of its turns."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from runtime.wires import MemoryLink
+from shoal.domain.errors import ShoalError
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat, Limits
+from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.session import Hello
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.hub import Hub
+from shoal.runtime.serving import serve_worker
+from shoal.store.memory import MemoryStore
+from simulation import virtual
+
+ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
+CHAT = Chat("m", ({"role": "user", "content": "hi"},))
+LIMITS = Limits(queue=5.0, first_output=20.0, silence=20.0, total=60.0)
+PIECES = ("one ", "two ", "three")
+WHOLE = "".join(PIECES)
+TURNS = 30  # of the loop: more than the story takes
+EXTENDED = {"shoal-extensions": "shoal"}
+
+
+class SlowStore(MemoryStore):
+    """Takes some turns of the loop for each commit."""
+
+    def __init__(self, turns: int) -> None:
+        super().__init__()
+        self._turns = turns
+
+    async def append(self, facts: Sequence[Fact], at: float) -> None:
+        for _ in range(self._turns):
+            await asyncio.sleep(0)
+        await super().append(facts, at)
+
+
+@dataclass(slots=True)
+class Node:
+    """A node that does its work a word a turn."""
+
+    link: MemoryLink
+    serving: asyncio.Task[None]
+    read: int = 0  # texts
+    running: dict[int, Iterator[str]] = field(default_factory=dict)
+
+    def work(self) -> None:
+        """Do what there is to do in a turn."""
+        for text in self.link.sent[self.read :]:
+            self.read += 1
+            told = json.loads(text)
+            if "stop" in told:
+                self.running.pop(told["id"], None)
+            else:
+                self.running[told["id"]] = iter(PIECES)
+        for task_id, pieces in list(self.running.items()):
+            head = task_id.to_bytes(4, "big")
+            piece = next(pieces, None)
+            if piece is None:
+                del self.running[task_id]
+                self.link.arrive(head)
+            else:
+                self.link.arrive(head + piece.encode())
+
+    def say(self, text: str = "", *, word: dict[str, object] | None = None) -> None:
+        """Say something about every task, true or not."""
+        for task_id in list(self.running):
+            if word is not None:
+                self.link.arrive(json.dumps({"id": task_id} | word))
+            else:
+                self.link.arrive(task_id.to_bytes(4, "big") + text.encode())
+
+
+class Table:
+    """A hub, its nodes and its clients, a turn at a time."""
+
+    def __init__(self, store_turns: int) -> None:
+        self.store = SlowStore(store_turns)
+        numbers = count(1)
+        self.clock = LoopClock()
+        self.hub = Hub(self.store, self.clock, lambda: JobId(f"job{next(numbers)}"))
+        (self._route,) = PROTOCOL.endpoints(Config(), 1)
+        self.nodes: dict[str, Node] = {}
+        self.all_nodes: list[Node] = []
+        self.clients: list[Client] = []
+        self.hub_task = asyncio.create_task(self.hub.run())
+
+    def join(self, name: str) -> None:
+        """Let a node join, whether or not there is one of the name."""
+        query = f"name={name}&model=m&token=t&max_concurrency=1"
+        accepted = self._route.accept(Hello("/ws", query, EXTENDED), self.clock.now())
+        link = MemoryLink()
+        serving = asyncio.create_task(
+            serve_worker(self.hub, self.clock, "w", accepted.session, link)
+        )
+        self.nodes[name] = Node(link, serving)
+        self.all_nodes.append(self.nodes[name])
+
+    def ask(self) -> None:
+        self.clients.append(Client(self.hub))
+
+    async def turn(self) -> None:
+        for node in self.nodes.values():
+            node.work()
+        await asyncio.sleep(0)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Go on, a millisecond a turn, until something is so."""
+        for _ in range(200_000):
+            if condition():
+                return
+            await self.turn()
+            await asyncio.sleep(0.001)
+        raise AssertionError("it never came about")
+
+    async def settle(self) -> None:
+        """Check that everything ends, once, and that the hub is as good as new."""
+        await self.until(lambda: all(client.task.done() for client in self.clients))
+        # The pool decides first, and then it is stored and told.
+        await self.until(lambda: not (self.hub.pool.jobs or self.hub._answers))
+        assert not self.hub_task.done(), "the hub has ended"
+        for client in self.clients:
+            client.check()
+        for record in [await self.store.story(job_id) for job_id in self.job_ids]:
+            assert sum(isinstance(each.fact, ENDS) for each in record) == 1, record
+        self.join("fresh")
+        await self.until(lambda: "w:fresh/m" in self.hub.pool.workers)
+        self.ask()
+        await self.until(self.clients[-1].task.done)
+        self.clients[-1].check()
+        assert self.clients[-1].whole == WHOLE
+        for worker in self.hub.pool.workers.values():
+            assert worker.leases == {}, worker
+        assert not self.hub._timers
+
+    async def end(self) -> None:
+        for node in self.all_nodes:
+            node.link.cut()
+        await asyncio.gather(*[node.serving for node in self.all_nodes])
+        await self.until(lambda: not self.hub.pool.workers)
+        await self.until(lambda: not self.hub._peers._in_pool)
+        assert not self.hub._peers._newest
+        self.hub_task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.hub_task
+
+    @property
+    def job_ids(self) -> list[JobId]:
+        return [client.job_id for client in self.clients if client.job_id]
+
+
+class Client:
+    """Somebody who asks, and reads as it comes."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.job_id = JobId("")
+        self.text = ""
+        self.whole: str | None = None
+        self._hub = hub
+        self.task = asyncio.create_task(self._ask())
+
+    async def _ask(self) -> None:
+        with suppress(ShoalError, asyncio.CancelledError):
+            async with self._hub.answering(CHAT, LIMITS) as reader:
+                self.job_id = reader.job_id
+                while pieces := await reader.read():
+                    self.text += "".join(pieces)
+                self.whole = (await reader.outcome()).text
+
+    def check(self) -> None:
+        """Check that what was read is the answer, or its beginning."""
+        assert WHOLE.startswith(self.text), self.text
+        if self.whole is not None:
+            assert self.whole == self.text
+
+
+def leave(table: Table) -> None:
+    table.clients[0].task.cancel()
+
+
+def withdraw(table: Table) -> None:
+    for job_id in table.job_ids:
+        table.hub.withdraw(job_id, "by an operator")
+        table.hub.withdraw(job_id, "twice")
+
+
+def cut_one(table: Table) -> None:
+    table.nodes["a"].link.cut()
+
+
+def cut_all(table: Table) -> None:
+    for node in table.nodes.values():
+        node.link.cut()
+
+
+def replace_one(table: Table) -> None:
+    table.join("a")
+
+
+def replace_all(table: Table) -> None:
+    for name in list(table.nodes):
+        table.join(name)
+        table.join(name)
+
+
+def cut_and_rejoin(table: Table) -> None:
+    cut_all(table)
+    replace_all(table)
+
+
+def leave_and_cut(table: Table) -> None:
+    leave(table)
+    cut_all(table)
+
+
+def withdraw_leave_and_replace(table: Table) -> None:
+    withdraw(table)
+    leave(table)
+    replace_all(table)
+
+
+def end_early(table: Table) -> None:
+    for node in table.nodes.values():
+        node.say()
+
+
+def end_twice_and_go_on(table: Table) -> None:
+    end_early(table)
+    end_early(table)
+    for node in table.nodes.values():
+        node.say("more")
+
+
+def reject(table: Table) -> None:
+    for node in table.nodes.values():
+        node.say(word={"rejected": "no"})
+
+
+def reject_fail_and_end(table: Table) -> None:
+    reject(table)
+    for node in table.nodes.values():
+        node.say(word={"failed": "no"})
+        node.say()
+        node.say("more")
+
+
+def end_and_cut(table: Table) -> None:
+    end_early(table)
+    cut_all(table)
+
+
+def end_and_leave(table: Table) -> None:
+    end_early(table)
+    leave(table)
+
+
+def drain_nodes(table: Table) -> None:
+    for node in table.nodes.values():
+        node.link.arrive('{"draining":"enough"}')
+
+
+def drain_and_reject(table: Table) -> None:
+    drain_nodes(table)
+    reject(table)
+
+
+def break_protocol(table: Table) -> None:
+    for node in table.nodes.values():
+        node.link.arrive(b"12")
+
+
+def hang_up_all(table: Table) -> None:
+    table.hub.hang_up_all("stopping")
+    table.join("c")
+
+
+def ask_again(table: Table) -> None:
+    for _ in range(5):
+        table.ask()
+
+
+def ask_and_leave(table: Table) -> None:
+    for _ in range(5):
+        table.ask()
+        table.clients[-1].task.cancel()
+
+
+def fire_a_storm(table: Table) -> None:
+    ask_again(table)
+    cut_one(table)
+    end_early(table)
+    withdraw(table)
+    replace_all(table)
+    leave(table)
+
+
+FAULTS = [
+    leave,
+    withdraw,
+    cut_one,
+    cut_all,
+    replace_one,
+    replace_all,
+    cut_and_rejoin,
+    leave_and_cut,
+    withdraw_leave_and_replace,
+    end_early,
+    end_twice_and_go_on,
+    reject,
+    reject_fail_and_end,
+    end_and_cut,
+    end_and_leave,
+    drain_nodes,
+    drain_and_reject,
+    break_protocol,
+    hang_up_all,
+    ask_again,
+    ask_and_leave,
+    fire_a_storm,
+]
+
+
+# After these, somebody is still there to give the answer.
+HARMLESS = {cut_one, replace_one, reject, ask_again, ask_and_leave}
+
+
+async def tell(fault: Callable[[Table], None], turn: int, store_turns: int) -> None:
+    """Tell the story: two nodes, a client, and at that turn the fault, twice."""
+    table = Table(store_turns)
+    table.join("a")
+    table.join("b")
+    await table.until(lambda: len(table.hub.pool.workers) == 2)
+    table.ask()
+    for _ in range(turn):
+        await table.turn()
+    fault(table)
+    await table.turn()
+    fault(table)
+    await table.settle()
+    if fault in HARMLESS:
+        assert table.clients[0].whole == WHOLE
+    await table.end()
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_fault_at_any_moment_leaves_nothing_behind(
+    fault: Callable[[Table], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("ERROR")
+    for store_turns in (0, 3):
+        for turn in range(TURNS):
+            try:
+                virtual.run(tell(fault, turn, store_turns))
+            except BaseException as error:
+                error.add_note(f"at turn {turn}, commits take {store_turns}")
+                raise
+
+    assert caplog.records == []

@@ -1,0 +1,545 @@
+"""Coordinators that attack the workers which dial them."""
+
+import asyncio
+import base64
+import hashlib
+import json
+import logging
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from attacks.raw import BINARY, CLOSE, PING, TEXT, frame
+from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
+from gateway.serving import PATIENCE, eventually
+from shoal.domain.work import Chat, Feature
+from shoal.engines.port import Finished, Piece
+from shoal.protocols.grandsage.tasks import decode_chat
+from shoal.protocols.grandsage.worker import NodeDialer
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.transports import websocket
+from shoal.worker.agent import Agent, Happening
+
+HONEST_ID = 77
+GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
+EXTENDED = b"Shoal-Extensions: shoal, continue\r\n"
+
+
+@dataclass(slots=True)
+class Peer:
+    """The coordinator's end of a worker's connection, as bytes."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    received: bytearray = field(default_factory=bytearray)
+
+    async def accept(self, headers: bytes = b"", *, right: bool = True) -> None:
+        """Answer the upgrade."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        (line,) = [
+            each
+            for each in head.split(b"\r\n")
+            if each.lower().startswith(b"sec-websocket-key:")
+        ]
+        key = line.partition(b":")[2].strip() if right else b"wrong"
+        digest = base64.b64encode(hashlib.sha1(key + GUID).digest())
+        await self.send(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
+            b"Connection: upgrade\r\nSec-WebSocket-Accept: "
+            + digest
+            + b"\r\n"
+            + headers
+            + b"\r\n"
+        )
+
+    async def send(self, data: bytes) -> None:
+        with suppress(ConnectionError):
+            self.writer.write(data)
+            await self.writer.drain()
+
+    async def say(self, *texts: str) -> None:
+        await self.send(
+            b"".join(frame(TEXT, text.encode(), masked=False) for text in texts)
+        )
+
+    async def frames(self) -> AsyncIterator[bytes]:
+        """Yield the payloads of what the worker sends, until it hangs up."""
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                size = (await self.reader.readexactly(2))[1] & 0x7F
+                if size == 126:
+                    size = int.from_bytes(await self.reader.readexactly(2), "big")
+                elif size == 127:
+                    size = int.from_bytes(await self.reader.readexactly(8), "big")
+                mask = await self.reader.readexactly(4) * (size // 4 + 1)
+                data = await self.reader.readexactly(size)
+                yield bytes(a ^ b for a, b in zip(data, mask, strict=False))
+
+    async def answered(self, task_id: int) -> bool:
+        """Say whether the worker finishes a task before it hangs up."""
+        async for payload in self.frames():
+            if payload == task_id.to_bytes(4, "big"):
+                return True
+        return False
+
+
+Attack = Callable[[Peer], Awaitable[None]]
+
+
+def task(task_id: int, **more: object) -> str:
+    """Write a task as a server does."""
+    fields = {
+        "state": 0,
+        "id": task_id,
+        "system": "",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "max_new_tokens": 5,
+        "temperature": 0,
+    }
+    return json.dumps(fields | more)
+
+
+@dataclass(slots=True)
+class Echo:
+    """An engine that answers at once, or never, or at length."""
+
+    model: str = "m1"
+    features: frozenset[Feature] = frozenset()
+    slots: int = 2
+    stuck: bool = False
+    loud: int = 0  # pieces that come before the answer
+    running: int = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def chat(
+        self, chat: Chat, continues: str = ""
+    ) -> AsyncGenerator[Piece, None]:
+        self.running += 1
+        try:
+            if self.stuck:
+                await asyncio.Event().wait()
+            while self.loud:
+                self.loud -= 1
+                yield "x" * 100_000
+                await asyncio.sleep(0)
+            yield ANSWER
+            yield Finished()
+        finally:
+            self.running -= 1
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class Siege:
+    """A worker, and the server that it dials."""
+
+    agent: Agent
+    engine: Echo
+    told: list[Happening]
+    served: asyncio.Event
+    connections: int = 0
+
+
+@asynccontextmanager
+async def worker_of(
+    attack: Attack, *, stuck: bool = False, deaf: bool = False
+) -> AsyncIterator[Siege]:
+    """Run a worker whose server begins with an attack, and is honest afterwards.
+
+    What the attack leaves of its connection is used; then come honest connections.
+    """
+    its: Siege
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = Peer(reader, writer)
+        its.connections += 1
+        try:
+            if its.connections == 1:
+                await attack(peer)
+            else:
+                await peer.accept()
+            await peer.say(task(HONEST_ID))
+            if await peer.answered(HONEST_ID):
+                its.served.set()
+                async for _ in peer.frames():
+                    pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    if deaf:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    server = await asyncio.start_server(serve, sock=listening)
+    port = server.sockets[0].getsockname()[1]
+    engine, told = Echo(stuck=stuck), list[Happening]()
+    member = Member("n1", engine.model, engine.slots, token=TOKEN)
+    agent = Agent(
+        NodeDialer(f"ws://127.0.0.1:{port}", member),
+        websocket.dial,
+        engine,
+        LoopClock(),
+        Random(1),
+        engine.slots,
+        told.append,
+    )
+    its = Siege(agent, engine, told, asyncio.Event())
+    running = asyncio.create_task(agent.run())
+    try:
+        yield its
+        assert not running.done(), "the worker gave up"
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        server.close()
+        await server.wait_closed()
+        assert engine.running == 0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.worker.agent.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("shoal.worker.agent.RETRY_MAX", 0.05)
+    monkeypatch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.websocket.CONNECT_TIMEOUT", 0.3)
+
+
+@pytest.fixture(autouse=True)
+def clean_log(caplog: pytest.LogCaptureFixture) -> object:
+    caplog.set_level(logging.DEBUG)
+    yield
+    check_log(caplog)
+
+
+def check_told(its: Siege) -> None:
+    """Check what a person is shown."""
+    for happening in its.told:
+        assert TOKEN not in happening.reason
+        assert happening.reason.isprintable()
+
+
+def talk(*texts: str, extended: bool = False) -> Attack:
+    async def attack(peer: Peer) -> None:
+        await peer.accept(EXTENDED if extended else b"")
+        await peer.say(*texts)
+
+    return attack
+
+
+def frames(data: bytes) -> Attack:
+    async def attack(peer: Peer) -> None:
+        await peer.accept()
+        await peer.send(data)
+
+    return attack
+
+
+def answer(data: bytes, *, hang: bool = False) -> Attack:
+    async def attack(peer: Peer) -> None:
+        await peer.reader.readuntil(b"\r\n\r\n")
+        await peer.send(data)
+        if hang:
+            await peer.reader.read()
+        raise ConnectionResetError
+
+    return attack
+
+
+async def wrong_key(peer: Peer) -> None:
+    await peer.accept(right=False)
+
+
+async def hang_up(peer: Peer) -> None:
+    raise ConnectionResetError
+
+
+async def say_nothing(peer: Peer) -> None:
+    while await peer.reader.read(1 << 16):
+        pass
+    raise ConnectionResetError
+
+
+async def drip(peer: Peer) -> None:
+    with suppress(ConnectionError):
+        for byte in b"HTTP/1.1 101 Switching Protocols\r\nX: " + b"x" * 10_000:
+            peer.writer.write(bytes([byte]))
+            await peer.writer.drain()
+            await asyncio.sleep(0.001)
+    raise ConnectionResetError
+
+
+DEEP = "[" * 100_000
+ODD_TEXTS = {
+    "no JSON": "hello",
+    "deep": DEEP,
+    "deep in a task": f'{{"id":1,"messages":{DEEP}',
+    "deep and whole": f'{{"id":1,"messages":[],"x":{"[" * 900}{"]" * 900}}}',
+    "no object": "[1,2,3]",
+    "null": "null",
+    "no id": '{"messages":[]}',
+    "a negative id": task(-1),
+    "a huge id": task(2**32),
+    "an endless id": '{"id":' + "9" * 100_000 + "}",
+    "an id that is a float": '{"id":1.5,"messages":[]}',
+    "an id that is a text": '{"id":"1","messages":[]}',
+    "no messages": '{"id":1}',
+    "messages that are a text": task(1, messages="hello"),
+    "messages that are numbers": task(1, messages=[1, 2]),
+    "a role that is a number": task(1, messages=[{"role": 5}]),
+    "a system that is a number": task(1, system=7),
+    "a temperature that is a text": task(1, temperature="hot"),
+    "a temperature beyond all": '{"id":1,"messages":[],"temperature":1e999}',
+    "tokens below one": task(1, max_new_tokens=-5),
+    "tokens without end": task(1, max_new_tokens=10**100),
+    "a state": task(1, state=2),
+    "half a character": '{"id":1,"system":"\\ud800","messages":[]}',
+    "half a stop": '{"id":99,"stop":',
+    "a stop of nothing": '{"id":99,"stop":true}',
+    "long": "x" * 3_000_000,
+}
+
+
+@pytest.mark.parametrize("name", ODD_TEXTS)
+@pytest.mark.parametrize("extended", [False, True])
+async def test_an_odd_text_hurts_nobody(name: str, extended: bool) -> None:
+    attack = talk(ODD_TEXTS[name], extended=extended)
+    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 1
+        check_told(its)
+
+
+@pytest.mark.parametrize("extended", [False, True])
+@pytest.mark.parametrize("limit", [10**10, 10**30, -(10**30), 0])
+def test_no_limit_is_beyond_what_engines_take(limit: int, extended: bool) -> None:
+    # As an original server passes it on for anybody who asks.
+    text = task(1, max_new_tokens=limit, shoal={"max_tokens": limit})
+
+    chat, _ = decode_chat(text, "m1", extended=extended)
+
+    assert chat.max_tokens is not None
+    assert 1 <= chat.max_tokens < 2**63
+
+
+OUR_FIELD = {
+    "no object": 5,
+    "limits that are texts": {"max_tokens": "x"},
+    "tokens without end": {"max_tokens": 10**30},
+    "no tokens": {"max_tokens": -(10**30)},
+    "a beginning that is a number": {"continues": 7},
+    "a long beginning": {"continues": "x" * 1_000_000},
+    "messages that are texts": {"messages": ["x"]},
+    "odd messages": {"messages": [{"role": 7, "content": {"a": None}}]},
+    "odd options": {"options": {"stop": {"a": 1}, "stream": 7, "model": []}},
+    "deep options": {"options": json.loads('{"a":' * 400 + "1" + "}" * 400)},
+}
+
+
+@pytest.mark.parametrize("name", OUR_FIELD)
+async def test_an_odd_field_of_the_extension_hurts_nobody(name: str) -> None:
+    attack = talk(task(1, shoal=OUR_FIELD[name]), extended=True)
+    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 1
+
+
+BROKEN_FRAMES = {
+    "reserved opcode": frame(3, b"x", masked=False),
+    "reserved bits": frame(TEXT, b"x", reserved=4, masked=False),
+    "masked": frame(TEXT, b"", masked=True) + frame(3, masked=False),
+    "2^63 bytes": frame(BINARY, length=1 << 63, masked=False),
+    "a gigabyte": frame(BINARY, length=1 << 30, masked=False),
+    "no UTF-8": frame(TEXT, b"\xff\xfe", masked=False),
+    "a long ping": frame(PING, bytes(126), masked=False),
+    "a bad close": frame(CLOSE, b"\x00", masked=False),
+    "close 1000": frame(CLOSE, b"\x03\xe8", masked=False),
+    "close 4000": frame(CLOSE, b"\x0f\xa0Bye", masked=False),
+    "close with controls": frame(
+        CLOSE, b"\x03\xe8\x1b[2J\nERROR fake\x00\xc2\x9b", masked=False
+    ),
+    "HTTP again": b"HTTP/1.1 200 OK\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_FRAMES)
+async def test_a_broken_frame_ends_the_connection_and_another_follows(
+    name: str,
+) -> None:
+    async with (
+        worker_of(frames(BROKEN_FRAMES[name])) as its,
+        asyncio.timeout(PATIENCE),
+    ):
+        await its.served.wait()
+
+        assert its.connections == 2
+        check_told(its)
+
+
+HANDSHAKES: dict[str, Attack] = {
+    "hangs up": hang_up,
+    "says nothing": say_nothing,
+    "a byte at a time": drip,
+    "wrong key": wrong_key,
+    "TLS": answer(bytes.fromhex("1503030002022800") + bytes(100)),
+    "garbage": answer(bytes(range(256)) * 10),
+    "nothing": answer(b""),
+    "200": answer(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi"),
+    "500 without end": answer(b"HTTP/1.1 500 No\r\n\r\n" + b"x" * 1_000_000, hang=True),
+    "101 without the rest": answer(b"HTTP/1.1 101 Yes\r\n\r\n"),
+    "endless headers": answer(b"HTTP/1.1 101 Yes\r\n" + b"X: y\r\n" * 200_000),
+    "a long header": answer(b"HTTP/1.1 101 Yes\r\nX: " + b"y" * 1_000_000),
+    "bad status": answer(b"HTTP/1.1 999999 Yes\r\n\r\n"),
+    "401": answer(b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n"),
+    "redirect to itself": answer(
+        b"HTTP/1.1 302 Found\r\nLocation: ?again\r\nContent-Length: 0\r\n\r\n"
+    ),
+    "redirect to a file": answer(
+        b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n"
+        b"Content-Length: 0\r\n\r\n"
+    ),
+    "redirect to nothing": answer(
+        b"HTTP/1.1 301 Found\r\nLocation: http://[\r\nContent-Length: 0\r\n\r\n"
+    ),
+    "redirect without a place": answer(b"HTTP/1.1 307 Found\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", HANDSHAKES)
+async def test_a_broken_handshake_is_tried_again(name: str) -> None:
+    async with worker_of(HANDSHAKES[name]) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 2
+        check_told(its)
+
+
+async def test_no_redirect_is_followed() -> None:
+    followed = asyncio.Event()
+
+    async def elsewhere(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        followed.set()
+        writer.transport.abort()
+
+    server = await asyncio.start_server(elsewhere, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    attack = answer(
+        b"HTTP/1.1 307 There\r\nContent-Length: 0\r\n"
+        b"Location: http://127.0.0.1:%d/\r\n\r\n" % port
+    )
+    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+    server.close()
+    await server.wait_closed()
+
+    assert not followed.is_set()
+
+
+async def test_ten_thousand_tasks_at_once_are_run_or_refused() -> None:
+    async def attack(peer: Peer) -> None:
+        await peer.accept(EXTENDED)
+        await peer.say(*[task(number) for number in range(1000, 11_000)])
+        answered = 0
+        async for payload in peer.frames():
+            answered += len(payload) == 4 or b"rejected" in payload
+            if answered == 10_000:
+                break
+
+    async with worker_of(attack) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 1
+        assert not its.agent._jobs
+
+
+async def test_ten_thousand_tasks_of_a_plain_server_are_too_many() -> None:
+    # It can be told of a refusal in no other way than by hanging up.
+    texts = [task(number) for number in range(1000, 11_000)]
+    async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+        await eventually(lambda: not its.agent._jobs)
+
+        assert its.connections == 2
+
+
+async def test_stops_without_end_stop_nothing_else() -> None:
+    texts = [json.dumps({"id": n, "stop": True}) for n in range(10_000)]
+    texts += [text for n in range(2000) for text in (task(n), texts[n])]
+    async with worker_of(talk(*texts)) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 1
+        assert len(its.agent._jobs) == 0
+
+
+async def test_a_task_that_is_stopped_and_begun_again_is_another() -> None:
+    stop = json.dumps({"id": 5, "stop": True})
+
+    async def attack(peer: Peer) -> None:
+        await peer.accept()
+        await peer.say(*[task(5), stop] * 50, task(5))
+        await eventually(lambda: its.engine.running == 1)
+        # Whatever id it has, it can be stopped, and then its slot is free.
+        await peer.say(stop)
+        await eventually(lambda: its.engine.running == 0)
+        its.engine.stuck = False
+
+    async with worker_of(attack, stuck=True) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        assert its.connections == 1
+        assert len(its.agent._jobs) == 0
+
+
+async def test_a_server_that_reads_nothing_is_left_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+
+    async def attack(peer: Peer) -> None:
+        await peer.accept(EXTENDED)
+        while not peer.writer.is_closing():
+            # Each of them is refused at some length, and nobody listens.
+            await peer.say(*[task(3, state=9)] * 1000)
+            await asyncio.sleep(0)
+        raise ConnectionResetError
+
+    async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        check_told(its)
+
+
+async def test_a_server_that_only_wants_pongs_is_left_in_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Reader and writer then wait for the same room.
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 19)
+    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+
+    async def attack(peer: Peer) -> None:
+        await peer.accept(EXTENDED)
+        its.engine.loud = 200
+        # What the engine says goes unread as well.
+        await peer.say(task(1), task(2))
+        await peer.send(frame(PING, bytes(125), masked=False) * 100_000)
+        raise ConnectionResetError
+
+    async with worker_of(attack, deaf=True) as its, asyncio.timeout(PATIENCE):
+        await its.served.wait()
+
+        check_told(its)

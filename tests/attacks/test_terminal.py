@@ -1,0 +1,68 @@
+"""Names, errors and answers that would command the terminal they are shown on."""
+
+import asyncio
+
+import pytest
+
+from attacks.siege import join
+from gateway.serving import KEY, Pool
+from shoal.cli.main import main
+
+EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
+SEEN = r"\x1b[2J\x9b1m\x07\x0d"
+
+
+async def command(pool: Pool, *words: str) -> int:
+    key = ("--url", pool.url, "--api-key", KEY)
+    return await asyncio.to_thread(main, [words[0], *key, *words[1:]])
+
+
+def check_shown(text: str) -> None:
+    assert SEEN in text
+    assert text.replace("\n", "").isprintable()
+
+
+async def test_names_are_spelled_out_a_line_each(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with join(pool, EVIL, EVIL), join(pool, "n2", "m2"):
+        await pool.joined(2)
+
+        assert await command(pool, "status") == 0
+
+    shown = capsys.readouterr().out
+    check_shown(shown)
+    assert len(shown.splitlines()) == 3
+
+
+async def test_errors_are_spelled_out(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with join(pool, "n1", EVIL):
+        await pool.joined()
+
+        assert await command(pool, "chat", "--model", "no", "hi") == 1
+
+    check_shown(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+async def test_an_answer_is_spelled_out_on_a_terminal_and_nowhere_else(
+    pool: Pool,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    async with join(pool) as node:
+        await pool.joined()
+        chatting = asyncio.create_task(command(pool, "chat", "hi"))
+        await node.answer(EVIL)
+
+        assert await chatting == 0
+
+    shown = capsys.readouterr().out
+    if terminal:
+        check_shown(shown)
+    else:
+        assert shown == EVIL + "\n"
