@@ -528,7 +528,7 @@ async def test_a_server_that_only_wants_pongs_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Reader and writer then wait for the same room.
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 19)
+    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 15)
     monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:

@@ -272,14 +272,18 @@ class Pool:
         for model in worker.offer.models:
             _remove(self.with_model, model, worker.id)
             if model not in self.with_model:
+                # Put at the end again, so that the oldest stays in front.
+                self.model_last_seen.pop(model, None)
                 self.model_last_seen[model] = now
                 self._forget_models(now)
 
     def _forget_models(self, now: float) -> None:
         # A worker chooses its model's name: without this, names would pile up.
-        old = [m for m, at in self.model_last_seen.items() if now - at > MODEL_MEMORY]
-        for model in old:
-            del self.model_last_seen[model]
+        while self.model_last_seen:
+            oldest, at = next(iter(self.model_last_seen.items()))
+            if now - at <= MODEL_MEMORY:
+                return
+            del self.model_last_seen[oldest]
 
 
 def _remove(

@@ -15,7 +15,10 @@ from shoal.runtime.link import Link, LinkClosed
 In = TypeVar("In")
 Out = TypeVar("Out")
 
-OUTBOX_MAX = 16 << 20  # bytes a peer may leave unread before we hang up
+OUTBOX_MAX = 16 << 20  # unread bytes at which what a peer provokes is too much
+ISSUED_MAX = (
+    16  # times as much may be what we ask of it: long prompts, in all its slots
+)
 OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
 FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
 READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
@@ -108,7 +111,7 @@ class Driver(Generic[In, Out]):
         """
         if self._over:
             return False
-        self._step(lambda now: self._session.issue(message, now))
+        self._step(lambda now: self._session.issue(message, now), ISSUED_MAX)
         return True
 
     async def room(self) -> None:
@@ -177,19 +180,21 @@ class Driver(Generic[In, Out]):
             self._step(self._session.tick)
         self._arm()
 
-    def _step(self, ask: Callable[[float], Sequence[In | Output]]) -> None:
+    def _step(
+        self, ask: Callable[[float], Sequence[In | Output]], patience: int = 1
+    ) -> None:
         try:
-            self._carry_out(ask(self._clock.now()))
+            self._carry_out(ask(self._clock.now()), patience)
         except PeerError as error:
             self._end(_broken(error))
         except Exception as error:
             self._end(error)
 
-    def _carry_out(self, outputs: Sequence[In | Output]) -> None:
+    def _carry_out(self, outputs: Sequence[In | Output], patience: int = 1) -> None:
         for output in outputs:
             match output:
                 case Send(data):
-                    self._post(data)
+                    self._post(data, patience)
                 case Close(reason, code, text):
                     self._end(End(reason, code, text))
                     return
@@ -199,13 +204,13 @@ class Driver(Generic[In, Out]):
                     self._receive(message)
         self._arm()
 
-    def _post(self, data: Data) -> None:
+    def _post(self, data: Data, patience: int) -> None:
         # Never wait here: two peers that both stop reading in order to write would
         # wait for each other for ever.
         self._outbox.append(data)
         self._outbox_size += len(data)
         self._unsent.set()
-        if self._outbox_size > OUTBOX_MAX:
+        if self._outbox_size > OUTBOX_MAX * patience:
             self._outbox.clear()
             self._outbox_size = 0
             self._end(End("peer stopped reading", 1008, "too much unread"))

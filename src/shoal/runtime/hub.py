@@ -5,6 +5,7 @@ import difflib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import islice
 from typing import TypeAlias
 
 from shoal.domain.errors import (
@@ -74,6 +75,7 @@ QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hope
 MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
 DEFAULT_LIMITS = Limits()
+NEAR_AMONG = 100  # models that a wrong name is compared with, which takes time
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 Holder: TypeAlias = tuple[WorkerId, LeaseNumber]
@@ -235,7 +237,7 @@ class Hub:
             raise UnknownModel(self._unknown(work.model))
 
     def _unknown(self, model: str) -> str:
-        models = sorted(self.pool.with_model)
+        models = sorted(islice(self.pool.with_model, NEAR_AMONG))
         if not models:
             return f"no worker has the model {model}: no worker has joined yet"
         near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
