@@ -240,3 +240,37 @@ def _request(path: str, size: int) -> bytes:
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
         f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
     ).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "body", "error"),
+    [
+        (CHAT, "wrong", BODY, "Unauthorized"),
+        (CHAT, KEY, BODY | {"messages": 5}, "InvalidRequest"),
+        (CHAT, KEY, BODY | {"model": "nobody's"}, "UnknownModel"),
+        ("/nowhere", KEY, BODY, "HTTPNotFound"),
+        ("/api/chat", "wrong", BODY, "Unauthorized"),
+        ("/api/chat", KEY, BODY | {"messages": None}, "InvalidRequest"),
+    ],
+)
+async def test_a_refusal_is_logged_without_what_was_sent(
+    pool: Pool,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    key: str,
+    body: dict[str, Any],
+    error: str,
+) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    with caplog.at_level("INFO", logger="shoal.http"):
+        async with pool.session.post(
+            pool.url + path, json=body, headers=headers
+        ) as got:
+            await got.read()
+
+    (line,) = [
+        each.getMessage() for each in caplog.records if each.name == "shoal.http"
+    ]
+    assert line.startswith(f"refused error={error} method=POST path={path!r} ")
+    assert key not in line
+    assert "nobody" not in line

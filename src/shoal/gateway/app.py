@@ -36,8 +36,10 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
                 return await upgrade(request)
             response = await handler(request)
         except ShoalError as error:
+            problems.log_refusal(request, error)
             response = problems.response(error)
         except web.HTTPException as error:
+            problems.log_refusal(request, error)
             response = problems.http_response(request, error)
         if not response.prepared:
             await _send(request, response)

@@ -26,7 +26,7 @@ from shoal.domain.errors import (
     WorkerLost,
 )
 from shoal.domain.work import JSON, Chat, text_of
-from shoal.gateway import javascript
+from shoal.gateway import javascript, problems
 from shoal.gateway.body import read_body
 from shoal.gateway.chat_request import MESSAGES_MAX, MODEL_MAX, TOKENS_MAX
 from shoal.gateway.moderation import REFUSED
@@ -75,6 +75,7 @@ async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     try:
         owner = gateway.keyring.owner(request.headers.get("Authorization"), exact=True)
     except Unauthorized as error:
+        problems.log_refusal(request, error)
         return await _finish(request, web.StreamResponse(headers=STRANGER), _err(error))
     response = web.StreamResponse(headers=LINES)
     try:
@@ -82,6 +83,7 @@ async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     except ClientGone:
         return response
     except ShoalError as error:
+        problems.log_refusal(request, error)
         last = _err(error)
     return await _finish(request, response, last)
 

@@ -1,5 +1,6 @@
 """Errors as HTTP answers: the only place that gives a fault its status."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -28,6 +29,10 @@ from shoal.gateway.text import well_formed
 
 CLIENT = "invalid_request_error"
 SERVER = "server_error"
+
+PATH_LOGGED = 200  # characters
+
+log = logging.getLogger("shoal.http")
 
 STORE_RETRY = 30  # seconds: a broken database wants a person first
 
@@ -103,6 +108,17 @@ def response(error: ShoalError) -> web.Response:
         body=body(error),
         content_type="application/json",
         headers=headers,
+    )
+
+
+def log_refusal(request: web.Request, error: Exception) -> None:
+    """Log that a request got an error, without its message: that quotes the client."""
+    log.info(
+        "refused error=%s method=%s path=%r peer=%s",
+        type(error).__name__,
+        request.method,
+        request.path[:PATH_LOGGED],
+        request.remote,
     )
 
 
