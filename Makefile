@@ -29,9 +29,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# make bench NAME=grandsage
+# make bench NAME=grandsage; with WRITE=1, it goes into bench/RESULTS.md.
 bench: $(VENV)/.dev
-	$(BIN)/python bench/run.py $(NAME)
+	$(BIN)/python bench/run.py $(NAME) $(if $(WRITE),--write)
 
 $(VENV)/.demo: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[llm,demo]'

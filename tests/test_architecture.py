@@ -18,6 +18,7 @@ MODULES = {
 # Where a connection is supervised, and where somebody else's code is run.
 CATCHES_ALL = {
     "engines/llama_child.py",
+    "engines/llama_reading.py",
     "runtime/driver.py",
     "runtime/serving.py",
     "worker/agent.py",
@@ -129,6 +130,6 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
     assert reading <= {
         "cli/join.py",
         "engines/llama_child.py",  # a process of its own
-        "gateway/app.py",
-        "runtime/app.py",
+        "gateway/record.py",
+        "runtime/secret_files.py",
     }

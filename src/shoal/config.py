@@ -39,6 +39,15 @@ class ServeConfig:
     join_token: str | None = setting(
         "what workers present, instead of a made one; empty: none is asked for", None
     )
+    tls_cert: Path | None = setting(
+        "the certificate to serve HTTPS with, in PEM form, followed by those that lead "
+        "to its authority",
+        None,
+    )
+    tls_key: Path | None = setting("its private key, in PEM form", None)
+    open_loopback: bool = setting(
+        "let programs of this machine ask without a key; web pages are kept out", False
+    )
     queue_max: int = setting("jobs that may wait; more are refused", 1000)
     queue_wait: float = setting("seconds a job may wait for a worker", 30.0)
     moderation: Path | None = setting(
@@ -53,14 +62,18 @@ class JoinConfig:
     """What ``shoal join`` is told, besides where to."""
 
     wire: str = setting("the coordinator's protocol; auto: by its URL", "auto")
-    engine: str = setting(
-        "what runs the model: embedded, or the URL of an OpenAI-compatible server",
-        "embedded",
+    engine: tuple[str, ...] = setting(
+        "what runs models: auto (the servers found on this machine, or else embedded), "
+        "embedded, or an OpenAI-compatible server's URL; may be given several times",
+        (),
     )
-    name: str = setting("the worker's name; made from the host's if not given", "")
-    slots: int = setting("jobs at a time; 0: what the engine does well", 0)
+    name: str = setting("the worker's name (default: the host's)", "")
+    slots: int = setting("jobs at a time of each engine; 0: what it does well", 0)
     token: str = setting("what the coordinator asks workers for", "")
-    engine_key: str = setting("the API key of the server that --engine names", "")
+    only_for: tuple[str, ...] = setting(
+        "names of the keys to work for, with commas between; none: all", ()
+    )
+    engine_key: str = setting("the API key of the servers that --engine names", "")
     context: int = setting(
         "tokens of a chat, question and answer, in the embedded engine; 0: 4096 or "
         "what the model was made for",
@@ -155,6 +168,8 @@ def _convert(value: object, type_: Any, where: str) -> object:
             return Path(str(value)).expanduser()
         if type_ in (int, float):
             return _number(value, type_)
+        if type_ == tuple[str, ...]:
+            return _texts(value)
         if type_ is str and isinstance(value, str):
             return value
     except ValueError:
@@ -163,6 +178,7 @@ def _convert(value: object, type_: Any, where: str) -> object:
         int: "a whole number of 0 or more",
         float: "a number of 0 or more",
         bool: "true or false",
+        tuple[str, ...]: "texts",
     }
     raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
 
@@ -176,6 +192,17 @@ def _number(value: object, type_: type[int] | type[float]) -> int | float:
     if isinstance(value, float) and number != value:
         raise ValueError  # half a port
     return number
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    """Return the texts of a list, or between commas."""
+    values = value if isinstance(value, list) else [value]
+    texts: list[str] = []
+    for each in values:
+        if not isinstance(each, str):
+            raise ValueError
+        texts += (part.strip() for part in each.split(","))
+    return tuple(text for text in texts if text)
 
 
 def _boolean(value: object) -> bool:

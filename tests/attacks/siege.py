@@ -70,7 +70,7 @@ async def besieged(
 async def check_service(pool: Pool) -> None:
     """Check that an honest node and its clients find each other."""
     async with join(pool, HONEST, HONEST) as node:
-        await eventually(lambda: HONEST in pool.hub.pool.with_model)
+        await eventually(lambda: HONEST in pool.hub.pool.roster.with_model)
         for number, path in enumerate((CHAT, OLD_CHAT)):
             asking = asyncio.create_task(ask(pool, path, HONEST))
             await node.answer(ANSWER[:3], ANSWER[3:], number=number)
@@ -84,9 +84,9 @@ async def check_rest(pool: Pool) -> None:
     await eventually(lambda: not hub.pool.workers)
     assert not hub.pool.waiting
     assert not hub.pool.queues
-    assert not hub.pool.with_model
-    assert not hub.pool.available
-    await eventually(lambda: not (hub._answers or hub._timers or hub._accepting))
+    assert not hub.pool.roster.with_model
+    assert not hub.pool.roster.available
+    await eventually(lambda: not (hub._answers or hub._watch._timers or hub._accepting))
     await eventually(lambda: not (hub._peers._newest or hub._peers._in_pool))
 
 
@@ -134,11 +134,15 @@ def address(
 
 @asynccontextmanager
 async def join(
-    pool: Pool, name: str = "n1", model: str = "m1", slots: str = "8"
+    pool: Pool,
+    name: str = "n1",
+    model: str = "m1",
+    slots: str = "8",
+    token: str = TOKEN,
 ) -> AsyncIterator[Node]:
     """Join as a node, and leave when the block ends."""
     # Encoded, for else a question mark in a name would not stay as it was written.
-    url = URL(pool.url + address(name, model, slots), encoded=True)
+    url = URL(pool.url + address(name, model, slots, token), encoded=True)
     socket = await pool.session.ws_connect(url, max_msg_size=0)
     node = Node(socket)
     reading = asyncio.create_task(node.read())

@@ -9,11 +9,13 @@ import pytest
 
 from attacks.test_servers import Echo
 from runtime.wires import MemoryLink
+from shoal.domain.worker import Model
 from shoal.protocols.grandsage.worker import NodeDialer
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.slots import Slots
 from simulation import virtual
 
 HOUR = 3600.0
@@ -60,8 +62,10 @@ def test_a_worker_dials_less_and_less_often(
         yield open_link(), {}
 
     async def scenario() -> None:
-        dialer = NodeDialer("ws://coordinator", Member("n", "m", 1))
-        agent = Agent(dialer, dial, Echo(), LoopClock(), Random(1), 1, told.append)
+        dialer = NodeDialer("ws://coordinator", Member("n", Model("m"), 1))
+        agent = Agent(
+            dialer, dial, Echo(), LoopClock(), Random(1), Slots(1), told.append
+        )
         running = asyncio.create_task(agent.run())
         await asyncio.sleep(HOUR)
         assert not running.done()

@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 
-from attacks.siege import TOKEN, ask, besieged, check_log
+from attacks.siege import CHAT, TOKEN, ask, besieged, body, check_log
 from gateway.serving import PATIENCE, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
@@ -20,6 +20,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.slots import Slots
 
 KEY = "engine-key-that-no-log-may-hold"
 MODELS = json.dumps({"data": [{"id": "m1"}]}).encode()
@@ -44,6 +45,13 @@ def ending(usage: str, reason: str = '"stop"') -> bytes:
 
 def tokens(prompt: str, completion: str = "1") -> str:
     return f'{{"prompt_tokens":{prompt},"completion_tokens":{completion}}}'
+
+
+def said(status: str, text: str, type_: str = "application/json") -> bytes:
+    """Write an answer that is no stream."""
+    data = text.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {type_}\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
 
 
 ANSWERS = {
@@ -118,7 +126,7 @@ MODEL_LISTS = {
     "no list": b'{"data":5}',
     "numbers": b'{"data":[{"id":5}]}',
     "no UTF-8": b'{"data":[{"id":"\xff"}]}',
-    "another model": b'{"data":[{"id":"m2\\u001b[2J"}]}',
+    "a model that clears the screen": b'{"data":[{"id":"m2\\u001b[2J"}]}',
     "endless": b'{"data":[' + b'{"id":"x"},' * 1_000_000,
 }
 
@@ -137,9 +145,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @asynccontextmanager
-async def server(*answers: bytes, models: bytes = MODELS) -> AsyncIterator[str]:
-    """Serve models, each answer to one chat, and then good ones; yield the URL."""
-    left = list(answers)
+async def server(
+    *answers: bytes, models: bytes = MODELS, left: list[bytes] | None = None
+) -> AsyncIterator[str]:
+    """Serve models, each answer to one chat, and then good ones; yield the URL.
+
+    ``left`` may hold the answers instead, and shows which are still to come.
+    """
+    left = list(answers) if left is None else left
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(
@@ -165,19 +178,19 @@ async def server(*answers: bytes, models: bytes = MODELS) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def worker(pool: Pool, url: str) -> AsyncIterator[Agent]:
+async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]:
     """Join with an engine that asks the server."""
-    engine = OpenAIEngine(url, "m1", api_key=KEY)
+    engine = OpenAIEngine(url, api_key=KEY)
     await engine.start()
     told: list[Happening] = []
-    member = Member("w1", "m1", 2, engine.features, TOKEN)
+    member = Member(name, engine.models[0], 2, TOKEN)
     agent = Agent(
         NodeDialer(pool.url, member),
         websocket.dial,
         engine,
         LoopClock(),
         Random(1),
-        2,
+        Slots(2),
         told.append,
     )
     running = asyncio.create_task(agent.run())
@@ -213,6 +226,82 @@ async def test_no_answer_of_a_server_costs_more_than_itself(pool: Pool) -> None:
         assert not agent._jobs
 
 
+HALF = SSE + b"\r\n" + HELLO
+
+# What another worker can make good: the client gets its answer all the same.
+PASSING = {
+    "dies before it answers": b"",
+    "dies in the middle": HALF,
+    "half an event": SSE + b"\r\n" + HELLO + b'data: {"choices":[{"del',
+    "half a chunked answer": SSE + b"Transfer-Encoding: chunked\r\n\r\n5\r\ndata",
+    "gives the answer up": SSE
+    + b'\r\ndata: {"choices":[{"delta":{},"finish_reason":"abort"}]}\n\n'
+    + DONE,
+    "429": said("429 No", '{"error":{"message":"slow down"}}'),
+    "503": said("503 No", '{"error":{"message":"Loading model","code":503}}'),
+    "502 from a proxy": said("502 No", "<html>Bad Gateway</html>", "text/html"),
+    "404 for its model": said("404 No", '{"error":"model \\"m1\\" not found"}'),
+    "500 as it is down": said(
+        "500 No", '{"error":"llama runner process has terminated"}'
+    ),
+    "overloaded in the stream": SSE
+    + b'\r\ndata: {"error":{"message":"busy","code":503}}\n\n',
+}
+
+# What would be so anywhere else, or cannot be told from it: status and message.
+FINAL = {
+    "500": (said("500 No", '{"error":"division by zero"}'), 502, "division by zero"),
+    "500 with HTML": (said("500 No", "<h1>Oh", "text/html"), 502, "text/html"),
+    "HTML": (said("200 OK", "<h1>Hi", "text/html"), 502, "sent text/html, expected"),
+    "401": (said("401 No", '{"error":"no"}'), 502, "--engine-key"),
+    "400": (said("400 No", '{"error":{"message":"too hot"}}'), 400, "too hot"),
+    "a long prompt": (
+        said("400 No", '{"error":"the input length exceeds the context length"}'),
+        400,
+        "exceeds the context length",
+    ),
+    "an error in the stream": (
+        SSE + b'\r\ndata: {"error":{"message":"out of paper"}}\n\n',
+        502,
+        "out of paper",
+    ),
+    "no JSON in the stream": (SSE + b"\r\ndata: {hello\n\n", 502, "no chunk"),
+}
+
+
+@pytest.mark.parametrize("name", PASSING)
+async def test_another_worker_makes_good_what_an_engine_spoils(
+    pool: Pool, name: str
+) -> None:
+    spoilt = [PASSING[name]]
+    async with (
+        server(left=spoilt) as bad,
+        worker(pool, bad),
+        server() as good,
+        worker(pool, good, "w2"),
+    ):
+        answers = []
+        while spoilt:  # the other one may be asked first
+            answers.append(json.loads(await ask(pool)))
+
+    texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+    assert set(texts) == {"good"}
+
+
+@pytest.mark.parametrize("name", FINAL)
+async def test_an_engine_that_fails_is_quoted(pool: Pool, name: str) -> None:
+    answer, status, message = FINAL[name]
+    async with server(answer) as url, worker(pool, url):
+        response = await pool.session.post(
+            pool.url + CHAT, data=json.dumps(body()), headers=pool.headers()
+        )
+        told = (await response.json())["error"]
+
+    assert response.status == status
+    assert message in told["message"]
+    assert KEY not in told["message"]
+
+
 async def test_odd_counts_and_reasons_spoil_no_answer(pool: Pool) -> None:
     async with server(*WHOLE.values()) as url, worker(pool, url):
         for name in WHOLE:
@@ -226,7 +315,7 @@ async def test_odd_counts_and_reasons_spoil_no_answer(pool: Pool) -> None:
 async def test_a_list_of_models_that_is_none_is_a_bad_configuration(name: str) -> None:
     async with server(models=MODEL_LISTS[name]) as url:
         with pytest.raises(ConfigError) as error:
-            await OpenAIEngine(url, "m1", api_key=KEY).start()
+            await OpenAIEngine(url, api_key=KEY).start()
 
     assert str(error.value).isprintable()
     assert KEY not in str(error.value)

@@ -216,7 +216,7 @@ async def test_one_name_for_many_connections_is_one_worker(pool: Pool) -> None:
 async def test_hundreds_of_models_are_forgotten(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.pool.state.MODEL_MEMORY", 0.0)
+    monkeypatch.setattr("shoal.pool.roster.MODEL_MEMORY", 0.0)
     for batch in range(8):
         async with AsyncExitStack() as stack:
             for number in range(50):
@@ -227,7 +227,7 @@ async def test_hundreds_of_models_are_forgotten(
         await pool.joined(0)
 
     # Those that went in the same moment as the last one are forgotten with the next.
-    assert len(pool.hub.pool.model_last_seen) <= 50
+    assert len(pool.hub.pool.roster.last_seen) <= 50
 
 
 async def test_draining_again_and_again_is_draining_once(

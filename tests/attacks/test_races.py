@@ -19,9 +19,9 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Limits
+from shoal.domain.work import Chat, Job, Limits
 from shoal.protocols.grandsage import PROTOCOL, Config
-from shoal.protocols.session import Hello
+from shoal.protocols.session import Hello, by_token
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.runtime.serving import serve_worker
@@ -94,7 +94,7 @@ class Table:
         numbers = count(1)
         self.clock = LoopClock()
         self.hub = Hub(self.store, self.clock, lambda: JobId(f"job{next(numbers)}"))
-        (self._route,) = PROTOCOL.endpoints(Config(), 1)
+        (self._route,) = PROTOCOL.endpoints(Config(), 1, by_token(""))
         self.nodes: dict[str, Node] = {}
         self.all_nodes: list[Node] = []
         self.clients: list[Client] = []
@@ -146,7 +146,7 @@ class Table:
         assert self.clients[-1].whole == WHOLE
         for worker in self.hub.pool.workers.values():
             assert worker.leases == {}, worker
-        assert not self.hub._timers
+        assert not self.hub._watch._timers
 
     async def end(self) -> None:
         for node in self.all_nodes:
@@ -176,10 +176,11 @@ class Client:
 
     async def _ask(self) -> None:
         with suppress(ShoalError, asyncio.CancelledError):
-            async with self._hub.answering(CHAT, LIMITS) as reader:
+            job = Job(self._hub.new_id(), CHAT, LIMITS)
+            async with self._hub.answering(job) as reader:
                 self.job_id = reader.job_id
                 while pieces := await reader.read():
-                    self.text += "".join(pieces)
+                    self.text += "".join(map(str, pieces))
                 self.whole = (await reader.outcome()).text
 
     def check(self) -> None:

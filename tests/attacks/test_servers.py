@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -16,14 +16,16 @@ import pytest
 from attacks.raw import BINARY, CLOSE, PING, TEXT, frame
 from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
 from gateway.serving import PATIENCE, eventually
-from shoal.domain.work import Chat, Feature
-from shoal.engines.port import Finished, Piece
-from shoal.protocols.grandsage.tasks import decode_chat
+from shoal.domain.work import Chat, Work
+from shoal.domain.worker import Model
+from shoal.engines.port import Finished, Item
+from shoal.protocols.grandsage.tasks import decode_work
 from shoal.protocols.grandsage.worker import NodeDialer
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.slots import Slots
 
 HONEST_ID = 77
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -108,8 +110,7 @@ def task(task_id: int, **more: object) -> str:
 class Echo:
     """An engine that answers at once, or never, or at length."""
 
-    model: str = "m1"
-    features: frozenset[Feature] = frozenset()
+    models: Sequence[Model] = (Model("m1"),)
     slots: int = 2
     stuck: bool = False
     loud: int = 0  # pieces that come before the answer
@@ -118,9 +119,10 @@ class Echo:
     async def start(self) -> None:
         pass
 
-    async def chat(
-        self, chat: Chat, continues: str = ""
-    ) -> AsyncGenerator[Piece, None]:
+    async def refresh(self) -> None:
+        pass
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
         self.running += 1
         try:
             if self.stuck:
@@ -183,14 +185,14 @@ async def worker_of(
     server = await asyncio.start_server(serve, sock=listening)
     port = server.sockets[0].getsockname()[1]
     engine, told = Echo(stuck=stuck), list[Happening]()
-    member = Member("n1", engine.model, engine.slots, token=TOKEN)
+    member = Member("n1", engine.models[0], engine.slots, token=TOKEN)
     agent = Agent(
         NodeDialer(f"ws://127.0.0.1:{port}", member),
         websocket.dial,
         engine,
         LoopClock(),
         Random(1),
-        engine.slots,
+        Slots(engine.slots),
         told.append,
     )
     its = Siege(agent, engine, told, asyncio.Event())
@@ -326,8 +328,9 @@ def test_no_limit_is_beyond_what_engines_take(limit: int, extended: bool) -> Non
     # As an original server passes it on for anybody who asks.
     text = task(1, max_new_tokens=limit, shoal={"max_tokens": limit})
 
-    chat, _ = decode_chat(text, "m1", extended=extended)
+    chat, _ = decode_work(text, "m1", extended=extended)
 
+    assert isinstance(chat, Chat)
     assert chat.max_tokens is not None
     assert 1 <= chat.max_tokens < 2**63
 

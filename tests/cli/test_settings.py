@@ -135,3 +135,39 @@ def test_what_nobody_reads_in_a_file_is_refused(
         check_file(file, {"serve", "join"})
 
     assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flag", "environment", "text", "expected"),
+    [
+        (None, {}, "", ()),
+        (["auto", "embedded"], {"SHOAL_ENGINE": "x"}, "", ("auto", "embedded")),
+        (["a, b", "c"], {}, "", ("a", "b", "c")),
+        (None, {"SHOAL_ENGINE": "a,b"}, 'engine = ["c"]', ("a", "b")),
+        (None, {}, 'engine = ["c", "d"]', ("c", "d")),
+        (None, {}, 'engine = "c"', ("c",)),
+        (None, {}, "engine = []", ()),
+    ],
+)
+def test_setting_of_several_texts_is_a_list_or_has_commas(
+    file: Path,
+    flag: object,
+    environment: dict[str, str],
+    text: str,
+    expected: tuple[str, ...],
+) -> None:
+    file.write_text(f"[join]\n{text}\n")
+
+    config = load(JoinConfig, "join", {"engine": flag}, file, environment)
+
+    assert config.engine == expected
+
+
+@pytest.mark.parametrize("text", ["engine = 5", "engine = [5]", "engine = {a = 1}"])
+def test_setting_of_several_texts_that_has_others_is_named(
+    file: Path, text: str
+) -> None:
+    file.write_text(f"[join]\n{text}\n")
+
+    with pytest.raises(ConfigError, match=r"\[join\] engine: expected texts"):
+        load(JoinConfig, "join", {}, file, {})

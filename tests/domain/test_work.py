@@ -5,7 +5,19 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import JSON, Chat, Feature, Job, Kind, text_of
+from shoal.domain.work import (
+    JSON,
+    WORKS,
+    Chat,
+    Completion,
+    Delta,
+    Embedding,
+    Feature,
+    Job,
+    Kind,
+    Work,
+    text_of,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +48,90 @@ def test_text_of_a_message_is_its_text_parts_joined(
         ({"top_p": 0.5, "seed": 1}, set()),
         ({"stop": "."}, {Feature.STOP}),
         ({"stop": ["a", "b"]}, {Feature.STOP}),
+        ({"stop": None, "tools": None, "logprobs": False, "n": 1}, set()),
+        ({"tools": []}, {Feature.TOOLS}),
+        ({"response_format": {"type": "json_object"}}, {Feature.SCHEMA}),
+        ({"logprobs": True, "n": 2}, {Feature.LOGPROBS, Feature.CHOICES}),
     ],
 )
 def test_only_what_makes_an_answer_wrong_is_needed(
     options: Mapping[str, JSON], needs: set[Feature]
 ) -> None:
     assert Chat("m", (), options=options).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("message", "needs"),
+    [
+        ({"role": "user", "content": "hi"}, set()),
+        ({"role": "assistant", "tool_calls": []}, {Feature.TOOLS}),
+        ({"role": "tool", "content": "42"}, {Feature.TOOLS}),
+        ({"content": [{"type": "text", "text": "a"}]}, set()),
+        ({"content": [{"type": "image_url"}, {"type": "x"}]}, {Feature.IMAGES}),
+        ({"content": [{"type": "input_audio"}]}, {Feature.AUDIO}),
+        ({"content": [{"type": 5}, "stray", {}]}, set()),
+    ],
+)
+def test_what_a_conversation_holds_must_be_understood(
+    message: Mapping[str, JSON], needs: set[Feature]
+) -> None:
+    assert Chat("m", (message,)).needs == needs
+
+
+@pytest.mark.parametrize(
+    ("completion", "needs"),
+    [
+        (Completion("m", "a"), set()),
+        (Completion("m", ["a", "b"]), {Feature.CHOICES}),
+        (Completion("m", [1, 2]), {Feature.CHOICES}),
+        (Completion("m", "a", options={"logprobs": 0}), {Feature.LOGPROBS}),
+        (Completion("m", "a", options={"stop": "."}), {Feature.STOP}),
+    ],
+)
+def test_completion_needs_what_its_prompt_and_options_ask_for(
+    completion: Completion, needs: set[Feature]
+) -> None:
+    assert completion.needs == needs
+
+
+@pytest.mark.parametrize(
+    ("work", "kind", "text"),
+    [
+        (Chat("m", ({"content": "a"}, {"content": None})), Kind.CHAT, "a\n"),
+        (Completion("m", "go on"), Kind.COMPLETION, "go on"),
+        (Completion("m", [1, 2]), Kind.COMPLETION, ""),
+        (Embedding("m", ("a", "long", "b")), Kind.EMBEDDING, "long"),
+        (Embedding("m", ()), Kind.EMBEDDING, ""),
+    ],
+)
+def test_work_is_of_a_kind_and_has_a_text_to_read(
+    work: Work, kind: Kind, text: str
+) -> None:
+    assert (work.kind, work.text) == (kind, text)
+    assert WORKS[kind] is type(work)
+
+
+@pytest.mark.parametrize(
+    ("delta", "size"),
+    [
+        (Delta(), 0),
+        (Delta(0, {"content": "abc", "reasoning_content": "de"}), 5),
+        (Delta(0, {"content": "abc"}, finish_reason="stop"), 3),
+    ],
+)
+def test_size_of_a_delta_is_that_of_its_texts(delta: Delta, size: int) -> None:
+    assert delta.size == size
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        Delta(0, {"content": "abc", "tool_calls": ["x" * 1000]}),
+        Delta(0, {"content": "abc"}, logprobs={"content": ["x" * 1000]}),
+    ],
+)
+def test_size_of_a_delta_is_at_least_that_of_what_it_holds(delta: Delta) -> None:
+    assert delta.size >= 1003
 
 
 def test_job_is_of_the_kind_and_model_of_its_work() -> None:

@@ -4,8 +4,9 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Final
 
-from shoal.domain.work import JSON, Chat, Outcome
-from shoal.engines.port import Engine, Finished, Piece
+from shoal.domain.assembly import assemble
+from shoal.domain.work import JSON, Chat, Delta, Outcome, Piece, Work
+from shoal.engines.port import Engine, Finished, Item
 
 TINY: Final = Path(__file__).parent.parent / "models" / "tiny.gguf"
 
@@ -23,14 +24,16 @@ def chat_of(
     return Chat("tiny", messages, max_tokens, 0.0, options or {})
 
 
-async def pieces_of(pieces: AsyncGenerator[Piece, None]) -> list[Piece]:
+async def pieces_of(pieces: AsyncGenerator[Item, None]) -> list[Item]:
     return [piece async for piece in pieces]
 
 
-async def ask(engine: Engine, chat: Chat | str, continues: str = "") -> Outcome:
+async def ask(engine: Engine, chat: Work | str, continues: str = "") -> Outcome:
     """Return the whole answer, checked to have the form that the port promises."""
     work = chat_of(chat) if isinstance(chat, str) else chat
-    *texts, last = await pieces_of(engine.chat(work, continues))
-    assert all(isinstance(text, str) and text for text in texts)
+    *items, last = await pieces_of(engine.run(work, continues))
+    pieces: list[Piece] = [item for item in items if isinstance(item, str | Delta)]
+    assert all(pieces)
+    assert len(pieces) == len(items)
     assert isinstance(last, Finished)
-    return Outcome("".join(map(str, texts)), last.finish_reason, last.usage)
+    return assemble(pieces, last.finish_reason, last.usage)

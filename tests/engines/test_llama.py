@@ -1,27 +1,42 @@
 """The embedded engine: what only it promises, and what becomes of its process."""
 
 import asyncio
+import base64
 import os
 import signal
+import struct
 import sys
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 
-from engines.asking import ENDLESS, TINY, ask, chat_of
+from engines.asking import ENDLESS, TINY, ask, chat_of, pieces_of
 from models.pairs import HAIKU, PAIRS
-from shoal.domain.errors import ConfigError, JobError, Unavailable
-from shoal.domain.work import JSON, Chat, Usage
+from shoal.domain.errors import (
+    ConfigError,
+    ContextExceeded,
+    InvalidRequest,
+    Unavailable,
+)
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Delta,
+    Embedding,
+    Kind,
+    Usage,
+)
+from shoal.domain.worker import Model
 from shoal.engines import llama_process
 from shoal.engines.llama import (
-    CHATS_PER_SLOT,
+    JOBS_PER_SLOT,
     LlamaEngine,
-    processors,
-    request_of,
     restart_delay,
-    threads_for,
 )
+from shoal.engines.llama_requests import request_of
+from shoal.engines.port import Finished
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
@@ -91,13 +106,13 @@ async def test_a_beginning_joins_what_the_user_began(llama: LlamaEngine) -> None
 async def test_more_chats_than_slots_wait_and_still_more_are_refused() -> None:
     engine = LlamaEngine("tiny", TINY, slots=1)
     await engine.start()
-    chats = [ask(engine, "Tell me a story.") for _ in range(CHATS_PER_SLOT + 1)]
+    chats = [ask(engine, "Tell me a story.") for _ in range(JOBS_PER_SLOT + 1)]
 
     results = await asyncio.gather(*chats, return_exceptions=True)
     await engine.close()
 
     refused = [r for r in results if isinstance(r, Unavailable)]
-    assert [str(r) for r in refused] == ["4 chats for 1 slots"]
+    assert [str(r) for r in refused] == ["4 jobs for 1 slots"]
 
 
 async def test_parts_of_a_message_are_one_text(llama: LlamaEngine) -> None:
@@ -107,17 +122,77 @@ async def test_parts_of_a_message_are_one_text(llama: LlamaEngine) -> None:
     assert (await ask(llama, chat)).text == "pong"
 
 
+async def test_a_text_goes_on_from_its_middle(llama: LlamaEngine) -> None:
+    prompt = "<|start|>user\nCount to sixty.<|end|>\n<|start|>assistant\n"
+    work = Completion("tiny", prompt, max_tokens=7, temperature=0.0)
+
+    outcome = await ask(llama, work, "1, 2")
+
+    assert outcome.text == ", 3"
+    assert outcome.usage == Usage(35, 7)
+
+
+def numbers_in(piece: object) -> list[float]:
+    assert isinstance(piece, Delta)
+    data = base64.b64decode(str(piece.fields["embedding"]))
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+async def test_a_model_for_embeddings_makes_them_and_nothing_else(
+    vectors: Path,
+) -> None:
+    engine = LlamaEngine("vectors", vectors, slots=2)
+    await engine.start()
+    try:
+        (model,) = engine.models
+        assert model == Model("vectors", frozenset({Kind.EMBEDDING}), context=2048)
+
+        texts = ("ping", "Tell me a story.", "ping")
+        *pieces, last = await pieces_of(engine.run(Embedding("vectors", texts)))
+        assert [p.choice for p in pieces if isinstance(p, Delta)] == [0, 1, 2]
+        first, second, third = (numbers_in(piece) for piece in pieces)
+        assert first == pytest.approx(third, abs=1e-5)
+        assert first != pytest.approx(second, abs=1e-2)
+        assert len(first) == 64
+        assert isinstance(last, Finished)
+        assert last.usage is not None
+        assert last.usage.prompt_tokens > 20
+
+        with pytest.raises(ContextExceeded, match="too large"):
+            await pieces_of(engine.run(Embedding("vectors", ("long " * 3000,))))
+        with pytest.raises(InvalidRequest, match="does no chat jobs"):
+            await ask(engine, "ping")
+    finally:
+        await engine.close()
+
+
+async def test_a_model_for_texts_makes_no_embeddings(llama: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="does no embedding jobs"):
+        await pieces_of(llama.run(Embedding("tiny", ("ping",))))
+
+
+@pytest.mark.parametrize("option", ["tools", "functions"])
+async def test_tools_are_refused_by_name(llama: LlamaEngine, option: str) -> None:
+    with pytest.raises(InvalidRequest, match=option):
+        await ask(llama, chat_of("ping", options={option: [{"type": "function"}]}))
+
+
+async def test_more_choices_than_slots_are_refused(llama: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="'n'"):
+        await ask(llama, chat_of("ping", options={"n": 99}))
+
+
 async def test_an_image_is_refused(llama: LlamaEngine) -> None:
     image: JSON = {"type": "image_url", "image_url": {"url": "data:,"}}
 
-    with pytest.raises(JobError, match="reads text only, and not 'image_url'"):
+    with pytest.raises(InvalidRequest, match="reads text only, and not 'image_url'"):
         await ask(llama, Chat("tiny", ({"role": "user", "content": [image]},)))
 
 
 async def test_a_malformed_conversation_fails_and_nothing_else(
     llama: LlamaEngine,
 ) -> None:
-    with pytest.raises(JobError, match="role"):
+    with pytest.raises(InvalidRequest, match="role"):
         await ask(llama, Chat("tiny", ({"content": "ping"},)))
 
     assert (await ask(llama, "ping")).text == "pong"
@@ -137,7 +212,7 @@ def test_an_option_cannot_contradict_the_chat() -> None:
 async def test_a_killed_process_fails_its_chats_and_is_replaced(
     llama: LlamaEngine,
 ) -> None:
-    async with aclosing(llama.chat(chat_of("ping", options=ENDLESS))) as pieces:
+    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
         await anext(pieces)
         await kill(llama)
 
@@ -153,7 +228,7 @@ async def test_a_process_that_keeps_dying_is_not_restarted_at_once(
     llama: LlamaEngine,
 ) -> None:
     for _ in range(2):
-        async with aclosing(llama.chat(chat_of("ping", options=ENDLESS))) as pieces:
+        async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
             await anext(pieces)
             await kill(llama)
             with pytest.raises(Unavailable, match="ended by SIGKILL"):
@@ -163,6 +238,8 @@ async def test_a_process_that_keeps_dying_is_not_restarted_at_once(
     with pytest.raises(Unavailable, match="ended by SIGKILL") as refusal:
         await ask(llama, "ping")
     assert refusal.value.retry_after == 1
+    with pytest.raises(Unavailable, match="ended by SIGKILL"):
+        await llama.refresh()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +264,7 @@ async def test_closing_ends_a_process_that_hangs(
 
 
 async def test_closing_ends_running_chats(llama: LlamaEngine) -> None:
-    async with aclosing(llama.chat(chat_of("ping", options=ENDLESS))) as pieces:
+    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
         await anext(pieces)
         await llama.close()
 
@@ -224,7 +301,7 @@ def test_it_runs_on_uvloop_too() -> None:
 
     async def kill_and_ask() -> str:
         engine = LlamaEngine("tiny", TINY)
-        async with aclosing(engine.chat(chat_of("ping", options=ENDLESS))) as pieces:
+        async with aclosing(engine.run(chat_of("ping", options=ENDLESS))) as pieces:
             await anext(pieces)
             await kill(engine)
             with pytest.raises(Unavailable):
@@ -264,7 +341,7 @@ from shoal.engines.llama import LlamaEngine
 async def main():
     engine = LlamaEngine("tiny", Path(sys.argv[1]))
     message = {"role": "user", "content": "ping"}
-    chat = engine.chat(Chat("tiny", (message,), options={"ignore_eos": True}))
+    chat = engine.run(Chat("tiny", (message,), options={"ignore_eos": True}))
     await anext(chat)
     print(engine.pid, flush=True)
     await asyncio.Event().wait()
@@ -303,19 +380,3 @@ async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[llm\]'"):
         await LlamaEngine("tiny", TINY).start()
-
-
-@pytest.mark.parametrize(
-    ("logical", "physical", "threads"),
-    [(1, 1, 1), (2, 2, 1), (2, 1, 1), (4, 2, 2), (4, 4, 3), (16, 8, 8), (64, 64, 63)],
-)
-def test_one_processor_is_left_to_others(
-    logical: int, physical: int, threads: int
-) -> None:
-    assert threads_for(logical, physical) == threads
-
-
-def test_this_machine_has_no_more_cores_than_processors() -> None:
-    logical, physical = processors()
-
-    assert 1 <= physical <= logical

@@ -7,6 +7,7 @@ import pytest
 
 from engines.asking import TINY
 from shoal.domain.errors import LimitExceeded, Unavailable
+from shoal.domain.work import Kind
 from shoal.engines.llama_process import (
     Answer,
     LlamaProcess,
@@ -14,10 +15,14 @@ from shoal.engines.llama_process import (
     how_it_ended,
     last_words,
 )
-from shoal.engines.llama_wire import MESSAGE_MAX, Ended, Load, Refused
+from shoal.engines.llama_wire import MESSAGE_MAX, Ended, Load, Refused, Run
 
 PATIENCE = 10.0  # seconds until what should happen is taken not to
 PING = {"messages": [{"role": "user", "content": "ping"}], "temperature": 0}
+
+
+def ping(**options: object) -> Run:
+    return Run(0, Kind.CHAT, PING | options)
 
 
 @pytest.fixture
@@ -30,26 +35,26 @@ async def process() -> AsyncIterator[LlamaProcess]:
 
 
 async def end_of(answer: Answer) -> Ended | Refused:
-    while isinstance(item := await answer.read(), str):
+    while isinstance(item := await answer.read(), list):
         pass
     return item
 
 
 async def test_an_aborted_chat_stops_before_its_end(process: LlamaProcess) -> None:
-    id, answer = process.run(PING | {"ignore_eos": True}, "", None)
+    id, answer = process.run(ping(ignore_eos=True))
     await answer.read()
 
     process.abort(id)
 
     assert await end_of(answer) == Refused(id, "aborted")
-    assert process.chats == 0
+    assert process.jobs == 0
 
 
 async def test_a_chat_that_waits_for_a_slot_can_be_aborted(
     process: LlamaProcess,
 ) -> None:
-    running, answer = process.run(PING | {"ignore_eos": True}, "", None)
-    waiting, other = process.run(PING, "", None)
+    running, answer = process.run(ping(ignore_eos=True))
+    waiting, other = process.run(ping())
 
     process.abort(waiting)
 
@@ -58,25 +63,25 @@ async def test_a_chat_that_waits_for_a_slot_can_be_aborted(
 
 
 async def test_unread_pieces_are_joined(process: LlamaProcess) -> None:
-    _, unread = process.run(PING, "", None)
+    _, unread = process.run(ping())
     async with asyncio.timeout(PATIENCE):
-        while process.chats:  # noqa: ASYNC110  # nothing tells when it is over
+        while process.jobs:  # noqa: ASYNC110  # nothing tells when it is over
             await asyncio.sleep(0.001)
 
-    assert await unread.read() == "pong"
+    assert await unread.read() == ["pong"]
 
 
 async def test_a_chat_too_large_to_be_sent_is_refused(process: LlamaProcess) -> None:
     with pytest.raises(LimitExceeded):
-        process.run({"messages": "x" * MESSAGE_MAX}, "", None)
+        process.run(ping(messages="x" * MESSAGE_MAX))
 
-    assert process.chats == 0
+    assert process.jobs == 0
 
 
 async def test_a_process_that_has_gone_takes_no_chats(process: LlamaProcess) -> None:
     await process.close()
 
-    _, answer = process.run(PING, "", None)
+    _, answer = process.run(ping())
 
     with pytest.raises(Unavailable, match="the engine was closed"):
         await answer.read()

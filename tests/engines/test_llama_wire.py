@@ -3,10 +3,12 @@
 import pytest
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.work import Kind
 from shoal.engines.llama_wire import (
     MESSAGE_MAX,
     SIZE,
     Abort,
+    Added,
     Ended,
     Load,
     Loaded,
@@ -27,8 +29,8 @@ from shoal.engines.llama_wire import (
     "message",
     [
         Load("tiny.gguf", slots=2, context=512, threads=1),
-        Run(1, {"messages": [{"role": "user", "content": "ping"}]}, "po", 7),
-        Run(2, {}, "", None),
+        Run(1, Kind.CHAT, {"messages": [{"role": "user"}]}, "po", 7),
+        Run(2, Kind.COMPLETION, {}, "", None, 3),
         Abort(2),
     ],
 )
@@ -42,11 +44,12 @@ def test_orders_arrive_as_they_were_sent(message: ToChild) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        Loaded(),
+        Loaded(2048, embeddings=False),
         LoadFailed("no such model"),
         Wrote(1, "こ😀"),
+        Added(1, 2, {"content": "é"}, {"content": [{"logprob": -0.5}]}, "stop"),
         Ended(1, "stop", 24, 5),
-        Refused(1, "too long"),
+        Refused(1, "too long", 400),
     ],
 )
 def test_replies_arrive_as_they_were_sent(message: ToEngine) -> None:

@@ -3,14 +3,22 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 
 from engines.asking import ask, chat_of, pieces_of
-from engines.conftest import Handler, Serve
-from shoal.domain.errors import ConfigError, JobError, ShoalError, Unavailable
-from shoal.domain.work import Outcome, Usage
+from engines.conftest import Fakes, Handler, Serve
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    Unavailable,
+)
+from shoal.domain.work import Completion, Delta, Embedding, Kind, Outcome, Usage
+from shoal.engines import openai_server, trials
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.port import Finished
 
@@ -19,11 +27,12 @@ LO = b'data: {"choices":[{"delta":{"content":"lo"},"finish_reason":null}]}\n\n'
 STOP = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":2}}\n\n'
 DONE = b"data: [DONE]\n\n"
+LIST = {"object": "list", "data": [{"id": "tiny"}]}
 
 
 @asynccontextmanager
-async def running(url: str, model: str = "") -> AsyncIterator[OpenAIEngine]:
-    engine = OpenAIEngine(url, model)
+async def running(url: str, *names: str) -> AsyncIterator[OpenAIEngine]:
+    engine = OpenAIEngine(url, names)
     await engine.start()
     try:
         yield engine
@@ -88,9 +97,9 @@ async def test_streams_that_are_whole(
         (streams(), Unavailable, "ended in the middle"),
         (streams(HELLO), Unavailable, "ended in the middle"),
         (streams(HELLO, DONE[:8]), Unavailable, "ended in the middle"),
-        (streams(b"data: {not json}\n\n"), JobError, "no chat chunk"),
-        (streams(b"data: [1, 2]\n\n"), JobError, "no chat chunk"),
-        (streams(b'data: {"choices": 4}\n\n'), JobError, "no chat chunk"),
+        (streams(b"data: {not json}\n\n"), JobError, "no chunk of an answer"),
+        (streams(b"data: [1, 2]\n\n"), JobError, "no chunk of an answer"),
+        (streams(b'data: {"choices": 4}\n\n'), JobError, "no chunk of an answer"),
         (streams(b"data: " + b"x" * 2**20), JobError, "exceeds the limit"),
         (
             streams(HELLO, b'data: {"error": {"message": "out of paper"}}\n\n'),
@@ -104,12 +113,22 @@ async def test_streams_that_are_whole(
         ),
         (answers(200, '{"choices": []}'), JobError, "sent application/json"),
         (answers(302, "", Location="/elsewhere"), JobError, "status 302"),
-        (answers(400, '{"error": {"message": "no"}}'), JobError, "status 400: no$"),
-        (answers(401, '{"error": "who?"}'), JobError, r"status 401: who\?$"),
-        (answers(500, "<h1>Oh</h1>", "text/html"), JobError, "status 500: <h1>Oh"),
+        (answers(400, '{"error": {"message": "no"}}'), InvalidRequest, "^no$"),
+        (answers(401, '{"error": "who?"}'), JobError, "status 401.*--engine-key"),
+        (
+            answers(500, "<h1>Oh</h1>", "text/html"),
+            JobError,
+            "status 500: it sent text/html, expected JSON",
+        ),
+        (answers(502, "<h1>Oh</h1>", "text/html"), Unavailable, "502.*text/html"),
         (answers(500, ""), JobError, "status 500: no message"),
-        (answers(503, '{"error": {"message": "loading"}}'), Unavailable, "^loading$"),
+        (answers(503, '{"error": {"message": "loading"}}'), Unavailable, "loading$"),
         (answers(429, "slow down", "text/plain"), Unavailable, "slow down"),
+        (
+            answers(404, '{"error": {"message": "model \'tiny\' not found"}}'),
+            Unavailable,
+            "lacks the model",
+        ),
     ],
 )
 async def test_streams_that_are_not(
@@ -154,7 +173,7 @@ async def test_pieces_arrive_before_the_end(serve: Serve) -> None:
         return response
 
     async with running(await serve(handle)) as engine:
-        pieces = engine.chat(chat_of("hello?"))
+        pieces = engine.run(chat_of("hello?"))
         first = await anext(pieces)
         go_on.set()
         rest = await pieces_of(pieces)
@@ -189,7 +208,7 @@ async def test_closing_a_chat_hangs_up(serve: Serve) -> None:
         return response
 
     async with running(await serve(handle)) as engine:
-        async with aclosing(engine.chat(chat_of("hello?"))) as pieces:
+        async with aclosing(engine.run(chat_of("hello?"))) as pieces:
             await anext(pieces)
         await hung_up.wait()
 
@@ -214,7 +233,7 @@ async def test_the_request_says_what_the_chat_does(serve: Serve) -> None:
         requests.append((request.headers["Authorization"], await request.json()))
         return await streams(STOP, DONE)(request)
 
-    engine = OpenAIEngine(await serve(handle), "tiny", api_key="secret")
+    engine = OpenAIEngine(await serve(handle), api_key="secret")
     await engine.start()
     await ask(engine, chat_of("hello?", max_tokens=5, options={"seed": 4}))
     await engine.close()
@@ -235,20 +254,13 @@ async def test_the_request_says_what_the_chat_does(serve: Serve) -> None:
     ]
 
 
-async def test_the_first_model_is_taken_where_none_is_named(serve: Serve) -> None:
+async def test_all_models_of_the_list_are_there(serve: Serve) -> None:
     async with running(await serve(streams(DONE))) as engine:
-        assert engine.model == "tiny"
+        assert [model.name for model in engine.models] == ["tiny"]
+        assert engine.models[0].kinds == {Kind.CHAT, Kind.COMPLETION}
 
 
-async def test_a_server_without_the_model_is_refused(serve: Serve) -> None:
-    url = await serve(streams(DONE))
-
-    with pytest.raises(ConfigError, match="does not have 'huge', but tiny"):
-        async with running(url, "huge"):
-            pass
-
-
-@pytest.mark.parametrize("end", ["/v2", ":99999"])
+@pytest.mark.parametrize("end", ["/v2", "/v1/models"])
 async def test_a_wrong_address_is_refused(serve: Serve, end: str) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1") + end
 
@@ -261,7 +273,7 @@ async def test_a_url_without_a_path_means_v1(serve: Serve) -> None:
     url = (await serve(streams(DONE))).removesuffix("/v1")
 
     async with running(url) as engine:
-        assert engine.model == "tiny"
+        assert engine.url.endswith("/v1")
 
 
 @asynccontextmanager
@@ -270,6 +282,8 @@ async def tagging_server() -> AsyncIterator[str]:
     app = web.Application()
     tagged = answers(200, '{"data": [{"id": "llama:latest"}]}')
     app.router.add_get("/tagged/models", tagged)
+    hi = b'data: {"choices":[{"delta":{"content":"hi"},"finish_reason":"stop"}]}\n\n'
+    app.router.add_post("/tagged/chat/completions", streams(hi))
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -280,14 +294,35 @@ async def tagging_server() -> AsyncIterator[str]:
         await runner.cleanup()
 
 
+async def test_a_name_without_its_tag_is_the_latest() -> None:
+    async with tagging_server() as url, running(url + "/tagged") as engine:
+        assert [model.name for model in engine.models] == ["llama:latest"]
+        assert (
+            await ask(engine, replace(chat_of("hello?"), model="llama"))
+        ).text == "hi"
+
+
+async def test_a_server_without_a_list_is_asked_for_what_was_named() -> None:
+    async with (
+        tagging_server() as url,
+        running(url + "/has-no-list", "anything") as engine,
+    ):
+        assert [model.name for model in engine.models] == ["anything"]
+
+
 @pytest.mark.parametrize(
-    ("path", "model"), [("/tagged", "llama"), ("/has-no-list", "anything")]
+    "url", ["ftp://host", "http://", "http://host:99999", "host:8000", "http://[::1"]
 )
-async def test_a_model_that_is_not_listed_by_that_name_is_tried(
-    path: str, model: str
-) -> None:
-    async with tagging_server() as url, running(url + path, model) as engine:
-        assert engine.model == model
+def test_a_url_that_cannot_be_asked_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"expected http://HOST:PORT/v1"):
+        OpenAIEngine(url)
+
+
+async def test_a_server_without_models_is_refused(fake: Fakes) -> None:
+    url = await fake({"GET /v1/models": {"data": None}})
+
+    with pytest.raises(ConfigError, match="has no models"):
+        await OpenAIEngine(url).start()
 
 
 async def test_a_server_that_has_gone_is_unavailable() -> None:
@@ -307,3 +342,225 @@ async def test_a_server_that_has_gone_is_unavailable() -> None:
 async def test_a_chat_needs_a_started_engine() -> None:
     with pytest.raises(Unavailable, match="not running"):
         await ask(OpenAIEngine("http://127.0.0.1:9/v1"), "hello?")
+
+
+# What else is asked of a server than chats.
+
+
+async def test_a_completion_is_streamed_from_its_own_path(fake: Fakes) -> None:
+    bodies: list[object] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        bodies.append(await request.json())
+        text = b'data: {"choices":[{"index":0,"text":"upon"}]}\n\n'
+        end = b'data: {"choices":[{"text":"","finish_reason":"length"}]}\n\n'
+        return await streams(text + end + USAGE + DONE)(request)
+
+    url = await fake({"GET /v1/models": LIST, "POST /v1/completions": handle})
+    async with running(url) as engine:
+        work = Completion("tiny", "Once", max_tokens=1, options={"echo": False})
+        outcome = await ask(engine, work)
+
+    assert outcome == Outcome("upon", "length", Usage(3, 2))
+    assert bodies == [
+        {
+            "model": "tiny",
+            "prompt": "Once",
+            "max_tokens": 1,
+            "echo": False,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ]
+
+
+@pytest.mark.parametrize("vector", [[0.5, -2.0], "AAAAPwAAAMA="])
+async def test_embeddings_come_as_float32_whatever_the_server_sends(
+    fake: Fakes, vector: object
+) -> None:
+    data = [{"index": 1, "embedding": [1.0]}, {"index": 0, "embedding": vector}]
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+    answer = {"object": "list", "data": data, "usage": usage}
+    url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
+
+    async with running(url) as engine:
+        items = await pieces_of(engine.run(Embedding("tiny", ("a", "b"))))
+
+    assert items == [
+        Delta(0, {"embedding": "AAAAPwAAAMA="}),
+        Delta(1, {"embedding": "AACAPw=="}),
+        Finished("stop", Usage(7, 0)),
+    ]
+
+
+async def test_a_large_answer_is_read_beside_the_loop(
+    fake: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_server, "LARGE", 10)
+    answer = {"data": [{"index": 0, "embedding": [1.0]}]}
+    url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
+
+    async with running(url) as engine:
+        items = await pieces_of(engine.run(Embedding("tiny", ("a",))))
+
+    assert items == [Delta(0, {"embedding": "AACAPw=="}), Finished("stop")]
+
+
+async def test_an_endless_answer_is_left(
+    fake: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openai_server, "ANSWER_MAX", 10)
+    answer = {"data": [{"index": 0, "embedding": [1.0]}]}
+    url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
+
+    async with running(url) as engine:
+        with pytest.raises(JobError, match="more than 10 bytes"):
+            await pieces_of(engine.run(Embedding("tiny", ("a",))))
+
+
+# Engines that lie.
+
+
+async def test_a_model_that_is_listed_and_refused_is_not_offered_until_it_works(
+    fake: Fakes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = answers(404, '{"error": {"message": "model \'tiny\' not found"}}')
+    routes = {"GET /v1/models": LIST, "POST /v1/chat/completions": missing}
+    async with running(await fake(routes)) as engine:
+        with pytest.raises(Unavailable, match="lacks the model"):
+            await ask(engine, "hello?")
+        assert engine.models == []
+
+        await engine.refresh()
+        assert engine.models == [], "the list alone is not believed"
+
+        monkeypatch.setattr(trials, "TRY_AGAIN", 0.0)
+        with pytest.raises(Unavailable):
+            await ask(engine, "hello?")
+        routes["POST /v1/chat/completions"] = streams(HELLO, STOP, DONE)
+        routes["POST /v1/completions"] = streams(STOP, DONE)
+        routes["POST /v1/embeddings"] = {"data": [{"index": 0, "embedding": [1.0]}]}
+        await engine.refresh()
+
+        assert [model.name for model in engine.models] == ["tiny"]
+        assert (await ask(engine, "hello?")).text == "hel"
+
+
+async def test_work_that_a_server_does_not_do_is_not_offered_again(
+    fake: Fakes,
+) -> None:
+    url = await fake(
+        {"GET /v1/models": LIST, "POST /v1/chat/completions": streams(HELLO, DONE)}
+    )
+    async with running(url) as engine:
+        with pytest.raises(Unavailable, match="does no such work"):
+            await ask(engine, Completion("tiny", "Once"))
+
+        (model,) = engine.models
+        assert model.kinds == {Kind.CHAT}
+        assert (await ask(engine, "hello?")).text == "hel"
+
+
+async def test_a_model_that_vanishes_is_forgotten_with_what_was_said_of_it(
+    fake: Fakes,
+) -> None:
+    routes: dict[str, object] = {"GET /v1/models": LIST}
+    async with running(await fake(routes)) as engine:
+        with pytest.raises(Unavailable):
+            await ask(engine, "hello?")
+        routes["GET /v1/models"] = {"data": [{"id": "other"}]}
+        await engine.refresh()
+        assert [model.name for model in engine.models] == ["other"]
+
+        routes["GET /v1/models"] = LIST
+        await engine.refresh()
+
+        assert engine.models[0].kinds == {Kind.CHAT, Kind.COMPLETION}
+
+
+async def test_a_refresh_fails_while_the_server_is_away(fake: Fakes) -> None:
+    routes: dict[str, object] = {"GET /v1/models": LIST}
+    async with running(await fake(routes)) as engine:
+        routes["GET /v1/models"] = answers(503, '{"error": "loading"}')
+        with pytest.raises(Unavailable, match="status 503: loading"):
+            await engine.refresh()
+
+        routes["GET /v1/models"] = {"data": [{"id": "new"}]}
+        await engine.refresh()
+
+        assert [model.name for model in engine.models] == ["new"]
+
+
+@pytest.mark.parametrize("answer", [{"data": 5}, {"models": []}, []])
+async def test_a_refresh_fails_where_a_list_is_none(
+    fake: Fakes, answer: object
+) -> None:
+    routes: dict[str, object] = {"GET /v1/models": LIST}
+    async with running(await fake(routes)) as engine:
+        routes["GET /v1/models"] = answer
+
+        with pytest.raises(Unavailable, match="lists no models"):
+            await engine.refresh()
+
+
+async def test_a_server_that_hangs_is_left_when_patience_ends(fake: Fakes) -> None:
+    async def hang(_: web.Request) -> web.StreamResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    routes: dict[str, object] = {"GET /v1/models": LIST}
+    async with running(await fake(routes)) as engine:
+        routes["GET /v1/models"] = hang
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await engine.refresh()
+
+        routes["GET /v1/models"] = LIST
+        await engine.refresh()
+
+        assert [model.name for model in engine.models] == ["tiny"]
+
+
+# Secrets.
+
+
+async def test_a_key_is_in_no_message(fake: Fakes) -> None:
+    echo = answers(400, '{"error": {"message": "who is sk-secret?"}}')
+    routes: dict[str, object] = {
+        "GET /v1/models": LIST,
+        "POST /v1/chat/completions": echo,
+    }
+    engine = OpenAIEngine(await fake(routes), api_key="sk-secret")
+    await engine.start()
+
+    with pytest.raises(InvalidRequest, match=r"who is …\?"):
+        await ask(engine, "hello?")
+    routes["POST /v1/chat/completions"] = streams(
+        b'data: {"error": "sk-secret is out of credit"}\n\n'
+    )
+    with pytest.raises(JobError, match="… is out of credit"):
+        await ask(engine, "hello?")
+    routes["GET /v1/models"] = answers(403, '{"error": "sk-secret is banned"}')
+    with pytest.raises(Unavailable) as refusal:
+        await engine.refresh()
+
+    assert "sk-secret" not in str(refusal.value)
+    await engine.close()
+
+
+async def test_a_password_in_the_url_is_sent_and_not_shown(fake: Fakes) -> None:
+    seen: list[str] = []
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        seen.append(request.headers["Authorization"])
+        return web.json_response(LIST)
+
+    url = (await fake({"GET /v1/models": handle})).replace("//", "//me:pa%24s@")
+    async with running(url) as engine:
+        assert "pa" not in engine.url
+        with pytest.raises(Unavailable) as refusal:
+            await ask(engine, "hello?")
+
+    assert seen == ["Basic bWU6cGEkcw=="]
+    assert "pa$s" not in str(refusal.value)
+    assert "pa%24s" not in str(refusal.value)

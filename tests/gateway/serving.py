@@ -14,13 +14,16 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limits
+from shoal.gateway.access import Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
 from shoal.protocols.grandsage import PROTOCOL, Config
 from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
+from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
+from shoal.runtime.secret_files import new_secret
 from shoal.runtime.serving import serve_worker
 from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket
@@ -38,6 +41,13 @@ class Pool:
     url: str
     hub: Hub
     session: ClientSession
+    gateway: Gateway | None = None
+
+    @property
+    def access(self) -> Access:
+        """Who lets clients in."""
+        assert self.gateway is not None, "only a pool of `serving` has one"
+        return self.gateway.access
 
     def headers(self, key: str = KEY) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"}
@@ -139,6 +149,7 @@ async def serving(
     keys: Mapping[str, str] | None = None,
     moderation: Moderation | None = None,
     bypass: frozenset[str] = frozenset(),
+    open_loopback: bool = False,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator for the length of the block."""
     clock = LoopClock()
@@ -146,17 +157,22 @@ async def serving(
     await store.open()
     numbers = count(1)
     hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max)
+    keyring = Keyring(await key_book(store.keys), keys or {"default": KEY})
+    door = Door(await token_book(store.keys), store.keys, clock)
     gateway = Gateway(
         hub,
         store,
         clock,
-        Keyring(keys or {"default": KEY}),
+        store.keys,
+        Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
+        door,
         limits or Limits(),
+        new_secret,
         moderation,
         bypass,
     )
     runner = web.AppRunner(
-        make_app(gateway, _upgrades(hub, clock)),
+        make_app(gateway, _upgrades(hub, clock, door)),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.1,
@@ -168,7 +184,7 @@ async def serving(
     running = asyncio.create_task(hub.run())
     try:
         async with ClientSession() as session:
-            yield Pool(url, hub, session)
+            yield Pool(url, hub, session, gateway)
     finally:
         await runner.cleanup()
         running.cancel()
@@ -185,9 +201,10 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def _upgrades(
-    hub: Hub, clock: LoopClock
+    hub: Hub, clock: LoopClock, door: Door
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    (route,) = PROTOCOL.endpoints(Config(token=TOKEN), START)
+    admission = door.admission("grandsage", TOKEN)
+    (route,) = PROTOCOL.endpoints(Config(), START, admission)
 
     async def upgrade(request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
@@ -198,10 +215,12 @@ def _upgrades(
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
             return response
+        await door.record(accepted.admitted)
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
-        await serve_worker(hub, clock, "grandsage", accepted.session, link)
+        with door.entered(accepted.admitted, link):
+            await serve_worker(hub, clock, "grandsage", accepted.session, link)
         return response
 
     return upgrade

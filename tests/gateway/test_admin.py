@@ -57,7 +57,11 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "busy": 2,
             "draining": "",
             "remark": "",
+            "kinds": ["chat"],
             "features": [],
+            "context": 0,
+            "only_for": [],
+            "tokens_per_second": None,
             "cancels": True,
         }
     ]
@@ -181,3 +185,43 @@ async def test_the_coordinator_is_put_together_with_this_gateway(
     status, answer = asked.result()
     assert status == 200
     assert answer["choices"][0]["message"]["content"] == "a"
+
+
+async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        for number in range(2):
+            asked = tasks.create_task(chat(pool))
+            await node.answer("a", number=number)
+            await asked
+        left = asyncio.create_task(chat(pool))
+        await node.task(2)
+        left.cancel()
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+    listed = (await get(pool, "/admin/jobs"))["data"]
+    done = (await get(pool, "/admin/jobs?state=done&limit=1"))["data"]
+    nobodys = (await get(pool, "/admin/jobs?owner=nobody"))["data"]
+    assert [(job["id"], job["state"]) for job in listed] == [
+        ("job3", "cancelled"),
+        ("job2", "done"),
+        ("job1", "done"),
+    ]
+    assert [job["id"] for job in done] == ["job2"]
+    assert nobodys == []
+    assert "outcome" not in listed[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [("limit=0", "limit"), ("limit=x", "limit"), ("state=asleep", "state")],
+)
+async def test_a_list_that_cannot_be_is_refused_by_name(
+    pool: Pool, query: str, field: str
+) -> None:
+    async with pool.session.get(
+        f"{pool.url}/admin/jobs?{query}", headers=pool.headers()
+    ) as got:
+        told = (await got.json())["error"]
+
+    assert (got.status, told["param"]) == (400, field)

@@ -5,16 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shoal.domain.assembly import assemble
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Outcome, Usage
-from shoal.gateway.chat_answer import DONE, Chunks, completion, estimated_usage
+from shoal.domain.work import Chat, Delta, Outcome, Piece, Usage
+from shoal.gateway.chat_answer import DONE, ChatChunks, completion
 from shoal.gateway.text import well_formed
 
 CHAT = Chat('m"1', ({"role": "user", "content": "fünf"},))
 
 
-def chunks(*, include_usage: bool = False) -> Chunks:
-    return Chunks(JobId("j1"), CHAT, 17, include_usage=include_usage)
+def chunks(*, include_usage: bool = False) -> ChatChunks:
+    return ChatChunks(JobId("j1"), CHAT, 17, include_usage=include_usage)
 
 
 def events(data: bytes) -> list[dict[str, Any]]:
@@ -26,7 +27,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 
 @given(st.lists(st.text(st.characters(codec=None), min_size=1), min_size=1))
 def test_pieces_come_out_as_they_went_in(texts: list[str]) -> None:
-    first, *rest = events(chunks().pieces(texts))
+    first, *rest = events(chunks().pieces([*texts]))
 
     assert first["choices"][0]["delta"]["role"] == "assistant"
     contents = [event["choices"][0]["delta"]["content"] for event in rest]
@@ -74,13 +75,93 @@ def test_usage_is_the_workers_or_estimated() -> None:
     }
 
 
-def test_an_estimate_is_a_quarter_of_the_bytes_rounded_up() -> None:
-    asked = Chat(
-        "m", ({"role": "user", "content": [{"type": "text", "text": "日本"}]},)
-    )
+CALLS: list[Piece] = [
+    "Let me look. ",
+    Delta(
+        0,
+        {
+            "tool_calls": [
+                {
+                    "index": 0,
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"ci'},
+                }
+            ]
+        },
+    ),
+    Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": 'ty":1}'}}]}),
+]
 
-    assert estimated_usage(asked, "") == Usage(2, 0)
-    assert estimated_usage(Chat("m", ()), "12345") == Usage(0, 2)
+
+def test_tool_calls_are_streamed_as_the_engine_gave_them() -> None:
+    writing = chunks()
+
+    role, text, *calls = events(writing.pieces(CALLS))
+    end = writing.end(assemble(CALLS, "tool_calls"))
+
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert text["choices"][0]["delta"] == {"content": "Let me look. "}
+    deltas = [event["choices"][0]["delta"] for event in calls]
+    assert deltas == [piece.fields for piece in CALLS[1:] if isinstance(piece, Delta)]
+    (last,) = events(end.removesuffix(DONE))
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_tool_calls_are_put_together_in_a_whole_answer() -> None:
+    whole = completion(JobId("j1"), CHAT, assemble(CALLS, "tool_calls"), 17)
+
+    (choice,) = json.loads(whole)["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "Let me look. ",
+        "refusal": None,
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city":1}'},
+            }
+        ],
+    }
+
+
+def test_each_choice_has_its_own_role_and_end() -> None:
+    writing = chunks()
+    pieces: list[Piece] = [
+        Delta(1, {"content": "b"}),
+        Delta(0, {"content": "a"}, {"content": [{"token": "a"}]}),
+        Delta(1, {}, None, "length"),
+    ]
+
+    written = events(writing.pieces(pieces))
+    ending = events(writing.end(assemble(pieces)).removesuffix(DONE))
+
+    seen = [(c["index"], c["delta"], c["finish_reason"]) for c in choices(written)]
+    role = {"role": "assistant", "content": "", "refusal": None}
+    assert seen == [
+        (1, role, None),
+        (1, {"content": "b"}, None),
+        (0, role, None),
+        (0, {"content": "a"}, None),
+        (1, {}, "length"),
+    ]
+    assert choices(written)[3]["logprobs"] == {"content": [{"token": "a"}]}
+    assert [(c["index"], c["finish_reason"]) for c in choices(ending)] == [(0, "stop")]
+
+
+def choices(written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [choice for event in written for choice in event["choices"]]
+
+
+def test_thoughts_stand_beside_the_answer() -> None:
+    pieces: list[Piece] = [Delta(0, {"reasoning_content": "hm"}), "yes"]
+
+    answer = json.loads(completion(JobId("j1"), CHAT, assemble(pieces), 17))
+
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("hm", "yes")
 
 
 @pytest.mark.parametrize(

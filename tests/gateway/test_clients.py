@@ -245,15 +245,15 @@ def _request(path: str, size: int) -> bytes:
 @pytest.mark.parametrize(
     ("path", "key", "body", "error"),
     [
-        (CHAT, "wrong", BODY, "Unauthorized"),
-        (CHAT, KEY, BODY | {"messages": 5}, "InvalidRequest"),
-        (CHAT, KEY, BODY | {"model": "nobody's"}, "UnknownModel"),
-        ("/nowhere", KEY, BODY, "HTTPNotFound"),
-        ("/api/chat", "wrong", BODY, "Unauthorized"),
-        ("/api/chat", KEY, BODY | {"messages": None}, "InvalidRequest"),
+        (CHAT, "wrong", BODY, "invalid_api_key"),
+        (CHAT, KEY, BODY | {"messages": 5}, "invalid_request"),
+        (CHAT, KEY, BODY | {"model": "nobody's"}, "model_not_found"),
+        ("/nowhere", KEY, BODY, "not_found"),
+        ("/api/chat", "wrong", BODY, "invalid_api_key"),
+        ("/api/chat", KEY, BODY | {"messages": None}, "invalid_request"),
     ],
 )
-async def test_a_refusal_is_logged_without_what_was_sent(
+async def test_a_request_is_logged_without_what_was_sent(
     pool: Pool,
     caplog: pytest.LogCaptureFixture,
     path: str,
@@ -271,6 +271,32 @@ async def test_a_refusal_is_logged_without_what_was_sent(
     (line,) = [
         each.getMessage() for each in caplog.records if each.name == "shoal.http"
     ]
-    assert line.startswith(f"refused error={error} method=POST path={path!r} ")
+    assert f" method='POST' path={path!r} status={got.status} ms=" in line
+    assert f" error={error!r}" in line
     assert key not in line
-    assert "nobody" not in line
+
+
+async def test_an_answer_is_logged_with_who_gave_it(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        tasks.create_task(node.answer("a secret"))
+        with caplog.at_level("INFO", logger="shoal.http"):
+            async with pool.session.post(
+                pool.url + CHAT,
+                json=BODY | {"stream": True},
+                headers=pool.headers() | {"x-request-id": "mine"},
+            ) as got:
+                await got.read()
+
+    (record,) = [each for each in caplog.records if each.name == "shoal.http"]
+    fields = record.__dict__["fields"]
+    assert fields["request"] == got.headers["x-request-id"] == "mine"
+    assert fields["job"] == got.headers["x-shoal-job"] == "job1"
+    assert fields["worker"] == got.headers["x-shoal-worker"] == "grandsage:n1/m1"
+    assert got.headers["x-shoal-attempts"] == "1"
+    assert (fields["key"], fields["model"], fields["status"]) == ("default", "m1", 200)
+    assert fields["tokens_out"] == 2
+    assert {"ms", "first_output_ms", "tokens_in", "peer"} <= fields.keys()
+    assert "secret" not in record.getMessage()

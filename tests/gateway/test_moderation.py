@@ -3,6 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.work import Piece
 from shoal.gateway.moderation import FRESH_MAX, OVERLAP, Moderation
 
 LIST = Moderation("badword\n\nfoo.?bar\n")
@@ -68,7 +69,7 @@ def test_a_short_answer_is_looked_at_when_it_ends() -> None:
 def test_a_word_no_longer_than_the_overlap_is_always_found(pieces: list[str]) -> None:
     watch = Moderation("badword").watch()
 
-    shown = []
+    shown: list[Piece] = []
     for piece in pieces:
         shown += watch.admit([piece])
         if watch.refused:

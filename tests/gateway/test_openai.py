@@ -200,8 +200,10 @@ async def test_stop_strings_go_to_workers_that_obey_them(
     ):
         await pool.joined()
 
-        with pytest.raises(sdk.InternalServerError, match="cannot do: stop"):
+        with pytest.raises(sdk.BadRequestError, match="none of the workers") as raised:
             await openai.chat.completions.create(model="m1", messages=HI, stop="\n")
+
+        assert (raised.value.param, raised.value.code) == ("stop", "unsupported_value")
 
 
 @pytest.mark.parametrize(
@@ -211,8 +213,8 @@ async def test_stop_strings_go_to_workers_that_obey_them(
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "wizard", "content": ""}]}, "messages[0].role"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"n": 2}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"n": 0}, "n"),
     ],
 )
 async def test_a_bad_request_names_the_field(
@@ -255,7 +257,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
     *_, last, rest = text.split("\n\n")
     assert '"content":"a"' in text
     assert last.startswith('data: {"error":{"message":"waiting for more output')
-    assert '"code":"timed_out"' in last
+    assert '"code":"output_stalled"' in last
     assert rest == ""
     assert "[DONE]" not in text
 
@@ -263,7 +265,7 @@ async def test_an_error_after_text_is_an_event_without_done(tmp_path: Path) -> N
 async def test_a_client_that_waits_long_sees_signs_of_life(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.gateway.openai.HEADERS_AFTER", 0.01)
+    monkeypatch.setattr("shoal.gateway.streaming.HEADERS_AFTER", 0.01)
     monkeypatch.setattr("shoal.gateway.stream.KEEPALIVE", 0.01)
     body = {"model": "m1", "messages": HI, "stream": True}
     async with (

@@ -11,18 +11,32 @@ from shoal.gateway.problems import PROBLEMS, body, problem, response
 
 EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.InvalidRequest("x", "top_p"), 400, "invalid_request"),
+    (errors.CannotDo("x", "tools"), 400, "unsupported_value"),
+    (errors.ContextExceeded("x", "messages"), 400, "context_length_exceeded"),
     (errors.Unauthorized("x"), 401, "invalid_api_key"),
+    (errors.KeyExpired("x"), 401, "expired_api_key"),
+    (errors.KeyRevoked("x"), 401, "revoked_api_key"),
+    (errors.Forbidden("x"), 403, "insufficient_permissions"),
     (errors.NotFound("x"), 404, "not_found"),
     (errors.UnknownModel("x"), 404, "model_not_found"),
     (errors.TooLarge("x"), 413, "request_too_large"),
     (errors.QueueFull("x", 7), 429, "queue_full"),
+    (errors.RateLimited("x", 7), 429, "rate_limit_exceeded"),
+    (errors.DaySpent("x", 7), 429, "insufficient_quota"),
+    (errors.BudgetSpent("x"), 429, "insufficient_quota"),
+    (errors.TooManyFailures("x", 7), 429, "too_many_failures"),
     (errors.Cancelled("x"), 499, "cancelled"),
     (errors.JobError("x"), 502, "job_failed"),
     (errors.WorkerLost("x"), 502, "worker_lost"),
     (errors.NoWorker("x"), 503, "no_worker"),
     (errors.ShuttingDown("x"), 503, "shutting_down"),
     (errors.StoreError("x"), 503, "store_failed"),
+    (errors.KeyReused("x"), 422, "idempotency_key_reused"),
+    (errors.StillRunning("x"), 503, "still_running"),
     (errors.TimedOut("x"), 504, "timed_out"),
+    (errors.NoFirstOutput("x"), 504, "first_output_timed_out"),
+    (errors.OutputStalled("x"), 504, "output_stalled"),
+    (errors.TookTooLong("x"), 504, "total_timed_out"),
     (errors.ConfigError("x"), 500, "internal_error"),
     (errors.LimitExceeded("x", 2, 1), 500, "internal_error"),
 ]
@@ -79,7 +93,9 @@ def test_statuses_are_those_that_openais_client_tells_apart() -> None:
     known = {
         400: openai.BadRequestError,
         401: openai.AuthenticationError,
+        403: openai.PermissionDeniedError,
         404: openai.NotFoundError,
+        422: openai.UnprocessableEntityError,
         429: openai.RateLimitError,
     }
     others = {row.status for row in PROBLEMS.values()} - known.keys()

@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 from openai import OpenAI
 
@@ -144,6 +145,14 @@ class Pool:
         ) as client:
             yield client
 
+    @contextmanager
+    def posting(self, path: str, body: Any) -> Iterator[Iterator[str]]:
+        """Post JSON; give the lines of the answer as they come."""
+        headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        with urlopen(Request(self.url + path, data, headers), timeout=PATIENCE) as got:
+            yield (line.decode().rstrip("\n") for line in got)
+
     def admin(self, path: str) -> Any:
         with self.client() as client:
             return client.get(f"{self.url}/admin/{path}", cast_to=object)
@@ -187,12 +196,16 @@ class GatedModel:
     It stands for a model too slow to be done before a test has done its worst.
     """
 
-    def __init__(self, pause: int) -> None:
+    def __init__(
+        self, pause: int, pairs: Mapping[str, Sequence[str]] = PAIRS, port: int = 0
+    ) -> None:
         self.asked = 0
+        self._pairs = pairs
         self.go_on = threading.Event()
         self._pause = pause
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), self._handler())
         self._server.daemon_threads = True
+        self.port = self._server.server_port
         self._serving = threading.Thread(
             target=self._server.serve_forever, args=(0.05,)
         )
@@ -201,7 +214,7 @@ class GatedModel:
     @property
     def flags(self) -> tuple[str, str]:
         """The flags of a worker that runs this model."""
-        return "--engine", f"http://127.0.0.1:{self._server.server_port}"
+        return "--engine", f"http://127.0.0.1:{self.port}"
 
     def close(self) -> None:
         self.go_on.set()
@@ -225,12 +238,16 @@ class GatedModel:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 model.asked += 1
                 self._head("text/event-stream")
-                answer = PAIRS[text_of(body["messages"][-1])]
+                answer = model._pairs[text_of(body["messages"][-1])]
                 for number, piece in enumerate(answer):
                     if number == model._pause:
                         model.go_on.wait(PATIENCE)
                     self._say({"delta": {"content": piece}, "index": 0})
+                if len(answer) == model._pause:
+                    model.go_on.wait(PATIENCE)
                 self._say({"delta": {}, "index": 0, "finish_reason": "stop"})
+                usage = {"prompt_tokens": 1, "completion_tokens": len(answer)}
+                self._write(_event({"choices": [], "usage": usage}))
                 self._write(b"data: [DONE]\n\n")
 
             def _head(self, type_: str) -> None:
@@ -239,8 +256,7 @@ class GatedModel:
                 self.end_headers()
 
             def _say(self, choice: dict[str, Any]) -> None:
-                chunk = json.dumps({"choices": [choice]})
-                self._write(f"data: {chunk}\n\n".encode())
+                self._write(_event({"choices": [choice]}))
 
             def _write(self, data: bytes) -> None:
                 with suppress(ConnectionError):  # whoever asked was killed
@@ -250,3 +266,7 @@ class GatedModel:
                 pass
 
         return Handler
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return f"data: {json.dumps(chunk)}\n\n".encode()

@@ -190,3 +190,22 @@ def test_chat_tells_that_the_answer_broke_off(
     assert chat.wait() == 1
     assert "broke off" in chat.errors
     assert "Traceback" not in chat.errors
+
+
+def test_jobs_are_listed_explained_and_shown(pool: Pool) -> None:
+    pool.joined("otter")
+    with pool.client() as client:
+        answer = client.chat.completions.create(
+            model="tiny", messages=[{"role": "user", "content": "ping"}], temperature=0
+        )
+
+    listed = shoal("jobs", "ls", *asking(pool))
+    told = shoal("jobs", "explain", answer.id, *asking(pool))
+    shown = shoal("jobs", "show", answer.id, "--json", *asking(pool))
+    ended = shoal("jobs", "cancel", answer.id, *asking(pool))
+
+    assert answer.id.removeprefix("chatcmpl-") in listed.stdout
+    assert "given to" in told.stdout
+    assert json.loads(shown.stdout)["outcome"]["text"] == "pong"
+    assert ended.returncode == 1
+    assert "has ended: done" in ended.stderr

@@ -1,14 +1,17 @@
 """``shoal join`` as a process: real workers, killed and restarted."""
 
+import socket
 import sqlite3
 import threading
 from contextlib import closing
 from typing import Any
 
 import pytest
+from openai import APIStatusError
 
 from live.programs import (
     TINY,
+    TOKEN,
     GatedModel,
     Pool,
     Programs,
@@ -62,6 +65,9 @@ def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
         (["http://127.0.0.1:1", "--model", "x=/none.gguf"], "/none.gguf"),
         (["http://127.0.0.1:1", "--model", "x"], "give its file"),
         (["http://127.0.0.1:1", "--engine", "magic"], "'magic'"),
+        (["http://127.0.0.1:1", "--model", "=x"], "expected NAME or NAME=PATH"),
+        (["http://127.0.0.1:1", "--engine", "http://127.0.0.1:1/v1"], "ask itself"),
+        (["http://127.0.0.1:1", "--engine", "http://127.0.0.1:2"], "cannot be reached"),
     ],
 )
 def test_wrong_argument_is_an_error_that_names_it(
@@ -234,3 +240,67 @@ def test_two_models_are_two_members_of_one_machine(programs: Programs) -> None:
         assert sorted(model.id for model in client.models.list()) == ["tiny", "twin"]
         with answer_to(client, "ping", model="twin") as stream:
             assert "".join(text_in(stream)) == "pong"
+
+
+def test_server_of_this_machine_is_found(
+    programs: Programs, slow_model: GatedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = programs.serve()
+    # The one port that can be moved: others may be in use here.
+    monkeypatch.setenv("OLLAMA_HOST", f"127.0.0.1:{slow_model.port}")
+    monkeypatch.setenv("SHOAL_URL", pool.url)
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(programs.folder / "worker"))
+    worker = programs.run("join", "--json", "--token", TOKEN, "--model", "tiny")
+
+    joined = worker.said("joined")
+
+    assert joined["model"] == "tiny"
+    assert joined["name"].startswith(socket.gethostname())
+    slow_model.go_on.set()
+    with pool.client() as client, answer_to(client, "ping") as stream:
+        assert "".join(text_in(stream)) == "pong"
+
+
+def test_several_engines_with_one_model_are_told_apart(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    flags = (*slow_model.flags, "--engine", "embedded", "--model", f"tiny={TINY}")
+    worker = pool.join("one", *flags)
+
+    names = {worker.said("joined")["name"] for _ in range(2)}
+
+    assert names == {f"one-{slow_model.port}", "one-embedded"}
+    assert len(pool.workers()) == 2
+
+
+def test_engine_that_dies_is_withdrawn_until_it_is_back(programs: Programs) -> None:
+    pool = programs.serve()
+    model = GatedModel(pause=99)
+    worker = pool.joined("one", *model.flags)
+
+    model.close()
+    gone = worker.said("unavailable")
+    assert worker.said("left")["model"] == "tiny"
+    eventually(lambda: not pool.workers(), "the coordinator knows")
+
+    model = GatedModel(pause=99, port=model.port)
+    try:
+        assert worker.said("available")["engine"] == gone["engine"] == str(model.port)
+        worker.said("joined")
+        with pool.client() as client, answer_to(client, "ping") as stream:
+            assert "".join(text_in(stream)) == "pong"
+    finally:
+        model.close()
+
+
+def test_worker_of_some_keys_works_for_no_other(programs: Programs) -> None:
+    pool = programs.serve()
+    pool.joined("one", "--model", f"tiny={TINY}", "--only-for", "alice,bob")
+
+    with (
+        pool.client() as client,
+        pytest.raises(APIStatusError, match="work for other keys only"),
+        answer_to(client, "ping"),
+    ):
+        pass

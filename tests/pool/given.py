@@ -2,7 +2,7 @@
 
 from shoal.domain.facts import Fact, JobLeased, WorkerJoined
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Feature, Job, Kind, Limits
+from shoal.domain.work import Chat, Feature, Job, Kind, Limits, Priority
 from shoal.domain.worker import Offer
 from shoal.pool.plan import plan
 from shoal.pool.react import Stimulus, react
@@ -10,18 +10,28 @@ from shoal.pool.state import Pool
 
 CHAT_ONLY = frozenset({Kind.CHAT})
 NOTHING: frozenset[Feature] = frozenset()
+NOBODY: frozenset[str] = frozenset()
 LIMITS = Limits()
 
 
-def chat(model: str = "m", *, stop: bool = False) -> Chat:
+def chat(model: str = "m", *, stop: bool = False, prompt: str = "hi") -> Chat:
     options = {"stop": "."} if stop else {}
-    return Chat(model, ({"role": "user", "content": "hi"},), options=options)
+    return Chat(model, ({"role": "user", "content": prompt},), options=options)
 
 
 def job(
-    name: str = "j", model: str = "m", limits: Limits = LIMITS, *, stop: bool = False
+    name: str = "j",
+    model: str = "m",
+    limits: Limits = LIMITS,
+    *,
+    stop: bool = False,
+    owner: str = "",
+    priority: Priority = Priority.NORMAL,
+    session: str = "",
+    prompt: str = "hi",
 ) -> Job:
-    return Job(JobId(name), chat(model, stop=stop), limits)
+    work = chat(model, stop=stop, prompt=prompt)
+    return Job(JobId(name), work, limits, owner, priority, session)
 
 
 def joined(
@@ -31,9 +41,19 @@ def joined(
     cancels: bool = True,
     features: frozenset[Feature] = NOTHING,
     kinds: frozenset[Kind] = CHAT_ONLY,
+    context: int = 0,
+    only_for: frozenset[str] = NOBODY,
     remark: str = "",
 ) -> WorkerJoined:
-    offer = Offer(kinds, frozenset(models or ("m",)), slots, features, remark)
+    offer = Offer(
+        kinds,
+        frozenset(models or ("m",)),
+        slots,
+        features,
+        context,
+        only_for,
+        remark,
+    )
     return WorkerJoined(WorkerId(name), offer, cancels)
 
 

@@ -7,10 +7,12 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     PassedOver,
     WorkerDraining,
     WorkerJoined,
@@ -69,8 +71,10 @@ def test_a_job_that_needed_two_workers() -> None:
     ]
 
 
-def test_every_end_says_why() -> None:
+def test_every_turn_and_every_end_says_why() -> None:
     assert told(
+        JobHedged(JOB.id, TWO, SECOND, "attempt 1 silent for 9.0 s; idle"),
+        JobUnhedged(JOB.id, FIRST, "the other was quicker", cut=True),
         JobRequeued(JOB.id, FIRST, "no room", ONE),
         JobFailed(JOB.id, "out of memory"),
         JobCancelled(JOB.id, "the client left"),
@@ -78,6 +82,8 @@ def test_every_end_says_why() -> None:
         JobCompleted(JOB.id, FIRST, Outcome("secret")),
         CameLate(JOB.id, FIRST, ONE, "completed"),
     ) == [
+        "given to w:two as well, attempt 2: attempt 1 silent for 9.0 s; idle",
+        "attempt 1 is over, the other goes on: the other was quicker",
         "refused by w:one, back in the queue: no room",
         "failed: out of memory",
         "cancelled: the client left",

@@ -1,6 +1,7 @@
 """Laws of the pool, under whatever order of events hypothesis thinks of."""
 
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -19,16 +20,21 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
+    JobStarted,
     JobSubmitted,
+    JobUnhedged,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Feature, Limit
+from shoal.domain.work import Feature, Job, Limit, Outcome, Priority, Usage
 from shoal.domain.worker import Offer
+from shoal.pool.hedge import SHARE, hedges, next_hedge
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.match import why_not
+from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
 from shoal.pool.react import (
     Answered,
@@ -42,18 +48,33 @@ from shoal.pool.react import (
     Submitted,
     Withdrawn,
     react,
+    recalls,
 )
-from shoal.pool.state import OpenJob, Pool, Worker
+from shoal.pool.state import Pool
+from shoal.pool.worker import Level, Worker
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 WORKERS = st.sampled_from([WorkerId(name) for name in "stuv"])
 MODELS = st.sampled_from("xy")
+OWNERS = st.sampled_from(["al", "bo", "cy"])
 OFFERS = st.builds(
     Offer,
     st.just(CHAT_ONLY),
     st.frozensets(MODELS, max_size=2),
     st.integers(0, 3),
     st.frozensets(st.sampled_from([Feature.CONTINUE, Feature.STOP])),
+    st.sampled_from([0, 100, 10_000]),
+    st.just(frozenset[str]()) | st.frozensets(OWNERS),
+)
+JOBS = st.builds(
+    job,
+    st.just("unnamed"),
+    MODELS,
+    stop=st.booleans(),
+    owner=OWNERS,
+    priority=st.sampled_from(Priority),
+    session=st.sampled_from(["", "one", "two"]),
+    prompt=st.sampled_from(["hi", "long " * 1000]),
 )
 
 
@@ -66,16 +87,16 @@ class PoolLaws(RuleBasedStateMachine):
         self.now = 0.0
         self.submitted = 0
         self.ends: Counter[JobId] = Counter()
-        self.leases: list[JobLeased] = []
+        self.leases: list[JobLeased | JobHedged] = []
         self.at_work: set[tuple[WorkerId, JobId, LeaseNumber]] = set()
 
     # What may happen.
 
-    @rule(models=st.lists(MODELS, min_size=1, max_size=6), stop=st.booleans())
-    def submit(self, models: list[str], stop: bool) -> None:
-        for model in models:
+    @rule(jobs=st.lists(JOBS, min_size=1, max_size=6))
+    def submit(self, jobs: list[Job]) -> None:
+        for each in jobs:
             self.submitted += 1
-            self.tell(Submitted(job(f"j{self.submitted}", model, stop=stop)))
+            self.tell(Submitted(replace(each, id=JobId(f"j{self.submitted}"))))
 
     @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
     def arrive(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
@@ -100,7 +121,8 @@ class PoolLaws(RuleBasedStateMachine):
             return
         self.at_work.discard((lease.worker_id, lease.job_id, lease.lease))
         event = end(lease.job_id, lease.lease, "")
-        self.tell(Answered(lease.worker_id, event, "text"))
+        written = Usage(1, data.draw(st.integers(0, 1000)))
+        self.tell(Answered(lease.worker_id, event, Outcome("", usage=written)))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -108,7 +130,11 @@ class PoolLaws(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.leases))
         opened = self.pool.jobs.get(lease.job_id)
         if opened is not None and opened.state is not JobState.STREAMING:
-            self.tell(Began(lease.job_id, lease.lease))
+            facts = react(self.pool, Began(lease.job_id, lease.lease))
+            for fact in facts:
+                self.apply(fact)
+            if facts:
+                assert opened.lease == lease.lease, "not the first one goes on"
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
@@ -137,7 +163,7 @@ class PoolLaws(RuleBasedStateMachine):
             opened = self.pool.jobs[lease.job_id]
             worker = self.pool.workers[lease.worker_id]
             assert why_not(opened, worker) is None, "given to one that cannot take it"
-            assert lease.lease == opened.lease + 1
+            self.check_is_new(lease)
             self.apply(lease)
 
         assert plan(self.pool) == []
@@ -145,6 +171,24 @@ class PoolLaws(RuleBasedStateMachine):
             if opened.worker_id is None:
                 free = [w.id for w in self.pool.workers.values() if takes(w, opened)]
                 assert not free, f"{opened.job.id} waits for nothing"
+
+    @rule(after=st.sampled_from([0.0, 1.0, 100.0]))
+    def hedge(self, after: float) -> None:
+        running = len(self.pool.jobs) - self.pool.waiting
+        given = hedges(self.pool, self.now, after)
+        assert not given or self.pool.hedges + len(given) <= max(1, running // SHARE)
+        for hedge in given:
+            opened = self.pool.jobs[hedge.job_id]
+            worker = self.pool.workers[hedge.worker_id]
+            assert why_not(opened, worker) is None, "given to one that cannot take it"
+            assert not worker.leases, "given to one that has something to do"
+            assert opened.state is JobState.LEASED
+            assert opened.leased_at + after <= self.now
+            self.check_is_new(hedge)
+            self.apply(hedge)
+
+        due = next_hedge(self.pool, self.now, after)
+        assert due is None or due > self.now
 
     # What must always be so.
 
@@ -163,7 +207,11 @@ class PoolLaws(RuleBasedStateMachine):
 
     @invariant()
     def queues_hold_what_waits(self) -> None:
-        queued = [job.job.id for queue in self.pool.queues.values() for job in queue]
+        queued = [
+            job.job.id
+            for queue in self.pool.queues.values()
+            for job, _ in queue.in_turn(self.pool.running)
+        ]
         waiting = [job for job in self.pool.jobs.values() if job.worker_id is None]
 
         assert sorted(queued) == sorted(job.job.id for job in waiting)
@@ -174,9 +222,9 @@ class PoolLaws(RuleBasedStateMachine):
     @invariant()
     def jobs_and_leases_agree(self) -> None:
         held = {
-            (job.worker_id, job.job.id, job.lease)
+            (worker_id, job.job.id, lease)
             for job in self.pool.jobs.values()
-            if job.worker_id is not None
+            for worker_id, lease in job.holders
         }
         taken = {
             (worker.id, job_id, lease)
@@ -188,25 +236,45 @@ class PoolLaws(RuleBasedStateMachine):
         for worker_id, job_id, _ in taken - held:
             # Cut short where nobody can be told.
             assert not self.pool.workers[worker_id].cancels
-            assert job_id in self.ends
+            assert job_id in self.ends or self.pool.jobs[job_id].given > 1
+
+    @invariant()
+    def counts_agree_with_counting_anew(self) -> None:
+        jobs = self.pool.jobs.values()
+        running = Counter(job.job.owner for job in jobs if job.worker_id is not None)
+        waiting = Counter(job.job.owner for job in jobs if job.worker_id is None)
+
+        assert self.pool.running == running
+        assert self.pool.queued_by == waiting
+        assert self.pool.hedges == sum(job.hedge is not None for job in jobs)
+        for silent in self.pool.silent.values():
+            assert silent.state is JobState.LEASED
+            assert silent.hedge is None
+        since = [silent.leased_at for silent in self.pool.silent.values()]
+        assert since == sorted(since)
 
     @invariant()
     def index_agrees_with_counting_anew(self) -> None:
         with_model: dict[str, set[WorkerId]] = {}
-        available: dict[str, dict[float, set[WorkerId]]] = {}
+        available: dict[str, dict[Level, set[WorkerId]]] = {}
+        slots: Counter[str] = Counter()
         for worker in self.pool.workers.values():
             for model in worker.offer.models:
                 with_model.setdefault(model, set()).add(worker.id)
+                if not worker.draining:
+                    slots[model] += worker.offer.slots
                 if worker.free_slots > 0 and not worker.draining:
-                    loads = available.setdefault(model, {})
-                    loads.setdefault(worker.load(), set()).add(worker.id)
+                    levels = available.setdefault(model, {})
+                    levels.setdefault(worker.level(), set()).add(worker.id)
 
-        index = self.pool.available
-        assert {m: set(ws) for m, ws in self.pool.with_model.items()} == with_model
+        roster = self.pool.roster
+        assert {m: set(ws) for m, ws in roster.with_model.items()} == with_model
         assert {
-            model: {load: set(workers) for load, workers in loads.items()}
-            for model, loads in index.items()
+            model: {level: set(workers) for level, workers in levels.items()}
+            for model, levels in roster.available.items()
         } == available
+        assert +roster.slots == +slots
+        assert roster.slots.keys() <= with_model.keys()
 
     # How it is done.
 
@@ -215,26 +283,30 @@ class PoolLaws(RuleBasedStateMachine):
             self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
+        for worker_id, cancel in recalls(self.pool, fact):
+            if self.pool.workers[worker_id].cancels:
+                self.at_work.discard((worker_id, cancel.job_id, cancel.lease))
         if isinstance(fact, ENDS):
             self.ends[fact.job_id] += 1
-            self.recall(fact.job_id)
         self.pool.apply(fact, self.now)
         match fact:
-            case JobLeased(job_id, worker_id, lease):
+            case JobLeased(job_id, worker_id, lease) | JobHedged(
+                job_id, worker_id, lease
+            ):
                 self.leases.append(fact)
                 self.at_work.add((worker_id, job_id, lease))
             case WorkerLost(worker_id):
                 self.at_work = {each for each in self.at_work if each[0] != worker_id}
             case JobSubmitted(each):
                 assert each.id in self.pool.jobs
+            case JobStarted(job_id, lease) | JobUnhedged(job_id, lease):
+                assert len(list(self.pool.jobs[job_id].holders)) == 1
             case _:
                 pass
 
-    def recall(self, job_id: JobId) -> None:
-        """Let the holder of a job that ends know, if its wire can."""
-        opened = self.pool.jobs[job_id]
-        if (holder := opened.worker_id) and self.pool.workers[holder].cancels:
-            self.at_work.discard((holder, job_id, opened.lease))
+    def check_is_new(self, fact: JobLeased | JobHedged) -> None:
+        numbers = {each.lease for each in self.leases if each.job_id == fact.job_id}
+        assert fact.lease == len(numbers) + 1, "a lease has a number of its own"
 
     def any_job(self, data: st.DataObject) -> JobId:
         return JobId(f"j{data.draw(st.integers(1, self.submitted))}")

@@ -13,10 +13,12 @@ from shoal.domain.facts import (
     JobExpired,
     JobFact,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Limit, Outcome
@@ -35,6 +37,8 @@ FACTS: dict[type[JobFact], JobFact] = {
     for fact in (
         JobSubmitted(job()),
         JobLeased(ID, WorkerId("w"), ONE, ""),
+        JobHedged(ID, WorkerId("v"), LeaseNumber(2), ""),
+        JobUnhedged(ID, ONE, ""),
         JobStarted(ID, ONE),
         JobRequeued(ID, ONE, ""),
         JobCompleted(ID, ONE, Outcome("")),
@@ -47,15 +51,16 @@ FACTS: dict[type[JobFact], JobFact] = {
 Q, L, S = JobState.QUEUED, JobState.LEASED, JobState.STREAMING
 D, F, C, E = JobState.DONE, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED
 
-#               submitted leased started requeued completed failed cancelled expired
+NO = None
+#   submitted leased hedged unhedged started requeued completed failed cancelled expired
 EXPECTED = {
-    Q: (None, L, None, None, None, F, C, E),
-    L: (None, None, S, Q, D, F, C, E),
-    S: (None, None, None, Q, D, F, C, E),
-    D: (None,) * 8,
-    F: (None,) * 8,
-    C: (None,) * 8,
-    E: (None,) * 8,
+    Q: (NO, L, NO, NO, NO, NO, NO, F, C, E),
+    L: (NO, NO, L, L, S, Q, D, F, C, E),
+    S: (NO, NO, NO, NO, NO, Q, D, F, C, E),
+    D: (NO,) * 10,
+    F: (NO,) * 10,
+    C: (NO,) * 10,
+    E: (NO,) * 10,
 }
 CELLS = [
     pytest.param(state, fact, row[column], id=f"{state.value}-{type(fact).__name__}")

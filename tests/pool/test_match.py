@@ -11,7 +11,7 @@ from shoal.domain.facts import (
     WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Feature
+from shoal.domain.work import Feature, Kind
 from shoal.pool.match import (
     LOOKED_AT_MAX,
     NAMED_MAX,
@@ -62,6 +62,32 @@ def test_stop_strings_need_a_worker_that_obeys_them(
     assert why_not(pool.jobs[J], pool.workers[W]) == reason
 
 
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (joined(context=99), "reads 99 tokens, fewer than the request has"),
+        (joined(context=100), None),
+        (joined(context=0), None),
+        (joined(only_for=frozenset({"bo"})), "works for other keys only"),
+        (joined(only_for=frozenset({"al", "bo"})), None),
+        (joined(kinds=frozenset({Kind.EMBEDDING})), "does not run chat jobs"),
+    ],
+)
+def test_length_and_owner_of_a_job_count(
+    worker: WorkerJoined, reason: str | None
+) -> None:
+    asked = job(owner="al", prompt="x" * 800)
+    pool = pool_after(worker, JobSubmitted(asked))
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == reason
+
+
+def test_worker_that_is_at_a_job_already_does_not_get_it_twice() -> None:
+    pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == "is at it already"
+
+
 def test_draining_worker_takes_nothing() -> None:
     pool = pool_after(joined(), WorkerDraining(W, ""), JobSubmitted(job()))
 
@@ -95,9 +121,7 @@ def test_workers_passed_over_are_grouped_by_reason() -> None:
     groups = passed_over(pool, pool.jobs[J], chosen=WorkerId("a"))
 
     assert groups == (
-        PassedOver(
-            "another was less busy, or as busy and waiting longer", 1, (WorkerId("b"),)
-        ),
+        PassedOver("another was expected to be quicker", 1, (WorkerId("b"),)),
         PassedOver("offers no slots", 1, (WorkerId("c"),)),
         PassedOver("does not have m", 2),
     )

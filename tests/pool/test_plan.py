@@ -15,7 +15,8 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Feature, Outcome
 from shoal.pool.plan import plan
-from shoal.pool.state import LOAD_SLOTS_MAX, Pool
+from shoal.pool.state import Pool
+from shoal.pool.worker import LOAD_SLOTS_MAX
 
 CONTINUES = frozenset({Feature.CONTINUE})
 ONE = LeaseNumber(1)
@@ -58,7 +59,7 @@ def test_least_loaded_worker_goes_first() -> None:
         joined("small", slots=2),
         *submit("a", "b"),
         leased("a", "small"),
-        joined("large", slots=8),
+        joined("large", slots=4),
         leased("b", "large"),
         *submit("c", "d", "e", "f"),
     )
@@ -66,8 +67,8 @@ def test_least_loaded_worker_goes_first() -> None:
     assert hand_out(pool) == [
         ("c", "large"),
         ("d", "large"),
-        ("e", "large"),
-        ("f", "small"),
+        ("e", "small"),
+        ("f", "large"),
     ]
 
 
@@ -207,8 +208,8 @@ def test_lease_numbers_count_attempts_and_the_reason_names_the_load() -> None:
     first, second = plan(pool)
 
     assert (first.lease, second.lease) == (1, 1)
-    assert first.reason == "least busy: 0% of its slots in use"
-    assert second.reason == "least busy: 25% of its slots in use"
+    assert first.reason == "expected to be quickest: 0% of its slots in use"
+    assert second.reason == "expected to be quickest: 25% of its slots in use"
 
 
 @pytest.mark.parametrize("slots", [LOAD_SLOTS_MAX, 100_000])

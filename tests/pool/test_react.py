@@ -18,8 +18,15 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Limit, Limits, Outcome, Usage
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Draining,
+    Failed,
+    Rejected,
+)
+from shoal.domain.work import Fault, Limit, Limits, Outcome, Usage
+from shoal.pool.open_job import OpenJob
 from shoal.pool.react import (
     WORKERS_LOST_MAX,
     Answered,
@@ -34,12 +41,13 @@ from shoal.pool.react import (
     Withdrawn,
     overdue,
     react,
+    recalls,
 )
-from shoal.pool.state import OpenJob, Pool
+from shoal.pool.state import Pool
 
 J, W = JobId("j"), WorkerId("w")
 ONE, TWO = LeaseNumber(1), LeaseNumber(2)
-USAGE = Usage(3, 4)
+WHOLE = Outcome("text", "length", Usage(3, 4))
 LIMITS = Limits(queue=10.0, first_output=20.0, silence=5.0, total=100.0)
 
 
@@ -60,8 +68,8 @@ def running() -> Pool:
         ),
         (Retiring(W, Draining("bye")), [WorkerDraining(W, "bye")]),
         (
-            Answered(W, Completed(J, ONE, "length", USAGE), "text"),
-            [JobCompleted(J, ONE, Outcome("text", "length", USAGE))],
+            Answered(W, Completed(J, ONE, "length", WHOLE.usage), WHOLE),
+            [JobCompleted(J, ONE, WHOLE)],
         ),
         (Answered(W, Rejected(J, ONE, "no")), [JobRequeued(J, ONE, "no", W)]),
         (Answered(W, Failed(J, ONE, "boom")), [JobFailed(J, "boom")]),
@@ -94,6 +102,38 @@ def test_words_that_crossed_on_the_way_mean_nothing(stimulus: Stimulus) -> None:
     assert react(running(), stimulus) == []
 
 
+@pytest.mark.parametrize("fault", Fault)
+def test_failure_is_of_whoever_the_worker_says(fault: Fault) -> None:
+    answered = Answered(W, Failed(J, ONE, "boom", fault))
+
+    assert react(running(), answered) == [JobFailed(J, "boom", fault=fault)]
+
+
+@pytest.mark.parametrize(
+    ("fact", "stopped"),
+    [
+        (JobCancelled(J, "left"), True),
+        (JobExpired(J, Limit.TOTAL, ""), True),
+        (JobFailed(J, "spoilt", cut=True), True),
+        (JobFailed(J, "boom"), False),
+        (JobCompleted(J, ONE, WHOLE), False),
+        (JobRequeued(J, ONE, "worker lost"), False),
+        (JobStarted(J, ONE), False),
+        (WorkerLost(W, ""), False),
+    ],
+)
+def test_worker_is_stopped_if_it_works_in_vain(fact: Fact, stopped: bool) -> None:
+    recalled = [(W, CancelJob(J, ONE))] if stopped else []
+
+    assert recalls(running(), fact) == recalled
+
+
+def test_nobody_is_stopped_for_a_job_that_nobody_has() -> None:
+    pool = pool_after(JobSubmitted(job()))
+
+    assert recalls(pool, JobCancelled(J, "left")) == []
+
+
 def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
     pool = running()
     pool.apply(JobRequeued(J, ONE, "worker lost"), 0.0)
@@ -113,7 +153,7 @@ def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
 def test_result_of_another_lease_is_recorded_and_not_delivered(
     worker: WorkerId, event: Completed | Rejected | Failed, what: str
 ) -> None:
-    facts = react(running(), Answered(worker, event, "text"))
+    facts = react(running(), Answered(worker, event, WHOLE))
 
     assert facts == [CameLate(event.job_id, event.lease, worker, what)]
 
@@ -125,11 +165,12 @@ def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
     assert hand_out(pool) == [("j", "second")]
     pool.apply(joined(), 0.0)
 
-    late = tell(pool, Answered(W, Completed(J, ONE), "first"))
-    good = tell(pool, Answered(WorkerId("second"), Completed(J, TWO), "second"))
+    late = tell(pool, Answered(W, Completed(J, ONE), Outcome("first")))
+    second = Outcome("second")
+    good = tell(pool, Answered(WorkerId("second"), Completed(J, TWO), second))
 
     assert late == [CameLate(J, ONE, W, "completed")]
-    assert good == [JobCompleted(J, TWO, Outcome("second"))]
+    assert good == [JobCompleted(J, TWO, second)]
 
 
 def test_newer_connection_of_one_identity_replaces_the_older() -> None:
@@ -145,7 +186,7 @@ def test_newer_connection_of_one_identity_replaces_the_older() -> None:
         WorkerJoined(W, offer, cancels=False),
     ]
     assert pool.workers[W].free_slots == 3
-    assert pool.with_model.keys() == {"n"}
+    assert pool.roster.with_model.keys() == {"n"}
 
 
 def test_job_that_outlives_three_workers_is_given_up() -> None:

@@ -18,7 +18,8 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Limit, Outcome
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
-from shoal.pool.state import MODEL_MEMORY, REFUSAL_PAUSE, Pool
+from shoal.pool.state import REFUSAL_PAUSE, Pool
+from shoal.pool.worker import Level
 
 J, W = JobId("j"), WorkerId("w")
 ONE = LeaseNumber(1)
@@ -123,32 +124,6 @@ def test_nothing_happens_twice() -> None:
         pool.apply(leased("k"), 0.0)
 
 
-def test_model_is_known_while_a_worker_has_it_and_for_a_while_after() -> None:
-    pool = pool_after(joined("a"), joined("b"))
-    assert pool.knows("m", 1e9)
-    assert not pool.knows("other", 0.0)
-
-    pool.apply(WorkerLost(WorkerId("a"), ""), 50.0)
-    assert pool.knows("m", 1e9)
-    pool.apply(WorkerLost(WorkerId("b"), ""), 100.0)
-
-    assert pool.knows("m", 100.0 + MODEL_MEMORY - 1)
-    assert not pool.knows("m", 100.0 + MODEL_MEMORY)
-
-
-def test_models_of_passing_workers_do_not_pile_up() -> None:
-    pool = Pool()
-
-    for number in range(1000):
-        now = number * MODEL_MEMORY / 10
-        pool.apply(joined("w", f"model{number}"), now)
-        pool.apply(WorkerLost(W, ""), now)
-
-    assert len(pool.model_last_seen) <= 12
-    assert not pool.with_model
-    assert not pool.available
-
-
 def test_job_from_the_store_is_queued_under_its_last_lease() -> None:
     pool = Pool()
 
@@ -167,3 +142,44 @@ def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
     assert hand_out(pool) == []
     assert pool.forgive(7.0 + REFUSAL_PAUSE) is None
     assert hand_out(pool) == [("j", "w")]
+
+
+def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.pool.state.SESSIONS_MAX", 10)
+    pool = pool_after(joined("a"), joined("b"))
+
+    for number in range(100):
+        name = f"j{number}"
+        session = "kept" if number % 5 == 0 else f"s{number}"
+        pool.apply(JobSubmitted(job(name, session=session)), 0.0)
+        pool.apply(leased(name, "a"), 0.0)
+        pool.apply(JobCompleted(JobId(name), ONE, Outcome("")), 0.0)
+
+    assert len(pool.sessions) == 10
+    assert pool.sessions["kept"] == "a"
+    pool.apply(JobSubmitted(job(session="kept")), 0.0)
+    pool.apply(leased(worker="b"), 0.0)
+    assert pool.sessions["kept"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("level", "usual", "cost"),
+    [
+        ((0.5, None), None, 0.5),
+        ((0.5, 0), None, 0.5),
+        ((0.5, 3), None, 0.0625),
+        ((0.5, -1), None, 1.0),
+        ((0.5, None), 8.0, 0.0625),
+        ((0.5, None), 9.0, 0.0625),
+        ((1.0, 4), 8.0, 0.0625),
+    ],
+)
+def test_cost_is_load_over_speed(
+    level: Level, usual: float | None, cost: float
+) -> None:
+    pool = Pool()
+    pool.speeds.usual_pace = usual
+
+    assert pool.cost(level) == cost

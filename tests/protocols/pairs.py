@@ -7,7 +7,8 @@ from urllib.parse import urlsplit
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Command, Event, RunJob
-from shoal.domain.work import Chat, Feature
+from shoal.domain.work import Chat, Feature, Kind
+from shoal.domain.worker import Model
 from shoal.protocols import Protocol
 from shoal.protocols.session import (
     Close,
@@ -20,12 +21,14 @@ from shoal.protocols.session import (
     Output,
     Send,
     WorkerSession,
+    by_token,
 )
 
 M = TypeVar("M")
 
 START = 1_700_000_000_000
-MEMBER = Member("worker one", "family/model:7b", 3, frozenset(Feature), "a token")
+MODEL = Model("family/model:7b", frozenset(Kind), frozenset(Feature), 4096)
+MEMBER = Member("worker one", MODEL, 3, "a token", frozenset({"al", "bo, c=d é"}))
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
 
@@ -71,7 +74,7 @@ def connect(
     protocol: Protocol, member: Member = MEMBER, now: float = 0.0
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
-    (endpoint,) = protocol.endpoints(protocol.config(), START)
+    (endpoint,) = protocol.endpoints(protocol.config(), START, by_token(""))
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
     url = urlsplit(dialer.url)
     headers = {name.lower(): value for name, value in dialer.headers.items()}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent
+from shoal.domain.assembly import CHOICES_MAX
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
@@ -23,7 +24,19 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Kind, Usage
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Delta,
+    Embedding,
+    Fault,
+    Kind,
+    Piece,
+    Usage,
+    Work,
+)
+from shoal.domain.worker import Model
 from shoal.protocols import Protocol, discover
 from shoal.protocols.session import Close, Data
 
@@ -52,26 +65,51 @@ messages = st.fixed_dictionaries(
 )
 chats = st.builds(
     Chat,
-    st.just(MEMBER.model),
+    st.just(MEMBER.model.name),
     st.lists(messages, max_size=5).map(tuple),
     st.none() | st.integers(1, 2**31 - 1),
     st.none() | st.floats(0, 2),
     st.dictionaries(texts, values, max_size=3),
+)
+completions = st.builds(
+    Completion,
+    st.just(MEMBER.model.name),
+    texts | st.lists(texts, max_size=3) | st.lists(st.integers(0, 2**31), max_size=3),
+    st.none() | st.integers(1, 2**31 - 1),
+    st.none() | st.floats(0, 2),
+    st.dictionaries(texts, values, max_size=3),
+)
+embeddings = st.builds(
+    Embedding,
+    st.just(MEMBER.model.name),
+    st.lists(texts, max_size=3).map(tuple),
+    st.dictionaries(texts, values, max_size=3),
+)
+deltas = st.builds(
+    Delta,
+    st.integers(0, CHOICES_MAX - 1),
+    st.dictionaries(texts, values, max_size=3),
+    st.none() | st.dictionaries(texts, values, max_size=3),
+    st.sampled_from([None, "stop", "tool_calls"]),
 )
 usages = st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40))
 
 
 @every_protocol
 def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
+    model = MEMBER.model
     _, heard = connect(protocol)
 
     (joined,) = heard
     assert isinstance(joined, Joined)
     assert MEMBER.name in joined.name
-    assert joined.offer.models == {MEMBER.model}
+    assert joined.offer.models == {model.name}
     assert joined.offer.slots == MEMBER.slots
-    assert joined.offer.features <= MEMBER.features
-    assert joined.offer.kinds == {Kind.CHAT}
+    assert joined.offer.features <= model.features
+    assert Kind.CHAT in joined.offer.kinds
+    assert joined.offer.kinds <= model.kinds
+    assert joined.offer.context in (model.context, 0)
+    assert joined.offer.only_for in (MEMBER.only_for, frozenset())
     assert joined.offer.remark == ""
 
 
@@ -79,8 +117,10 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
 def test_workers_of_different_names_or_models_are_different(protocol: Protocol) -> None:
     names = {
         heard[0].name
-        for name, model in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
-        for _, heard in [connect(protocol, replace(MEMBER, name=name, model=model))]
+        for name, has in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
+        for _, heard in [
+            connect(protocol, replace(MEMBER, name=name, model=Model(has)))
+        ]
         if isinstance(heard[0], Joined)
     }
 
@@ -95,28 +135,33 @@ def test_an_address_that_cannot_be_dialled_is_refused(protocol: Protocol) -> Non
 
 
 @every_protocol
-@given(chat=chats, continues=texts)
+@given(work=chats | completions | embeddings, continues=texts)
 def test_a_job_arrives_as_it_was_issued(
-    protocol: Protocol, chat: Chat, continues: str
+    protocol: Protocol, work: Work, continues: str
 ) -> None:
-    pair, _ = connect(protocol)
+    pair, (joined,) = connect(protocol)
+    assert isinstance(joined, Joined)
+    if work.kind not in joined.offer.kinds:
+        return  # it is never given one
+    if work.kind is Kind.EMBEDDING:
+        continues = ""
 
-    heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), chat, continues))
+    heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), work, continues))
 
     (run,) = heard
     assert isinstance(run, RunJob)
-    assert run.work == chat
+    assert run.work == work
     assert run.continues == continues
 
 
 @every_protocol
 @given(
-    pieces=st.lists(st.text(min_size=1), max_size=5),
+    pieces=st.lists(st.text(min_size=1) | deltas, max_size=5),
     reason=st.sampled_from(["stop", "length"]),
     usage=st.none() | usages,
 )
 def test_an_answer_arrives_as_it_was_given(
-    protocol: Protocol, pieces: list[str], reason: str, usage: Usage | None
+    protocol: Protocol, pieces: list[Piece], reason: str, usage: Usage | None
 ) -> None:
     pair, _ = connect(protocol)
     run = given_job(pair)
@@ -127,7 +172,7 @@ def test_an_answer_arrives_as_it_was_given(
     heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
 
     *progress, end = heard
-    assert [p.text for p in progress if isinstance(p, Progress)] == pieces
+    assert [p.piece for p in progress if isinstance(p, Progress)] == pieces
     assert len(progress) == len(pieces)
     assert isinstance(end, Completed)
     assert (end.job_id, end.lease) == (RUN.job_id, RUN.lease)
@@ -136,14 +181,20 @@ def test_an_answer_arrives_as_it_was_given(
 
 
 @every_protocol
-@given(text=texts)
-def test_what_went_wrong_arrives_as_it_was_said(protocol: Protocol, text: str) -> None:
-    for kind in (Rejected, Failed):
-        pair, _ = connect(protocol)
-        run = given_job(pair)
-        if kind in pair.worker.accepts:
-            heard = pair.issue_event(kind(run.job_id, run.lease, text))
-            assert heard == [kind(RUN.job_id, RUN.lease, text)]
+@given(text=texts, fault=st.sampled_from(Fault))
+def test_what_went_wrong_arrives_as_it_was_said(
+    protocol: Protocol, text: str, fault: Fault
+) -> None:
+    pair, _ = connect(protocol)
+    run = given_job(pair)
+    if Rejected in pair.worker.accepts:
+        heard = pair.issue_event(Rejected(run.job_id, run.lease, text))
+        assert heard == [Rejected(RUN.job_id, RUN.lease, text)]
+    pair, _ = connect(protocol)
+    run = given_job(pair)
+    if Failed in pair.worker.accepts:
+        heard = pair.issue_event(Failed(run.job_id, run.lease, text, fault))
+        assert heard == [Failed(RUN.job_id, RUN.lease, text, fault)]
     pair, _ = connect(protocol)
     if Draining in pair.worker.accepts:
         assert pair.issue_event(Draining(text)) == [Draining(text)]
@@ -192,6 +243,7 @@ def test_no_message_whatever_breaks_either_end(
     run = given_job(pair)
     for event in (
         Progress(run.job_id, run.lease, "text"),
+        Progress(run.job_id, run.lease, Delta(1, {"content": "more than text"})),
         Completed(run.job_id, run.lease, "length", Usage(1, 2)),
         Draining("why"),
     ):
@@ -260,6 +312,7 @@ def test_memory_does_not_grow_with_the_messages(protocol: Protocol) -> None:
     for turn in range(3000):
         run = given_job(pair, f"job {turn}")
         pair.issue_event(Progress(run.job_id, run.lease, "text"))
+        pair.issue_event(Progress(run.job_id, run.lease, Delta(1, {"content": "a"})))
         late = sent(pair.worker.issue(Progress(run.job_id, run.lease, "late"), 0.0))
         pair.issue_event(Completed(run.job_id, run.lease))
         for message in late:
@@ -311,7 +364,7 @@ def reachable(value: object, seen: set[int]) -> Iterator[object]:
             inner = [*value.keys(), *value.values()]
         case list() | tuple() | set() | frozenset():
             inner = list(value)
-        case str() | bytes() | int() | float() | None:
+        case str() | bytes() | int() | float() | type() | None:
             inner = []
         case _:
             inner = list(getattr(value, "__dict__", {}).values())

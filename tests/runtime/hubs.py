@@ -1,7 +1,7 @@
 """A hub at work in virtual time, with workers and clients that a test plays."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -17,13 +17,26 @@ from shoal.domain.vocabulary import (
     Event,
     Joined,
     Progress,
+    Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Feature, Kind, Limits, Outcome
-from shoal.domain.worker import Offer
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    Job,
+    Kind,
+    Limits,
+    Outcome,
+    Piece,
+    Work,
+)
+from shoal.domain.worker import CHATS, Offer
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.store.memory import MemoryStore
+from simulation import virtual
 
 EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 CONTINUES = frozenset({Feature.CONTINUE})
@@ -59,12 +72,13 @@ class Member:
         slots: int = 1,
         features: frozenset[Feature] = NOTHING,
         accepts: frozenset[type] = EVERYTHING,
+        kinds: frozenset[Kind] = CHATS,
     ) -> None:
         self.accepts = accepts
         self.told: list[Command] = []
         self.hung_up: list[tuple[str, int]] = []
         self.port = hub.connect(self, "wire")
-        offer = Offer(frozenset({Kind.CHAT}), frozenset({model}), slots, features)
+        offer = Offer(kinds, frozenset({model}), slots, features)
         self.say(Joined(name, offer))
 
     def issue(self, message: Command) -> bool:
@@ -87,29 +101,37 @@ class Member:
         for event in events:
             self.port.heard(event)
 
-    def write(self, *texts: str, run: int = -1) -> None:
+    def write(self, *pieces: Piece, run: int = -1) -> None:
         """Write pieces of the answer to a job, the last one unless told otherwise."""
         job = self.runs[run]
-        self.say(*(Progress(job.job_id, job.lease, text) for text in texts))
+        self.say(*(Progress(job.job_id, job.lease, piece) for piece in pieces))
 
     def complete(self, run: int = -1) -> None:
         job = self.runs[run]
         self.say(Completed(job.job_id, job.lease))
 
+    def refuse(self, reason: str = "loading", run: int = -1) -> None:
+        job = self.runs[run]
+        self.say(Rejected(job.job_id, job.lease, reason))
+
 
 class Client:
     """Somebody who asks, and what came of it."""
 
-    def __init__(self, hub: Hub, model: str = "m", limits: Limits = LIMITS) -> None:
+    def __init__(self, hub: Hub, job: Job) -> None:
         self.job_id = JobId("")
         self.accepted = False
-        self.text = ""
+        self.pieces: list[Piece] = []
         self.outcome: Outcome | None = None
         self.error: ShoalError | None = None
         self._hub = hub
-        self._chat = Chat(model, ({"role": "user", "content": SECRET},))
-        self._limits = limits
+        self._job = job
         self.task = asyncio.create_task(self._ask())
+
+    @property
+    def text(self) -> str:
+        """What came, if it is text."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
 
     async def leave(self) -> None:
         self.task.cancel()
@@ -119,11 +141,11 @@ class Client:
 
     async def _ask(self) -> None:
         try:
-            async with self._hub.answering(self._chat, self._limits) as reader:
+            async with self._hub.answering(self._job) as reader:
                 self.accepted = True
                 self.job_id = reader.job_id
                 while pieces := await reader.read():
-                    self.text += "".join(pieces)
+                    self.pieces += pieces
                 self.outcome = await reader.outcome()
         except ShoalError as error:
             self.error = error
@@ -137,8 +159,35 @@ class Coordinator:
     store: SlowStore
     task: asyncio.Task[None]
 
-    async def ask(self, model: str = "m", limits: Limits = LIMITS) -> Client:
-        client = Client(self.hub, model, limits)
+    def job(
+        self,
+        model: str = "m",
+        limits: Limits = LIMITS,
+        *,
+        owner: str = "",
+        key: str = "",
+        prompt: str = SECRET,
+        kind: Kind = Kind.CHAT,
+    ) -> Job:
+        works: dict[Kind, Work] = {
+            Kind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
+            Kind.COMPLETION: Completion(model, prompt),
+            Kind.EMBEDDING: Embedding(model, (prompt,)),
+        }
+        return Job(self.hub.new_id(), works[kind], limits, owner, idempotency_key=key)
+
+    async def ask(
+        self,
+        model: str = "m",
+        limits: Limits = LIMITS,
+        *,
+        owner: str = "",
+        key: str = "",
+        prompt: str = SECRET,
+        kind: Kind = Kind.CHAT,
+    ) -> Client:
+        job = self.job(model, limits, owner=owner, key=key, prompt=prompt, kind=kind)
+        client = Client(self.hub, job)
         await moment()
         return client
 
@@ -149,8 +198,9 @@ class Coordinator:
         slots: int = 1,
         features: frozenset[Feature] = NOTHING,
         accepts: frozenset[type] = EVERYTHING,
+        kinds: frozenset[Kind] = CHATS,
     ) -> Member:
-        member = Member(self.hub, name, model, slots, features, accepts)
+        member = Member(self.hub, name, model, slots, features, accepts, kinds)
         await moment()
         return member
 
@@ -160,7 +210,9 @@ class Coordinator:
 
 @asynccontextmanager
 async def coordinator(
-    store: SlowStore | None = None, queue_max: int = 1000
+    store: SlowStore | None = None,
+    queue_max: int = 1000,
+    hedge_after: float | None = None,
 ) -> AsyncIterator[Coordinator]:
     """Run a hub for the length of the block; then end it as ``kill -9`` does."""
     store = store or SlowStore()
@@ -168,7 +220,9 @@ async def coordinator(
     numbers = count(1 + len(store._jobs))
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop.time)
-    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max)
+    hub = Hub(
+        store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max, hedge_after
+    )
     await hub.restore()
     task = asyncio.create_task(hub.run())
     try:
@@ -180,6 +234,21 @@ async def coordinator(
         for each in others:
             each.cancel()
         await asyncio.gather(*others, return_exceptions=True)
+
+
+def play(
+    script: Callable[[Coordinator], Awaitable[None]],
+    store: SlowStore | None = None,
+    queue_max: int = 1000,
+    hedge_after: float | None = None,
+) -> None:
+    """Run a script against a coordinator, in virtual time."""
+
+    async def scenario() -> None:
+        async with coordinator(store, queue_max, hedge_after) as its:
+            await script(its)
+
+    virtual.run(scenario())
 
 
 async def moment() -> None:

@@ -6,63 +6,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.domain.errors import JobError
-from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Outcome
-from shoal.runtime.answer import (
-    ANSWER_MAX,
-    JOIN_ABOVE,
-    SLOW_AFTER,
-    UNREAD_CEILING,
-    UNREAD_MAX,
-    Answer,
-    Slow,
-    Spoilt,
-)
+from shoal.domain.errors import Cancelled, JobError
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Choice, Delta, Outcome, Piece
+from shoal.runtime.answer import ANSWER_MAX, Answer, Slow, Spoilt
+from shoal.runtime.pieces import DELTA_COST, JOIN_AT
+from shoal.runtime.reading import SLOW_AFTER, UNREAD_CEILING, UNREAD_MAX, Reading
 from simulation import virtual
 
-ONE, TWO = LeaseNumber(1), LeaseNumber(2)
+ONE, TWO, THREE = LeaseNumber(1), LeaseNumber(2), LeaseNumber(3)
+A, B = WorkerId("a"), WorkerId("b")
 WHOLE = "The fish, übrigens: 😀."
 SPLITS = range(len(WHOLE) + 1)
 
 
-def begun(*pieces: str, read: bool = True) -> Answer:
-    """Return an answer of which a first worker has written something."""
+def begun(*pieces: Piece, read: bool = True) -> tuple[Answer, Reading]:
+    """Return an answer of which a first worker has written something, and a reader."""
     answer = Answer(JobId("j"))
-    answer.grant(ONE, continues=False)
+    reading = answer.reading()
+    answer.grant(ONE, A, continues=False)
     for piece in pieces:
         answer.put(piece, 0.0)
     if read:
-        assert read_now(answer) == list(pieces)
-    return answer
+        assert read_now(reading) == list(pieces)
+    return answer, reading
 
 
-def read_now(answer: Answer) -> list[str]:
+def read_now(reading: Reading) -> list[Piece]:
     """Read what is there, without waiting."""
-
-    async def read() -> list[str]:
-        return await answer.read()
-
-    return virtual.run(read())
+    return virtual.run(reading.read())
 
 
-def pieces_of(text: str, size: int) -> list[str]:
+def text_now(reading: Reading) -> str:
+    return "".join(map(str, read_now(reading)))
+
+
+def cut(text: str, size: int) -> list[str]:
     return [text[at : at + size] for at in range(0, len(text), size)]
 
 
 def test_text_is_read_once_and_kept_whole() -> None:
-    answer = begun("one ", "two ")
+    answer, reading = begun("one ", "two ")
     answer.put("three", 0.0)
 
-    assert read_now(answer) == ["three"]
+    assert read_now(reading) == ["three"]
     assert answer.text == "one two three"
 
 
 def test_only_the_first_text_of_a_lease_is_the_first() -> None:
-    answer = begun(read=False)
+    answer, _ = begun(read=False)
 
     assert [answer.put(text, 0.0) for text in "abc"] == [True, False, False]
-    answer.grant(TWO, continues=True)
+    answer.grant(TWO, B, continues=True)
     assert [answer.put(text, 0.0) for text in "def"] == [True, False, False]
 
 
@@ -71,30 +66,30 @@ def test_only_the_first_text_of_a_lease_is_the_first() -> None:
 def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
     at: int, size: int
 ) -> None:
-    answer = begun(*([WHOLE[:at]] if at else []), read=False)
-    given = read_now(answer) if at else []
+    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+    given = text_now(reading) if at else ""
 
-    answer.grant(TWO, continues=False)
-    for piece in pieces_of(WHOLE, size):
+    assert answer.grant(TWO, B, continues=False) == ""
+    for piece in cut(WHOLE, size):
         answer.put(piece, 1.0)
     answer.check_whole()
 
-    rest = read_now(answer) if at < len(WHOLE) else []
-    assert "".join(given + rest) == WHOLE == answer.text
+    rest = text_now(reading) if at < len(WHOLE) else ""
+    assert given + rest == WHOLE == answer.text
 
 
 @pytest.mark.parametrize("at", SPLITS)
 def test_worker_that_continues_just_adds(at: int) -> None:
-    answer = begun(*([WHOLE[:at]] if at else []), read=False)
-    given = read_now(answer) if at else []
+    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+    given = text_now(reading) if at else ""
 
-    answer.grant(TWO, continues=True)
+    assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
     if at < len(WHOLE):
         answer.put(WHOLE[at:], 1.0)
     answer.check_whole()
 
-    rest = read_now(answer) if at < len(WHOLE) else []
-    assert "".join(given + rest) == WHOLE
+    rest = text_now(reading) if at < len(WHOLE) else ""
+    assert given + rest == WHOLE
 
 
 @given(st.data())
@@ -103,12 +98,13 @@ def test_asker_sees_the_text_once_however_often_workers_are_lost(
 ) -> None:
     text = data.draw(st.text(min_size=1, max_size=40))
     answer = Answer(JobId("j"))
+    reading = answer.reading()
     seen = ""
 
     for lease in range(1, data.draw(st.integers(1, 4)) + 1):
         continues = data.draw(st.booleans())
         at = len(answer.text) if continues else 0
-        answer.grant(LeaseNumber(lease), continues=continues)
+        answer.grant(LeaseNumber(lease), A, continues=continues)
         end = data.draw(st.integers(at, len(text)))
         while at < end:
             step = data.draw(st.integers(1, end - at))
@@ -116,13 +112,13 @@ def test_asker_sees_the_text_once_however_often_workers_are_lost(
             answer.put(text[at : at + step], 0.0)
             at += step
             if len(answer.text) > before and data.draw(st.booleans()):
-                seen += "".join(read_now(answer))
-    answer.grant(LeaseNumber(9), continues=False)
+                seen += text_now(reading)
+    answer.grant(LeaseNumber(9), B, continues=False)
     answer.put(text, 0.0)
     answer.check_whole()
     answer.finish(Outcome(text))
 
-    assert seen + "".join(read_now(answer)) == text == answer.text
+    assert seen + text_now(reading) == text == answer.text
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
@@ -130,12 +126,12 @@ def test_asker_sees_the_text_once_however_often_workers_are_lost(
 def test_worker_that_takes_over_with_another_text_spoils_the_answer(
     at: int, size: int
 ) -> None:
-    answer = begun("abcde")
-    answer.grant(TWO, continues=False)
+    answer, _ = begun("abcde")
+    answer.grant(TWO, B, continues=False)
     other = "abcde"[:at] + "X" + "abcde"[at + 1 :] + " and so on"
 
     def take_over() -> None:
-        for piece in pieces_of(other, size):
+        for piece in cut(other, size):
             answer.put(piece, 1.0)
 
     with pytest.raises(Spoilt, match="another answer") as caught:
@@ -148,8 +144,8 @@ def test_worker_that_takes_over_with_another_text_spoils_the_answer(
 def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
     shorter: str,
 ) -> None:
-    answer = begun("abcde")
-    answer.grant(TWO, continues=False)
+    answer, _ = begun("abcde")
+    answer.grant(TWO, B, continues=False)
     if shorter:
         answer.put(shorter, 1.0)
 
@@ -160,31 +156,31 @@ def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
 
 
 def test_answer_that_nobody_has_seen_may_begin_anew() -> None:
-    answer = begun("a first draft", read=False)
+    answer, reading = begun("a first draft", read=False)
 
-    answer.grant(TWO, continues=False)
+    answer.grant(TWO, B, continues=False)
     answer.put("another", 1.0)
 
     answer.check_whole()
-    assert read_now(answer) == ["another"]
+    assert read_now(reading) == ["another"]
     assert answer.text == "another"
 
 
 def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
     # If each piece cost a copy of the rest, this would take minutes.
     long = "0123456789" * 400_000
-    answer = begun(long)
-    answer.grant(TWO, continues=False)
+    answer, reading = begun(long)
+    answer.grant(TWO, B, continues=False)
 
-    for piece in pieces_of(long + "!", 4):
+    for piece in cut(long + "!", 4):
         answer.put(piece, 1.0)
 
-    assert read_now(answer) == ["!"]
+    assert read_now(reading) == ["!"]
 
 
 def test_too_long_an_answer_is_spoilt() -> None:
-    answer = Answer(JobId("j"), attended=False)
-    answer.grant(ONE, continues=False)
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
     answer.put("x" * ANSWER_MAX, 0.0)
 
     with pytest.raises(Spoilt, match="exceeds the limit") as caught:
@@ -194,50 +190,50 @@ def test_too_long_an_answer_is_spoilt() -> None:
 
 
 def test_much_unread_text_is_borne_for_a_while() -> None:
-    answer = begun("x" * (UNREAD_MAX + 1), read=False)
+    answer, _ = begun("x" * (UNREAD_MAX + 1), read=False)
 
     answer.put("y", SLOW_AFTER)
 
-    with pytest.raises(Slow, match="characters unread"):
+    with pytest.raises(Slow):
         answer.put("z", SLOW_AFTER + 0.1)
 
 
 def test_reading_ends_the_patience_that_had_begun() -> None:
-    answer = begun("x" * (UNREAD_MAX + 1), read=False)
-    read_now(answer)
+    answer, reading = begun("x" * (UNREAD_MAX + 1), read=False)
+    read_now(reading)
 
     answer.put("y" * (UNREAD_MAX + 1), SLOW_AFTER + 1.0)
     answer.put("z", 2 * SLOW_AFTER)
 
 
 def test_far_too_much_unread_text_is_too_slow_at_once() -> None:
-    answer = begun("x" * UNREAD_CEILING, read=False)
+    answer, _ = begun("x" * UNREAD_CEILING, read=False)
 
     with pytest.raises(Slow):
         answer.put("x", 0.0)
 
 
 def test_unread_text_below_the_limit_is_held_for_ever() -> None:
-    answer = begun("x" * UNREAD_MAX, read=False)
+    answer, reading = begun("x" * UNREAD_MAX, read=False)
 
     answer.put("", 1e9)
 
-    assert "".join(read_now(answer)) == "x" * UNREAD_MAX
+    assert text_now(reading) == "x" * UNREAD_MAX
 
 
 def test_many_unread_pieces_are_joined() -> None:
-    pieces = [f"{number} " for number in range(3 * JOIN_ABOVE)]
-    answer = begun(*pieces, read=False)
+    pieces = [f"{number} " for number in range(3 * JOIN_AT)]
+    _, reading = begun(*pieces, read=False)
 
-    read = read_now(answer)
+    read = read_now(reading)
 
-    assert "".join(read) == "".join(pieces)
-    assert len(read) <= JOIN_ABOVE
+    assert "".join(map(str, read)) == "".join(pieces)
+    assert len(read) <= JOIN_AT
 
 
-def test_nobody_reads_and_nothing_is_held_unread() -> None:
-    answer = Answer(JobId("j"), attended=False)
-    answer.grant(ONE, continues=False)
+def test_nobody_reads_and_the_answer_comes_all_the_same() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
 
     for _ in range(20):
         answer.put("x" * UNREAD_MAX, 0.0)
@@ -246,25 +242,25 @@ def test_nobody_reads_and_nothing_is_held_unread() -> None:
 
 
 async def test_reader_waits_for_text_and_for_the_end() -> None:
-    answer = begun(read=False)
-    reading = asyncio.ensure_future(answer.read())
+    answer, reading = begun(read=False)
+    waiting = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
-    assert not reading.done()
+    assert not waiting.done()
 
     answer.put("a", 0.0)
-    assert await reading == ["a"]
-    ending = asyncio.ensure_future(answer.read())
+    assert await waiting == ["a"]
+    ending = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
     answer.finish(Outcome("a"))
 
     assert await ending == []
-    assert await answer.read() == []
-    assert await answer.outcome() == Outcome("a")
+    assert await reading.read() == []
+    assert await reading.outcome() == Outcome("a")
 
 
 async def test_outcome_waits_past_all_text() -> None:
-    answer = begun("a", read=False)
-    waiting = asyncio.ensure_future(answer.outcome())
+    answer, reading = begun("a", read=False)
+    waiting = asyncio.ensure_future(reading.outcome())
     await asyncio.sleep(0)
     answer.put("b", 0.0)
     await asyncio.sleep(0)
@@ -276,33 +272,226 @@ async def test_outcome_waits_past_all_text() -> None:
 
 
 async def test_text_before_the_end_can_still_be_read_after_it() -> None:
-    answer = begun("a", read=False)
+    answer, reading = begun("a", read=False)
     answer.fail(JobError("boom"))
 
-    assert await answer.read() == ["a"]
-    assert await answer.read() == []
+    assert await reading.read() == ["a"]
+    assert await reading.read() == []
     with pytest.raises(JobError, match="boom"):
-        await answer.outcome()
+        await reading.outcome()
 
 
 async def test_first_end_counts() -> None:
-    answer = begun(read=False)
+    answer, reading = begun(read=False)
     assert not answer.ended
 
     answer.finish(Outcome("whole"))
     answer.fail(JobError("too late"))
 
     assert answer.ended
-    assert await answer.outcome() == Outcome("whole")
+    assert await reading.outcome() == Outcome("whole")
 
 
 async def test_reader_that_was_cancelled_may_read_again() -> None:
-    answer = begun(read=False)
-    reading = asyncio.ensure_future(answer.read())
+    answer, reading = begun(read=False)
+    waiting = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
-    reading.cancel()
+    waiting.cancel()
     await asyncio.sleep(0)
 
     answer.put("a", 0.0)
 
-    assert await answer.read() == ["a"]
+    assert await reading.read() == ["a"]
+
+
+# Answers that are more than text.
+
+CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]})
+
+
+def test_deltas_are_read_and_put_together_in_order() -> None:
+    answer, reading = begun("Let me see. ", read=False)
+    answer.put(CALL, 0.0)
+    answer.put("So.", 0.0)
+
+    assert read_now(reading) == ["Let me see. ", CALL, "So."]
+    (choice,) = answer.whole("stop", None).choices
+    assert choice.fields["content"] == "Let me see. So."
+    assert choice.fields["tool_calls"]
+
+
+def test_deltas_that_nobody_has_seen_may_begin_anew() -> None:
+    answer, reading = begun("text", CALL, read=False)
+
+    assert answer.grant(TWO, B, continues=True) == ""
+    answer.put("another", 1.0)
+
+    assert read_now(reading) == ["another"]
+    assert answer.whole("stop", None) == Outcome("another")
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_deltas_that_were_seen_can_be_taken_over_by_nobody(continues: bool) -> None:
+    answer, _ = begun("text", CALL)
+
+    with pytest.raises(Spoilt, match="more than text") as caught:
+        answer.grant(TWO, B, continues=continues)
+
+    assert caught.value.lost
+
+
+def test_delta_where_text_has_to_be_repeated_is_another_answer() -> None:
+    answer, _ = begun("text")
+    answer.grant(TWO, B, continues=False)
+
+    with pytest.raises(Spoilt, match="another answer"):
+        answer.put(CALL, 1.0)
+
+
+def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
+    async def scenario() -> Outcome:
+        answer = Answer(JobId("j"))
+        answer.grant(ONE, A, continues=False)
+        waiting = asyncio.ensure_future(answer.reading().outcome())
+        await asyncio.sleep(0)
+        answer.put(CALL, 0.0)
+        answer.grant(TWO, B, continues=False)
+        answer.put("whole", 1.0)
+        answer.finish(answer.whole("stop", None))
+        return await waiting
+
+    assert virtual.run(scenario()) == Outcome("whole")
+
+
+def test_empty_deltas_without_end_are_too_long_an_answer() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
+
+    def write() -> None:
+        for _ in range(ANSWER_MAX // DELTA_COST + 1):
+            answer.put(Delta(), 0.0)
+
+    with pytest.raises(Spoilt, match="exceeds the limit"):
+        write()
+
+
+def test_size_is_what_was_written_and_not_what_it_costs() -> None:
+    answer, _ = begun("text", Delta(0, {"content": "more"}), read=False)
+    assert answer.size == 8
+
+    answer.grant(TWO, B, continues=False)
+
+    assert answer.size == 0
+
+
+# Several readers.
+
+
+def test_each_reader_is_given_everything_from_the_beginning() -> None:
+    answer, first = begun("one ", "two ")
+
+    second = answer.reading()
+    answer.put("three", 0.0)
+
+    assert text_now(first) == "three"
+    assert text_now(second) == "one two three"
+
+
+def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
+    answer, slow = begun("x" * UNREAD_CEILING, read=False)
+    quick = answer.reading()
+    assert len(text_now(quick)) == UNREAD_CEILING
+
+    answer.put("yz", 0.0)
+
+    assert text_now(quick) == "yz"
+    assert text_now(slow) == ""
+    with pytest.raises(Cancelled, match="reads too slowly"):
+        virtual.run(slow.outcome())
+    answer.leave(slow)
+    assert answer.wanted
+
+
+def test_last_asker_that_is_slow_ends_the_answer_whoever_looks_on() -> None:
+    answer, _ = begun("x" * UNREAD_CEILING, read=False)
+    onlooker = answer.reading(asked=False)
+    assert len(text_now(onlooker)) == UNREAD_CEILING
+
+    with pytest.raises(Slow):
+        answer.put("yz", 0.0)
+
+    assert not answer.wanted
+
+
+def test_onlooker_that_is_slow_ends_nothing() -> None:
+    answer, reading = begun(read=False)
+    answer.reading(asked=False)
+    for _ in range(9):
+        answer.put("x" * (UNREAD_CEILING // 8), 0.0)
+        read_now(reading)
+
+    assert answer.wanted
+
+
+def test_answer_of_a_job_that_was_done_earlier_is_read_again() -> None:
+    choices = (Choice({"content": "a"}), Choice({"content": "b"}, "length"))
+    outcome = Outcome("a", choices=choices)
+
+    text, rich = (
+        Answer.ended_with(JobId("j"), each).reading()
+        for each in (Outcome("whole"), outcome)
+    )
+
+    assert read_now(text) == ["whole"]
+    assert read_now(rich) == [
+        Delta(0, {"content": "a"}, finish_reason="stop"),
+        Delta(1, {"content": "b"}, finish_reason="length"),
+    ]
+    assert virtual.run(rich.outcome()) == outcome
+
+
+# Two workers at once.
+
+
+@pytest.mark.parametrize(("first", "second", "worker"), [(ONE, TWO, A), (TWO, ONE, B)])
+def test_of_two_leases_the_one_that_writes_first_goes_on(
+    first: LeaseNumber, second: LeaseNumber, worker: WorkerId
+) -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    assert answer.admits(first)
+    assert not answer.admits(second)
+    assert answer.admits(first)
+    assert (answer.lease, answer.worker_id) == (first, worker)
+
+
+@pytest.mark.parametrize(("over", "stays"), [(ONE, TWO), (TWO, ONE)])
+def test_of_two_leases_the_one_that_is_left_goes_on(
+    over: LeaseNumber, stays: LeaseNumber
+) -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    answer.unhedge(over)
+
+    assert answer.admits(stays)
+    assert not answer.admits(over)
+
+
+def test_second_lease_that_comes_after_the_first_piece_writes_nothing() -> None:
+    answer, _ = begun("text", read=False)
+
+    answer.hedge(TWO, B)
+    assert not answer.admits(TWO)
+    answer.unhedge(TWO)
+
+    assert answer.lease == ONE
+
+
+def test_lease_that_was_never_given_writes_nothing() -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    assert not answer.admits(THREE)
+    assert answer.admits(TWO)

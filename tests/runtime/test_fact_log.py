@@ -9,10 +9,12 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     PassedOver,
     WorkerDraining,
     WorkerJoined,
@@ -21,7 +23,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Job, Kind, Limit, Outcome
 from shoal.domain.worker import Offer
-from shoal.runtime.fact_log import describe
+from shoal.runtime.fact_log import describe, fields_of
 
 J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
 CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
@@ -30,10 +32,18 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
 @pytest.mark.parametrize(
     ("fact", "line"),
     [
-        (JobSubmitted(Job(J, CHAT)), "fact=JobSubmitted job=7f3a model='m'"),
+        (JobSubmitted(Job(J, CHAT)), "fact=JobSubmitted job=7f3a model='m' key=''"),
         (
             JobLeased(J, W, TWO, "least busy", (PassedOver("busy", 9),)),
             "fact=JobLeased job=7f3a worker='wire:w/m' lease=2 reason='least busy'",
+        ),
+        (
+            JobHedged(J, W, TWO, "silent"),
+            "fact=JobHedged job=7f3a worker='wire:w/m' lease=2 reason='silent'",
+        ),
+        (
+            JobUnhedged(J, TWO, "quicker", cut=True),
+            "fact=JobUnhedged job=7f3a lease=2 reason='quicker' lost=False cut=True",
         ),
         (JobStarted(J, TWO), "fact=JobStarted job=7f3a lease=2"),
         (
@@ -46,12 +56,16 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         ),
         (
             JobFailed(J, "two\nlines", lost=True),
-            r"fact=JobFailed job=7f3a error='two\nlines' lost=True cut=False",
+            r"fact=JobFailed job=7f3a error='two\nlines' lost=True cut=False"
+            " fault=worker",
         ),
-        (JobCancelled(J, "left"), "fact=JobCancelled job=7f3a reason='left'"),
+        (
+            JobCancelled(J, "left", 9),
+            "fact=JobCancelled job=7f3a reason='left' written=9",
+        ),
         (
             JobExpired(J, Limit.FIRST_OUTPUT, "late"),
-            "fact=JobExpired job=7f3a limit=first_output error='late'",
+            "fact=JobExpired job=7f3a limit=first_output error='late' written=0",
         ),
         (
             CameLate(J, TWO, W, "completed"),
@@ -70,7 +84,7 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
     ids=lambda value: type(value).__name__,
 )
 def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> None:
-    assert describe(fact) == line
+    assert describe(fields_of(fact)) == line
 
 
 @pytest.mark.parametrize(
@@ -82,4 +96,4 @@ def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> 
     ids=["model", "worker"],
 )
 def test_names_that_others_choose_cannot_forge_a_line(fact: Fact) -> None:
-    assert "\n" not in describe(fact)
+    assert "\n" not in describe(fields_of(fact))

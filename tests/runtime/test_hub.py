@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -16,15 +15,23 @@ from runtime.hubs import (
     SlowStore,
     coordinator,
     moment,
+    play,
 )
 from shoal.domain.errors import (
     Cancelled,
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
     JobError,
+    NoFirstOutput,
     NoWorker,
+    OutputStalled,
     QueueFull,
+    ShoalError,
     ShuttingDown,
     StoreError,
     TimedOut,
+    TookTooLong,
     UnknownModel,
     WorkerLost,
 )
@@ -48,26 +55,23 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Feature, Limits, Outcome
+from shoal.domain.work import (
+    Chat,
+    Delta,
+    Fault,
+    Feature,
+    Job,
+    Kind,
+    Limits,
+    Outcome,
+)
 from shoal.pool.lifecycle import JobState
-from shoal.runtime.answer import UNREAD_CEILING
 from shoal.runtime.hub import GOING_AWAY, RESTART_GRACE
+from shoal.runtime.reading import UNREAD_CEILING
 from simulation import virtual
 
 DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only give out work
 NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
-
-Play = Callable[[Coordinator], Awaitable[None]]
-
-
-def play(script: Play, store: SlowStore | None = None, queue_max: int = 1000) -> None:
-    """Run a script against a coordinator, in virtual time."""
-
-    async def scenario() -> None:
-        async with coordinator(store, queue_max) as its:
-            await script(its)
-
-    virtual.run(scenario())
 
 
 def kinds(facts: list[Fact]) -> list[type[Fact]]:
@@ -149,6 +153,62 @@ def test_failed_work_is_not_tried_again() -> None:
         assert isinstance(client.error, JobError)
         assert str(client.error) == "the prompt is too long"
         assert second.runs == []
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault.WORKER, JobError),
+        (Fault.REQUEST, InvalidRequest),
+        (Fault.CONTEXT, ContextExceeded),
+    ],
+)
+def test_failure_is_the_error_of_whose_fault_it_is(
+    fault: Fault, error: type[ShoalError]
+) -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        run = worker.runs[0]
+
+        worker.say(Failed(run.job_id, run.lease, "too long", fault))
+        await moment()
+
+        assert type(client.error) is error
+        assert str(client.error) == "too long"
+
+    play(script)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: Kind) -> None:
+    async def script(its: Coordinator) -> None:
+        others = frozenset(Kind) - {kind}
+        other = await its.join("other", kinds=others)
+        worker = await its.join("worker", kinds=frozenset({kind}))
+
+        client = await its.ask(kind=kind)
+        worker.write("done")
+        worker.complete()
+        await moment()
+
+        assert other.runs == []
+        assert worker.runs[0].work.kind is kind
+        assert client.outcome == Outcome("done")
+
+    play(script)
+
+
+def test_work_that_nobody_does_is_refused_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+
+        client = await its.ask(kind=Kind.EMBEDDING)
+
+        assert isinstance(client.error, CannotDo)
+        assert not client.accepted
 
     play(script)
 
@@ -259,6 +319,95 @@ def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
 
         assert isinstance(client.error, WorkerLost)
         assert client.outcome is None
+
+    play(script)
+
+
+CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
+
+
+def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+
+        worker.write("Hm. ", CALL)
+        worker.complete()
+        await moment()
+
+        assert client.pieces == ["Hm. ", CALL]
+        assert client.outcome is not None
+        (choice,) = client.outcome.choices
+        assert choice.fields["content"] == "Hm. "
+        assert client.outcome.text == "Hm. "
+        stored = await its.store.job(client.job_id)
+        assert stored is not None
+        assert stored.outcome == client.outcome
+
+    play(script)
+
+
+def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask()
+        first.write("Hm. ", CALL)
+        await moment()
+        second = await its.join("b", features=CONTINUES, accepts=NO_CANCEL)
+
+        first.port.gone("connection reset")
+        await moment()
+
+        assert isinstance(client.error, WorkerLost)
+        assert "more than text" in str(client.error)
+        # It was told of nothing, so its slot is free though it cannot be called back.
+        assert second.told == []
+        (in_pool,) = its.hub.pool.workers.values()
+        assert in_pool.free_slots == 1
+
+    play(script)
+
+
+def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        async with its.hub.answering(its.job()) as reader:
+            whole = asyncio.create_task(reader.outcome())
+            await moment()
+            first.write("Hm. ", CALL)
+            await moment()
+            second = await its.join("b", features=CONTINUES)
+
+            first.port.gone("connection reset")
+            await moment()
+            assert second.runs[0].continues == ""
+            second.write("Something else.")
+            second.complete()
+
+            assert await whole == Outcome("Something else.")
+
+    play(script)
+
+
+def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
+    async def script(its: Coordinator) -> None:
+        can = CONTINUES | {Feature.TOOLS}
+        first = await its.join("a", features=can)
+        messages = ({"role": "user", "content": "hi"},)
+        chat = Chat("m", messages, options={"tools": []})
+        async with its.hub.answering(Job(its.hub.new_id(), chat)) as reader:
+            await moment()
+            first.write("Let me see")
+            assert await reader.read() == ["Let me see"]
+            second = await its.join("b", features=can)
+
+            first.port.gone("connection reset")
+            await moment()
+            assert second.runs[0].continues == ""
+            second.write("Let me see.")
+            second.complete()
+
+            assert await reader.read() == ["."]
 
     play(script)
 
@@ -434,7 +583,7 @@ def test_burst_beyond_slots_and_queue_is_refused() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join(slots=2)
 
-        clients = [Client(its.hub) for _ in range(7)]
+        clients = [Client(its.hub, its.job()) for _ in range(7)]
         await moment()
 
         refused = [isinstance(client.error, QueueFull) for client in clients]
@@ -492,7 +641,7 @@ def test_worker_that_never_begins_is_cancelled() -> None:
 
         await asyncio.sleep(2.0)
 
-        assert isinstance(client.error, TimedOut)
+        assert isinstance(client.error, NoFirstOutput)
         assert worker.cancelled == [client.job_id]
 
     play(script)
@@ -509,7 +658,7 @@ def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
 
         await asyncio.sleep(1.0)
 
-        assert isinstance(client.error, TimedOut)
+        assert isinstance(client.error, OutputStalled)
         assert "waiting for more output" in str(client.error)
 
     play(script)
@@ -523,7 +672,7 @@ def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
             worker.write("x")
             await asyncio.sleep(1.0)
 
-        assert isinstance(client.error, TimedOut)
+        assert isinstance(client.error, TookTooLong)
         assert "running in all" in str(client.error)
         assert worker.cancelled == [client.job_id]
 
@@ -553,11 +702,52 @@ def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
     play(script)
 
 
+def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        quick = await its.ask()
+        with its.hub.watching(quick.job_id) as slow:
+            assert slow is not None
+            for _ in range(9):
+                worker.write("x" * (UNREAD_CEILING // 8))
+                await moment()
+            with pytest.raises(Cancelled, match="reads too slowly"):
+                await slow.outcome()
+        worker.complete()
+        await moment()
+
+        assert len(quick.text) == 9 * (UNREAD_CEILING // 8)
+        assert quick.outcome is not None
+        assert worker.cancelled == []
+
+    play(script)
+
+
+def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("Hello, ")
+        await moment()
+
+        with its.hub.watching(client.job_id) as reader:
+            assert reader is not None
+            assert await reader.read() == ["Hello, "]
+            await client.leave()
+            with pytest.raises(Cancelled, match="the client left"):
+                await reader.outcome()
+
+        assert worker.cancelled == [client.job_id]
+        with its.hub.watching(client.job_id) as reader:
+            assert reader is None
+
+    play(script)
+
+
 def test_client_that_does_not_read_is_cut_off() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        chat = Chat("m", ({"role": "user", "content": "hi"},))
-        async with its.hub.answering(chat) as reader:
+        async with its.hub.answering(its.job()) as reader:
             await moment()
             run = worker.runs[0]
             piece = "x" * (UNREAD_CEILING // 8)
@@ -633,7 +823,7 @@ def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
 def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> None:
     async def script(its: Coordinator) -> None:
         worker = await its.join()
-        client = Client(its.hub)
+        client = Client(its.hub, its.job())
         await asyncio.sleep(0)
 
         client.task.cancel()
@@ -677,6 +867,57 @@ def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
         assert not its.hub.withdraw(client.job_id, "again")
 
     play(script)
+
+
+def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        running = await its.ask(owner="al")
+        waiting = await its.ask(owner="al", key="k")
+        other = await its.ask(owner="bo")
+
+        assert its.hub.withdraw_of("al", "the key was revoked") == 2
+        await moment()
+        worker.write("for bo")
+        worker.complete()
+        await moment()
+
+        for client in (running, waiting):
+            assert isinstance(client.error, Cancelled)
+            assert str(client.error) == "the key was revoked"
+        assert worker.cancelled == [running.job_id]
+        assert other.text == "for bo"
+        assert its.hub.withdraw_of("al", "again") == 0
+
+    play(script)
+
+
+def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(slots=2, accepts=NO_CANCEL)
+
+        # While something else is being stored, three ask: the third finds the queue
+        # full, so the first two are given out.  And in the same moment the first
+        # leaves, of which its worker cannot be told.
+        its.store.working.clear()
+        await its.join("another", "another model")
+        clients = [Client(its.hub, its.job()) for _ in range(3)]
+        await moment()
+        clients[0].task.cancel()
+        await moment()
+        its.store.working.set()
+        await moment()
+        assert len(worker.runs) == 2
+        for run in (0, 1):
+            worker.complete(run=run)
+        await moment()
+        worker.complete()
+        await moment()
+
+        assert all(not each.leases for each in its.hub.pool.workers.values())
+        assert [client.outcome is not None for client in clients[1:]] == [True, True]
+
+    play(script, queue_max=2)
 
 
 # A store that fails.

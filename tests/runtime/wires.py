@@ -26,15 +26,17 @@ class MemoryLink:
         self._broken: Exception | None = None
         self._wake = asyncio.Event()
 
-    async def receive(self) -> Data:
+    async def receive(self) -> Sequence[Data]:
         if self.endless is not None:
-            return self.endless
+            return [self.endless]
         while not self._incoming:
             if self._broken is not None:
                 raise self._broken
             self._wake.clear()
             await self._wake.wait()
-        return self._incoming.popleft()
+        batch = list(self._incoming)
+        self._incoming.clear()
+        return batch
 
     async def send(self, data: Data) -> None:
         await self.taking.wait()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from shoal.domain.facts import JobHedged
 from shoal.protocols import Protocol, discover
 from simulation import virtual
 from simulation.world import World
@@ -89,10 +90,20 @@ FAULTS: dict[Fault, int] = {
 
 
 async def live_through(
-    protocol: Protocol, seed: int, *, workers: int, jobs: int, faults: int
+    protocol: Protocol,
+    seed: int,
+    *,
+    workers: int,
+    jobs: int,
+    faults: int,
+    stalls: float = 0.0,
+    hedge_after: float | None = None,
 ) -> World:
-    """Let clients ask ``jobs`` questions while ``faults`` faults happen."""
-    world = World(protocol, seed)
+    """Let clients ask ``jobs`` questions while ``faults`` faults happen.
+
+    ``stalls`` is the share of jobs at which a worker is silent for long.
+    """
+    world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after)
     await world.start()
     fleet = Fleet(world, workers)
     await asyncio.sleep(1.0)
@@ -106,15 +117,22 @@ async def live_through(
 
     async def ask_one() -> None:
         await asyncio.sleep(world.random.uniform(0.0, busy))
+        model = world.random.choice(MODELS)
+        if world.random.random() < 0.1:
+            await world.insist(model)
+            return
         leaves = world.random.random() < 0.1
         patience = world.random.uniform(0.0, 5.0) if leaves else None
-        await world.ask(world.random.choice(MODELS), patience=patience)
+        await world.ask(model, patience=patience)
 
-    await asyncio.gather(
+    ended = await asyncio.gather(
         break_things(),
         *(asyncio.ensure_future(ask_one()) for _ in range(jobs)),
         return_exceptions=True,
     )
+    for each in ended:
+        if isinstance(each, Exception):  # clients are cut off by a crash, no more
+            raise each
     await asyncio.sleep(200.0)  # for the last lost worker to be noticed and replaced
     await world.settle()
     assert await world.store.open_jobs() == []
@@ -130,11 +148,22 @@ async def live_through(
 @pytest.mark.parametrize("seed", range(50))
 def test_every_job_ends_exactly_once(protocol: Protocol, seed: int) -> None:
     async def scenario() -> None:
-        world = await live_through(protocol, seed, workers=20, jobs=150, faults=25)
+        world = await live_through(
+            protocol,
+            seed,
+            workers=20,
+            jobs=150,
+            faults=25,
+            stalls=0.05,
+            hedge_after=2.0 if seed % 2 else None,
+        )
 
         assert world.tally.wrong == []
         assert set(await world.ends()) <= {1}
+        assert set((await world.done_by_key()).values()) <= {1}
         assert world.tally.whole > 75
+        hedged = sum(isinstance(f, JobHedged) for s in await world.facts() for f in s)
+        assert (hedged > 0) == bool(seed % 2)
 
     virtual.run(scenario())
 
@@ -146,15 +175,47 @@ def test_thousand_workers_and_ten_thousand_jobs(protocol: Protocol) -> None:
 
         assert world.tally.wrong == []
         assert await world.ends() == {1: len(world.accepted)}
+        assert set((await world.done_by_key()).values()) == {1}
         assert world.tally.whole > 8_000
 
     virtual.run(scenario())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_second_worker_cuts_the_slow_tail(protocol: Protocol) -> None:
+    async def waits(hedge_after: float | None) -> list[float]:
+        """Return how long clients waited for the first piece, the longest first."""
+        world = World(protocol, 3, refusals=0.0, stalls=0.05, hedge_after=hedge_after)
+        await world.start()
+        fleet = Fleet(world, 20)
+        await asyncio.sleep(1.0)
+        found: list[float] = []
+
+        async def ask_one() -> None:
+            await asyncio.sleep(world.random.uniform(0.0, 300.0))
+            found.append(await world.first_piece(MODELS[0]))
+
+        await asyncio.gather(*(ask_one() for _ in range(200)))
+        await world.settle()
+        await fleet.stop()
+        await world.crash()
+        return sorted(found, reverse=True)
+
+    plain = virtual.run(waits(None))
+    hedged = virtual.run(waits(2.0))
+
+    # In one of twenty answers the worker is silent for up to a minute; two in a row
+    # are rare.
+    assert plain[2] > 30.0
+    assert hedged[2] < 5.0
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_a_seed_tells_the_same_story_twice(protocol: Protocol) -> None:
     async def scenario() -> object:
-        world = await live_through(protocol, 7, workers=10, jobs=60, faults=20)
+        world = await live_through(
+            protocol, 7, workers=10, jobs=60, faults=20, stalls=0.1, hedge_after=2.0
+        )
         return world.tally, [
             await world.store.story(job_id) for job_id in world.accepted
         ]

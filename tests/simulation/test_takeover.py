@@ -6,10 +6,11 @@ import pytest
 
 from shoal.domain.facts import JobCompleted, JobLeased
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat
+from shoal.domain.work import Chat, Job
 from shoal.protocols import Protocol, discover
 from simulation import virtual
-from simulation.world import World, answer_to
+from simulation.engine import answer_to
+from simulation.world import World
 
 PROTOCOLS = list(discover().values())
 PROMPT = "a long story"
@@ -29,10 +30,11 @@ async def answer_with_a_kill(
     await asyncio.sleep(1.0)
     text, killed = "", False
     chat = Chat("m", ({"role": "user", "content": PROMPT},))
+    job = Job(JobId("job"), chat)
 
-    async with world.hub.answering(chat) as reader:
+    async with world.hub.answering(job) as reader:
         while pieces := await reader.read():
-            text += "".join(pieces)
+            text += "".join(map(str, pieces))
             if not killed and text.count("é") >= index:
                 killed = True
                 await kill_the_one_at_work(world, workers, reader.job_id)

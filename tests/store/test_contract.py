@@ -1,6 +1,7 @@
 """What every store keeps, whatever it keeps it in."""
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -17,10 +18,12 @@ from shoal.domain.facts import (
     JobExpired,
     JobFact,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     PassedOver,
     WorkerDraining,
     WorkerFact,
@@ -28,7 +31,21 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Feature, Job, Kind, Limit, Limits, Outcome, Usage
+from shoal.domain.work import (
+    Chat,
+    Choice,
+    Completion,
+    Embedding,
+    Feature,
+    Job,
+    Kind,
+    Limit,
+    Limits,
+    Outcome,
+    Priority,
+    Usage,
+    Work,
+)
 from shoal.domain.worker import Offer
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
@@ -94,8 +111,10 @@ WHOLE_STORY: list[Fact] = [
     JobStarted(JobId("j"), ONE),
     JobRequeued(JobId("j"), ONE, "worker lost: reset"),
     leased(lease=2),
+    JobHedged(JobId("j"), WorkerId("x"), LeaseNumber(3), "silent for 9 s"),
+    JobUnhedged(JobId("j"), LeaseNumber(3), "the other was quicker", cut=True),
     JobRequeued(JobId("j"), LeaseNumber(2), "loading", refused_by=W),
-    leased(lease=3),
+    leased(lease=4),
     CameLate(JobId("j"), ONE, W, "completed"),
     end_of(JobCompleted),
 ]
@@ -104,7 +123,13 @@ OF_WORKERS: list[Fact] = [
     WorkerJoined(
         W,
         Offer(
-            frozenset({Kind.CHAT}), frozenset({"m", "n"}), 3, frozenset(Feature), "odd"
+            frozenset(Kind),
+            frozenset({"m", "n"}),
+            3,
+            frozenset(Feature),
+            4096,
+            frozenset({"al", "bo"}),
+            "odd",
         ),
         cancels=True,
     ),
@@ -153,7 +178,7 @@ async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
     assert told == WHOLE_STORY
     stored = await store.job(JobId("j"))
     assert stored is not None
-    assert (stored.state, stored.lease) == (JobState.DONE, 3)
+    assert (stored.state, stored.lease) == (JobState.DONE, 4)
 
 
 @pytest.mark.parametrize("fact", OF_WORKERS, ids=lambda fact: type(fact).__name__)
@@ -175,6 +200,95 @@ async def test_odd_texts_come_back_as_they_were(store: Store, prompt: str) -> No
         given_in, JobState.DONE, ONE, 1.0, 1.0, Outcome(prompt, "stop", None)
     )
     assert (await store.story(given_in.id))[-1].fact == end
+
+
+CHOICES = (
+    Choice({"content": None, "tool_calls": [{"id": "c", "n": [1.5]}]}, "tool_calls"),
+    Choice({"content": "é"}, "length", {"content": [{"token": "é", "logprob": -0.5}]}),
+)
+
+
+@pytest.mark.parametrize(
+    ("work", "outcome"),
+    [
+        (Completion("m", "go on", 5, 0.5, {"echo": True}), Outcome("text")),
+        (Completion("m", ["a", [1, 2]]), Outcome("", choices=CHOICES)),
+        (Embedding("m", ("a", "é"), {"dimensions": 8}),
+         Outcome("", usage=Usage(3, 0),
+                 choices=(Choice({"content": None, "embedding": "AACAPw=="}),))),
+        (Chat("m", ()), Outcome("", "tool_calls", Usage(1, 2), CHOICES)),
+    ],
+)  # fmt: skip
+async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
+    store: Store, work: Work, outcome: Outcome
+) -> None:
+    given_in = Job(JobId("j"), work, priority=Priority.HIGH)
+    end = JobCompleted(given_in.id, ONE, outcome)
+
+    await store.append([JobSubmitted(given_in), leased(), end], 1.0)
+
+    stored = await store.job(given_in.id)
+    assert stored is not None
+    assert (stored.job, stored.outcome) == (given_in, outcome)
+    assert [each.fact for each in await store.story(given_in.id)][::2] == [
+        JobSubmitted(given_in),
+        end,
+    ]
+
+
+def named(name: str, owner: str = "al", key: str = "k") -> Job:
+    return replace(job(name, owner=owner), idempotency_key=key)
+
+
+async def test_job_is_found_by_its_owners_name_for_it(store: Store) -> None:
+    await store.append([JobSubmitted(named("a")), JobSubmitted(job("plain"))], 1.0)
+    await store.append([JobSubmitted(named("b", owner="bo"))], 2.0)
+    await store.append([JobSubmitted(named("c", key="other"))], 3.0)
+
+    for owner, key, name in (("al", "k", "a"), ("bo", "k", "b"), ("al", "other", "c")):
+        stored = await store.named(owner, key)
+        assert stored is not None
+        assert stored.job == named(name, owner, key)
+    assert await store.named("cy", "k") is None
+    assert await store.named("al", "none") is None
+
+
+async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
+    store: Store,
+) -> None:
+    await store.append([JobSubmitted(named("old"))], 1.0)
+    await store.append([leased("old"), end_of(JobFailed, "old")], 2.0)
+
+    await store.append([JobSubmitted(named("new"))], 3.0)
+
+    stored = await store.named("al", "k")
+    assert stored is not None
+    assert stored.job.id == "new"
+    assert await store.job(JobId("old")) is not None
+    assert await store.prune(100.0) == 1
+    assert await store.named("al", "k") is not None
+
+
+async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
+    done: list[Fact] = [JobSubmitted(named("old")), leased("old")]
+    done.append(end_of(JobCompleted, "old"))
+    await store.append(done, 1.0)
+
+    await store.prune(100.0)
+
+    assert await store.named("al", "k") is None
+
+
+async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
+    store: Store,
+) -> None:
+    await store.append([JobSubmitted(job()), leased()], 1.0)
+    await store.append([JobHedged(JobId("j"), W, LeaseNumber(2), "silent")], 2.0)
+    await store.append([JobUnhedged(JobId("j"), ONE, "reset", lost=True)], 3.0)
+
+    (stored,) = await store.open_jobs()
+
+    assert (stored.state, stored.lease) == (JobState.LEASED, 2)
 
 
 @settings(

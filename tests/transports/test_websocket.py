@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 from aiohttp import web
 
+from shoal.protocols.session import Data
 from shoal.runtime.link import LinkClosed
-from shoal.transports.websocket import WebSocketLink, accept, dial
+from shoal.transports.websocket import BATCH_MAX, WebSocketLink, accept, dial
 
 MESSAGE_MAX = 1000
 
@@ -66,11 +67,33 @@ async def test_messages_keep_their_bounds_and_their_kind(data: str | bytes) -> N
     async with pair() as (ours, theirs):
         await ours.send(data)
         await ours.send("next")
-        assert await theirs.receive() == data
-        assert await theirs.receive() == "next"
+        assert await received(theirs, 2) == [data, "next"]
 
         await theirs.send(data)
-        assert await ours.receive() == data
+        assert await received(ours, 1) == [data]
+
+
+async def received(link: WebSocketLink, count: int) -> list[Data]:
+    """Receive so many messages, in however many batches they come."""
+    messages: list[Data] = []
+    while len(messages) < count:
+        messages += await link.receive()
+    return messages
+
+
+async def test_messages_that_came_together_are_received_together() -> None:
+    async with pair() as (ours, theirs):
+        for number in range(2 * BATCH_MAX):
+            await ours.send(str(number))
+        await ours.send("the last")
+        batches = [await theirs.receive()]
+        while batches[-1][-1] != "the last":
+            batches.append(await theirs.receive())
+
+    expected = [*map(str, range(2 * BATCH_MAX)), "the last"]
+    assert [each for batch in batches for each in batch] == expected
+    assert len(batches) < len(expected) // 10
+    assert all(len(batch) <= BATCH_MAX + 1 for batch in batches)
 
 
 async def test_headers_of_the_answer_reach_the_dialler() -> None:

@@ -1,4 +1,4 @@
-"""One engine's membership of one coordinator, in virtual time."""
+"""One model's membership of one coordinator, in virtual time."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
@@ -10,7 +10,12 @@ from random import Random
 import pytest
 
 from runtime.wires import MemoryLink
-from shoal.domain.errors import JobError, Unavailable
+from shoal.domain.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    Unavailable,
+)
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -23,8 +28,9 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Feature, Usage, text_of
-from shoal.engines.port import Finished, Piece
+from shoal.domain.work import Chat, Fault, Usage, Work
+from shoal.domain.worker import Model
+from shoal.engines.port import Finished, Item
 from shoal.protocols.session import Close, Data, Output, WorkerSession
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
@@ -36,9 +42,12 @@ from shoal.worker.agent import (
     Agent,
     Happening,
 )
+from shoal.worker.slots import Slots
 from simulation import virtual
 
 ONE = LeaseNumber(1)
+ALL: frozenset[type] = frozenset({Progress, Completed, Rejected, Failed, Draining})
+MUTE = ALL - {Rejected}  # a wire on which a job cannot be given back
 
 
 def run_job(name: str = "j", prompt: str = "one two", continues: str = "") -> RunJob:
@@ -49,9 +58,8 @@ def run_job(name: str = "j", prompt: str = "one two", continues: str = "") -> Ru
 class Echo:
     """Answers with the words of the question, one a second."""
 
-    model = "m"
     slots = 2
-    features: frozenset[Feature] = frozenset()
+    models = (Model("m"),)
 
     def __init__(self) -> None:
         self.running = 0
@@ -60,10 +68,11 @@ class Echo:
     async def start(self) -> None:
         pass
 
-    async def chat(
-        self, chat: Chat, continues: str = ""
-    ) -> AsyncGenerator[Piece, None]:
-        prompt = text_of(chat.messages[-1])
+    async def refresh(self) -> None:
+        pass
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        prompt = work.text
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -71,6 +80,10 @@ class Echo:
                 raise Unavailable("the model is being loaded")
             if prompt == "bad":
                 raise JobError("the prompt is too long")
+            if prompt == "odd":
+                raise InvalidRequest("top_p is no number")
+            if prompt == "long":
+                raise ContextExceeded("99 tokens are too many")
             if prompt == "bug":
                 raise ZeroDivisionError
             for word in prompt.split():
@@ -88,10 +101,15 @@ class Echo:
 class PlainSession:
     """A wire that carries messages as they are."""
 
-    accepts = frozenset({Progress, Completed, Rejected, Failed, Draining})
     deadline = None
 
-    def __init__(self, said: list[Event], inbox: dict[str, Command]) -> None:
+    def __init__(
+        self,
+        said: list[Event],
+        inbox: dict[str, Command],
+        accepts: frozenset[type],
+    ) -> None:
+        self.accepts = accepts
         self._said = said
         self._inbox = inbox
 
@@ -122,9 +140,10 @@ class Network:
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 1000
     inbox: dict[str, Command] = field(default_factory=dict)
+    accepts: frozenset[type] = ALL
 
     def connected(self, headers: Mapping[str, str]) -> WorkerSession:
-        return PlainSession(self.said, self.inbox)
+        return PlainSession(self.said, self.inbox, self.accepts)
 
     def final(self, code: int, text: str) -> str | None:
         return self.farewell if code == 4000 else None
@@ -156,6 +175,8 @@ class Membership:
     engine: Echo
     happened: list[Happening]
     task: asyncio.Task[str]
+    slots: Slots
+    troubles: list[float]  # when the engine did not take a job
 
     @property
     def events(self) -> list[str]:
@@ -165,21 +186,32 @@ class Membership:
 Script = Callable[[Membership], Awaitable[None]]
 
 
-def play(script: Script, network: Network | None = None, slots: int = 2) -> None:
+def play(script: Script, network: Network | None = None, size: int = 2) -> None:
     async def scenario() -> None:
-        place, engine = network or Network(), Echo()
+        place, engine, slots = network or Network(), Echo(), Slots(size)
+        troubles: list[float] = []
         happened: list[Happening] = []
         agent = Agent(
-            place, place.dial, engine, LoopClock(), Random(1), slots, happened.append
+            place,
+            place.dial,
+            engine,
+            LoopClock(),
+            Random(1),
+            slots,
+            happened.append,
+            lambda: troubles.append(asyncio.get_running_loop().time()),
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(1.0)
         try:
-            await script(Membership(agent, place, engine, happened, task))
+            await script(
+                Membership(agent, place, engine, happened, task, slots, troubles)
+            )
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert engine.running == 0, "a chat outlives its agent"
+        assert slots.jobs == 0
 
     virtual.run(scenario())
 
@@ -204,6 +236,14 @@ def test_job_is_answered_piece_by_piece() -> None:
     [
         ("busy", Rejected(JobId("j"), ONE, "the model is being loaded")),
         ("bad", Failed(JobId("j"), ONE, "the prompt is too long")),
+        (
+            "odd",
+            Failed(JobId("j"), ONE, "top_p is no number", Fault.REQUEST),
+        ),
+        (
+            "long",
+            Failed(JobId("j"), ONE, "99 tokens are too many", Fault.CONTEXT),
+        ),
         ("bug", Failed(JobId("j"), ONE, "the engine failed: ZeroDivisionError")),
         ("silent end", Failed(JobId("j"), ONE, "the engine stopped without a word")),
     ],
@@ -332,7 +372,7 @@ def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
         its.network.down = False
         await asyncio.sleep(RETRY_MAX + 10.0)
 
-        texts = [e.text for e in its.network.said if isinstance(e, Progress)]
+        texts = [e.piece for e in its.network.said if isinstance(e, Progress)]
         assert texts == ["a", "b", "c", "d"]
         assert isinstance(its.network.said[-1], Completed)
 
@@ -410,5 +450,72 @@ def test_worker_cut_off_while_it_leaves_does_not_come_back() -> None:
         async with asyncio.timeout(0.5):
             assert await its.task == "stopped here"
         assert len(its.network.dialled) == 1
+
+    play(script)
+
+
+def test_job_that_the_engine_does_not_take_is_told_of() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "bad"), run_job("k", "fine"))
+        await asyncio.sleep(3.0)
+        assert its.troubles == []
+
+        its.network.tell(run_job("l", "busy"))
+        await asyncio.sleep(1.0)
+        assert len(its.troubles) == 1
+
+    play(script)
+
+
+def test_job_is_given_back_where_other_models_have_all_slots() -> None:
+    async def script(its: Membership) -> None:
+        its.slots.jobs += 2
+        its.network.tell(run_job())
+        await asyncio.sleep(1.0)
+        assert its.network.said == [
+            Rejected(JobId("j"), ONE, "all 2 slots of the engine are busy")
+        ]
+
+        its.slots.jobs -= 2
+        its.network.tell(run_job("k", "fine"))
+        await asyncio.sleep(2.0)
+        assert isinstance(its.network.said[-1], Completed)
+
+    play(script)
+
+
+def test_job_waits_for_other_models_where_it_cannot_be_given_back() -> None:
+    async def script(its: Membership) -> None:
+        its.slots.jobs += 1
+        async with its.slots.running:
+            its.network.tell(run_job("j", "fine"))
+            await asyncio.sleep(30.0)
+            assert its.network.said == []
+        its.slots.jobs -= 1
+        await asyncio.sleep(3.0)
+
+        assert isinstance(its.network.said[-1], Completed)
+
+    play(script, Network(accepts=MUTE), size=1)
+
+
+def test_job_that_cannot_be_given_back_fails() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(run_job("j", "busy"))
+        await asyncio.sleep(1.0)
+
+        reason = "not started: the model is being loaded"
+        assert its.network.said == [Failed(JobId("j"), ONE, reason)]
+
+    play(script, Network(accepts=MUTE))
+
+
+def test_worker_says_why_it_leaves() -> None:
+    async def script(its: Membership) -> None:
+        its.agent.leave("the model is gone")
+        its.agent.leave()
+
+        assert await its.task == "the model is gone"
+        assert its.network.said == [Draining("the model is gone")]
 
     play(script)

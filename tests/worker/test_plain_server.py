@@ -21,6 +21,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.slots import Slots
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["grandsage"]
@@ -61,14 +62,14 @@ async def node_at(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = LlamaEngine("tiny", MODEL, slots=slots)
     await engine.start()
-    member = Member("n n&1", "tiny", slots, engine.features, "s?cret")
+    member = Member("n n&1", engine.models[0], slots, "s?cret")
     agent = Agent(
         PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
         engine,
         LoopClock(),
         random.Random(0),
-        slots,
+        Slots(slots),
         happenings.append,
     )
     running = asyncio.create_task(agent.run())

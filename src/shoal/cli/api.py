@@ -4,6 +4,7 @@ import argparse
 import http.client
 import json
 import os
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from urllib.request import Request, urlopen
 
 from shoal.config import USER_DATA
 from shoal.domain.errors import ConfigError, ShoalError
+from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.transports.tls import context_pinning, context_trusting
 
 DEFAULT_URL = "http://127.0.0.1:4010"
 TIMEOUT = 600.0  # seconds without a byte
@@ -41,14 +44,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="where that coordinator keeps its data [SHOAL_DATA_DIR]",
     )
+    parser.add_argument(
+        "--cacert",
+        type=Path,
+        default=os.environ.get("SHOAL_CACERT"),
+        metavar="FILE",
+        help="the authorities to trust, in PEM form (default: the system's, or for the "
+        "coordinator on this machine its own certificate) [SHOAL_CACERT]",
+    )
 
 
-def ask(args: argparse.Namespace, path: str, body: object = None) -> Any:
+def ask(
+    args: argparse.Namespace, path: str, body: object = None, method: str | None = None
+) -> Any:
     """Return the JSON answer to a request; with a body it is a POST.
 
     Raises ApiError.
     """
-    with _open(args, path, body) as answer:
+    with _open(args, path, body, method) as answer:
         try:
             return json.load(answer)
         except ValueError as error:
@@ -75,36 +88,61 @@ def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
 
 
 def _open(
-    args: argparse.Namespace, path: str, body: object
+    args: argparse.Namespace, path: str, body: object, method: str | None = None
 ) -> http.client.HTTPResponse:
     base = args.url if "://" in args.url else f"http://{args.url}"
     # The base URL that OpenAI clients are given is as good.
     url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {args.url}: expected http://HOST:PORT")
+        raise ConfigError(f"--url {args.url}: expected http://HOST:PORT, or https://")
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {_key(args)}"}
     if data is not None:
         headers["Content-Type"] = "application/json"
     try:
         answer: http.client.HTTPResponse = urlopen(
-            Request(url, data, headers), timeout=TIMEOUT
+            Request(url, data, headers, method=method),
+            timeout=TIMEOUT,
+            context=_context(args) if url.startswith("https:") else None,
         )
     except HTTPError as error:
         with error:
             raise ApiError(_message(error)) from error
     except (URLError, OSError) as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise ApiError(
+                f"{args.url} is not trusted: {reason.verify_message}; --cacert FILE "
+                "says whose certificates are good, and --url needs a name that this "
+                "one is for"
+            ) from error
         raise ApiError(
             f"cannot reach {args.url}: {reason}; is `shoal serve` running there?"
         ) from error
     return answer
 
 
+def _context(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """Return whom to trust; None: whomever the system does.
+
+    A key that was read from the coordinator's folder goes to that coordinator alone.
+
+    Raises ConfigError.
+    """
+    if args.cacert:
+        return context_trusting(args.cacert)
+    if args.api_key:
+        return None
+    try:
+        return context_pinning((args.data_dir / CERTIFICATE_FILE).read_text())
+    except FileNotFoundError:
+        return None  # perhaps there is a proxy before it
+
+
 def _key(args: argparse.Namespace) -> str:
     if args.api_key:
         return str(args.api_key)
-    file = args.data_dir / "api-key"
+    file = args.data_dir / KEY_FILE
     try:
         return str(file.read_text().strip())
     except OSError as error:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from shoal.cli import api
 from shoal.domain.errors import ConfigError, ShoalError
+from shoal.engines.demo_model import DEMO_MODEL
 
 WORKERS = ("otter", "beaver")
 QUESTION = "Why is the sea salty?  Explain it to a child."
@@ -66,9 +67,8 @@ def run(args: argparse.Namespace) -> int:
             _program("coordinator", [*serve, "--join-token", "demo"], folder)
         )
         url, key = coordinator.said["url"], coordinator.said["api_key"]
-        join = ["join", url, "--token", "demo"]
-        if args.model:
-            join += ["--model", args.model]
+        join = ["join", url, "--token", "demo", "--engine", "embedded"]
+        join += ["--model", args.model or DEMO_MODEL]
         workers = {}
         for name in WORKERS:
             program = _program(name, [*join, "--name", name], folder)

@@ -16,11 +16,16 @@ def add_config(
     for each in fields(config):
         help_ = each.metadata.get("help", "")
         default = f" (default: {each.default})" if _worth_showing(each.default) else ""
+        form: dict[str, Any] = {"metavar": each.name.split("_")[-1].upper()}
+        if isinstance(each.default, bool):
+            form = {"action": argparse.BooleanOptionalAction}
+        if isinstance(each.default, tuple):
+            form["action"] = "append"
         group.add_argument(
             flag(section, each),
             dest=destination(section, each.name),
-            metavar=each.name.split("_")[-1].upper(),
             help=f"{help_}{default} [{variable(section, each)}]".replace("%", "%%"),
+            **form,
         )
 
 
@@ -47,4 +52,5 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
 
 
 def _worth_showing(default: object) -> bool:
-    return isinstance(default, (str, int, float)) and default != ""
+    shown = isinstance(default, (str, int, float)) and not isinstance(default, bool)
+    return shown and default != ""

@@ -1,14 +1,18 @@
 """Runs a command's coroutine until it ends or the process is told to stop."""
 
+import argparse
 import asyncio
+import json
 import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
 from typing import Any
 
 from shoal.domain.errors import ConfigError
 
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -25,20 +29,47 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
         raise _cause(group) from group
 
 
-def log_to_stderr(level: str) -> None:
-    """Send the program's log lines to standard error.
+def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
+    """Add the flags that say what is logged and how; ``level`` is the default."""
+    parser.add_argument("--log-level", default=level, help="(default: %(default)s)")
+    parser.add_argument(
+        "--log-format",
+        default="text",
+        choices=("text", "json"),
+        help="json: one object per line (default: %(default)s)",
+    )
+
+
+def log_to_stderr(args: argparse.Namespace) -> None:
+    """Send the program's log lines to standard error, as the flags say.
 
     Raises ConfigError if there is no such level.
     """
+    level = args.log_level
     if level.upper() not in logging.getLevelNamesMapping():
         raise ConfigError(
             f"--log-level {level}: expected debug, info, warning or error"
         )
-    logging.basicConfig(
-        level=level.upper(),
-        stream=sys.stderr,
-        format="%(asctime)s %(levelname)s %(name)s %(message)s",
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if args.log_format == "json" else logging.Formatter(TEXT)
     )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object; ``fields`` given with it stand beside."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        line |= getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
 
 
 def _cause(group: BaseException) -> BaseException:

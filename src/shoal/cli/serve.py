@@ -7,7 +7,7 @@ import shlex
 import sys
 
 from shoal.cli.flags import add_config, add_config_file, given
-from shoal.cli.running import log_to_stderr
+from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
 from shoal.config import USER_DATA, ServeConfig, check_file, load
 from shoal.protocols import discover
@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, protocol in discover().items():
         add_config(parser, protocol.config, name)
     add_config_file(parser)
-    parser.add_argument("--log-level", default="info", help="(default: info)")
+    add_log_arguments(parser, "info")
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    log_to_stderr(args.log_level)
+    log_to_stderr(args)
     check_file(args.config, {"serve", "join", *discover()})
     config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
     wires = {

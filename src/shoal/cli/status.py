@@ -19,6 +19,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     jobs = status["jobs"]
     print(f"{args.url}: {jobs['running']} jobs running, {jobs['queued']} waiting")
+    if not status["ready"]:
+        print(f"no jobs are taken: {shown(status['why_not'])}")
     rows = [
         (
             worker["id"],

@@ -30,12 +30,40 @@ class InvalidRequest(ClientError):
         self.field = field
 
 
+class CannotDo(InvalidRequest):
+    """No worker with the model can do what ``field`` asks for."""
+
+
+class ContextExceeded(InvalidRequest):
+    """The request is longer than the model can read."""
+
+
+class KeyReused(ClientError):
+    """The idempotency key stands for another request already."""
+
+
 class TooLarge(ClientError):
     """The request is larger than is accepted."""
 
 
 class Unauthorized(ClientError):
     """The request carries no valid key."""
+
+
+class KeyExpired(Unauthorized):
+    """The key was good until it expired."""
+
+
+class KeyRevoked(Unauthorized):
+    """The key was good until it was revoked."""
+
+
+class Forbidden(ClientError):
+    """The key is good, but not for this."""
+
+
+class BudgetSpent(ClientError):
+    """What is left of the key's budget is not enough."""
 
 
 class NotFound(ClientError):
@@ -54,6 +82,18 @@ class Unavailable(ShoalError):
         self.retry_after = retry_after
 
 
+class RateLimited(Unavailable):
+    """The key has been used as much as it may be in a minute."""
+
+
+class DaySpent(Unavailable):
+    """What is left of the key's tokens for today is not enough."""
+
+
+class TooManyFailures(Unavailable):
+    """The address has presented too many wrong keys or tokens."""
+
+
 class NoWorker(Unavailable):
     """No worker could take the job while it was allowed to wait."""
 
@@ -68,6 +108,22 @@ class WorkerLost(Unavailable):
 
 class TimedOut(Unavailable):
     """The job ran into one of its time limits after a worker had taken it."""
+
+
+class NoFirstOutput(TimedOut):
+    """The worker took the job and said nothing for too long."""
+
+
+class OutputStalled(TimedOut):
+    """The worker began to answer and then said nothing for too long."""
+
+
+class TookTooLong(TimedOut):
+    """The answer was not whole when the job's time in all was over."""
+
+
+class StillRunning(Unavailable):
+    """The job whose result was asked for has not ended."""
 
 
 class ShuttingDown(Unavailable):
@@ -88,6 +144,10 @@ class StoreError(ShoalError):
 
 class ConfigError(ShoalError):
     """A flag, variable or file says something that cannot be done."""
+
+
+class NotAdmitted(ShoalError):
+    """A worker may not join by what it presented; the message is for its owner."""
 
 
 class Refused(ShoalError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Job, Limit, Outcome
+from shoal.domain.work import Fault, Job, Limit, Outcome
 from shoal.domain.worker import Offer
 
 
@@ -62,6 +62,31 @@ class JobLeased:
 
 
 @dataclass(frozen=True, slots=True)
+class JobHedged:
+    """A second worker was given a job of which the first has said nothing for long."""
+
+    job_id: JobId
+    worker_id: WorkerId
+    lease: LeaseNumber
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobUnhedged:
+    """One of a job's two leases is over, and the job goes on under the other.
+
+    ``lost`` says that this is because its worker went away, ``cut`` that the worker is
+    still at it; else it would not or could not do the job.
+    """
+
+    job_id: JobId
+    lease: LeaseNumber
+    reason: str
+    lost: bool = False
+    cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class JobStarted:
     job_id: JobId
     lease: LeaseNumber
@@ -96,19 +121,26 @@ class JobFailed:
     error: str
     lost: bool = False
     cut: bool = False
+    fault: Fault = Fault.WORKER
 
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled:
+    """Nobody wants the job any more; ``written`` is how many characters there were."""
+
     job_id: JobId
     reason: str
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class JobExpired:
+    """The job ran into a limit; ``written`` is how many characters there were."""
+
     job_id: JobId
     limit: Limit
     error: str
+    written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +156,8 @@ class CameLate:
 JobFact: TypeAlias = (
     JobSubmitted
     | JobLeased
+    | JobHedged
+    | JobUnhedged
     | JobStarted
     | JobRequeued
     | JobCompleted

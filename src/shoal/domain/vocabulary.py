@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Chat, Usage
+from shoal.domain.work import Fault, Piece, Usage, Work
 from shoal.domain.worker import Offer
 
 # Commands: what the coordinator asks of a worker.
@@ -24,7 +24,7 @@ class RunJob:
 
     job_id: JobId
     lease: LeaseNumber
-    work: Chat
+    work: Work
     continues: str = ""
 
 
@@ -70,7 +70,7 @@ class Progress:
 
     job_id: JobId
     lease: LeaseNumber
-    text: str
+    piece: Piece
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ class Failed:
     job_id: JobId
     lease: LeaseNumber
     error: str
+    fault: Fault = Fault.WORKER
 
 
 Event: TypeAlias = Joined | Draining | Progress | Completed | Rejected | Failed

@@ -16,6 +16,8 @@ class Kind(Enum):
     """What a job asks a worker to do."""
 
     CHAT = "chat"
+    COMPLETION = "completion"  # going on from a text as it is
+    EMBEDDING = "embedding"
 
 
 class Feature(Enum):
@@ -24,6 +26,18 @@ class Feature(Enum):
     CONTINUE = "continue"  # goes on from a given beginning of the answer
     OPTIONS = "options"  # obeys sampling options other than the temperature
     STOP = "stop"  # ends at the caller's stop strings
+    TOOLS = "tools"  # calls functions, and reads what they returned
+    SCHEMA = "schema"  # writes JSON, to a schema if there is one
+    LOGPROBS = "logprobs"  # tells how likely each token was
+    CHOICES = "choices"  # gives several answers to one question
+    IMAGES = "images"
+    AUDIO = "audio"
+
+
+BEYOND_TEXT = frozenset(
+    {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES}
+)
+"""What an answer is the outcome of as a whole, so that no other can go on with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +45,9 @@ class Chat:
     """A conversation to be continued by a model.
 
     ``messages`` are in OpenAI's form, each with ``role`` and ``content``: every wire
-    and engine translates from it.  ``options`` holds OpenAI's further sampling fields
-    (``top_p``, ``stop``, ``seed`` and so on) under their own names.
+    and engine translates from it.  ``options`` holds OpenAI's further fields
+    (``top_p``, ``stop``, ``tools``, ``response_format`` and so on) under their own
+    names.
     """
 
     model: str
@@ -42,12 +57,117 @@ class Chat:
     options: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
+    def kind(self) -> Kind:
+        return Kind.CHAT
+
+    @property
     def needs(self) -> frozenset[Feature]:
         """What a worker must be able to do for the answer to be right.
 
         Other options only colour the answer; a worker that ignores them still answers.
         """
-        return frozenset({Feature.STOP} if "stop" in self.options else ())
+        wanted = _wanted(self.options)
+        for message in self.messages:
+            if "tool_calls" in message or message.get("role") == "tool":
+                wanted.add(Feature.TOOLS)
+            content = message.get("content")
+            if isinstance(content, Sequence) and not isinstance(content, str):
+                wanted.update(_PARTS[kind] for kind in _kinds(content))
+        return frozenset(wanted)
+
+    @property
+    def text(self) -> str:
+        """All that the model is to read."""
+        return "\n".join(text_of(message) for message in self.messages)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A text to be gone on with, without the form of a conversation.
+
+    ``prompt`` is a text, or whatever else OpenAI allows: several texts, tokens.
+    """
+
+    model: str
+    prompt: JSON
+    max_tokens: int | None = None
+    temperature: float | None = None
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.COMPLETION
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a worker must be able to do for the answer to be right."""
+        wanted = _wanted(self.options)
+        if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str):
+            wanted.add(Feature.CHOICES)  # tokens, or a text for each answer
+        return frozenset(wanted)
+
+    @property
+    def text(self) -> str:
+        """All that the model is to read."""
+        return self.prompt if isinstance(self.prompt, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Texts to be turned into vectors, one each."""
+
+    model: str
+    inputs: tuple[str, ...]
+    options: Mapping[str, JSON] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.EMBEDDING
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a worker must be able to do for the answer to be right."""
+        return frozenset()
+
+    @property
+    def text(self) -> str:
+        """The longest input: each is read for itself."""
+        return max(self.inputs, key=len, default="")
+
+
+Work: TypeAlias = Chat | Completion | Embedding
+
+WORKS: Mapping[Kind, type[Work]] = {
+    Kind.CHAT: Chat,
+    Kind.COMPLETION: Completion,
+    Kind.EMBEDDING: Embedding,
+}
+
+_PARTS: Mapping[str, Feature] = {
+    "image_url": Feature.IMAGES,
+    "input_audio": Feature.AUDIO,
+}
+
+
+def _wanted(options: Mapping[str, JSON]) -> set[Feature]:
+    asked = {
+        Feature.OPTIONS: options.get("logit_bias"),
+        Feature.STOP: options.get("stop"),
+        Feature.TOOLS: options.get("tools"),
+        Feature.SCHEMA: options.get("response_format"),
+        Feature.LOGPROBS: options.get("logprobs"),
+        Feature.CHOICES: options.get("n") not in (None, 1),
+    }
+    return {
+        feature
+        for feature, value in asked.items()
+        if value is not None and value is not False
+    }
+
+
+def _kinds(parts: Sequence[JSON]) -> set[str]:
+    kinds = {part.get("type") for part in parts if isinstance(part, Mapping)}
+    return {kind for kind in kinds if isinstance(kind, str) and kind in _PARTS}
 
 
 def text_of(message: Mapping[str, JSON]) -> str:
@@ -82,18 +202,34 @@ class Limits:
     total: float = 3600.0
 
 
+class Priority(Enum):
+    """Who goes first when not all can: a higher one always does."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user wants, as accepted."""
+    """What a user wants, as accepted.
+
+    ``session`` names what jobs have in common that a worker may still remember, such as
+    a conversation.  ``idempotency_key`` is the owner's own name for the job: it goes on
+    when the owner leaves, and asking again under the same name finds it.
+    """
 
     id: JobId
-    work: Chat
+    work: Work
     limits: Limits = Limits()
     owner: str = ""  # the name of the key that asked
+    priority: Priority = Priority.NORMAL
+    session: str = ""
+    idempotency_key: str = ""
 
     @property
     def kind(self) -> Kind:
-        return Kind.CHAT
+        return self.work.kind
 
     @property
     def model(self) -> str:
@@ -108,10 +244,62 @@ class Usage:
     completion_tokens: int
 
 
+class Fault(Enum):
+    """Whose fault it is that a job failed."""
+
+    WORKER = "worker"
+    REQUEST = "request"  # no worker would do it as it is
+    CONTEXT = "context"  # it is longer than the model can read
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A piece of an answer that is more than text of its only choice.
+
+    ``fields`` are those of a streamed message in OpenAI's form: ``content``,
+    ``tool_calls`` with their ``index``, ``reasoning_content`` and so on; of an
+    embedding, ``embedding`` with float32 values, little-endian, in base64.
+    """
+
+    choice: int = 0
+    fields: Mapping[str, JSON] = field(default_factory=dict)
+    logprobs: JSON = None
+    finish_reason: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters, about, for limits: exact for the texts among the fields."""
+        texts = [value for value in self.fields.values() if isinstance(value, str)]
+        known = sum(map(len, texts))
+        if len(texts) < len(self.fields):
+            known += len(str(self.fields))
+        return known if self.logprobs is None else known + len(str(self.logprobs))
+
+
+Piece: TypeAlias = str | Delta
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One whole answer of several, or one that is more than text.
+
+    ``fields`` are those of a message in OpenAI's form; see ``Delta``.
+    """
+
+    fields: Mapping[str, JSON] = field(default_factory=dict)
+    finish_reason: str = "stop"
+    logprobs: JSON = None
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job that was done."""
+    """What came of a job that was done.
+
+    ``text`` is the text of the first choice; ``choices`` is empty if there is no more
+    to the answer.
+    """
 
     text: str
     finish_reason: str = "stop"
     usage: Usage | None = None  # None where the wire cannot tell
+    choices: tuple[Choice, ...] = ()

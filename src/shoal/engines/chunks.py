@@ -1,25 +1,34 @@
-"""OpenAI's streamed chat chunk, as far as engines read it.
+"""OpenAI's streamed chunk, of a chat or a completion, as far as engines read it.
 
-Source: OpenAI API reference, "chat.completion.chunk".  Fields that are not named here
-are skipped.  llama.cpp and most servers send an error in place of a chunk.
+Source: OpenAI API reference, "The chat completion chunk object" and "The completion
+object".  What is not named here is skipped, but for the fields of a chat's delta: of
+those, whatever a server sends is passed on.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from shoal.domain.assembly import CHOICES_MAX
 from shoal.domain.errors import JobError
+from shoal.domain.work import Delta, Piece, Usage
 
 TOKENS_MAX = 2**31 - 1
 ERROR_MAX = 500  # characters of another program's message that are passed on
 
+REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
-class Delta(msgspec.Struct, frozen=True):
-    content: str | None = None
+# What vLLM and SGLang say of an answer that they gave up.
+ABORTED = frozenset({"abort", "error"})
 
 
 class Choice(msgspec.Struct, frozen=True):
-    delta: Delta = Delta()
+    """What a chunk brings of one choice: ``delta`` in a chat, ``text`` else."""
+
+    index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
+    delta: dict[str, Any] | None = None
+    text: str | None = None
+    logprobs: Any = None
     finish_reason: str | None = None
 
 
@@ -36,7 +45,12 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
+    """An error as OpenAI writes it; real servers fill in what they like."""
+
     message: str = "no message"
+    code: Any = None
+    type: Any = None
+    param: Any = None
 
 
 class Chunk(msgspec.Struct, frozen=True):
@@ -45,30 +59,68 @@ class Chunk(msgspec.Struct, frozen=True):
     choices: tuple[Choice, ...] = ()
     usage: Tokens | None = None
     error: Problem | str | None = None
+    object: Any = None  # "error" where an older vLLM has one
 
     @property
-    def text(self) -> str:
-        return "".join(choice.delta.content or "" for choice in self.choices)
-
-    @property
-    def finish_reason(self) -> str | None:
-        return next((c.finish_reason for c in self.choices if c.finish_reason), None)
-
-    @property
-    def problem(self) -> str | None:
-        """The message of the error, shortened; None if this is no error."""
-        match self.error:
-            case None:
-                return None
-            case str() as message:
-                return message[:ERROR_MAX]
-            case Problem(message):
-                return message[:ERROR_MAX]
+    def bad(self) -> bool:
+        """Whether this stands for an error."""
+        return self.error is not None or self.object == "error"
 
 
-def chunk_of(data: Any) -> Chunk:
-    """Check a chunk that is decoded already.  Raises JobError if it is none."""
-    try:
-        return msgspec.convert(data, Chunk)
-    except msgspec.ValidationError as error:
-        raise JobError(f"not a chat chunk: {error}") from error
+class Tally:
+    """Counts the tokens of an answer with ``choices`` to each of its ``prompts``."""
+
+    def __init__(self, choices: int = 1, prompts: int = 1) -> None:
+        self._choices = choices
+        self._expected = choices * prompts
+        self._counts: list[Tokens] = []
+
+    def add(self, tokens: Tokens) -> None:
+        """Take what the server says, which counts if it is plausible."""
+        if tokens.plausible and len(self._counts) < CHOICES_MAX:
+            self._counts.append(tokens)
+
+    def usage(self) -> Usage | None:
+        """Return the tokens of all choices, as far as they were told."""
+        if not self._counts:
+            return None
+        if len(self._counts) != self._expected or self._expected == 1:
+            last = self._counts[-1]
+            return Usage(last.prompt_tokens, last.completion_tokens)
+        # llama.cpp counts each choice for itself, and the prompt with each.
+        read = sum(each.prompt_tokens for each in self._counts)
+        written = sum(each.completion_tokens for each in self._counts)
+        return Usage(read // self._choices, written)
+
+
+def piece_of(choice: Choice, several: bool) -> Piece | None:
+    """Return what a choice adds to the answer; None if that is nothing.
+
+    With ``several`` choices each says itself how it ends.
+
+    Raises JobError if the text is none.
+    """
+    delta, reason = choice.delta, choice.finish_reason if several else None
+    if delta is None:
+        delta = {"content": choice.text}
+    text = delta.get("content")
+    if not (text is None or isinstance(text, str)):
+        raise JobError(f"the server sent a {type(text).__name__} for text")
+    simple = choice.logprobs is None and not several and choice.index == 0
+    if simple and text and len(delta) == 1:
+        return text
+    fields = {
+        name: value
+        for name, value in delta.items()
+        if name != "role" and value is not None and value != "" and value != []
+    }
+    if simple and text and len(fields) == 1:
+        return text
+    if not fields and choice.logprobs is None and reason is None:
+        return None
+    return Delta(choice.index, fields, choice.logprobs, reason_of(reason))
+
+
+def reason_of(reason: str | None) -> str | None:
+    """Return the reason that an answer ended for, if it is one that clients know."""
+    return reason if reason is None or reason in REASONS else "stop"

@@ -1,34 +1,48 @@
 """The embedded engine: llama.cpp in a child process of its own.
 
-A crash in native code costs the chats that were running, never the worker: they fail
-as unavailable, and the next chat finds a new child.
+A crash in native code costs the jobs that were running, never the worker: they fail
+as unavailable, and the next job finds a new child.
 """
 
 import asyncio
 import math
-import os
-import sys
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from shoal.domain.errors import ConfigError, JobError, LimitExceeded, Unavailable
-from shoal.domain.work import JSON, Chat, Feature, Usage, text_of
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    LimitExceeded,
+    Unavailable,
+)
+from shoal.domain.work import (
+    Embedding,
+    Feature,
+    Usage,
+    Work,
+)
+from shoal.domain.worker import Model
+from shoal.engines.chunks import Problem, reason_of
+from shoal.engines.flavours import EMBEDDINGS, TEXT
 from shoal.engines.llama_process import CLOSED, LlamaProcess
-from shoal.engines.llama_wire import Ended, Load, Refused
-from shoal.engines.port import Finished, Piece
+from shoal.engines.llama_requests import request_of
+from shoal.engines.llama_wire import Ended, Load, Loaded, Refused, Run
+from shoal.engines.port import Finished, Item
+from shoal.engines.processors import processors, threads_for
+from shoal.engines.refusals import failure_of
+from shoal.engines.requests import prompts_in
 
 CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
-CHATS_PER_SLOT = 4  # that llama.cpp may hold, aborted ones that wind down included
+JOBS_PER_SLOT = 4  # that llama.cpp may hold, aborted ones that wind down included
 RESTART_DELAY_MAX = 60.0  # seconds
 
-# What the engine decides; an option of that name would contradict it.
-OURS = frozenset(
+# What was tried with it.  Tools are not: whether a model's calls are recognised depends
+# on its template, and none at hand has one for them.
+FEATURES = frozenset(
     {
-        *("messages", "model", "stream", "stream_options", "n", "return_progress"),
-        *("temperature", "max_tokens", "max_completion_tokens", "n_predict"),
-        *("add_generation_prompt", "continue_final_message"),
+        *(Feature.CONTINUE, Feature.OPTIONS, Feature.STOP),
+        *(Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES),
     }
 )
 
@@ -39,12 +53,10 @@ class LlamaEngine:
     Args:
         model: the name that users ask for.
         path: the GGUF file.
-        slots: chats that run at the same time; each has its own share of memory.
-        context: tokens that a chat and its answer may have together.
+        slots: jobs that run at the same time; each has its own share of memory.
+        context: tokens that a prompt and its answer may have together.
         threads: processor threads; None: as many as do not slow each other down.
     """
-
-    features = frozenset({Feature.CONTINUE, Feature.OPTIONS, Feature.STOP})
 
     def __init__(
         self,
@@ -65,11 +77,12 @@ class LlamaEngine:
             threads=threads or threads_for(*processors()),
         )
         self._process: LlamaProcess | None = None
+        self._loaded: Loaded | None = None
         self._closed = False
-        self._failures = 0  # processes lost since one last finished a chat
+        self._failures = 0  # processes lost since one last finished a job
         self._restart_at = 0.0  # on the loop's clock
         self._why_restart = ""
-        # Chats that come while there is no process wait for the same new one.
+        # Jobs that come while there is no process wait for the same new one.
         self._starting = asyncio.Lock()
 
     @property
@@ -84,31 +97,57 @@ class LlamaEngine:
         except Unavailable as error:
             raise ConfigError(f"{self._path}: {error}") from error
 
-    async def chat(
-        self, chat: Chat, continues: str = ""
-    ) -> AsyncGenerator[Piece, None]:
-        request = request_of(chat)
+    @property
+    def models(self) -> Sequence[Model]:
+        loaded = self._loaded
+        if loaded is not None and loaded.embeddings:
+            return [Model(self.model, EMBEDDINGS, context=loaded.context)]
+        context = loaded.context if loaded is not None else self._load.context
+        return [Model(self.model, TEXT, FEATURES, context)]
+
+    async def refresh(self) -> None:
+        if self._closed:
+            raise Unavailable(CLOSED)
+        # A process that has gone is replaced when there is a job for it.
+        wait = self._restart_at - asyncio.get_running_loop().time()
+        if wait > 0:
+            raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        job = Run(
+            0,
+            work.kind,
+            request_of(work),
+            continues,
+            None if isinstance(work, Embedding) else work.max_tokens,
+            prompts_in(work),
+        )
         try:
             process = await self._running()
         except ConfigError as error:
             raise Unavailable(str(error)) from error
-        if process.chats >= CHATS_PER_SLOT * self.slots:
-            raise Unavailable(f"{process.chats} chats for {self.slots} slots")
+        if work.kind not in self.models[0].kinds:
+            raise InvalidRequest(f"{self.model} does no {work.kind.value} jobs")
+        if process.jobs >= JOBS_PER_SLOT * self.slots:
+            raise Unavailable(f"{process.jobs} jobs for {self.slots} slots")
         try:
-            id, answer = process.run(request, continues, chat.max_tokens)
+            id, answer = process.run(job)
         except LimitExceeded as error:
-            raise JobError(str(error)) from error
+            raise InvalidRequest(str(error)) from error
         try:
             while True:
                 match await answer.read():
-                    case str() as text:
-                        yield text
-                    case Refused(_, reason):
-                        raise JobError(reason)
+                    case Refused(_, reason, code):
+                        raise failure_of(Problem(reason, code))
                     case Ended(_, reason, read, written):
                         self._failures = 0
-                        yield Finished(reason, Usage(read, written))
+                        yield Finished(
+                            reason_of(reason) or "stop", Usage(read, written)
+                        )
                         return
+                    case pieces:
+                        for piece in pieces:
+                            yield piece
         finally:
             process.abort(id)
 
@@ -150,6 +189,7 @@ class LlamaEngine:
             if self._closed:
                 raise Unavailable(CLOSED)
             await process.open(self._load)
+            self._loaded = process.loaded
         except ConfigError as error:
             await process.close()
             raise ConfigError(
@@ -160,34 +200,6 @@ class LlamaEngine:
             await process.close()
             raise
         return process
-
-
-def request_of(chat: Chat) -> dict[str, Any]:
-    """Return the chat as llama.cpp wants it, but for its limit of tokens.
-
-    Raises JobError if a message is more than text.
-    """
-    request: dict[str, Any] = {
-        name: value for name, value in chat.options.items() if name not in OURS
-    }
-    if chat.temperature is not None:
-        request["temperature"] = chat.temperature
-    request["messages"] = [plain(message) for message in chat.messages]
-    return request
-
-
-def plain(message: Mapping[str, JSON]) -> dict[str, JSON]:
-    """Return the message with its parts joined to one text.
-
-    Raises JobError if a part is none: to leave it out would answer another question.
-    """
-    content = message.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        for part in content:
-            kind = part.get("type") if isinstance(part, Mapping) else part
-            if kind != "text":
-                raise JobError(f"this model reads text only, and not {kind!r:.40}")
-    return {**message, "content": text_of(message)}
 
 
 def restart_delay(failures: int) -> float:
@@ -215,35 +227,3 @@ def check_installed(path: Path) -> None:
         ) from error
     if magic != b"GGUF":
         raise ConfigError(f"{path} is no GGUF file: it begins with {magic!r}")
-
-
-def threads_for(logical: int, physical: int) -> int:
-    """Return how many threads generate fastest beside everything else.
-
-    llama.cpp's threads wait for each other by spinning.  With one for each processor,
-    anything else that runs stops them all: with two processors and a busy neighbour,
-    two threads were measured at a sixth of the speed of one.
-    """
-    return 1 if logical <= 2 else max(1, min(logical - 1, physical))
-
-
-def processors() -> tuple[int, int]:
-    """Return how many processors this process may use, and on how many cores."""
-    if hasattr(os, "sched_getaffinity"):
-        usable = os.sched_getaffinity(0)
-        siblings = {
-            siblings_of(Path(f"/sys/devices/system/cpu/cpu{number}"))
-            for number in usable
-        }
-        return len(usable), len(siblings)
-    logical = os.cpu_count() or 1
-    # Macs have one thread a core or count so; elsewhere two is the safe guess.
-    return logical, logical if sys.platform == "darwin" else max(1, logical // 2)
-
-
-def siblings_of(processor: Path) -> str:
-    """Return what the processors of one core have in common."""
-    try:
-        return (processor / "topology" / "thread_siblings_list").read_text()
-    except OSError:
-        return processor.name

@@ -3,7 +3,7 @@
 A fault in native code ends this process and not the worker.  Run by the engine as
 ``python -m shoal.engines.llama_child``, it takes its orders from standard input and
 ends when that is closed, so that it never outlives the engine.  One thread reads the
-orders, one more answers each chat; llama.cpp batches the chats that run together.
+orders, one more does each job; llama.cpp batches the jobs that run together.
 """
 
 import http.client
@@ -13,13 +13,19 @@ import secrets
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from shoal.engines.chunks import Chunk, Tokens, chunk_of
+from shoal.domain.errors import ShoalError
+from shoal.domain.work import Kind
+from shoal.engines.embeddings import read_vectors
+from shoal.engines.gguf_files import makes_embeddings
+from shoal.engines.llama_reading import Reading, problem_in, refused
 from shoal.engines.llama_wire import (
     SIZE,
     Abort,
+    Added,
     Ended,
     Load,
     Loaded,
@@ -28,7 +34,6 @@ from shoal.engines.llama_wire import (
     Run,
     ToChild,
     ToEngine,
-    Wrote,
     decode_to_child,
     frame,
     size_of,
@@ -52,7 +57,7 @@ def main() -> None:
     except (RuntimeError, ImportError) as error:
         link.send(LoadFailed(str(error)))
         sys.exit(1)
-    link.send(Loaded())
+    link.send(Loaded(llama.context(), llama.embeddings))
     serve(llama, link)
     # Threads may be deep in native code: there is nothing to wait for.
     os._exit(0)
@@ -107,7 +112,10 @@ def serve(llama: "Llama", link: Link) -> None:
     def answer(run: Run, abort: threading.Event) -> None:
         try:
             last: ToEngine = llama.answer(run, abort, link)
-        # Whatever goes wrong ends this chat only: the others share the process.
+        # What the binding raises for a request that makes no sense.
+        except (ValueError, RuntimeError) as error:
+            last = Refused(run.id, str(error), 400)
+        # Whatever goes wrong ends this job only: the others share the process.
         except Exception as error:
             last = Refused(run.id, str(error) or type(error).__name__)
         del aborts[run.id]
@@ -142,6 +150,10 @@ class Llama:
         # Of the whole, each slot gets its share, cut to what the model was trained for.
         params.n_ctx = load.slots * load.context
         params.n_batch = params.n_ubatch = BATCH
+        self.embeddings = params.embedding = makes_embeddings(Path(load.path))
+        if self.embeddings:
+            # Each input is read as a whole.
+            params.n_batch = params.n_ubatch = load.context
         params.cpuparams.n_threads = load.threads
         params.cpuparams_batch.n_threads = load.threads
         params.verbosity = WARNINGS
@@ -160,8 +172,14 @@ class Llama:
         self._server: Any = xllamacpp.Server(params)
         self._address: str = urlsplit(self._server.listening_address).netloc
 
+    def context(self) -> int:
+        """Return the tokens of a slot, as they came out."""
+        return int(self._ask("/props")["default_generation_settings"]["n_ctx"])
+
     def answer(self, run: Run, abort: threading.Event, link: Link) -> Ended | Refused:
         """Send the pieces of an answer; return how it ended."""
+        if run.kind is Kind.EMBEDDING:
+            return self._embed(run, link)
         request = run.request | {
             "stream": True,
             "stream_options": {"include_usage": True},
@@ -171,94 +189,78 @@ class Llama:
         begun = prompt_tokens = 0
         if run.beginning or run.max_tokens == 0:
             prompt_tokens = self._prompt_tokens(request)
-            request["messages"] = begin_answer(request["messages"], run.beginning)
+            begin(request, run.beginning)
             begun = self._prompt_tokens(request) - prompt_tokens if run.beginning else 0
         if run.max_tokens is not None:
             left = run.max_tokens - begun
             if left <= 0:
                 return Ended(run.id, "length", prompt_tokens, begun)
             request["max_tokens"] = left
-        reading = Reading(run.id, abort, link)
-        self._server.handle_chat_completions(request, reading.take)
+        reading = Reading(run, abort, link.send)
+        if run.kind is Kind.CHAT:
+            self._server.handle_chat_completions(request, reading.take)
+        else:
+            self._server.handle_completions(request, reading.take)
         return reading.ended(begun)
+
+    def _embed(self, run: Run, link: Link) -> Ended | Refused:
+        answer = self._server.handle_embeddings(run.request)
+        if (problem := problem_in(answer)) is not None:
+            return refused(run.id, problem)
+        inputs = len(run.request["input"])
+        try:
+            pieces, usage = read_vectors(json.dumps(answer).encode(), inputs)
+        except ShoalError as error:
+            return Refused(run.id, str(error))
+        for piece in pieces:
+            link.send(Added(run.id, piece.choice, dict(piece.fields)))
+        return Ended(run.id, "stop", usage.prompt_tokens if usage else 0, 0)
 
     def _prompt_tokens(self, request: dict[str, Any]) -> int:
         """Count the tokens of the prompt, with the beginning that its end may hold."""
-        prompt = self._ask("/apply-template", request)["prompt"]
+        prompt = request.get("prompt")
+        if prompt is None:
+            prompt = self._ask("/apply-template", request)["prompt"]
         ask = {"content": prompt, "add_special": True, "parse_special": True}
         return len(self._ask("/tokenize", ask)["tokens"])
 
-    def _ask(self, path: str, body: dict[str, Any]) -> Any:
-        """Post to llama.cpp's own port: its Python interface cannot tokenise."""
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """Ask at llama.cpp's own port: its Python interface cannot tokenise."""
         connection = http.client.HTTPConnection(self._address, timeout=COUNT_LIMIT)
         try:
             headers = {
                 "Authorization": f"Bearer {self._key}",
                 "Content-Type": "application/json",
             }
-            connection.request("POST", path, json.dumps(body), headers)
+            if body is None:
+                connection.request("GET", path, headers=headers)
+            else:
+                connection.request("POST", path, json.dumps(body), headers)
             answer = json.load(connection.getresponse())
         finally:
             connection.close()
-        if (problem := chunk_of(answer).problem) is not None:
-            raise RuntimeError(problem)
+        if (problem := problem_in(answer)) is not None:
+            raise RuntimeError(problem.message)
         return answer
 
 
-def begin_answer(
-    messages: list[dict[str, Any]], beginning: str
-) -> list[dict[str, Any]]:
-    """Return ``messages`` so that llama.cpp goes on after ``beginning``.
+def begin(request: dict[str, Any], beginning: str) -> None:
+    """Change the request so that llama.cpp goes on after ``beginning``.
 
     It continues a last message that is the assistant's, and accepts only one such.
     """
+    if "prompt" in request:
+        request["prompt"] += beginning
+        return
+    messages = request["messages"]
     if not beginning:
-        return messages
+        return
     if messages and messages[-1].get("role") == "assistant":
         last = messages[-1]
-        return [*messages[:-1], last | {"content": last["content"] + beginning}]
-    return [*messages, {"role": "assistant", "content": beginning}]
-
-
-class Reading:
-    """Passes on what llama.cpp calls back with, and remembers how it ended."""
-
-    def __init__(self, id: int, abort: threading.Event, link: Link) -> None:
-        self._id = id
-        self._abort = abort
-        self._link = link
-        self._finish_reason: str | None = None
-        self._tokens = Tokens()
-        self._problem: str | None = None
-
-    def take(self, data: Any) -> bool:
-        """Take a chunk; return whether to stop.
-
-        llama.cpp's binding stops silently at an exception, so none is raised.
-        """
-        try:
-            chunk: Chunk = chunk_of(data)
-        except Exception as error:
-            self._problem = str(error)
-            return True
-        self._problem = self._problem or chunk.problem
-        self._finish_reason = chunk.finish_reason or self._finish_reason
-        self._tokens = chunk.usage or self._tokens
-        if self._abort.is_set():
-            return True
-        if chunk.text:
-            self._link.send(Wrote(self._id, chunk.text))
-        return False
-
-    def ended(self, begun: int) -> Ended | Refused:
-        """Say how it ended; ``begun`` tokens of the prompt belong to the answer."""
-        if self._problem is not None:
-            return Refused(self._id, self._problem)
-        if self._finish_reason is None:
-            reason = "aborted" if self._abort.is_set() else "llama.cpp gave no answer"
-            return Refused(self._id, reason)
-        prompt, written = self._tokens.prompt_tokens, self._tokens.completion_tokens
-        return Ended(self._id, self._finish_reason, prompt - begun, written + begun)
+        last = last | {"content": last["content"] + beginning}
+        request["messages"] = [*messages[:-1], last]
+    else:
+        request["messages"] = [*messages, {"role": "assistant", "content": beginning}]
 
 
 if __name__ == "__main__":

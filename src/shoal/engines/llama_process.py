@@ -6,12 +6,16 @@ import re
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from typing import Any
+
+import msgspec
 
 from shoal.domain.errors import ConfigError, PeerError, Unavailable
+from shoal.domain.work import Delta, Piece
+from shoal.engines.answers import Batch
 from shoal.engines.llama_wire import (
     SIZE,
     Abort,
+    Added,
     Ended,
     Load,
     Loaded,
@@ -31,33 +35,32 @@ LOG_MAX = 8192  # bytes of its standard error that are kept, for messages
 
 
 class Answer:
-    """What has come of one chat and is not yet read.
+    """What has come of one job and is not yet read.
 
     Unread pieces are joined.  They cannot pile up: an answer ends where the context of
     its slot is full.
     """
 
     def __init__(self) -> None:
-        self._unread: list[str] = []
+        self._unread = Batch()
         self._end: Ended | Refused | Unavailable | None = None
         self._news = asyncio.Event()
 
-    def put(self, item: str | Ended | Refused | Unavailable) -> None:
-        if isinstance(item, str):
-            self._unread.append(item)
+    def put(self, item: Piece | Ended | Refused | Unavailable) -> None:
+        if isinstance(item, str | Delta):
+            self._unread.add(item)
         else:
             self._end = item
         self._news.set()
 
-    async def read(self) -> str | Ended | Refused:
+    async def read(self) -> list[Piece] | Ended | Refused:
         """Wait for more.  Raises Unavailable when all is read and the process gone."""
         await self._news.wait()
-        if self._unread:
-            text = "".join(self._unread)
-            self._unread.clear()
+        if pieces := self._unread.pieces():
+            self._unread = Batch()
             if self._end is None:
                 self._news.clear()
-            return text
+            return pieces
         assert self._end is not None
         if isinstance(self._end, Unavailable):
             raise self._end
@@ -67,7 +70,8 @@ class Answer:
 class LlamaProcess:
     """A running child.  ``close`` it, however it went.
 
-    ``gone`` says why it ended, and is None for as long as it has not.
+    ``loaded`` says what it has, once it has that; ``gone`` why it ended, and is None
+    for as long as it has not.
     """
 
     def __init__(self, process: Process) -> None:
@@ -75,12 +79,13 @@ class LlamaProcess:
         assert process.stdout is not None
         assert process.stderr is not None
         self.gone: str | None = None
+        self.loaded: Loaded | None = None
         self.pid = process.pid
         self._process = process
         self._orders = process.stdin
-        # Chats stay here until the child says that they are over, aborted ones too:
+        # Jobs stay here until the child says that they are over, aborted ones too:
         # they still hold a slot.
-        self._chats: dict[int, Answer] = {}
+        self._jobs: dict[int, Answer] = {}
         self._last_id = 0
         self._settled = asyncio.Event()  # the model is loaded, or will never be
         self._load_failure: str | None = None
@@ -103,9 +108,9 @@ class LlamaProcess:
         )
 
     @property
-    def chats(self) -> int:
-        """How many chats it is busy with."""
-        return len(self._chats)
+    def jobs(self) -> int:
+        """How many jobs it is busy with."""
+        return len(self._jobs)
 
     async def open(self, load: Load) -> None:
         """Load the model.
@@ -121,26 +126,24 @@ class LlamaProcess:
         if self._closing:
             raise Unavailable(CLOSED)
 
-    def run(
-        self, request: dict[str, Any], beginning: str, max_tokens: int | None
-    ) -> tuple[int, Answer]:
-        """Begin a chat; return its number and its answer.
+    def run(self, job: Run) -> tuple[int, Answer]:
+        """Begin a job, whose number is given here; return that and the answer.
 
-        Raises LimitExceeded if the chat is too large to be sent.
+        Raises LimitExceeded if the job is too large to be sent.
         """
         self._last_id += 1
-        order = frame(Run(self._last_id, request, beginning, max_tokens))
+        order = frame(msgspec.structs.replace(job, id=self._last_id))
         answer = Answer()
         if self.gone is not None:
             answer.put(Unavailable(self.gone))
         else:
-            self._chats[self._last_id] = answer
+            self._jobs[self._last_id] = answer
             self._write(order)
         return self._last_id, answer
 
     def abort(self, id: int) -> None:
-        """Stop a chat, if it still runs."""
-        if id in self._chats:
+        """Stop a job, if it still runs."""
+        if id in self._jobs:
             self._write(frame(Abort(id)))
 
     async def close(self) -> None:
@@ -163,7 +166,7 @@ class LlamaProcess:
     def _write(self, data: bytes) -> None:
         """Send an order.  To a child that has gone it is lost: ``_lose`` says so.
 
-        Not drained: the child reads at once, and the chats are few.
+        Not drained: the child reads at once, and the jobs are few.
         """
         if not self._orders.is_closing():
             self._orders.write(data)
@@ -198,14 +201,17 @@ class LlamaProcess:
     def _take(self, message: ToEngine) -> None:
         match message:
             case Loaded():
+                self.loaded = message
                 self._settled.set()
             case LoadFailed(reason):
                 # The child ends now, and its log will explain more.
                 self._load_failure = reason
             case Wrote(id, text):
-                self._chats[id].put(text)
+                self._jobs[id].put(text)
+            case Added(id, choice, fields, logprobs, reason):
+                self._jobs[id].put(Delta(choice, fields, logprobs, reason))
             case Ended(id) | Refused(id):
-                self._chats.pop(id).put(message)
+                self._jobs.pop(id).put(message)
 
     def _lose(self, how: str) -> None:
         """Tell everyone who waits that there is nothing to wait for."""
@@ -216,9 +222,9 @@ class LlamaProcess:
             self.gone = CLOSED
         else:
             self.gone = f"llama.cpp {how}{last_words(log)}"
-        for answer in self._chats.values():
+        for answer in self._jobs.values():
             answer.put(Unavailable(self.gone))
-        self._chats.clear()
+        self._jobs.clear()
         self._settled.set()
 
 

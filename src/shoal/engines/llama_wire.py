@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.work import Kind
 
 SIZE = struct.Struct("!I")
 MESSAGE_MAX = 16 * 1024 * 1024  # bytes; the largest of contexts is a tenth of it
@@ -28,16 +29,18 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
-    """Answer a chat.  ``request`` is in OpenAI's form, without the beginning."""
+    """Do a job.  ``request`` is in OpenAI's form, without the beginning."""
 
     id: int
+    kind: Kind
     request: dict[str, Any]
-    beginning: str
-    max_tokens: int | None
+    beginning: str = ""
+    max_tokens: int | None = None
+    prompts: int = 1
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True):
-    """Stop answering; an Ended or Refused still follows."""
+    """Stop working; an Ended or Refused still follows."""
 
     id: int
 
@@ -49,7 +52,13 @@ ToChild: TypeAlias = Load | Run | Abort
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """Chats are welcome."""
+    """Jobs are welcome: texts, or ``embeddings`` and nothing else.
+
+    ``context`` is in tokens, of each slot.
+    """
+
+    context: int
+    embeddings: bool
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
@@ -65,6 +74,16 @@ class Wrote(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Added(msgspec.Struct, frozen=True, tag=True):
+    """A piece of an answer that is more than text."""
+
+    id: int
+    choice: int
+    fields: dict[str, Any]
+    logprobs: Any = None
+    finish_reason: str | None = None
+
+
 class Ended(msgspec.Struct, frozen=True, tag=True):
     """The answer is over; tokens are counted as the Engine port wants them."""
 
@@ -75,13 +94,14 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The chat cannot be answered, or was aborted."""
+    """The job cannot be done, or was aborted; ``code`` is as in HTTP."""
 
     id: int
     reason: str
+    code: int = 500
 
 
-ToEngine: TypeAlias = Loaded | LoadFailed | Wrote | Ended | Refused
+ToEngine: TypeAlias = Loaded | LoadFailed | Wrote | Added | Ended | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _to_child: msgspec.msgpack.Decoder[ToChild] = msgspec.msgpack.Decoder(ToChild)

@@ -1,47 +1,59 @@
-"""What a worker needs from something that runs a model."""
+"""What a worker needs from something that runs models."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from shoal.domain.work import Chat, Feature, Usage
+from shoal.domain.work import Piece, Usage, Work
+from shoal.domain.worker import Model
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The last item of an answer."""
+    """The last item of an answer.
+
+    ``finish_reason`` is that of every choice which had none of its own.
+    """
 
     finish_reason: str = "stop"
     usage: Usage | None = None
 
 
-Piece: TypeAlias = str | Finished
+Item: TypeAlias = Piece | Finished
 
 
 class Engine(Protocol):
-    """Runs one model."""
-
-    model: str
-    """The name that users ask for."""
-
-    features: frozenset[Feature]
+    """Runs one or more models."""
 
     slots: int
-    """How many chats run well at the same time."""
+    """How many jobs run well at the same time, all models together."""
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """What it can run, as known from ``start`` or the last ``refresh``."""
+        ...
 
     async def start(self) -> None:
         """Make ready to answer.  Raises ConfigError if that can never work."""
         ...
 
-    def chat(self, chat: Chat, continues: str = "") -> AsyncGenerator[Piece, None]:
-        """Answer ``chat``: non-empty texts, then one Finished.
+    async def refresh(self) -> None:
+        """Look whether it still works, and what it can run now.
+
+        Raises Unavailable while it takes no jobs.
+        """
+        ...
+
+    def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        """Do ``work``: pieces that are not empty, then one Finished.
 
         With ``Feature.CONTINUE`` the answer begins after ``continues``, and its usage
         counts the beginning among the tokens written.  Closing the iterator stops the
         work.
 
-        Raises Unavailable if the engine cannot take the chat now (another worker may),
-        and JobError if the chat itself cannot be answered.
+        Raises Unavailable if the engine cannot take it now (another worker may),
+        InvalidRequest or ContextExceeded if the request is to blame, and JobError if
+        the work failed.
         """
         ...
 

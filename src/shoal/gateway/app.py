@@ -1,24 +1,48 @@
 """The web application: every face on one port, and what they have in common."""
 
 import asyncio
-import re
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
 from aiohttp import web
 
 from shoal.domain.errors import ShoalError
-from shoal.gateway import admin, grandsage, health, openai, problems
+from shoal.gateway import (
+    admin,
+    admin_jobs,
+    admin_keys,
+    admin_tokens,
+    description,
+    grandsage,
+    health,
+    metrics,
+    openai,
+    problems,
+    results,
+)
+from shoal.gateway.access import CALLER
 from shoal.gateway.body import BODY_MAX
+from shoal.gateway.metrics import Metrics
 from shoal.gateway.parts import Gateway
+from shoal.gateway.record import Record, begin, record_of
+from shoal.gateway.request_log import log_request
 
 __all__ = ["Gateway", "make_app"]
 
-REQUEST_ID = "x-request-id"
 RESPONSE_TIMEOUT = 120.0  # seconds to read an answer that is sent in one piece
+LEFT = 499  # nginx's status for a client that went before it was answered
 
-_SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
+FACES = (
+    openai,
+    results,
+    grandsage,
+    admin,
+    admin_jobs,
+    admin_keys,
+    admin_tokens,
+    health,
+    description,
+)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -28,28 +52,57 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     Serve it with ``handler_cancellation``: a client that leaves must end its job.
     """
+    counts = Metrics(gateway.hub.pool)
+    gateway.hub.watch(counts.saw_fact)
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.get("Upgrade", "").lower() == "websocket":
+            return await _upgraded(request, upgrade)
+        record = begin(request, gateway.clock.now())
+        status = LEFT
         try:
-            if request.headers.get("Upgrade", "").lower() == "websocket":
-                return await upgrade(request)
-            response = await handler(request)
-        except ShoalError as error:
-            problems.log_refusal(request, error)
-            response = problems.response(error)
-        except web.HTTPException as error:
-            problems.log_refusal(request, error)
-            response = problems.http_response(request, error)
-        if not response.prepared:
-            await _send(request, response)
+            response = await _handled(request, record, handler)
+            status = response.status
+        finally:
+            now = gateway.clock.now()
+            log_request(request, record, status, now - record.began)
+            counts.saw_request(request, record, status, now, gateway.models)
         return response
 
     app = web.Application(middlewares=[answer], client_max_size=BODY_MAX)
-    app.on_response_prepare.append(_name)
-    for face in (openai, grandsage, admin, health):
+    app.on_response_prepare.append(_add_headers)
+    for face in FACES:
         app.add_routes(face.routes(gateway))
+    app.add_routes(metrics.routes(gateway, counts))
     return app
+
+
+async def _handled(
+    request: web.Request, record: Record, handler: Handler
+) -> web.StreamResponse:
+    """Answer a request, with an error if need be."""
+    try:
+        response = await handler(request)
+    except ShoalError as error:
+        record.error = problems.problem(error).code
+        response = problems.response(error)
+    except web.HTTPException as error:
+        record.error = problems.http_code(error)
+        response = problems.http_response(request, error)
+    if not response.prepared:
+        await _send(request, response)
+    return response
+
+
+async def _upgraded(request: web.Request, upgrade: Handler) -> web.StreamResponse:
+    begin(request, 0.0)
+    try:
+        return await upgrade(request)
+    except ShoalError as error:
+        return problems.response(error)
+    except web.HTTPException as error:
+        return problems.http_response(request, error)
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
@@ -65,8 +118,8 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
         pass  # the client is gone, which aiohttp finds out for itself
 
 
-async def _name(request: web.Request, response: web.StreamResponse) -> None:
-    """Give every answer the request's id: the client's own, if it can be one."""
-    given = request.headers.get(REQUEST_ID, "")
-    sane = _SANE.fullmatch(given) is not None
-    response.headers[REQUEST_ID] = given if sane else secrets.token_hex(12)
+async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """Let every answer say which request it is for, and what became of that."""
+    response.headers.update(record_of(request).headers)
+    if (caller := request.get(CALLER)) is not None:
+        response.headers.update(caller.headers)

@@ -4,60 +4,62 @@ Source: OpenAI's API reference, "The chat completion object" and "The chat compl
 chunk object".
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Outcome, Usage, text_of
-from shoal.gateway.text import encode_text
-
-DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keep-alive\n\n"
-
-REASONS = frozenset({"stop", "length", "content_filter"})
+from shoal.domain.work import JSON, Chat, Choice, Delta, Outcome, Piece
+from shoal.gateway.text import encode_event_text, encode_json, encode_text
+from shoal.gateway.usage import CompletionUsage, counted
 
 PREFIX = "chatcmpl-"
 
-
-class _Usage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
+REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 
-class _Message(msgspec.Struct, frozen=True):
-    content: str
-    role: str = "assistant"
-    refusal: None = None
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    content: str | None
+    refusal: str | None
+    role: str
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+    audio: Any = None
 
 
-class _Choice(msgspec.Struct, frozen=True):
-    message: _Message
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatMessage
     finish_reason: str
-    index: int = 0
-    logprobs: None = None
+    logprobs: Any = None
 
 
-class _Completion(msgspec.Struct, frozen=True):
+class ChatCompletion(msgspec.Struct, frozen=True):
     id: str
     created: int
     model: str
-    choices: tuple[_Choice]
-    usage: _Usage
-    object: str = "chat.completion"
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    object: Literal["chat.completion"] = "chat.completion"
 
 
 def completion(job_id: JobId, chat: Chat, outcome: Outcome, created: int) -> bytes:
     """Write an answer in one piece; ``created`` is in Unix seconds."""
-    choice = _Choice(_Message(outcome.text), _reason(outcome))
-    usage = _usage(chat, outcome)
-    return msgspec.json.encode(
-        _Completion(PREFIX + job_id, created, chat.model, (choice,), usage)
+    choices = outcome.choices or (
+        Choice({"content": outcome.text}, outcome.finish_reason),
     )
+    answer = ChatCompletion(
+        PREFIX + job_id,
+        created,
+        chat.model,
+        [_choice(index, choice) for index, choice in enumerate(choices)],
+        counted(chat, outcome),
+    )
+    return encode_json(answer)
 
 
-class Chunks:
+class ChatChunks:
     """Writes one streamed answer.
 
     All that is the same in every chunk is written once: a token costs the encoding of
@@ -77,72 +79,90 @@ class Chunks:
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._before = self._head + b'"choices":[{"index":0,"delta":{"content":'
         self._after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
-        self._opening = (
-            self._head
-            + b'"choices":[{"index":0,"delta":{"role":"assistant","content":"",'
-            + b'"refusal":null},"logprobs":null,"finish_reason":null}]'
-            + self._tail
-        )
+        self._opened: set[int] = set()
+        self._ended: set[int] = set()
 
-    def pieces(self, texts: Iterable[str]) -> bytes:
-        """Write a chunk for each text; before the first goes the one with the role."""
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """Write a chunk for each; before the first of each choice goes its role."""
+        opening = b"" if 0 in self._opened else self._opening(0, pieces)
         before, after = self._before, self._after
-        chunks = [before + _event_text(text) + after for text in texts]
-        return self._opened() + b"".join(chunks)
+        chunks = [
+            before + encode_event_text(piece) + after
+            if isinstance(piece, str)
+            else self._delta(piece)
+            for piece in pieces
+        ]
+        return opening + b"".join(chunks)
 
     def end(self, outcome: Outcome) -> bytes:
-        """Write the reason for the end, the usage if it was asked for, and [DONE]."""
-        ending = (
-            self._head
-            + b'"choices":[{"index":0,"delta":{},"logprobs":null,"finish_reason":'
-            + encode_text(_reason(outcome))
-            + b"}]"
-            + self._tail
+        """Write the reasons for the end, the usage if it was asked for, and [DONE]."""
+        opening = b"" if self._opened else self._opening(0, ())
+        endings = b"".join(
+            self._choice(index, b"{}", None, _reason(outcome.finish_reason))
+            for index in sorted(self._opened - self._ended)
         )
         usage = b""
         if self._include_usage:
-            counts = msgspec.json.encode(_usage(self._chat, outcome))
+            counts = msgspec.json.encode(counted(self._chat, outcome))
             usage = self._head + b'"choices":[],"usage":' + counts + b"}\n\n"
-        return self._opened() + ending + usage + DONE
+        return opening + endings + usage + DONE
 
-    def _opened(self) -> bytes:
-        opening, self._opening = self._opening, b""
-        return opening
+    def _delta(self, delta: Delta) -> bytes:
+        opening = b"" if delta.choice in self._opened else self._role(delta.choice)
+        if delta.finish_reason is not None:
+            self._ended.add(delta.choice)
+        fields = {name: value for name, value in delta.fields.items() if name != "role"}
+        reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
+        return opening + self._choice(
+            delta.choice, encode_json(fields), delta.logprobs, reason
+        )
+
+    def _opening(self, choice: int, pieces: Iterable[Piece]) -> bytes:
+        """Write the role of the first choice, unless it is not among ``pieces``."""
+        first = next(iter(pieces), "")
+        if isinstance(first, Delta) and first.choice != choice:
+            return b""
+        return self._role(choice)
+
+    def _role(self, choice: int) -> bytes:
+        self._opened.add(choice)
+        role = b'{"role":"assistant","content":"","refusal":null}'
+        return self._choice(choice, role, None, None)
+
+    def _choice(
+        self, index: int, delta: bytes, logprobs: JSON, reason: str | None
+    ) -> bytes:
+        return b'%b"choices":[{"index":%d,"delta":%b,"logprobs":%b,%b}]%b' % (
+            self._head,
+            index,
+            delta,
+            encode_json(logprobs),
+            b'"finish_reason":' + encode_json(reason),
+            self._tail,
+        )
 
 
-def estimated_usage(chat: Chat, text: str) -> Usage:
-    """Guess the tokens where a wire tells none: one for every four bytes of UTF-8.
-
-    About right for English, some way off elsewhere; it is the same for everybody.
-    """
-    asked = sum(_size(text_of(message)) for message in chat.messages)
-    return Usage(-(-asked // 4), -(-_size(text) // 4))
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keep-alive\n\n"
 
 
-def _usage(chat: Chat, outcome: Outcome) -> _Usage:
-    usage = outcome.usage or estimated_usage(chat, outcome.text)
-    total = usage.prompt_tokens + usage.completion_tokens
-    return _Usage(usage.prompt_tokens, usage.completion_tokens, total)
+def _choice(index: int, choice: Choice) -> ChatChoice:
+    fields: Mapping[str, Any] = choice.fields
+    message = ChatMessage(
+        _text(fields.get("content")),
+        _text(fields.get("refusal")),
+        "assistant",
+        _text(fields.get("reasoning_content")),
+        fields.get("tool_calls"),
+        fields.get("audio"),
+    )
+    return ChatChoice(index, message, _reason(choice.finish_reason), choice.logprobs)
 
 
-def _reason(outcome: Outcome) -> str:
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _reason(reason: str) -> str:
     # Clients choose by this word, and break on one they do not know.
-    return outcome.finish_reason if outcome.finish_reason in REASONS else "stop"
-
-
-def _event_text(text: str) -> bytes:
-    encoded = encode_text(text)
-    if not text.isascii():
-        # Clients in Python that split lines with str.splitlines break here too.
-        for char, escape in _LINE_ENDS:
-            encoded = encoded.replace(char, escape)
-    return encoded
-
-
-_LINE_ENDS = tuple(
-    (char.encode(), b"\\u%04x" % ord(char)) for char in ("\x85", "\u2028", "\u2029")
-)
-
-
-def _size(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    return reason if reason in REASONS else "stop"

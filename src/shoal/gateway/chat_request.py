@@ -3,37 +3,46 @@
 Source: OpenAI's API reference, "Create chat completion".
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Chat
-from shoal.gateway.text import well_formed
+from shoal.gateway.decoding import (
+    Bias,
+    Choices,
+    Name,
+    Penalty,
+    Seed,
+    Share,
+    Stops,
+    Temperature,
+    Tokens,
+    decode,
+    options_of,
+    stops_of,
+    unsupported,
+)
 
 MESSAGES_MAX = 16_384  # far more than any context holds
-MODEL_MAX = 256  # characters of a model's name
-TOKENS_MAX = 2**31 - 1
+TOOLS_MAX = 128
+NAME_MAX = 128  # characters of a function's name
 
 ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",  # the newer name of the same role
     "user": "user",
     "assistant": "assistant",
+    "tool": "tool",
 }
 
 UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
-    "tools": ([],),
     "functions": ([],),
-    "response_format": ({"type": "text"},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "logit_bias": ({},),
+    "function_call": ("none",),
     "audio": (),
     "modalities": ([], ["text"]),
     "web_search_options": (),
@@ -43,70 +52,151 @@ UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
 Whoever asks for such a thing gets an error: an answer that leaves it out is wrong.
 """
 
-_ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
-_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
-_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+PASSED_ON = (
+    *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("n", "logprobs", "top_logprobs", "tools", "tool_choice"),
+    *("parallel_tool_calls", "response_format", "reasoning_effort", "verbosity"),
+    # Not OpenAI's, but known to most engines.
+    *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
+    "chat_template_kwargs",
+)
+"""Fields that engines get as they are."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """What a client asked for."""
+    """What a client asked for.
 
-    chat: Chat
+    ``session`` is the client's own name for what belongs together; ``tier`` how it
+    wants to be served.
+    """
+
+    work: Chat
     stream: bool = False
     include_usage: bool = False
+    session: str = ""
+    tier: str = ""
 
 
-class _Part(msgspec.Struct, frozen=True):
-    type: str
-    text: str | None = None
+class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
+    url: Annotated[str, Meta(min_length=1)]
+    detail: Literal["auto", "low", "high", "original"] | UnsetType = UNSET
 
 
-class _Message(msgspec.Struct, frozen=True):
-    role: str
-    content: str | list[_Part] | None = None
+class InputAudio(msgspec.Struct, frozen=True):
+    data: str
+    format: Annotated[str, Meta(max_length=16)]
+
+
+class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    image_url: ImageUrl | UnsetType = UNSET
+    input_audio: InputAudio | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(max_length=NAME_MAX)]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(max_length=256)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Message(msgspec.Struct, frozen=True):
+    role: Annotated[str, Meta(max_length=64)]
+    content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: Any = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
     function_call: Any = None
 
 
-class _StreamOptions(msgspec.Struct, frozen=True):
+class Function(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    description: str | UnsetType = UNSET
+    parameters: dict[str, Any] | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class Tool(msgspec.Struct, frozen=True):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    schema: dict[str, Any] | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | UnsetType = UNSET
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-_Tokens = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
-_Penalty = Annotated[float, Meta(ge=-2, le=2)]
-
-
-class _Request(msgspec.Struct, frozen=True):
+class CreateChatCompletion(msgspec.Struct, frozen=True):
     """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
 
-    model: Annotated[str, Meta(min_length=1, max_length=MODEL_MAX)]
-    messages: Annotated[list[_Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
-    max_tokens: _Tokens | None = None
-    max_completion_tokens: _Tokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    presence_penalty: _Penalty | None = None
-    frequency_penalty: _Penalty | None = None
-    stop: str | Annotated[list[str], Meta(max_length=4)] | None = None
-    n: int | None = None
+    model: Name
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=MESSAGES_MAX)]
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Bias] | None = None
+    stop: Stops | None = None
+    n: Choices | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    verbosity: Annotated[str, Meta(max_length=32)] | None = None
     stream: bool | None = None
-    stream_options: _StreamOptions | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Annotated[str, Meta(max_length=32)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Share | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     # Untyped, for all that matters is whether they ask for something.
-    tools: Any = None
     functions: Any = None
-    response_format: Any = None
-    logprobs: Any = None
-    top_logprobs: Any = None
-    logit_bias: Any = None
+    function_call: Any = None
     audio: Any = None
     modalities: Any = None
     web_search_options: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Request)
+_decoder = msgspec.json.Decoder(CreateChatCompletion)
 
 
 def decode_chat_request(data: bytes) -> ChatRequest:
@@ -114,75 +204,73 @@ def decode_chat_request(data: bytes) -> ChatRequest:
 
     Raises InvalidRequest naming the field that is no good.
     """
-    if not data:
-        raise InvalidRequest("the body is empty: send a JSON object")
-    request = _decode(data)
+    body = decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
-        value = getattr(request, field)
+        value = getattr(body, field)
         if value is not None and value not in harmless:
-            raise _unsupported(field)
-    if request.n not in (None, 1):
-        raise InvalidRequest("n: expected 1, more answers are not supported yet", "n")
+            raise unsupported(field)
     messages = tuple(
         _message(message, f"messages[{index}]")
-        for index, message in enumerate(request.messages)
+        for index, message in enumerate(body.messages)
     )
-    options = request.stream_options
+    streaming = body.stream_options
     return ChatRequest(
         Chat(
-            request.model,
+            body.model,
             messages,
-            request.max_completion_tokens or request.max_tokens,
-            request.temperature,
-            _options(request),
+            body.max_completion_tokens or body.max_tokens,
+            body.temperature,
+            _options(body),
         ),
-        bool(request.stream),
-        options is not None and bool(options.include_usage),
+        bool(body.stream),
+        streaming is not None and bool(streaming.include_usage),
+        body.prompt_cache_key or "",
+        body.service_tier or "",
     )
 
 
-def _decode(data: bytes) -> _Request:
-    try:
-        data.decode()
-        try:
-            return _decoder.decode(data)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            if not _ESCAPED_HALF.search(data):
-                raise
-            # JavaScript writes half a character where it cut a text in two.
-            text = json.dumps(json.loads(data), ensure_ascii=False)
-            return _decoder.decode(well_formed(text))
-    except msgspec.ValidationError as error:
-        raise _misfit(str(error)) from error
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the body is not UTF-8: {error.reason}") from error
-    except (msgspec.DecodeError, ValueError) as error:
-        raise InvalidRequest(f"the body is not JSON: {error}") from error
-    except RecursionError as error:
-        raise InvalidRequest("the body is nested too deeply") from error
+def _options(body: CreateChatCompletion) -> Mapping[str, JSON]:
+    options = options_of(body, PASSED_ON)
+    if stops := stops_of(body.stop):
+        options["stop"] = stops
+    _check_tools(body, options)
+    format = body.response_format
+    if format is not None and format.type == "text":
+        del options["response_format"]  # what every answer is
+    if format is not None and format.type == "json_schema" and not format.json_schema:
+        field = "response_format.json_schema"
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+    for field, nothing in (("n", 1), ("logprobs", False), ("logit_bias", {})):
+        if options.get(field) == nothing:
+            options.pop(field, None)
+    if not body.logprobs:
+        options.pop("top_logprobs", None)
+    return options
 
 
-def _misfit(text: str) -> InvalidRequest:
-    """Translate msgspec's words, which put the field last and call the body ``$``."""
-    found = _AT.match(text)
-    assert found is not None  # it matches anything
-    what, path = found["what"], (found["path"] or "").removeprefix("$").lstrip(".")
-    if missing := _MISSING.match(what):
-        path = f"{path}.{missing['field']}".lstrip(".")
-        what = "required, but missing"
-    if not path:
-        return InvalidRequest(f"the body: {what[0].lower()}{what[1:]}")
-    return InvalidRequest(f"{path}: {what[0].lower()}{what[1:]}", path)
+def _check_tools(body: CreateChatCompletion, options: dict[str, JSON]) -> None:
+    if not body.tools:
+        for field in ("tools", "parallel_tool_calls"):
+            options.pop(field, None)
+        if options.pop("tool_choice", "none") not in ("none", "auto"):
+            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+        return
+    names = [tool.function.name for tool in body.tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two functions have the same name", "tools")
+    chosen = body.tool_choice
+    if isinstance(chosen, ToolChoice) and chosen.function.name not in names:
+        name = chosen.function.name
+        raise InvalidRequest(f"tool_choice: there is no tool {name!r}", "tool_choice")
 
 
-def _message(message: _Message, path: str) -> Mapping[str, JSON]:
-    for field in ("tool_calls", "function_call"):
-        if getattr(message, field):
-            raise _unsupported(f"{path}.{field}")
-    if message.role in ("tool", "function"):
-        raise _unsupported(f"{path}.role", message.role)
+def _message(message: Message, path: str) -> Mapping[str, JSON]:
+    if message.function_call:
+        raise unsupported(f"{path}.function_call")
+    if message.role == "function":
+        raise unsupported(f"{path}.role", message.role)
     if message.role not in ROLES:
         expected = ", ".join(ROLES)
         raise InvalidRequest(
@@ -191,41 +279,49 @@ def _message(message: _Message, path: str) -> Mapping[str, JSON]:
         )
     said: dict[str, JSON] = {
         "role": ROLES[message.role],
-        "content": _content(message.content, f"{path}.content"),
+        "content": _content(message, f"{path}.content"),
     }
     if message.name:
         said["name"] = message.name
+    if message.role == "tool":
+        if not message.tool_call_id:
+            field = f"{path}.tool_call_id"
+            raise InvalidRequest(f"{field}: required, but missing", field)
+        said["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if message.role != "assistant":
+            field = f"{path}.tool_calls"
+            raise InvalidRequest(f"{field}: only an assistant calls tools", field)
+        said["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    for field in ("refusal", "reasoning_content"):
+        if (text := getattr(message, field)) is not None:
+            said[field] = text
     return said
 
 
-def _content(content: str | list[_Part] | None, path: str) -> str:
-    """Return the text; parts are joined, for that is what models are given."""
+def _content(message: Message, path: str) -> JSON:
+    """Return the text, or the parts if there is more than text in them."""
+    content = message.content
     if content is None:
         return ""
     if isinstance(content, str):
         return content
-    texts = []
-    for index, part in enumerate(content):
-        if part.type != "text":
-            raise _unsupported(f"{path}[{index}].type", part.type[:40])
-        if part.text is None:
-            field = f"{path}[{index}].text"
-            raise InvalidRequest(f"{field}: required, but missing", field)
-        texts.append(part.text)
-    return "".join(texts)
+    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+    texts = [part.get("text") for part in parts]
+    if any(part["type"] != "text" for part in parts):
+        if message.role != "user":
+            raise InvalidRequest(f"{path}: only a user sends more than text", path)
+        return parts
+    return "".join(text for text in texts if isinstance(text, str))
 
 
-def _options(request: _Request) -> Mapping[str, JSON]:
-    options: dict[str, JSON] = {}
-    for field in ("top_p", "seed", "presence_penalty", "frequency_penalty"):
-        if (value := getattr(request, field)) is not None:
-            options[field] = value
-    given = [request.stop] if isinstance(request.stop, str) else request.stop or []
-    if stop := [text for text in given if text]:
-        options["stop"] = stop
-    return options
-
-
-def _unsupported(field: str, value: str = "") -> InvalidRequest:
-    what = f"{field}: {value}" if value else field
-    return InvalidRequest(f"{what} is not supported yet", field)
+def _part(part: ContentPart, path: str) -> dict[str, JSON]:
+    if part.type == "refusal" and part.refusal is not UNSET:
+        return {"type": "text", "text": part.refusal}
+    if part.type not in ("text", "image_url", "input_audio"):
+        raise unsupported(f"{path}.type", part.type[:40])
+    value = getattr(part, part.type)
+    if value is UNSET:
+        field = f"{path}.{part.type}"
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    return {"type": part.type, part.type: msgspec.to_builtins(value)}

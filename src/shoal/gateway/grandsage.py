@@ -4,33 +4,44 @@ Source: exchanges recorded with the original server; ``docs/protocols/grandsage.
 Where the original passes on what ends its nodes, this face says "invalid request".
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from aiohttp import web
 
+from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.errors import (
+    BudgetSpent,
     Cancelled,
+    ClientError,
+    DaySpent,
+    Forbidden,
     InvalidRequest,
     JobError,
     NoWorker,
     QueueFull,
+    RateLimited,
     ShoalError,
     ShuttingDown,
     StoreError,
     TooLarge,
+    TooManyFailures,
     Unauthorized,
     UnknownModel,
     WorkerLost,
 )
-from shoal.domain.work import JSON, Chat, text_of
+from shoal.domain.work import JSON, Chat, Piece, text_of
 from shoal.gateway import javascript, problems
+from shoal.gateway.access import Caller
+from shoal.gateway.asking import job_of
 from shoal.gateway.body import read_body
-from shoal.gateway.chat_request import MESSAGES_MAX, MODEL_MAX, TOKENS_MAX
+from shoal.gateway.chat_request import MESSAGES_MAX
+from shoal.gateway.decoding import MODEL_MAX, TOKENS_MAX
 from shoal.gateway.moderation import REFUSED
 from shoal.gateway.parts import Gateway
+from shoal.gateway.record import record_of
 from shoal.gateway.stream import ClientGone, relay, write
 from shoal.gateway.text import encode_text, well_formed
 
@@ -57,6 +68,12 @@ ERRORS: Mapping[type[ShoalError], str] = {
     NoWorker: "timeout waiting for node",
     # The original has no words for these.
     QueueFull: "too many requests are waiting",
+    Forbidden: "unauthorized",
+    TooManyFailures: "too many requests",
+    RateLimited: "too many requests",
+    DaySpent: "too many requests",
+    BudgetSpent: "too many requests",
+    ClientError: "invalid request",
     ShuttingDown: "the server is stopping",
     StoreError: "the server cannot take requests",
     WorkerLost: "the node was lost",
@@ -73,39 +90,47 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     try:
-        owner = gateway.keyring.owner(request.headers.get("Authorization"), exact=True)
-    except Unauthorized as error:
-        problems.log_refusal(request, error)
+        caller = await gateway.access.admit(request, Scope.USE, exact=True)
+    except ShoalError as error:
+        record_of(request).error = problems.problem(error).code
         return await _finish(request, web.StreamResponse(headers=STRANGER), _err(error))
     response = web.StreamResponse(headers=LINES)
+    record = record_of(request)
     try:
-        last = await _relay(gateway, request, response, owner)
+        last = await _relay(gateway, request, response, caller)
     except ClientGone:
+        record.error = "client_gone"
         return response
     except ShoalError as error:
-        problems.log_refusal(request, error)
+        record.error = problems.problem(error).code
         last = _err(error)
     return await _finish(request, response, last)
 
 
 async def _relay(
-    gateway: Gateway, request: web.Request, response: web.StreamResponse, owner: str
+    gateway: Gateway,
+    request: web.Request,
+    response: web.StreamResponse,
+    caller: Caller,
 ) -> bytes:
     """Stream the answer; return its last line."""
     chat = decode_chat(await read_body(request))
-    moderation = gateway.moderation_for(owner)
+    moderation = gateway.moderation_for(caller.name)
     if moderation is not None and moderation.refuses(_asked(chat)):
         return b'{"err":"moderation"}\n'
     if len(chat.model) > MODEL_MAX:
         raise UnknownModel("the name is too long")
-    limits = replace(gateway.limits, total=min(TOTAL, gateway.limits.total))
-    async with gateway.hub.answering(chat, limits, owner) as reader:
+    job = job_of(gateway, request, chat, caller.name)
+    job = replace(job, limits=replace(job.limits, total=min(TOTAL, job.limits.total)))
+    async with gateway.access.answering(job, caller) as reader:
+        record = record_of(request)
+        record.reading(reader)
         await response.prepare(request)
         watch = moderation.watch() if moderation else None
         if not await relay(request, response, reader, _lines, watch=watch):
             gateway.hub.withdraw(reader.job_id, REFUSED)
             return MODERATED
-        await reader.outcome()
+        record.usage = usage_of(chat, await reader.outcome())
     return DONE
 
 
@@ -183,7 +208,8 @@ def _asked(chat: Chat) -> list[str]:
     return [text_of(message) for message in chat.messages[1:]]
 
 
-def _lines(texts: list[str]) -> bytes:
+def _lines(pieces: Sequence[Piece]) -> bytes:
+    texts = [piece for piece in pieces if isinstance(piece, str)]
     return b"".join([b'{"o":' + encode_text(text) + b"}\n" for text in texts])
 
 

@@ -5,9 +5,10 @@ exponential time on some texts; they are the operator's own, and so is their cho
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.work import JSON, Outcome, Piece
 
 MESSAGES = 3  # the last ones of a conversation, which are looked at
 FRESH_MAX = 50  # characters of an answer that may wait to be looked at
@@ -36,6 +37,12 @@ class Moderation:
     def matches(self, text: str) -> bool:
         return any(pattern.search(text) for pattern in self._patterns)
 
+    def refuses_outcome(self, outcome: Outcome) -> bool:
+        """Say whether any choice of an answer matches."""
+        return self.matches(outcome.text) or any(
+            self.matches(_written(choice.fields)) for choice in outcome.choices
+        )
+
     def watch(self) -> "Watch":
         """Begin to look at an answer."""
         return Watch(self)
@@ -55,11 +62,12 @@ class Watch:
         self._fresh: list[str] = []
         self._size = 0
 
-    def admit(self, pieces: list[str]) -> list[str]:
+    def admit(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
         """Return the pieces that may be shown; ``refused`` says if that is the end."""
         for index, piece in enumerate(pieces):
-            self._fresh.append(piece)
-            self._size += len(piece)
+            text = piece if isinstance(piece, str) else _written(piece.fields)
+            self._fresh.append(text)
+            self._size += len(text)
             if self._size > FRESH_MAX and self._look():
                 return pieces[:index]
         return pieces
@@ -75,6 +83,19 @@ class Watch:
         self._size = 0
         self.refused = self._moderation.matches(window)
         return self.refused
+
+
+def _written(value: JSON) -> str:
+    """Return all the text in a value, in order."""
+    match value:
+        case str():
+            return value
+        case Mapping():
+            return "".join(map(_written, value.values()))
+        case Sequence():
+            return "".join(map(_written, value))
+        case _:
+            return ""
 
 
 def _compiled(line: str, number: int) -> re.Pattern[str]:

@@ -1,42 +1,66 @@
-"""OpenAI's API: the models there are, and chat."""
+"""OpenAI's HTTP face, as its official clients know it.
 
-import asyncio
+Source: OpenAI's API reference, "Chat", "Completions", "Embeddings" and "Models".
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Literal, Protocol
 
 import msgspec
 from aiohttp import web
 
-from shoal.domain.errors import InvalidRequest, ShoalError, UnknownModel
+from shoal.domain.credentials import Scope, usage_of
+from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.ids import JobId
-from shoal.domain.work import Outcome, text_of
-from shoal.gateway import problems
+from shoal.domain.work import Chat, Completion, Job, Outcome, Work, text_of
+from shoal.gateway.access import Caller
+from shoal.gateway.asking import job_of
 from shoal.gateway.body import read_body
-from shoal.gateway.chat_answer import KEEPALIVE, Chunks, completion
-from shoal.gateway.chat_request import ChatRequest, decode_chat_request
-from shoal.gateway.moderation import REFUSED, Moderation
+from shoal.gateway.chat_answer import ChatChunks, completion
+from shoal.gateway.chat_request import decode_chat_request
+from shoal.gateway.completion_answer import CompletionChunks, text_completion
+from shoal.gateway.completion_request import decode_completion_request
+from shoal.gateway.embeddings import decode_embedding_request, embeddings
+from shoal.gateway.moderation import Moderation
 from shoal.gateway.parts import Gateway
-from shoal.gateway.stream import ClientGone, relay, write
-from shoal.runtime.answer import Reader
-
-HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
-
-SSE = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # else nginx keeps tokens back
-}
+from shoal.gateway.record import record_of
+from shoal.gateway.streaming import Chunks, stream
+from shoal.pool.admit import unknown
 
 
-class _Model(msgspec.Struct, frozen=True):
+class Model(msgspec.Struct, frozen=True):
     id: str
-    object: str = "model"
+    object: Literal["model"] = "model"
     created: int = 0  # nobody knows
     owned_by: str = "shoal"
 
 
-class _Models(msgspec.Struct, frozen=True):
-    data: list[_Model]
-    object: str = "list"
+class ModelList(msgspec.Struct, frozen=True):
+    data: list[Model]
+    object: Literal["list"] = "list"
+
+
+class Asked(Protocol):
+    """A request that can be answered as a stream."""
+
+    @property
+    def stream(self) -> bool: ...
+    @property
+    def include_usage(self) -> bool: ...
+    @property
+    def session(self) -> str: ...
+    @property
+    def tier(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How the answers to one kind of work are written."""
+
+    whole: Callable[[JobId, Outcome, int], bytes]
+    chunks: Callable[[JobId, int], Chunks]
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -46,109 +70,122 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
         # Names may contain slashes.
         web.get("/v1/models/{model:.+}", partial(_show_model, gateway)),
         web.post("/v1/chat/completions", partial(_chat, gateway)),
+        web.post("/v1/completions", partial(_complete, gateway)),
+        web.post("/v1/embeddings", partial(_embed, gateway)),
     ]
 
 
 async def _list_models(gateway: Gateway, request: web.Request) -> web.Response:
-    gateway.keyring.owner(request.headers.get("Authorization"))
-    return _json(_Models([_Model(model) for model in sorted(gateway.models)]))
+    await gateway.access.admit(request, Scope.READ)
+    return _json(ModelList([Model(model) for model in sorted(gateway.models)]))
 
 
 async def _show_model(gateway: Gateway, request: web.Request) -> web.Response:
-    gateway.keyring.owner(request.headers.get("Authorization"))
+    await gateway.access.admit(request, Scope.READ)
     model = request.match_info["model"]
     if model not in gateway.models:
-        raise UnknownModel(f"no worker has the model {model}: GET /v1/models lists all")
-    return _json(_Model(model))
+        raise UnknownModel(unknown(gateway.hub.pool, model))
+    return _json(Model(model))
 
 
 async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     # Whose it is comes first: a stranger's body is not worth its memory.
-    owner = gateway.keyring.owner(request.headers.get("Authorization"))
+    caller = await gateway.access.admit(request, Scope.USE)
     asked = decode_chat_request(await read_body(request))
-    moderation = gateway.moderation_for(owner)
-    if moderation is not None and moderation.refuses(
-        [text_of(message) for message in asked.chat.messages]
-    ):
-        raise InvalidRequest("the messages match the moderation list", "messages")
-    if asked.stream:
-        return await _stream(gateway, request, asked, owner, moderation)
-    return await _answer(gateway, asked, owner, moderation)
+    texts = [text_of(message) for message in asked.work.messages]
+    form = chat_form(asked.work, include_usage=asked.include_usage)
+    return await _answer(gateway, request, caller, asked.work, asked, form, texts)
+
+
+async def _complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = await gateway.access.admit(request, Scope.USE)
+    asked = decode_completion_request(await read_body(request))
+    form = completion_form(asked.work, include_usage=asked.include_usage)
+    texts = [asked.work.text]
+    return await _answer(gateway, request, caller, asked.work, asked, form, texts)
+
+
+async def _embed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    caller = await gateway.access.admit(request, Scope.USE)
+    asked = decode_embedding_request(await read_body(request))
+    moderation = gateway.moderation_for(caller.name)
+    if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
+        raise _refused("input")
+    job = job_of(gateway, request, asked.work, caller.name)
+    async with gateway.access.answering(job, caller) as reader:
+        record_of(request).reading(reader)
+        outcome = await reader.outcome()
+    usage = record_of(request).usage = usage_of(asked.work, outcome)
+    return _body(embeddings(asked, outcome, usage))
 
 
 async def _answer(
-    gateway: Gateway, asked: ChatRequest, owner: str, moderation: Moderation | None
-) -> web.Response:
-    async with gateway.hub.answering(asked.chat, gateway.limits, owner) as reader:
-        outcome = await reader.outcome()
-    if moderation is not None and moderation.matches(outcome.text):
-        outcome = Outcome("", "content_filter", outcome.usage)
-    created = int(gateway.clock.wall())
-    body = completion(reader.job_id, asked.chat, outcome, created)
-    return web.Response(body=body, content_type="application/json")
-
-
-async def _stream(
     gateway: Gateway,
     request: web.Request,
-    asked: ChatRequest,
-    owner: str,
-    moderation: Moderation | None,
+    caller: Caller,
+    work: Work,
+    asked: Asked,
+    form: Form,
+    texts: list[str],
 ) -> web.StreamResponse:
-    response = web.StreamResponse(headers=SSE)
-    try:
-        async with gateway.hub.answering(asked.chat, gateway.limits, owner) as reader:
-            first = await _first(reader)
-            if first == []:
-                await reader.outcome()  # an error is still this request's status
-            chunks = _chunks(gateway, asked, reader.job_id)
-            await response.prepare(request)
-            if first is None:
-                await write(request, response, KEEPALIVE)
-            whole = await relay(
-                request,
-                response,
-                reader,
-                chunks.pieces,
-                first=first,
-                keepalive=KEEPALIVE,
-                watch=moderation.watch() if moderation else None,
-            )
-            if not whole:
-                gateway.hub.withdraw(reader.job_id, REFUSED)
-            last = await _end(chunks, reader, whole=whole)
-        # Only now, so that the worker of an answer that was refused is stopped first.
-        await write(request, response, last, last=True)
-    except ClientGone:
-        pass
-    return response
+    moderation = gateway.moderation_for(caller.name)
+    if moderation is not None and moderation.refuses(texts):
+        raise _refused("messages" if isinstance(work, Chat) else "prompt")
+    job = job_of(
+        gateway, request, work, caller.name, session=asked.session, tier=asked.tier
+    )
+    if asked.stream:
+        return await stream(gateway, request, caller, job, form.chunks, moderation)
+    return await _whole(gateway, request, caller, job, form, moderation)
 
 
-async def _first(reader: Reader) -> list[str] | None:
-    """Return the first text, nothing at the end, or None if it takes too long."""
-    try:
-        async with asyncio.timeout(HEADERS_AFTER):
-            return await reader.read()
-    except TimeoutError:
-        return None
+async def _whole(
+    gateway: Gateway,
+    request: web.Request,
+    caller: Caller,
+    job: Job,
+    form: Form,
+    moderation: Moderation | None,
+) -> web.Response:
+    record = record_of(request)
+    async with gateway.access.answering(job, caller) as reader:
+        record.reading(reader)
+        outcome = await reader.outcome()
+    record.usage = usage_of(job.work, outcome)
+    if moderation is not None and moderation.refuses_outcome(outcome):
+        outcome = Outcome("", "content_filter", outcome.usage)
+    return _body(form.whole(reader.job_id, outcome, int(gateway.clock.wall())))
 
 
-def _chunks(gateway: Gateway, asked: ChatRequest, job_id: JobId) -> Chunks:
-    created = int(gateway.clock.wall())
-    return Chunks(job_id, asked.chat, created, include_usage=asked.include_usage)
+def chat_form(chat: Chat, *, include_usage: bool) -> Form:
+    """Return how answers to a chat are written."""
+    return Form(
+        lambda job_id, outcome, created: completion(job_id, chat, outcome, created),
+        lambda job_id, created: ChatChunks(
+            job_id, chat, created, include_usage=include_usage
+        ),
+    )
 
 
-async def _end(chunks: Chunks, reader: Reader, *, whole: bool) -> bytes:
-    """Return the last event: without [DONE], the answer is not whole."""
-    if not whole:
-        return chunks.end(Outcome("", "content_filter"))
-    try:
-        return chunks.end(await reader.outcome())
-    except ShoalError as error:
-        return b"data: " + problems.body(error) + b"\n\n"
+def completion_form(work: Completion, *, include_usage: bool) -> Form:
+    """Return how answers to a completion are written."""
+    return Form(
+        lambda job_id, outcome, created: text_completion(
+            job_id, work, outcome, created
+        ),
+        lambda job_id, created: CompletionChunks(
+            job_id, work, created, include_usage=include_usage
+        ),
+    )
+
+
+def _refused(field: str) -> InvalidRequest:
+    return InvalidRequest(f"the {field} match the moderation list", field)
+
+
+def _body(data: bytes) -> web.Response:
+    return web.Response(body=data, content_type="application/json")
 
 
 def _json(value: msgspec.Struct) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), content_type="application/json"
-    )
+    return _body(msgspec.json.encode(value))

@@ -1,35 +1,40 @@
 """What every face of the gateway works with."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from shoal.domain.work import Limits
-from shoal.gateway.auth import Keyring
+from shoal.gateway.access import Access
 from shoal.gateway.moderation import Moderation
 from shoal.runtime.clock import Clock
+from shoal.runtime.door import Door
 from shoal.runtime.hub import Hub
-from shoal.store.port import Store
+from shoal.store.port import KeyStore, Store
 
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
     """The coordinator, as the HTTP faces see it.
 
-    ``moderation_bypass`` names the keys whose requests are not moderated.
+    ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
+    the keys whose requests are not moderated.
     """
 
     hub: Hub
     store: Store
     clock: Clock
-    keyring: Keyring
+    keys: KeyStore
+    access: Access
+    door: Door
     limits: Limits
+    new_secret: Callable[[], str]
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()
 
     @property
     def models(self) -> Collection[str]:
         """The models of the workers that are there."""
-        return self.hub.pool.with_model.keys()
+        return self.hub.pool.roster.with_model.keys()
 
     def moderation_for(self, owner: str) -> Moderation | None:
         """Return what the owner's requests and answers must pass, if anything."""

@@ -1,6 +1,5 @@
 """Errors as HTTP answers: the only place that gives a fault its status."""
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -9,17 +8,31 @@ import msgspec
 from aiohttp import web
 
 from shoal.domain.errors import (
+    BudgetSpent,
     Cancelled,
+    CannotDo,
+    ContextExceeded,
+    DaySpent,
+    Forbidden,
     InvalidRequest,
     JobError,
+    KeyExpired,
+    KeyReused,
+    KeyRevoked,
+    NoFirstOutput,
     NotFound,
     NoWorker,
+    OutputStalled,
     QueueFull,
+    RateLimited,
     ShoalError,
     ShuttingDown,
+    StillRunning,
     StoreError,
     TimedOut,
+    TookTooLong,
     TooLarge,
+    TooManyFailures,
     Unauthorized,
     Unavailable,
     UnknownModel,
@@ -29,10 +42,10 @@ from shoal.gateway.text import well_formed
 
 CLIENT = "invalid_request_error"
 SERVER = "server_error"
-
-PATH_LOGGED = 200  # characters
-
-log = logging.getLogger("shoal.http")
+LIMIT = "rate_limit_error"
+QUOTA = "insufficient_quota"
+BEARER = {"WWW-Authenticate": "Bearer"}
+NOT_AGAIN = {"x-should-retry": "false"}  # OpenAI's clients else try again by themselves
 
 STORE_RETRY = 30  # seconds: a broken database wants a person first
 
@@ -53,35 +66,47 @@ class Problem:
 
 PROBLEMS: Mapping[type[ShoalError], Problem] = {
     InvalidRequest: Problem(400, CLIENT, "invalid_request"),
-    Unauthorized: Problem(
-        401, CLIENT, "invalid_api_key", {"WWW-Authenticate": "Bearer"}
-    ),
+    Unauthorized: Problem(401, CLIENT, "invalid_api_key", BEARER),
+    KeyExpired: Problem(401, CLIENT, "expired_api_key", BEARER),
+    KeyRevoked: Problem(401, CLIENT, "revoked_api_key", BEARER),
+    Forbidden: Problem(403, CLIENT, "insufficient_permissions"),
     NotFound: Problem(404, CLIENT, "not_found"),
     UnknownModel: Problem(404, CLIENT, "model_not_found"),
+    CannotDo: Problem(400, CLIENT, "unsupported_value"),
+    ContextExceeded: Problem(400, CLIENT, "context_length_exceeded"),
+    KeyReused: Problem(422, CLIENT, "idempotency_key_reused"),
     TooLarge: Problem(413, CLIENT, "request_too_large"),
-    QueueFull: Problem(429, "rate_limit_error", "queue_full"),
+    QueueFull: Problem(429, LIMIT, "queue_full"),
+    RateLimited: Problem(429, LIMIT, "rate_limit_exceeded"),
+    TooManyFailures: Problem(429, LIMIT, "too_many_failures"),
+    DaySpent: Problem(429, QUOTA, QUOTA, NOT_AGAIN),
+    BudgetSpent: Problem(429, QUOTA, QUOTA, NOT_AGAIN),
     # nginx's number: nobody else's fault than whoever cancelled, and not retried.
     Cancelled: Problem(499, CLIENT, "cancelled", {}, "Cancelled"),
     # Running it again would fail again, so clients are told not to.
-    JobError: Problem(502, SERVER, "job_failed", {"x-should-retry": "false"}),
+    JobError: Problem(502, SERVER, "job_failed", NOT_AGAIN),
     WorkerLost: Problem(502, SERVER, "worker_lost"),
     NoWorker: Problem(503, SERVER, "no_worker"),
     ShuttingDown: Problem(503, SERVER, "shutting_down"),
     StoreError: Problem(503, SERVER, "store_failed", {"Retry-After": str(STORE_RETRY)}),
+    StillRunning: Problem(503, SERVER, "still_running"),
     TimedOut: Problem(504, SERVER, "timed_out"),
+    NoFirstOutput: Problem(504, SERVER, "first_output_timed_out"),
+    OutputStalled: Problem(504, SERVER, "output_stalled"),
+    TookTooLong: Problem(504, SERVER, "total_timed_out"),
     ShoalError: Problem(500, SERVER, "internal_error"),
 }
 
 
-class _Error(msgspec.Struct, frozen=True):
+class Error(msgspec.Struct, frozen=True):
     message: str
     type: str
     param: str | None
     code: str
 
 
-class _Body(msgspec.Struct, frozen=True):
-    error: _Error
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: Error
 
 
 def problem(error: ShoalError) -> Problem:
@@ -111,17 +136,6 @@ def response(error: ShoalError) -> web.Response:
     )
 
 
-def log_refusal(request: web.Request, error: Exception) -> None:
-    """Log that a request got an error, without its message: that quotes the client."""
-    log.info(
-        "refused error=%s method=%s path=%r peer=%s",
-        type(error).__name__,
-        request.method,
-        request.path[:PATH_LOGGED],
-        request.remote,
-    )
-
-
 def http_response(request: web.Request, error: web.HTTPException) -> web.Response:
     """Return the answer to a request that aiohttp itself turned down."""
     standard = HTTPStatus(error.status)
@@ -130,7 +144,7 @@ def http_response(request: web.Request, error: web.HTTPException) -> web.Respons
         message += f", use {' or '.join(sorted(error.allowed_methods))}"
     elif error.text and not error.text.startswith(str(error.status)):
         message = error.text.strip()
-    code = standard.name.lower()
+    code = http_code(error)
     headers = {
         name: error.headers[name] for name in ("Allow",) if name in error.headers
     }
@@ -142,8 +156,13 @@ def http_response(request: web.Request, error: web.HTTPException) -> web.Respons
     )
 
 
+def http_code(error: web.HTTPException) -> str:
+    """Return the code of an error that aiohttp itself raised."""
+    return HTTPStatus(error.status).name.lower()
+
+
 def _encoded(message: str, type_: str, code: str, param: str | None) -> bytes:
     # Messages quote what clients sent, which need not be good text.
     message = well_formed(message)
     param = None if param is None else well_formed(param)
-    return msgspec.json.encode(_Body(_Error(message, type_, param, code)))
+    return msgspec.json.encode(ErrorBody(Error(message, type_, param, code)))

@@ -1,12 +1,13 @@
 """Streamed answers: text to a client as it comes, while the client keeps reading."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from shoal.domain.work import Piece
 from shoal.gateway.moderation import Watch
-from shoal.runtime.answer import Reader
+from shoal.runtime.reading import Reader
 
 WRITE_TIMEOUT = 10.0  # seconds a client may leave everything unread
 KEEPALIVE = 15.0  # seconds of silence that proxies and clients are known to bear
@@ -20,9 +21,9 @@ async def relay(
     request: web.Request,
     response: web.StreamResponse,
     reader: Reader,
-    encode: Callable[[list[str]], bytes],
+    encode: Callable[[Sequence[Piece]], bytes],
     *,
-    first: list[str] | None = None,
+    first: list[Piece] | None = None,
     keepalive: bytes = b"",
     watch: Watch | None = None,
 ) -> bool:

@@ -11,10 +11,12 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     PassedOver,
     WorkerDraining,
     WorkerJoined,
@@ -55,6 +57,10 @@ def _lines(fact: Fact) -> Iterator[str]:
             yield f"given to {worker_id}, attempt {lease}: {reason}"
             for group in passed_over:
                 yield f"  passed over: {_workers(group)}: {group.reason}"
+        case JobHedged(_, worker_id, lease, reason):
+            yield f"given to {worker_id} as well, attempt {lease}: {reason}"
+        case JobUnhedged(_, lease, reason):
+            yield f"attempt {lease} is over, the other goes on: {reason}"
         case JobStarted(_, lease):
             yield f"first text of attempt {lease}"
         case JobRequeued(_, lease, reason, None):

@@ -8,9 +8,11 @@ from shoal.domain.facts import (
     JobExpired,
     JobFact,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
+    JobUnhedged,
 )
 
 
@@ -18,7 +20,7 @@ class JobState(Enum):
     """Where a job is in its life."""
 
     QUEUED = "queued"
-    LEASED = "leased"  # a worker has it and has said nothing yet
+    LEASED = "leased"  # a worker has it, or two, and nobody has said anything yet
     STREAMING = "streaming"
     DONE = "done"
     FAILED = "failed"
@@ -36,6 +38,8 @@ _ENDS: dict[type[JobFact], JobState] = {
 TRANSITIONS: dict[JobState, dict[type[JobFact], JobState]] = {
     _.QUEUED: {JobLeased: _.LEASED, **_ENDS},
     _.LEASED: {
+        JobHedged: _.LEASED,
+        JobUnhedged: _.LEASED,
         JobStarted: _.STREAMING,
         JobRequeued: _.QUEUED,
         JobCompleted: _.DONE,

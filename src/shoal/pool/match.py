@@ -5,7 +5,9 @@ from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
-from shoal.pool.state import OpenJob, Pool, Worker
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import Pool
+from shoal.pool.worker import Worker
 
 NAMED_MAX = 8  # workers named in an explanation; the others are counted
 LOOKED_AT_MAX = 64  # workers asked one by one why they cannot take a job
@@ -23,9 +25,13 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         return f"does not run {job.job.kind.value} jobs"
     if job.job.model not in offer.models:
         return f"does not have {job.job.model}"
-    if missing := job.job.work.needs - offer.features:
+    if missing := job.needs - offer.features:
         names = ", ".join(sorted(feature.value for feature in missing))
         return f"cannot do: {names}"
+    if 0 < offer.context < job.tokens_min:
+        return f"reads {offer.context} tokens, fewer than the request has"
+    if offer.only_for and job.job.owner not in offer.only_for:
+        return "works for other keys only"
     if worker.id in job.refused_by:
         return f"refused it: {job.refused_by[worker.id]}"
     if offer.slots <= 0:
@@ -34,6 +40,8 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         )
     if worker.free_slots <= 0:
         return "all slots busy"
+    if job.job.id in worker.leases:
+        return "is at it already"  # perhaps under a lease that nobody could call back
     return None
 
 
@@ -44,13 +52,12 @@ def passed_over(
 
     In a large pool, only the first workers with the model are looked at one by one.
     """
-    with_model = pool.with_model.get(job.job.model, {})
+    with_model = pool.roster.with_model.get(job.job.model, {})
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
     for worker in islice(with_model.values(), LOOKED_AT_MAX):
         if worker.id != chosen:
             reasons[
-                why_not(job, worker)
-                or "another was less busy, or as busy and waiting longer"
+                why_not(job, worker) or "another was expected to be quicker"
             ].append(worker.id)
     groups = [
         PassedOver(reason, len(ids), tuple(ids[:NAMED_MAX]))

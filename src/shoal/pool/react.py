@@ -13,17 +13,26 @@ from shoal.domain.facts import (
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Draining,
+    Failed,
+    Rejected,
+)
 from shoal.domain.work import Job, Limit, Outcome
 from shoal.domain.worker import Offer
 from shoal.pool.match import refusal
-from shoal.pool.state import OpenJob, Pool
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import Pool
 
+NOTHING = Outcome("")
 WORKERS_LOST_MAX = 3  # a job that takes this many workers down with it is to blame
 
 
@@ -57,6 +66,7 @@ class Spoiled:
     job_id: JobId
     error: str
     lost: bool  # for it was a lost worker that began it
+    cut: bool = True  # whether a worker is still at it
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +96,11 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker's word on a job.  ``text`` is the whole answer, if it is complete."""
+    """A worker's word on a job.  ``outcome`` is the whole answer, if it is complete."""
 
     worker_id: WorkerId
     event: Completed | Rejected | Failed
-    text: str = ""
+    outcome: Outcome = NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +124,9 @@ Stimulus: TypeAlias = (
 )
 
 
+Recall: TypeAlias = tuple[WorkerId, CancelJob]
+
+
 def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
     """Decide what ``stimulus`` means for the pool as it is.
 
@@ -127,11 +140,12 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
             return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
         case Began(job_id, lease):
             begun = pool.jobs.get(job_id)
-            current = begun is not None and begun.worker_id and begun.lease == lease
-            return [JobStarted(job_id, lease)] if current else []
-        case Spoiled(job_id, error, lost):
+            if begun is None or all(lease != held for _, held in begun.holders):
+                return []
+            return [*_first_was(begun, lease), JobStarted(job_id, lease)]
+        case Spoiled(job_id, error, lost, cut):
             known = job_id in pool.jobs
-            return [JobFailed(job_id, error, lost, cut=True)] if known else []
+            return [JobFailed(job_id, error, lost, cut)] if known else []
         case Overdue(job_id, limit):
             due = pool.jobs.get(job_id)
             return [] if due is None else [_expired(pool, due, limit)]
@@ -148,34 +162,65 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
         case Retiring(worker_id, event):
             known = worker_id in pool.workers
             return [WorkerDraining(worker_id, event.reason)] if known else []
-        case Answered(worker_id, event, text):
-            return [_answered(pool, worker_id, event, text)]
+        case Answered(worker_id, event, outcome):
+            return _answered(pool, worker_id, event, outcome)
+
+
+def recalls(pool: Pool, fact: Fact) -> list[Recall]:
+    """Say who is to stop working because of ``fact``, which is not applied yet."""
+    match fact:
+        case JobUnhedged(job_id, lease, cut=True):
+            over = [lease]
+        case JobFailed(job_id, cut=True) | JobCancelled(job_id) | JobExpired(job_id):
+            over = [held for _, held in pool.jobs[job_id].holders]
+        case _:
+            return []
+    holders = pool.jobs[job_id].holders
+    return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
 
 
 def _answered(
-    pool: Pool, worker_id: WorkerId, event: Completed | Rejected | Failed, text: str
-) -> Fact:
+    pool: Pool,
+    worker_id: WorkerId,
+    event: Completed | Rejected | Failed,
+    outcome: Outcome,
+) -> list[Fact]:
     job = pool.jobs.get(event.job_id)
-    if job is None or job.worker_id != worker_id or job.lease != event.lease:
+    if job is None or (worker_id, event.lease) not in job.holders:
         what = type(event).__name__.lower()
-        return CameLate(event.job_id, event.lease, worker_id, what)
+        return [CameLate(event.job_id, event.lease, worker_id, what)]
     match event:
-        case Completed(job_id, lease, finish_reason, usage):
-            return JobCompleted(job_id, lease, Outcome(text, finish_reason, usage))
+        case Completed(job_id, lease):
+            return [*_first_was(job, lease), JobCompleted(job_id, lease, outcome)]
+        case Rejected(job_id, lease, reason) if job.hedge is not None:
+            return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
         case Rejected(job_id, lease, reason):
-            return JobRequeued(job_id, lease, reason, refused_by=worker_id)
-        case Failed(job_id, _, error):
-            return JobFailed(job_id, error)
+            return [JobRequeued(job_id, lease, reason, refused_by=worker_id)]
+        case Failed(job_id, lease, error) if job.hedge is not None:
+            return [JobUnhedged(job_id, lease, f"failed: {error}")]
+        case Failed(job_id, _, error, fault):
+            return [JobFailed(job_id, error, fault=fault)]
+
+
+def _first_was(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
+    """Decide that of a job's two workers, if it has two, the other one is to stop."""
+    if job.hedge is None:
+        return []
+    (other,) = (held for _, held in job.holders if held != lease)
+    return [JobUnhedged(job.job.id, other, "the other was quicker", cut=True)]
 
 
 def _lost(pool: Pool, worker_id: WorkerId, reason: str) -> list[Fact]:
     facts: list[Fact] = []
-    for job in pool.held_by(worker_id):
-        if job.lost + 1 >= WORKERS_LOST_MAX:
+    for job, lease in pool.held_by(worker_id):
+        lost = f"worker lost: {reason}"
+        if job.hedge is not None:
+            facts.append(JobUnhedged(job.job.id, lease, lost, lost=True))
+        elif job.lost + 1 >= WORKERS_LOST_MAX:
             error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
             facts.append(JobFailed(job.job.id, error, lost=True))
         else:
-            facts.append(JobRequeued(job.job.id, job.lease, f"worker lost: {reason}"))
+            facts.append(JobRequeued(job.job.id, lease, lost))
     return [*facts, WorkerLost(worker_id, reason)]
 
 

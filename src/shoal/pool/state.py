@@ -1,10 +1,9 @@
-"""The pool: workers, open jobs and the queue, changed by facts and nothing else."""
+"""What is known: workers, jobs and the queue, changed by facts and nothing else."""
 
-from collections import deque
+import math
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import chain
-from typing import TypeVar
 
 from shoal.domain.facts import (
     CameLate,
@@ -13,79 +12,27 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Job
-from shoal.domain.worker import Offer
-from shoal.pool.lifecycle import ENDED, JobState, after
+from shoal.pool.lifecycle import ENDED, after
+from shoal.pool.open_job import Held, OpenJob
+from shoal.pool.queue import Queue
+from shoal.pool.roster import Roster
+from shoal.pool.speed import Speeds
+from shoal.pool.worker import Level, Worker
 
-Key = TypeVar("Key", str, float)
-
-NO_LEASE = LeaseNumber(0)
-LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
 REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
-MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
-
-
-@dataclass(slots=True)
-class Worker:
-    """A worker that is there."""
-
-    id: WorkerId
-    offer: Offer
-    cancels: bool
-    leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
-    draining: str = ""  # why it takes nothing new
-    indexed: float | None = None  # the load it stands under in ``Pool.available``
-
-    @property
-    def free_slots(self) -> int:
-        return self.offer.slots - len(self.leases)
-
-    def load(self, promised: int = 0) -> float:
-        """Return the share of its slots in use, with ``promised`` more jobs."""
-        slots = min(self.offer.slots, LOAD_SLOTS_MAX)
-        return (len(self.leases) + promised) / slots
-
-
-@dataclass(slots=True)
-class OpenJob:
-    """A job that has not ended."""
-
-    job: Job
-    submitted_at: float
-    since: float  # when it came into its present state
-    queued_at: float  # when it began to wait; a refusal does not begin it anew
-    state: JobState = JobState.QUEUED
-    worker_id: WorkerId | None = None
-    lease: LeaseNumber = NO_LEASE  # the last one given
-    started: bool = False  # whether text has ever reached the client
-    lost: int = 0  # workers that went away with it
-    refused_by: dict[WorkerId, str] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class Queue:
-    """Jobs that wait for workers with one model, the first to be served first.
-
-    Those that had a worker before have waited their turn once and go first.
-    """
-
-    again: dict[JobId, OpenJob] = field(default_factory=dict)
-    fresh: dict[JobId, OpenJob] = field(default_factory=dict)
-
-    def __iter__(self) -> Iterator[OpenJob]:
-        return chain(self.again.values(), self.fresh.values())
-
-    def __bool__(self) -> bool:
-        return bool(self.again or self.fresh)
+SESSIONS_MAX = 65_536  # conversations of which it is known who had them last
 
 
 @dataclass(slots=True)
@@ -98,38 +45,43 @@ class Pool:
     """The jobs that wait, by model."""
 
     waiting: int = 0  # jobs in all queues
+    queued_by: Counter[str] = field(default_factory=Counter)
+    """Jobs in all queues, by owner."""
+
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
     """Who refused what, with the time until which it is not asked again."""
 
-    with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
-    available: dict[str, dict[float, dict[WorkerId, Worker]]] = field(
-        default_factory=dict
-    )
-    """The workers with a free slot, by model and load.
+    roster: Roster = field(default_factory=Roster)
+    running: Counter[str] = field(default_factory=Counter)
+    """Jobs that a worker has, by owner."""
 
-    Among equals the one that has been so the longest comes first, so that idle workers
-    take turns.
-    """
+    silent: dict[JobId, OpenJob] = field(default_factory=dict)
+    """Jobs whose only worker so far has said nothing yet, the longest silent first."""
 
-    model_last_seen: dict[str, float] = field(default_factory=dict)
+    hedges: int = 0  # jobs that two workers have
+    sessions: dict[str, WorkerId] = field(default_factory=dict)
+    """Who had each session's last job; the oldest first."""
 
-    def knows(self, model: str, now: float) -> bool:
-        """Say whether some worker has the model, or had it a short while ago."""
-        if model in self.with_model:
-            return True
-        last = self.model_last_seen.get(model)
-        return last is not None and now - last < MODEL_MEMORY
+    speeds: Speeds = field(default_factory=Speeds)
 
-    def expect(self, model: str, now: float) -> None:
-        """Take a model for known, though no worker with it is there yet."""
-        self.model_last_seen.setdefault(model, now)
+    def cost(self, level: Level) -> float:
+        """Return how long one more job would take there, in no particular unit.
+
+        Twice the pace makes up for twice the load; where it is unknown it is taken for
+        the usual one.
+        """
+        load, step = level
+        if step is None:
+            usual = self.speeds.usual_pace
+            step = 0 if usual is None else round(math.log2(usual))
+        return math.ldexp(load, -step)
 
     def reopen(self, job: Job, lease: LeaseNumber, now: float) -> None:
         """Put a job from the store back into the queue.
 
         Nobody holds it, and none of its earlier leases is honoured any more.
         """
-        opened = OpenJob(job, now, since=now, queued_at=now, lease=lease)
+        opened = OpenJob(job, now, since=now, queued_at=now, lease=lease, given=lease)
         self.jobs[job.id] = opened
         self._queue(opened)
 
@@ -144,6 +96,13 @@ class Pool:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
         return self.refusals[0][0] if self.refusals else None
 
+    def held_by(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
+        """Yield the open jobs that the worker has a lease on, each with the lease."""
+        for job_id, lease in self.workers[worker_id].leases.items():
+            job = self.jobs.get(job_id)
+            if job is not None and (worker_id, lease) in job.holders:
+                yield job, lease
+
     def apply(self, fact: Fact, now: float) -> None:
         """Record that ``fact`` happened.
 
@@ -157,6 +116,10 @@ class Pool:
                 self._queue(opened)
             case JobLeased() | JobStarted() | JobRequeued():
                 self._advance(fact, now)
+            case JobHedged():
+                self._hedge(fact, now)
+            case JobUnhedged():
+                self._unhedge(fact, now)
             case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
                 self._end(fact, now)
             case CameLate(job_id=job_id, lease=lease, worker_id=worker_id):
@@ -165,23 +128,15 @@ class Pool:
                     self._release(worker, job_id)
             case WorkerJoined(worker_id, offer, cancels):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
-                worker = Worker(worker_id, offer, cancels)
-                self.workers[worker_id] = worker
-                for model in offer.models:
-                    self.with_model.setdefault(model, {})[worker_id] = worker
-                self._index(worker)
+                worker = self.workers[worker_id] = Worker(worker_id, offer, cancels)
+                self.roster.enter(worker)
             case WorkerDraining(worker_id, reason):
-                self.workers[worker_id].draining = reason or "draining"
-                self._index(self.workers[worker_id])
+                self.roster.retire(self.workers[worker_id], reason or "draining")
             case WorkerLost(worker_id):
-                self._forget(self.workers.pop(worker_id), now)
+                for model in self.roster.leave(self.workers.pop(worker_id), now):
+                    self.speeds.forget(model)
 
-    def held_by(self, worker_id: WorkerId) -> Iterator[OpenJob]:
-        """Yield the open jobs that the worker has a lease on."""
-        for job_id in self.workers[worker_id].leases:
-            job = self.jobs.get(job_id)
-            if job is not None and job.worker_id == worker_id:
-                yield job
+    # Jobs.
 
     def _advance(self, fact: JobLeased | JobStarted | JobRequeued, now: float) -> None:
         job = self.jobs[fact.job_id]
@@ -189,25 +144,58 @@ class Pool:
         job.since = now
         match fact:
             case JobLeased(worker_id=worker_id, lease=lease):
-                worker = self.workers[worker_id]
-                assert worker.free_slots > 0, f"{worker_id} has no free slot"
                 self._unqueue(job)
-                worker.leases[job.job.id] = lease
+                self._take(job, worker_id, lease)
                 job.worker_id = worker_id
                 job.lease = lease
-                self._index(worker)
+                job.leased_at = now
+                self.running[job.job.owner] += 1
+                self._remember(job.job.session, worker_id)
+                if not (job.started or job.lost):
+                    self.silent[job.job.id] = job
             case JobStarted():
+                assert job.hedge is None, f"{fact.job_id} has two workers"
                 job.started = True
+                self.silent.pop(fact.job_id, None)
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if refused_by is None:
                     job.lost += 1
                     job.queued_at = now
                 else:
-                    job.refused_by[refused_by] = reason
-                    until = now + REFUSAL_PAUSE
-                    self.refusals.append((until, job.job.id, refused_by))
+                    self._note_refusal(job, refused_by, reason, now)
                 self._take_back(job)
                 self._queue(job)
+
+    def _hedge(self, fact: JobHedged, now: float) -> None:
+        job = self.jobs[fact.job_id]
+        job.state = after(job.state, fact)
+        assert job.hedge is None, f"{fact.job_id} has two workers already"
+        self._take(job, fact.worker_id, fact.lease)
+        job.hedge = Held(fact.worker_id, fact.lease, now)
+        self.hedges += 1
+        del self.silent[fact.job_id]
+
+    def _unhedge(self, fact: JobUnhedged, now: float) -> None:
+        """Let the job go on under the other lease than that of ``fact``."""
+        job = self.jobs[fact.job_id]
+        job.state = after(job.state, fact)
+        assert job.hedge is not None, f"{fact.job_id} has one worker"
+        assert job.worker_id is not None
+        leaving, staying = job.worker_id, job.hedge
+        if fact.lease == staying.lease:
+            leaving = staying.worker_id
+        else:
+            assert fact.lease == job.lease, f"{fact.job_id} has no lease {fact.lease}"
+            job.worker_id, job.lease = staying.worker_id, staying.lease
+            job.since = job.leased_at = staying.since
+            self._remember(job.job.session, staying.worker_id)
+        job.hedge = None
+        self.hedges -= 1
+        if fact.lost:
+            job.lost += 1
+        elif not fact.cut:
+            self._note_refusal(job, leaving, fact.reason, now)
+        self._let_go(leaving, fact.job_id, cut=fact.cut)
 
     def _end(
         self, fact: JobCompleted | JobFailed | JobCancelled | JobExpired, now: float
@@ -218,77 +206,77 @@ class Pool:
         if job.worker_id is None:
             self._unqueue(job)
             return
-        worker = self.workers[job.worker_id]
+        if isinstance(fact, JobCompleted):
+            assert job.hedge is None, f"{fact.job_id} has two workers"
+            worker = self.workers[job.worker_id]
+            self.speeds.measure(job, worker, fact.outcome, now)
         cut = isinstance(fact, (JobCancelled, JobExpired)) or (
             isinstance(fact, JobFailed) and fact.cut
         )
+        self._take_back(job, cut=cut)
+
+    def _queue(self, job: OpenJob) -> None:
+        self.queues.setdefault(job.job.model, Queue()).add(job)
+        self.waiting += 1
+        self.queued_by[job.job.owner] += 1
+
+    def _unqueue(self, job: OpenJob) -> None:
+        queue = self.queues[job.job.model]
+        queue.remove(job)
+        if not queue:
+            del self.queues[job.job.model]
+        self.waiting -= 1
+        _count_down(self.queued_by, job.job.owner)
+
+    def _note_refusal(
+        self, job: OpenJob, worker_id: WorkerId, reason: str, now: float
+    ) -> None:
+        job.refused_by[worker_id] = reason
+        self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
+
+    def _remember(self, session: str, worker_id: WorkerId) -> None:
+        if not session:
+            return
+        self.sessions.pop(session, None)  # put at the end again
+        self.sessions[session] = worker_id
+        if len(self.sessions) > SESSIONS_MAX:
+            del self.sessions[next(iter(self.sessions))]
+
+    # Leases.
+
+    def _take(self, job: OpenJob, worker_id: WorkerId, lease: LeaseNumber) -> None:
+        worker = self.workers[worker_id]
+        assert worker.free_slots > 0, f"{worker_id} has no free slot"
+        assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
+        worker.leases[job.job.id] = lease
+        job.given = lease
+        self.roster.file(worker)
+
+    def _take_back(self, job: OpenJob, *, cut: bool = False) -> None:
+        """End all leases on a job."""
+        _count_down(self.running, job.job.owner)
+        self.silent.pop(job.job.id, None)
+        for worker_id, _ in job.holders:
+            self._let_go(worker_id, job.job.id, cut=cut)
+        if job.hedge is not None:
+            job.hedge = None
+            self.hedges -= 1
+        job.worker_id = None
+
+    def _let_go(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
+        worker = self.workers[worker_id]
         if cut and not worker.cancels:
             # Nobody can tell it to stop, so its slot is honestly taken until it is
             # done or gone.
             return
-        self._release(worker, fact.job_id)
-
-    def _queue(self, job: OpenJob) -> None:
-        queue = self.queues.setdefault(job.job.model, Queue())
-        (queue.again if job.lease else queue.fresh)[job.job.id] = job
-        self.waiting += 1
-
-    def _unqueue(self, job: OpenJob) -> None:
-        queue = self.queues[job.job.model]
-        if queue.again.pop(job.job.id, None) is None:
-            del queue.fresh[job.job.id]
-        if not queue:
-            del self.queues[job.job.model]
-        self.waiting -= 1
-
-    def _take_back(self, job: OpenJob) -> None:
-        assert job.worker_id is not None
-        worker = self.workers.get(job.worker_id)
-        if worker is not None:
-            self._release(worker, job.job.id)
-        job.worker_id = None
+        self._release(worker, job_id)
 
     def _release(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]
-        self._index(worker)
-
-    def _index(self, worker: Worker) -> None:
-        """Put the worker where ``plan`` looks for one with its load, or nowhere."""
-        before = worker.indexed
-        free = worker.free_slots > 0 and not worker.draining
-        worker.indexed = worker.load() if free else None
-        for model in worker.offer.models:
-            loads = self.available.setdefault(model, {})
-            if before is not None:
-                _remove(loads, before, worker.id)
-            if worker.indexed is not None:
-                loads.setdefault(worker.indexed, {})[worker.id] = worker
-            if not loads:
-                del self.available[model]
-
-    def _forget(self, worker: Worker, now: float) -> None:
-        worker.draining = "lost"
-        self._index(worker)
-        for model in worker.offer.models:
-            _remove(self.with_model, model, worker.id)
-            if model not in self.with_model:
-                # Put at the end again, so that the oldest stays in front.
-                self.model_last_seen.pop(model, None)
-                self.model_last_seen[model] = now
-                self._forget_models(now)
-
-    def _forget_models(self, now: float) -> None:
-        # A worker chooses its model's name: without this, names would pile up.
-        while self.model_last_seen:
-            oldest, at = next(iter(self.model_last_seen.items()))
-            if now - at <= MODEL_MEMORY:
-                return
-            del self.model_last_seen[oldest]
+        self.roster.file(worker)
 
 
-def _remove(
-    index: dict[Key, dict[WorkerId, Worker]], key: Key, worker_id: WorkerId
-) -> None:
-    del index[key][worker_id]
-    if not index[key]:
-        del index[key]
+def _count_down(counts: Counter[str], key: str) -> None:
+    counts[key] -= 1
+    if not counts[key]:
+        del counts[key]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.protocols.session import Dialer, Endpoint, Member
+from shoal.protocols.session import Admission, Dialer, Endpoint, Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,9 @@ class Protocol:
 
     name: str
     config: type[Any]
-    endpoints: Callable[[Any, int], Sequence[Endpoint]]
-    """Takes the configuration and a number that grows with every start."""
+    endpoints: Callable[[Any, int, Admission], Sequence[Endpoint]]
+    """Takes the configuration, a number that grows with every start, and who decides
+    whether a worker may join."""
     schemes: frozenset[str]
     """The URL schemes for which this wire is taken when none is named."""
     dial: Callable[[str, Member], Dialer]

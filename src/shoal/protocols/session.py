@@ -4,12 +4,14 @@ A session is one connection to one peer, as a state machine: bytes and messages 
 bytes and messages come out, and it never performs I/O, reads a clock or logs.
 """
 
+import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
+from shoal.domain.errors import NotAdmitted
 from shoal.domain.vocabulary import Command, Event
-from shoal.domain.work import Feature
+from shoal.domain.worker import Model
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -94,14 +96,63 @@ class Hello:
     path: str
     query: str = ""  # as sent, without the question mark
     headers: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""  # where it comes from, as the network has it
+
+
+@dataclass(frozen=True, slots=True)
+class Applicant:
+    """A worker that wants to join: what it presents, and what it would bring."""
+
+    token: str
+    name: str
+    models: frozenset[str]
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """Leave to join, by the join token of this id; empty: by none of them.
+
+    ``worker`` is who is bound to a token that only so many may use.
+    """
+
+    token_id: str = ""
+    worker: str = ""
+
+
+Admission: TypeAlias = Callable[[Applicant], Pass]
+"""Decides whether a worker may join; raises NotAdmitted, saying why not."""
+
+WRONG_TOKEN = "Invalid token"
+
+
+def by_token(token: str) -> Admission:
+    """Let in whoever presents ``token``; if that is empty, everybody."""
+
+    def admit(applicant: Applicant) -> Pass:
+        if is_token(applicant.token, token):
+            return Pass()
+        raise NotAdmitted(WRONG_TOKEN)
+
+    return admit
+
+
+def is_token(presented: str, token: str) -> bool:
+    """Say whether what was presented will do; if ``token`` is empty, anything does."""
+    given, wanted = (each.encode(errors="replace") for each in (presented, token))
+    return not token or hmac.compare_digest(given, wanted)
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A session for a new connection, and the headers of the answer that opens it."""
+    """A session for a new connection, and the headers of the answer that opens it.
+
+    A use of a join token that ``admitted`` stands for is to be stored before that.
+    """
 
     session: CoordinatorSession
     headers: Mapping[str, str] = field(default_factory=dict)
+    admitted: Pass = Pass()
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,13 +171,16 @@ Endpoint: TypeAlias = WebSocketRoute
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """How a worker presents itself to a coordinator, for one model."""
+    """How a worker presents itself to a coordinator, for one model.
+
+    ``only_for`` names the keys that it works for; empty: all.
+    """
 
     name: str
-    model: str
+    model: Model
     slots: int
-    features: frozenset[Feature] = frozenset()
     token: str = ""
+    only_for: frozenset[str] = frozenset()
 
 
 class Dialer(Protocol):

@@ -1,16 +1,12 @@
-"""A job's text on its way from workers to whoever asked."""
+"""A job's answer on its way from workers to whoever asked."""
 
-import asyncio
-from typing import Protocol
+from shoal.domain.assembly import assemble, disassemble
+from shoal.domain.errors import Cancelled, ShoalError
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import Outcome, Piece, Usage
+from shoal.runtime.pieces import Pieces, cost_of
+from shoal.runtime.reading import Reading
 
-from shoal.domain.errors import ShoalError
-from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Outcome
-
-UNREAD_MAX = 1 << 20  # characters a client may leave unread for a while
-UNREAD_CEILING = 8 << 20  # characters at which it is slow at once
-SLOW_AFTER = 10.0  # seconds it may leave more than UNREAD_MAX unread
-JOIN_ABOVE = 1024  # unread pieces that are joined into one: a list slot costs more
 ANSWER_MAX = 32 << 20  # characters of one answer
 
 
@@ -29,113 +25,156 @@ class Spoilt(Exception):
         self.lost = lost
 
 
-class Reader(Protocol):
-    """What the asker sees of an answer."""
-
-    job_id: JobId
-
-    async def read(self) -> list[str]:
-        """Wait for text; return the pieces that came, or nothing at the end."""
-        ...
-
-    async def outcome(self) -> Outcome:
-        """Wait for the end.  Raises the ShoalError that the job ended with."""
-        ...
-
-
 class Answer:
-    """The text of one job: all of it, and the part that was not read yet.
+    """What came of one job so far, for any number of readers.
 
     All of it is kept because a lost worker's successor needs it: one that can continue
     is told it, and from one that starts over it is expected again and dropped.
 
-    Several leases may write one after the other; ``lease`` is the present one.
+    Several leases may write one after the other; ``lease`` is the present one.  While
+    two workers have the job, it is that of the one which was given it first, until one
+    of them begins.
     """
 
-    def __init__(self, job_id: JobId, *, attended: bool = True) -> None:
+    def __init__(self, job_id: JobId) -> None:
         self.job_id = job_id
         self.lease = LeaseNumber(0)
+        self.worker_id: WorkerId | None = None
         self.last_output: float | None = None  # of the present lease
-        self._attended = attended  # whether anybody reads what comes, piece by piece
-        self._given = False  # whether anybody has
-        self._pieces: list[str] = []
-        self._size = 0
-        self._unread: list[str] = []
-        self._unread_size = 0
-        self._full_since: float | None = None
+        self._rival: tuple[LeaseNumber, WorkerId] | None = None
+        self._given = False  # whether any reader has seen a piece
+        self._pieces = Pieces()
+        self._plain = True  # whether all of them are texts
+        self._size = 0  # characters, as people count them
+        self._cost = 0  # characters, as memory is counted
         self._expected = ""  # text that the present worker has to repeat
         self._repeated = 0  # characters of it that it has
-        self._wake: asyncio.Future[None] | None = None
+        self._readings: list[Reading] = []
         self._end: Outcome | ShoalError | None = None
+
+    @classmethod
+    def ended_with(cls, job_id: JobId, outcome: Outcome) -> "Answer":
+        """Return the answer of a job that was done earlier."""
+        answer = cls(job_id)
+        answer._pieces.replace(disassemble(outcome))
+        answer._end = outcome
+        return answer
 
     @property
     def text(self) -> str:
-        """Everything so far."""
-        if len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        return self._pieces[0] if self._pieces else ""
+        """Everything so far, if it is only text."""
+        if not self._plain:
+            return ""
+        text = "".join(str(piece) for piece in self._pieces.all())
+        self._pieces.replace([text] if text else [])
+        return text
+
+    @property
+    def size(self) -> int:
+        """How many characters there are so far, about."""
+        return self._size
 
     @property
     def ended(self) -> bool:
         return self._end is not None
 
-    # The hub's side.
+    @property
+    def end(self) -> Outcome | ShoalError | None:
+        return self._end
 
-    def grant(self, lease: LeaseNumber, *, continues: bool) -> None:
-        """Let ``lease`` write from now on.
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody who asked for it still reads."""
+        return any(reading.asked for reading in self._readings)
 
-        Unless it ``continues``, it starts over, and must repeat what the asker was
-        given already.
+    def reading(self, *, asked: bool = True) -> Reading:
+        """Begin to read, from the beginning; who has not ``asked`` only looks on."""
+        reading = Reading(self, self._pieces.all(), asked=asked)
+        self._readings.append(reading)
+        return reading
+
+    def leave(self, reading: Reading) -> None:
+        """Let a reader go."""
+        if reading in self._readings:
+            self._readings.remove(reading)
+
+    # Leases.
+
+    def grant(self, lease: LeaseNumber, worker_id: WorkerId, *, continues: bool) -> str:
+        """Let ``lease`` write from now on; return the beginning that it goes on from.
+
+        Only one that ``continues`` is given a beginning.  Without one it starts over,
+        and must repeat what an asker was given already.
+
+        Raises Spoilt if that can be done by nobody.
         """
         self.lease = lease
+        self.worker_id = worker_id
         self.last_output = None
+        self._rival = None
         self._expected = ""
         self._repeated = 0
-        if continues:
-            return
-        if self._given:
+        if continues and self._plain:
+            return self.text
+        if not self._given:
+            self._begin_anew()
+        elif self._plain:
             self._expected = self.text
         else:
-            self._pieces.clear()
-            self._unread.clear()
-            self._size = self._unread_size = 0
-            self._full_since = None
+            raise Spoilt(
+                "the worker was lost in the middle of an answer that is more than text",
+                lost=True,
+            )
+        return ""
 
-    def put(self, text: str, now: float) -> bool:
-        """Add text of the present lease; say whether it was the first.
+    def hedge(self, lease: LeaseNumber, worker_id: WorkerId) -> None:
+        """Let a second lease write as well, if the first has not begun."""
+        if self.last_output is None:
+            self._rival = (lease, worker_id)
 
-        Raises Spoilt if it is not what it must be or too much, Slow if the client
+    def unhedge(self, lease: LeaseNumber) -> None:
+        """Let the other of two leases write, unless one of them has begun."""
+        if self._rival is not None and lease == self.lease:
+            self.lease, self.worker_id = self._rival
+        self._rival = None
+
+    def admits(self, lease: LeaseNumber) -> bool:
+        """Say whether ``lease`` may write.  Of two, the first that does is the one."""
+        if self._rival is not None and lease in (self.lease, self._rival[0]):
+            if lease != self.lease:
+                self.lease, self.worker_id = self._rival
+            self._rival = None
+        return lease == self.lease
+
+    # What the present lease says.
+
+    def put(self, piece: Piece, now: float) -> bool:
+        """Add a piece of the present lease; say whether it was the first.
+
+        Raises Spoilt if it is not what it must be or too much, Slow if the last reader
         does not keep up: a worker must never wait for a client.
         """
         first = self.last_output is None
         self.last_output = now
-        if self._expected:
-            text = self._without_repetition(text)
-            if not text:
+        if not isinstance(piece, str):
+            if self._expected:
+                raise _another_answer()
+            self._plain = False
+        elif self._expected:
+            piece = self._without_repetition(piece)
+            if not piece:
                 return first
-        self._size += len(text)
-        if self._size > ANSWER_MAX:
+        cost = cost_of(piece)
+        self._cost += cost
+        self._size += len(piece) if isinstance(piece, str) else piece.size
+        if self._cost > ANSWER_MAX:
             limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
             raise Spoilt(limit, lost=False)
-        self._pieces.append(text)
-        if self._attended:
-            self._unread.append(text)
-            self._unread_size += len(text)
-            if self._wake is not None and not self._wake.done():
-                self._wake.set_result(None)
-            if len(self._unread) > JOIN_ABOVE:
-                self._unread = ["".join(self._unread)]
-            if self._unread_size > UNREAD_MAX:
-                self._check_pace(now)
+        self._pieces.append(piece)
+        slow = [each for each in self._readings if not each.put(piece, cost, now)]
+        if slow:
+            self._cut_off(slow)
         return first
-
-    def finish(self, outcome: Outcome) -> None:
-        """Say that the answer is whole."""
-        self._close(outcome)
-
-    def fail(self, error: ShoalError) -> None:
-        """Say how the job ended instead."""
-        self._close(error)
 
     def check_whole(self) -> None:
         """Raise Spoilt if the present worker stopped before where the last one was."""
@@ -145,54 +184,58 @@ class Answer:
                 lost=True,
             )
 
-    # The asker's side.
+    def whole(self, finish_reason: str, usage: Usage | None) -> Outcome:
+        """Put together what came."""
+        return assemble(self._pieces.all(), finish_reason, usage)
 
-    async def read(self) -> list[str]:
-        while not self._unread and self._end is None:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        pieces, self._unread = self._unread, []
-        self._given = self._given or bool(pieces)
-        self._unread_size = 0
-        self._full_since = None
-        return pieces
+    # The end.
 
-    async def outcome(self) -> Outcome:
-        # Whoever waits for the end is given nothing before it, so a worker that takes
-        # over may as well give another answer.
-        self._attended = False
-        self._unread.clear()
-        self._unread_size = 0
-        while self._end is None:
-            self._wake = asyncio.get_running_loop().create_future()
-            await self._wake
-        if isinstance(self._end, Outcome):
-            return self._end
-        assert self._end is not None
-        raise self._end
+    def finish(self, outcome: Outcome) -> None:
+        """Say that the answer is whole."""
+        self._close(outcome)
+
+    def fail(self, error: ShoalError) -> None:
+        """Say how the job ended instead."""
+        self._close(error)
+
+    # A reading's side.
+
+    def given(self) -> None:
+        """Note that a reader has seen what there is."""
+        self._given = True
+
+    def _begin_anew(self) -> None:
+        self._pieces.replace([])
+        self._plain = True
+        self._size = self._cost = 0
+        for reading in self._readings:
+            reading.forget()
 
     def _without_repetition(self, text: str) -> str:
         rest = len(self._expected) - self._repeated
         if not self._expected.startswith(text[:rest], self._repeated):
-            raise Spoilt(
-                "the worker that took over gives another answer than the lost one "
-                "began",
-                lost=True,
-            )
+            raise _another_answer()
         self._repeated += len(text)
         if self._repeated >= len(self._expected):
             self._expected = ""
         return text[rest:]
 
-    def _check_pace(self, now: float) -> None:
-        if self._full_since is None:
-            self._full_since = now
-        waited = now - self._full_since
-        if waited > SLOW_AFTER or self._unread_size > UNREAD_CEILING:
-            raise Slow(f"{self._unread_size} characters unread")
+    def _cut_off(self, slow: list[Reading]) -> None:
+        for reading in slow:
+            self.leave(reading)
+            reading.cut(Cancelled("the client reads too slowly"))
+        if any(reading.asked for reading in slow) and not self.wanted:
+            raise Slow
 
     def _close(self, end: Outcome | ShoalError) -> None:
         if self._end is None:
             self._end = end
-            if self._wake is not None and not self._wake.done():
-                self._wake.set_result(None)
+            for reading in self._readings:
+                reading.wake()
+
+
+def _another_answer() -> Spoilt:
+    return Spoilt(
+        "the worker that took over gives another answer than the lost one began",
+        lost=True,
+    )

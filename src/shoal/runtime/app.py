@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import errno
 import logging
-import os
-import secrets
 import socket
+import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -17,28 +16,34 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from shoal.config import ServeConfig
-from shoal.domain.errors import ConfigError, Refused, StoreError
+from shoal.domain.credentials import DAY
+from shoal.domain.errors import ConfigError, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limits
+from shoal.gateway.access import FIRST_KEY, Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
-from shoal.protocols import discover
-from shoal.protocols.session import Hello, WebSocketRoute
-from shoal.runtime.clock import Clock, LoopClock
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
 from shoal.runtime.ports import user_of
-from shoal.runtime.serving import serve_worker
+from shoal.runtime.secret_files import (
+    first_key,
+    first_token,
+    keep_certificate,
+    new_secret,
+)
+from shoal.runtime.upgrades import Upgrades
 from shoal.store.sqlite import SqliteStore
-from shoal.transports import websocket
+from shoal.transports.tls import fingerprint_of, own_certificate, server_context
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
-SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 PRUNE_EVERY = 3600.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-FAREWELL = 3.0  # seconds that workers' connections get to end
 PORT_MAX = 65_535
+JOB_ID = 24  # characters
 NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
@@ -63,13 +68,8 @@ class Coordinator:
     url: str
     port: int
     api_key: str
-    join_token: str
-
-    @property
-    def join(self) -> str:
-        """The command that adds a worker."""
-        token = f" --token {self.join_token}" if self.join_token else ""
-        return f"shoal join {self.url}{token}"
+    join: str
+    """The command that adds a worker."""
 
 
 @asynccontextmanager
@@ -84,13 +84,13 @@ async def coordinator(
     Raises ConfigError if a port or folder cannot be used, StoreError if the database
     cannot.
     """
+    tls, certificate = _tls(config)
     folder = config.data_dir
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        api_key = _api_key(folder / "api-key", config.api_key)
-        token = config.join_token
-        if token is None:
-            token = _secret(folder / "join-token", "")
+        api_key = first_key(folder, config.api_key)
+        token = first_token(folder, config.join_token)
+        keep_certificate(folder, certificate)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
     if not token and config.host not in LOOPBACK:
@@ -102,23 +102,31 @@ async def coordinator(
         hub = Hub(store, clock, _new_job_id, config.queue_max)
         restored = await hub.restore()
         log.info("restored jobs=%d", restored)
+        keyring = Keyring(await key_book(store.keys), {FIRST_KEY: api_key})
+        door = Door(await token_book(store.keys), store.keys, clock)
+        if certificate is not None:
+            door.fingerprint = fingerprint_of(certificate)
         gateway = Gateway(
             hub,
             store,
             clock,
-            Keyring({"default": api_key}),
+            store.keys,
+            Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),
+            door,
             replace(Limits(), queue=config.queue_wait),
+            new_secret,
             _moderation(config.moderation),
         )
-        upgrades = _Upgrades(hub, clock, wires, token)
+        upgrades = Upgrades(hub, clock, door, wires, token)
         app = make_app(gateway, upgrades.handle)
         # Clients that still wait at the end are cut off when the hub has stopped: that
         # must not cancel their jobs, which go on after the next start.
-        async with _listening(app, config) as port, asyncio.TaskGroup() as tasks:
+        async with _listening(app, config, tls) as port, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(hub.run())
-            pruning = tasks.create_task(_prune(store, clock, config.keep_days))
+            pruning = tasks.create_task(_prune(gateway, config.keep_days))
+            door.url = _url(config.host, port, secure=tls is not None)
             upgrades.open(tasks)
-            yield Coordinator(hub, _url(config.host, port), port, api_key, token)
+            yield Coordinator(hub, door.url, port, api_key, door.invitation(token))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(config.drain):
                     await hub.drain()
@@ -130,86 +138,10 @@ async def coordinator(
         await store.close()
 
 
-class _Upgrades:
-    """Gives each WebSocket connection to the protocol that claims it."""
-
-    def __init__(
-        self,
-        hub: Hub,
-        clock: Clock,
-        wires: Mapping[str, Any],
-        token: str,
-    ) -> None:
-        self._hub = hub
-        self._clock = clock
-        self._tasks: asyncio.TaskGroup | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._routes: list[tuple[str, WebSocketRoute]] = []
-        start = int(clock.wall() * 1000)
-        for name, protocol in discover().items():
-            config = wires.get(name) or protocol.config()
-            if not config.token:
-                config = replace(config, token=token)
-            for endpoint in protocol.endpoints(config, start):
-                self._routes.append((name, endpoint))
-        self._routes.sort(key=lambda route: route[1].rank)
-
-    def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Take connections from now on, each served by one of ``tasks``."""
-        self._tasks = tasks
-
-    async def close(self) -> None:
-        """Take no more connections; give those that are ending a moment for it."""
-        self._tasks = None
-        if self._serving:
-            await asyncio.wait(self._serving, timeout=FAREWELL)
-        for serving in self._serving:
-            serving.cancel()
-
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        if self._tasks is None:
-            raise web.HTTPServiceUnavailable(text="the coordinator is stopping\n")
-        path, _, query = request.raw_path.partition("?")
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        hello = Hello(path, query, headers)
-        for wire, route in self._routes:
-            if route.claims(hello):
-                return await self._serve(request, hello, wire, route, self._tasks)
-        raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
-
-    async def _serve(
-        self,
-        request: web.Request,
-        hello: Hello,
-        wire: str,
-        route: WebSocketRoute,
-        tasks: asyncio.TaskGroup,
-    ) -> web.StreamResponse:
-        try:
-            accepted = route.accept(hello, self._clock.now())
-        except Refused as refused:
-            # Browsers and most clients see a close code, but no HTTP status.
-            link, response = await websocket.accept(request, {}, route.message_max)
-            await link.close(refused.code, str(refused))
-            peer = request.remote
-            log.warning("refused wire=%s peer=%s reason=%r", wire, peer, str(refused))
-            return response
-        link, response = await websocket.accept(
-            request, accepted.headers, route.message_max
-        )
-        # A task of its own, for a handler is cancelled when its connection is lost,
-        # and what the worker said last has yet to be read.
-        serving = tasks.create_task(
-            serve_worker(self._hub, self._clock, wire, accepted.session, link)
-        )
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
-        await asyncio.shield(serving)
-        return response
-
-
 @asynccontextmanager
-async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator[int]:
+async def _listening(
+    app: web.Application, config: ServeConfig, tls: ssl.SSLContext | None
+) -> AsyncIterator[int]:
     if config.port > PORT_MAX:
         raise ConfigError(f"--port {config.port}: expected at most {PORT_MAX}")
     # A client that leaves cancels its handler, and with it its job.
@@ -223,7 +155,9 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
     )
     await runner.setup()
     try:
-        site = web.TCPSite(runner, config.host, config.port, backlog=BACKLOG)
+        site = web.TCPSite(
+            runner, config.host, config.port, backlog=BACKLOG, ssl_context=tls
+        )
         try:
             await site.start()
         except OSError as error:
@@ -238,14 +172,16 @@ async def _listening(app: web.Application, config: ServeConfig) -> AsyncIterator
         await runner.cleanup()
 
 
-async def _prune(store: SqliteStore, clock: Clock, keep_days: float) -> None:
+async def _prune(gateway: Gateway, keep_days: float) -> None:
     while True:
-        before = clock.wall() - keep_days * 86_400
+        before = gateway.clock.wall() - keep_days * DAY
         try:
-            forgotten = await store.prune(before)
+            forgotten = await gateway.store.prune(before)
         except StoreError as error:
             log.error("cannot prune: %s", error)  # jobs may still go well
         else:
+            gateway.access.keyring.book.forget_ended(before)
+            gateway.door.book.forget_ended(before)
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
@@ -260,10 +196,24 @@ def _moderation(file: Path | None) -> Moderation | None:
         raise ConfigError(f"--moderation {file}: {error}") from error
 
 
-def _url(host: str, port: int) -> str:
+def _tls(config: ServeConfig) -> tuple[ssl.SSLContext | None, str | None]:
+    """Return how to speak TLS, and the certificate in PEM form, if it is wanted."""
+    certificate, key = config.tls_cert, config.tls_key
+    if certificate is None and key is None:
+        return None, None
+    if certificate is None or key is None:
+        given, missing = "--tls-cert", "--tls-key"
+        if certificate is None:
+            given, missing = missing, given
+        raise ConfigError(f"{given} takes {missing} beside it: give both, or neither")
+    return server_context(certificate, key), own_certificate(certificate)
+
+
+def _url(host: str, port: int, *, secure: bool) -> str:
     if host in ("0.0.0.0", "::"):
         host = _lan_address()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _lan_address() -> str:
@@ -278,33 +228,5 @@ def _lan_address() -> str:
         return address
 
 
-def _api_key(file: Path, given: str) -> str:
-    """Return the API key; one that was given is kept, for commands on this machine."""
-    if not given:
-        return _secret(file, "sk-shoal-")
-    if not given.isascii() or not given.isprintable() or " " in given:
-        raise ConfigError("--api-key: expected printable ASCII without spaces")
-    with open(file, "w", opener=_private) as kept:
-        kept.write(given + "\n")
-    return given
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _secret(file: Path, prefix: str) -> str:
-    """Return the secret that a file holds, made at first use."""
-    with contextlib.suppress(FileNotFoundError):
-        if secret := file.read_text().strip():
-            return secret
-        # Not taken as "no secret": that would open the door to anyone.
-        raise ConfigError(f"{file} is empty: delete it, and a new one is made")
-    made = prefix + secrets.token_hex(SECRET_SIZE)
-    with open(file, "x", opener=_private) as new:
-        new.write(made + "\n")
-    return made
-
-
 def _new_job_id() -> JobId:
-    return JobId(secrets.token_hex(12))
+    return JobId(new_secret()[:JOB_ID])

@@ -129,11 +129,13 @@ class Driver(Generic[In, Out]):
     async def _read(self) -> None:
         try:
             while not self._over:
-                for _ in range(READS_IN_A_ROW):
-                    data = await self._link.receive()
+                handled = 0
+                while handled < READS_IN_A_ROW:
+                    batch = await self._link.receive()
+                    handled += len(batch)
+                    self._take(batch)
                     if self._over:
                         return
-                    self._carry_out(self._session.receive(data, self._clock.now()))
                 # A link that always has something never waits, and so never yields.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
@@ -142,6 +144,18 @@ class Driver(Generic[In, Out]):
             self._end(_broken(error))
         except Exception as error:
             self._end(error)
+
+    def _take(self, batch: Sequence[Data]) -> None:
+        now = self._clock.now()
+        for data in batch:
+            for output in self._session.receive(data, now):
+                if isinstance(output, (Send, Close, Notice)):
+                    self._carry_out((output,))
+                    if self._over:
+                        return
+                else:
+                    self._receive(output)  # nearly all of it, so without a detour
+        self._arm()
 
     async def _write(self) -> None:
         try:

@@ -1,38 +1,48 @@
 """Writes facts to the log: one line each, without prompts, answers and keys."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import fields
+from enum import Enum
 
 from shoal.domain.facts import Fact, JobSubmitted
-from shoal.domain.work import Limit
 
 UNLOGGED = ("outcome", "passed_over", "offer")  # long, or somebody's text
+OURS = frozenset({"fact", "job", "limit", "fault"})  # words that are our own
 
 log = logging.getLogger("shoal.hub")
 
 
 def log_fact(fact: Fact) -> None:
     if log.isEnabledFor(logging.INFO):
-        log.info("%s", describe(fact))
+        named = fields_of(fact)
+        log.info("%s", describe(named), extra={"fields": named})
 
 
-def describe(fact: Fact) -> str:
-    """Write a fact as ``key=value`` pairs."""
-    pairs = [f"fact={type(fact).__name__}"]
+def fields_of(fact: Fact) -> dict[str, object]:
+    """Return what is logged of a fact, by name."""
+    named: dict[str, object] = {"fact": type(fact).__name__}
     if isinstance(fact, JobSubmitted):
-        # Names of models come from clients and workers, hence quoted.
-        return f"{pairs[0]} job={fact.job.id} model={fact.job.model!r}"
+        job = fact.job
+        return named | {"job": job.id, "model": job.model, "key": job.owner}
     for field in fields(fact):
         value = getattr(fact, field.name)
-        match field.name, value:
-            case name, _ if name in UNLOGGED:
-                continue
-            case "job_id", _:
-                pairs.append(f"job={value}")
-            case name, str():
-                pairs.append(f"{name.removesuffix('_id')}={value!r}")
-            case name, Limit():
-                pairs.append(f"{name}={value.name.lower()}")
-            case name, _:
-                pairs.append(f"{name}={value}")
-    return " ".join(pairs)
+        if field.name in UNLOGGED:
+            continue
+        if isinstance(value, Enum):
+            value = value.name.lower()
+        named[field.name.removesuffix("_id")] = value
+    return named
+
+
+def describe(named: Mapping[str, object]) -> str:
+    """Write fields as ``key=value`` pairs, with no line end that is not ours."""
+    return " ".join(
+        f"{name}={value!r}" if _quoted(name, value) else f"{name}={value}"
+        for name, value in named.items()
+    )
+
+
+def _quoted(name: str, value: object) -> bool:
+    # Names of models and reasons come from clients and workers.
+    return isinstance(value, str) and name not in OURS

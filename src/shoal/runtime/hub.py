@@ -1,84 +1,40 @@
 """One task that owns the pool: stimulus → facts → store → actions."""
 
 import asyncio
-import difflib
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from typing import TypeAlias
 
-from shoal.domain.errors import (
-    Cancelled,
-    JobError,
-    NoWorker,
-    QueueFull,
-    ShoalError,
-    ShuttingDown,
-    StoreError,
-    TimedOut,
-    UnknownModel,
-    WorkerLost,
-)
-from shoal.domain.facts import (
-    CameLate,
-    Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    WorkerDraining,
-    WorkerJoined,
-)
-from shoal.domain.facts import WorkerLost as WorkerLostFact
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.vocabulary import (
-    CancelJob,
-    Completed,
-    Draining,
-    Event,
-    Failed,
-    Joined,
-    Progress,
-    Rejected,
-    RunJob,
-)
-from shoal.domain.work import Chat, Feature, Job, Limit, Limits
+from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
+from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobRequeued
+from shoal.domain.ids import JobId
+from shoal.domain.work import Job
+from shoal.pool.admit import hopeless, impossible
+from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.lifecycle import JobState
 from shoal.pool.plan import plan
-from shoal.pool.react import (
-    Answered,
-    Arrived,
-    Began,
-    Departed,
-    Overdue,
-    Retiring,
-    Spoiled,
-    Stimulus,
-    Submitted,
-    Withdrawn,
-    overdue,
-    react,
-)
+from shoal.pool.react import Recall, Stimulus, Submitted, Withdrawn, react, recalls
 from shoal.pool.state import Pool
-from shoal.runtime.answer import Answer, Reader, Slow, Spoilt
+from shoal.runtime.acting import Acting
+from shoal.runtime.answer import Answer
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.fact_log import log_fact
+from shoal.runtime.hearing import Hearing, Port
+from shoal.runtime.named import Named
 from shoal.runtime.peers import Connection, Peer, Peers
+from shoal.runtime.reading import Reader
+from shoal.runtime.watch import Watch
 from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
 MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
-DEFAULT_LIMITS = Limits()
-NEAR_AMONG = 100  # models that a wrong name is compared with, which takes time
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
-Holder: TypeAlias = tuple[WorkerId, LeaseNumber]
+Decided: TypeAlias = tuple[Fact, list[Recall]]
+"""A fact, and who is to stop working because of it."""
 
 log = logging.getLogger("shoal.hub")
 
@@ -88,6 +44,9 @@ class Hub:
 
     Other tasks submit jobs, withdraw them and report what workers say; ``run`` does
     the rest.  Nothing is acted on before it is in the store.
+
+    ``hedge_after`` is for how many seconds a worker may be silent before another one
+    is given the job as well; None: no other is.
     """
 
     def __init__(
@@ -96,19 +55,35 @@ class Hub:
         clock: Clock,
         new_id: Callable[[], JobId],
         queue_max: int = QUEUE_MAX,
+        hedge_after: float | None = None,
     ) -> None:
         self.pool = Pool()
+        self.new_id = new_id
         self._store = store
         self._clock = clock
-        self._new_id = new_id
         self._queue_max = queue_max
+        self._hedge_after = hedge_after
         self._mailbox: list[Stimulus] = []
         self._wake = asyncio.Event()
+        self._alarm: Timer | None = None
         self._accepting: dict[JobId, asyncio.Future[None]] = {}
         self._answers: dict[JobId, Answer] = {}
-        self._timers: dict[JobId, Timer] = {}
-        self._forgiving: Timer | None = None
+        self._named = Named(store, self._answers)
         self._peers = Peers()
+        self._hearing = Hearing(
+            self.pool, self._answers, self._peers, clock, self._post
+        )
+        self._watch = Watch(self.pool, self._answers, clock, self._post)
+        self._acting = Acting(
+            self.pool,
+            self._answers,
+            self._named,
+            self._peers,
+            self._watch,
+            self._settle,
+            self._post,
+        )
+        self._witnesses: list[Callable[[Fact], None]] = [log_fact]
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
         self._stopping = False
@@ -117,31 +92,53 @@ class Hub:
     # For those who want work done.
 
     @asynccontextmanager
-    async def answering(
-        self, work: Chat, limits: Limits = DEFAULT_LIMITS, owner: str = ""
-    ) -> AsyncIterator[Reader]:
-        """Have ``work`` done for the length of the block; leaving early cancels it.
+    async def answering(self, job: Job) -> AsyncIterator[Reader]:
+        """Have ``job`` done for the length of the block; leaving early cancels it.
 
         However the block ends, by return, disconnect or error, no worker is left
-        working for a client that has gone.
+        working for a client that has gone.  A job with an idempotency key goes on; the
+        next who asks for the same under the same key is given the same answer, from
+        its beginning, also when it has ended.
 
-        Raises UnknownModel, QueueFull, ShuttingDown or StoreError before the job is
-        accepted.
+        Raises UnknownModel, CannotDo, ContextExceeded, QueueFull, KeyReused,
+        ShuttingDown or StoreError before the job is accepted.
         """
-        self._admit(work)
-        job = Job(self._new_id(), work, limits, owner)
-        accepted = asyncio.get_running_loop().create_future()
-        answer = Answer(job.id)
-        self._accepting[job.id] = accepted
-        self._answers[job.id] = answer
-        self._count()
-        self._post(Submitted(job))
+        answer = await self._named.answer_to(job) or self._submit(job)
+        reading = answer.reading()
         try:
-            await accepted
-            yield answer
+            accepted = self._accepting.get(answer.job_id)
+            if accepted is not None:
+                # Waited for in a way that leaves it whole for others who wait.
+                await asyncio.wait([accepted])
+                accepted.result()
+            yield reading
         finally:
-            if not answer.ended:
-                self._post(Withdrawn(job.id, "the client left"))
+            answer.leave(reading)
+            if not (answer.ended or answer.wanted or job.idempotency_key):
+                self._post(Withdrawn(answer.job_id, "the client left"))
+
+    @contextmanager
+    def watching(self, job_id: JobId) -> Iterator[Reader | None]:
+        """Read an open job's answer beside others, without a say in whether it goes on.
+
+        None if the job is not open.
+        """
+        answer = self._answers.get(job_id)
+        if answer is None:
+            yield None
+            return
+        reading = answer.reading(asked=False)
+        try:
+            yield reading
+        finally:
+            answer.leave(reading)
+
+    def withdraw_of(self, owner: str, reason: str) -> int:
+        """Cancel all open jobs of an owner; return how many there were."""
+        jobs = [job.job.id for job in self.pool.jobs.values() if job.job.owner == owner]
+        for job_id in jobs:
+            self._post(Withdrawn(job_id, reason))
+        return len(jobs)
 
     def withdraw(self, job_id: JobId, reason: str) -> bool:
         """Cancel a job; say whether there was one."""
@@ -157,11 +154,15 @@ class Hub:
             return str(self._broken)
         return "stopping" if self._stopping else None
 
+    def watch(self, witness: Callable[[Fact], None]) -> None:
+        """Tell ``witness`` of every fact from now on, once it is in the store."""
+        self._witnesses.append(witness)
+
     # For those who speak with workers.
 
-    def connect(self, peer: Peer, wire: str) -> "Port":
+    def connect(self, peer: Peer, wire: str) -> Port:
         """Take note of a connection; its events and its end go to what is returned."""
-        return Port(self, Connection(peer, wire))
+        return Port(self._hearing, Connection(peer, wire))
 
     # For whoever owns the hub.
 
@@ -177,13 +178,14 @@ class Hub:
         now = self._clock.now()
         recently = self._clock.wall() - MODELS_SINCE
         for model in await self._store.models(recently):
-            self.pool.expect(model, now)
+            self.pool.roster.expect(model, now)
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
             # the result can be asked for.
             self.pool.reopen(each.job, each.lease, now + RESTART_GRACE)
-            self._answers[each.job.id] = Answer(each.job.id, attended=False)
-            self._watch(each.job.id)
+            self._answers[each.job.id] = Answer(each.job.id)
+            self._named.add(each.job)
+            self._watch.look(each.job.id)
         self._count()
         return len(stored)
 
@@ -193,20 +195,20 @@ class Hub:
             await self._wake.wait()
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
-            facts = self._decide(batch)
-            if not facts:
+            decided = self._decide(batch)
+            if not decided:
                 self._count()
                 continue
+            facts = [fact for fact, _ in decided]
             try:
-                await self._store.append(
-                    [fact for fact, _ in facts], self._clock.wall()
-                )
+                await self._store.append(facts, self._clock.wall())
             except StoreError as error:
                 self._break(error)
                 return
-            for fact, holder in facts:
-                log_fact(fact)
-                self._act(fact, holder)
+            for fact, recalled in decided:
+                for witness in self._witnesses:
+                    witness(fact)
+                self._acting.act(fact, recalled)
             self._count()
 
     async def drain(self) -> None:
@@ -228,206 +230,95 @@ class Hub:
             self._mailbox.append(stimulus)
             self._wake.set()
 
-    def _admit(self, work: Chat) -> None:
+    def _submit(self, job: Job) -> Answer:
         if self._broken is not None:
             raise self._broken
         if self._stopping:
             raise ShuttingDown("the coordinator is stopping: try again shortly")
-        if not self.pool.knows(work.model, self._clock.now()):
-            raise UnknownModel(self._unknown(work.model))
+        if (error := impossible(self.pool, job, self._clock.now())) is not None:
+            raise error
+        answer = Answer(job.id)
+        self._accepting[job.id] = asyncio.get_running_loop().create_future()
+        self._answers[job.id] = answer
+        self._named.add(job)
+        self._count()
+        self._post(Submitted(job))
+        return answer
 
-    def _unknown(self, model: str) -> str:
-        models = sorted(islice(self.pool.with_model, NEAR_AMONG))
-        if not models:
-            return f"no worker has the model {model}: no worker has joined yet"
-        near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
-        known = (
-            f"did you mean {' or '.join(near)}?" if near else f"there is {models[0]}"
-        )
-        return f"no worker has the model {model}: {known}"
+    # Decisions.
 
-    def _heard(self, connection: Connection, event: Event) -> None:
-        if isinstance(event, Progress):
-            self._progress(event)
-            return
-        if isinstance(event, Joined):
-            self._gone(connection, "joined anew")
-            worker_id = self._peers.join(connection, event.name)
-            cancels = CancelJob in connection.peer.accepts
-            self._post(Arrived(worker_id, event.offer, cancels))
-            return
-        speaker = self._peers.speaker(connection)
-        if speaker is None:
-            return  # replaced by a newer connection, and not gone yet
-        match event:
-            case Completed():
-                self._completed(speaker, event)
-            case Rejected() | Failed():
-                self._post(Answered(speaker, event))
-            case Draining():
-                self._post(Retiring(speaker, event))
-
-    def _progress(self, event: Progress) -> None:
-        # The path of every token: no task, no lock, no fact but for the first.
-        answer = self._answers.get(event.job_id)
-        if answer is None or answer.lease != event.lease or answer.ended:
-            return
-        try:
-            if answer.put(event.text, self._clock.now()):
-                self._post(Began(event.job_id, event.lease))
-        except Slow as slow:
-            self._post(Withdrawn(event.job_id, f"the client reads too slowly: {slow}"))
-        except Spoilt as spoilt:
-            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
-
-    def _completed(self, worker_id: WorkerId, event: Completed) -> None:
-        answer = self._answers.get(event.job_id)
-        if answer is None or answer.lease != event.lease:
-            self._post(Answered(worker_id, event))
-            return
-        try:
-            answer.check_whole()
-        except Spoilt as spoilt:
-            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
-        # Said in any case, for it is what frees the slot on a wire that cannot cancel.
-        self._post(Answered(worker_id, event, answer.text))
-
-    def _gone(self, connection: Connection, reason: str) -> None:
-        if (worker_id := self._peers.leave(connection)) is not None:
-            self._post(Departed(worker_id, reason))
-
-    # Decisions and actions.
-
-    def _decide(self, batch: list[Stimulus]) -> list[tuple[Fact, Holder | None]]:
-        """Apply what follows; return the facts, each with who held the job."""
+    def _decide(self, batch: list[Stimulus]) -> list[Decided]:
+        """Apply what follows from a batch, leases last; return the facts."""
         now = self._clock.now()
-        facts: list[tuple[Fact, Holder | None]] = []
+        decided: list[Decided] = []
 
         def apply(fact: Fact) -> None:
-            facts.append((fact, self._holder(fact)))
+            fact = self._with_size(fact)
+            decided.append((fact, recalls(self.pool, fact)))
             self.pool.apply(fact, now)
 
-        for stimulus in batch:
-            if isinstance(stimulus, Submitted) and self._full:
-                # Perhaps only because a burst has not been given out yet.
-                for lease in plan(self.pool):
-                    apply(lease)
-                if self._full:
-                    self._refuse(stimulus.job.id)
-                    continue
+        for index, stimulus in enumerate(batch):
+            if isinstance(stimulus, Submitted) and (error := self._hopeless(stimulus)):
+                if plan(self.pool):
+                    # The queue is full only because a burst was not given out yet.  No
+                    # lease ends in the batch that it begins in, so the rest waits.
+                    self._mailbox[:0] = batch[index:]
+                    self._wake.set()
+                    break
+                self._refuse(stimulus.job, error)
+                continue
             for fact in react(self.pool, stimulus):
                 apply(fact)
-        self._forgive(now)
+        alarms = [self.pool.forgive(now)]
         for lease in plan(self.pool):
             apply(lease)
-        return facts
+        if self._hedge_after is not None:
+            for hedge in hedges(self.pool, now, self._hedge_after):
+                apply(hedge)
+            alarms.append(next_hedge(self.pool, now, self._hedge_after))
+        self._set_alarm([when for when in alarms if when is not None])
+        return decided
 
-    def _forgive(self, now: float) -> None:
-        again = self.pool.forgive(now)
-        if self._forgiving is not None:
-            self._forgiving.cancel()
-            self._forgiving = None
-        if again is not None:
-            self._forgiving = self._clock.call_at(again, self._wake.set)
+    def _with_size(self, fact: Fact) -> Fact:
+        """Note how much an owner was given of an answer that nobody will end.
 
-    @property
-    def _full(self) -> bool:
-        return self.pool.waiting >= self._queue_max
+        Else whoever leaves just before the end would never use anything up.
+        """
+        if not isinstance(fact, JobCancelled | JobExpired):
+            return fact
+        answer = self._answers.get(fact.job_id)
+        return fact if answer is None else replace(fact, written=answer.size)
 
-    def _refuse(self, job_id: JobId) -> None:
-        error = QueueFull(f"{self.pool.waiting} jobs are waiting already")
-        self._answers.pop(job_id).fail(error)
-        self._settle(job_id, error)
+    def _hopeless(self, submitted: Submitted) -> ShoalError | None:
+        return hopeless(self.pool, submitted.job, self._queue_max)
+
+    def _set_alarm(self, times: list[float]) -> None:
+        """Decide anew at the first of ``times``, though nothing may have happened."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if times:
+            self._alarm = self._clock.call_at(min(times), self._wake.set)
+
+    def _refuse(self, job: Job, error: ShoalError) -> None:
+        self._answers[job.id].fail(error)
+        self._acting.forget(job.id)
+        self._settle(job.id, error)
 
     def _settle(self, job_id: JobId, error: ShoalError | None = None) -> None:
         """Tell whoever submitted the job whether it was accepted."""
         accepted = self._accepting.pop(job_id)
-        if accepted.done():
-            return  # it left meanwhile
         if error is None:
             accepted.set_result(None)
         else:
             accepted.set_exception(error)
-
-    def _holder(self, fact: Fact) -> Holder | None:
-        if not isinstance(fact, (JobFailed, JobCancelled, JobExpired)):
-            return None
-        job = self.pool.jobs[fact.job_id]
-        return None if job.worker_id is None else (job.worker_id, job.lease)
-
-    def _act(self, fact: Fact, holder: Holder | None) -> None:
-        match fact:
-            case JobSubmitted(job):
-                self._settle(job.id)
-                self._watch(job.id)
-            case JobLeased():
-                self._lease(fact)
-                self._watch(fact.job_id)
-            case JobStarted() | JobRequeued():
-                self._watch(fact.job_id)
-            case JobCompleted(job_id, _, outcome):
-                self._answers[job_id].finish(outcome)
-                self._forget(job_id)
-            case JobFailed() | JobCancelled() | JobExpired():
-                self._answers[fact.job_id].fail(_error(fact))
-                self._forget(fact.job_id)
-                if holder is not None:
-                    self._cancel(fact.job_id, *holder)
-            case WorkerJoined(worker_id=worker_id):
-                self._peers.entered(worker_id)
-            case WorkerLostFact(worker_id=worker_id):
-                self._peers.left(worker_id)
-            case WorkerDraining() | CameLate():
-                pass
-
-    def _lease(self, fact: JobLeased) -> None:
-        job = self.pool.jobs.get(fact.job_id)
-        worker = self.pool.workers.get(fact.worker_id)
-        peer = self._peers.of(fact.worker_id)
-        if job is None or job.lease != fact.lease or worker is None or peer is None:
-            return  # over already, by what came in the same batch
-        continues = Feature.CONTINUE in worker.offer.features
-        answer = self._answers[fact.job_id]
-        answer.grant(fact.lease, continues=continues)
-        beginning = answer.text if continues else ""
-        # If it has gone meanwhile, it does not hear this, and that it went is in the
-        # mailbox.
-        peer.issue(RunJob(fact.job_id, fact.lease, job.job.work, beginning))
-
-    def _cancel(self, job_id: JobId, worker_id: WorkerId, lease: LeaseNumber) -> None:
-        peer = self._peers.of(worker_id)
-        if peer is not None and CancelJob in peer.accepts:
-            peer.issue(CancelJob(job_id, lease))
-
-    def _forget(self, job_id: JobId) -> None:
-        del self._answers[job_id]
-        if (timer := self._timers.pop(job_id, None)) is not None:
-            timer.cancel()
+            accepted.exception()  # whoever asked may have left: that is no fault
 
     def _count(self) -> None:
         if self.pool.jobs or self._accepting:
             self._idle.clear()
         else:
             self._idle.set()
-
-    # Time limits.
-
-    def _watch(self, job_id: JobId) -> None:
-        """Look at the job's limits when the next of them may be reached."""
-        if (timer := self._timers.pop(job_id, None)) is not None:
-            timer.cancel()
-        job = self.pool.jobs.get(job_id)
-        if job is None:
-            return
-        now = self._clock.now()
-        answer = self._answers[job_id]
-        # While a new lease is being stored, the answer is still the last one's.
-        last_output = answer.last_output if answer.lease == job.lease else None
-        due = overdue(job, now, last_output)
-        if isinstance(due, Limit):
-            self._post(Overdue(job_id, due))
-        else:
-            self._timers[job_id] = self._clock.call_at(due, lambda: self._watch(job_id))
 
     def _break(self, error: StoreError) -> None:
         log.error("store failed, no more work is taken until a restart: %s", error)
@@ -436,30 +327,5 @@ class Hub:
             self._settle(job_id, error)
         for answer in self._answers.values():
             answer.fail(error)
-        for timer in self._timers.values():
-            timer.cancel()
+        self._watch.stop()
         self._idle.set()  # nothing that is open will ever end
-
-
-class Port:
-    """Where one connection's driver reports to."""
-
-    def __init__(self, hub: Hub, connection: Connection) -> None:
-        self._hub = hub
-        self._connection = connection
-
-    def heard(self, event: Event) -> None:
-        self._hub._heard(self._connection, event)
-
-    def gone(self, reason: str) -> None:
-        self._hub._gone(self._connection, reason)
-
-
-def _error(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
-    match fact:
-        case JobFailed(error=error, lost=lost):
-            return WorkerLost(error) if lost else JobError(error)
-        case JobCancelled(reason=reason):
-            return Cancelled(reason)
-        case JobExpired(limit=limit, error=error):
-            return NoWorker(error) if limit is Limit.QUEUE else TimedOut(error)

@@ -1,5 +1,6 @@
 """What the runtime needs from a connection."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.protocols.session import Data
@@ -20,8 +21,11 @@ class Link(Protocol):
     peer: str
     """Who is at the other end, for the log."""
 
-    async def receive(self) -> Data:
-        """Return what arrived next.  Raises LinkClosed once the link has ended."""
+    async def receive(self) -> Sequence[Data]:
+        """Wait; return all that has arrived by then, in order, or a part of it.
+
+        Raises LinkClosed once the link has ended.
+        """
         ...
 
     async def send(self, data: Data) -> None:

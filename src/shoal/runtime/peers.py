@@ -83,9 +83,9 @@ class Peers:
         """Note that the pool has lost the worker."""
         del self._in_pool[worker_id]
 
-    def of(self, worker_id: WorkerId) -> Peer | None:
+    def of(self, worker_id: WorkerId) -> Peer:
         """Return the connection that the pool's worker stands for."""
-        return self._in_pool.get(worker_id)
+        return self._in_pool[worker_id]
 
 
 def _dismiss(peer: Peer, reason: str) -> None:

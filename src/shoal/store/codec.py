@@ -13,7 +13,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     WorkerFact,
 )
-from shoal.domain.work import Chat, Job, Limits, Outcome
+from shoal.domain.work import WORKS, Choice, Job, Kind, Limits, Outcome, Usage, Work
 
 FACTS: Mapping[str, type[Fact]] = {
     fact.__name__: fact
@@ -21,13 +21,17 @@ FACTS: Mapping[str, type[Fact]] = {
 }
 
 
-def encode_work(work: Chat) -> str:
+def encode_work(work: Work) -> str:
     return msgspec.json.encode(work).decode()
 
 
-def decode_work(text: str) -> Chat:
+def decode_work(kind: str, text: str) -> Work:
     fields: dict[str, Any] = msgspec.json.decode(text)
-    return Chat(**{**fields, "messages": tuple(fields["messages"])})
+    for name in ("messages", "inputs"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    work: Work = WORKS[Kind(kind)](**fields)
+    return work
 
 
 def encode_limits(limits: Limits) -> str:
@@ -43,7 +47,14 @@ def encode_outcome(outcome: Outcome) -> str:
 
 
 def decode_outcome(text: str) -> Outcome:
-    return msgspec.json.decode(text, type=Outcome)
+    fields = msgspec.json.decode(text)
+    usage = fields["usage"]
+    return Outcome(
+        fields["text"],
+        fields["finish_reason"],
+        None if usage is None else Usage(**usage),
+        tuple(Choice(**choice) for choice in fields.get("choices", ())),
+    )
 
 
 def encode_fact(fact: Fact) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import assert_never
 
 from shoal.domain.errors import StoreError
@@ -13,16 +14,19 @@ from shoal.domain.facts import (
     JobExpired,
     JobFact,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.pool.lifecycle import ENDED, JobState, after
+from shoal.store.memory_keys import MemoryKeys
 from shoal.store.port import Recorded, StoredJob
 
 
@@ -30,6 +34,7 @@ class MemoryStore:
     """Keeps everything in dictionaries."""
 
     def __init__(self) -> None:
+        self.keys = MemoryKeys()
         self._jobs: dict[JobId, StoredJob] = {}
         self._stories: dict[JobId, list[Recorded]] = {}
         self._models: dict[str, float] = {}  # when a worker joined with it last
@@ -60,6 +65,11 @@ class MemoryStore:
             told.append((fact.job_id, Recorded(at, fact)))
         self._jobs |= changed
         self._models |= joined
+        for fact in facts:
+            if isinstance(fact, JobCompleted):
+                self.keys.count_usage(changed[fact.job_id].job, fact.outcome, at)
+            elif isinstance(fact, JobCancelled | JobExpired):
+                self.keys.count_usage(changed[fact.job_id].job, fact.written, at)
         for job_id, recorded in told:
             if job_id in self._jobs:
                 self._stories.setdefault(job_id, []).append(recorded)
@@ -69,6 +79,25 @@ class MemoryStore:
 
     async def job(self, job_id: JobId) -> StoredJob | None:
         return self._jobs.get(job_id)
+
+    async def recent(
+        self, owner: str | None, state: JobState | None, limit: int
+    ) -> list[StoredJob]:
+        wanted = (
+            stored
+            for stored in reversed(self._jobs.values())
+            if owner in (None, stored.job.owner) and state in (None, stored.state)
+        )
+        return list(islice(wanted, limit))
+
+    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+        named = (
+            stored
+            for stored in reversed(self._jobs.values())
+            if (stored.job.owner, stored.job.idempotency_key)
+            == (owner, idempotency_key)
+        )
+        return next(named, None)
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         return list(self._stories.get(job_id, ()))
@@ -84,6 +113,7 @@ class MemoryStore:
         ]
         for job_id in old:
             del self._jobs[job_id], self._stories[job_id]
+        self.keys.forget_ended(before)
         return len(old)
 
     async def close(self) -> None:
@@ -93,9 +123,9 @@ class MemoryStore:
 def _after(stored: StoredJob, fact: JobFact, at: float) -> StoredJob:
     stored = replace(stored, state=after(stored.state, fact))
     match fact:
-        case JobLeased(lease=lease):
+        case JobLeased(lease=lease) | JobHedged(lease=lease):
             return replace(stored, lease=lease)
-        case JobStarted() | JobRequeued() | JobSubmitted():
+        case JobStarted() | JobRequeued() | JobSubmitted() | JobUnhedged():
             return stored
         case JobCompleted(outcome=outcome):
             return replace(stored, ended_at=at, outcome=outcome)

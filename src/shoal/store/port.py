@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from shoal.domain.credentials import JoinToken, Key, Used
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job, Outcome
@@ -47,6 +48,16 @@ class Store(Protocol):
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...
 
+    async def recent(
+        self, owner: str | None, state: JobState | None, limit: int
+    ) -> list[StoredJob]:
+        """Return the jobs submitted last, the newest first; None: of any."""
+        ...
+
+    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+        """Return the job that stands under an owner's key: the newest, if several."""
+        ...
+
     async def story(self, job_id: JobId) -> list[Recorded]:
         """Return what happened to a job, in order."""
         ...
@@ -56,7 +67,52 @@ class Store(Protocol):
         ...
 
     async def prune(self, before: float) -> int:
-        """Forget jobs that ended before then, and their story; say how many."""
+        """Forget jobs that ended before then, and their story; say how many.
+
+        Keys and tokens that had ended by then are forgotten as well.
+        """
         ...
 
     async def close(self) -> None: ...
+
+
+class KeyStore(Protocol):
+    """API keys, join tokens, and what was used under the keys.
+
+    Usage is counted by ``Store.append``, together with the end of the job that it is
+    of: once for each job that was done, or given up after it had begun.
+
+    All methods raise StoreError.
+    """
+
+    async def keys(self) -> list[Key]:
+        """Return all keys, oldest first."""
+        ...
+
+    async def add_key(self, key: Key) -> None: ...
+
+    async def revoke_key(self, key_id: str, at: float) -> None:
+        """Note that a key is of no use since then, unless it was revoked before."""
+        ...
+
+    async def tokens(self) -> list[JoinToken]:
+        """Return all join tokens, oldest first."""
+        ...
+
+    async def add_token(self, token: JoinToken) -> None: ...
+
+    async def revoke_token(self, token_id: str, at: float) -> None:
+        """Note that a token is of no use since then, unless it was revoked before."""
+        ...
+
+    async def bind(self, token_id: str, worker: str) -> None:
+        """Note that a worker has joined by a token; noting it again changes nothing."""
+        ...
+
+    async def used(self, owner: str, today: int) -> Used:
+        """Return what was done for the keys of this name; ``today`` is a ``day_of``."""
+        ...
+
+    async def used_by_all(self, today: int) -> dict[str, Used]:
+        """Return what was done for the keys of each name."""
+        ...

@@ -36,6 +36,56 @@ MIGRATIONS = (
     CREATE INDEX facts_of_job ON facts (job_id, number) WHERE job_id IS NOT NULL;
     CREATE INDEX facts_of_workers ON facts (at) WHERE job_id IS NULL;
     """,
+    """
+    ALTER TABLE jobs ADD COLUMN priority INTEGER NOT NULL DEFAULT 1;
+    ALTER TABLE jobs ADD COLUMN idempotency_key TEXT;
+    CREATE UNIQUE INDEX jobs_named ON jobs (owner, idempotency_key)
+        WHERE idempotency_key IS NOT NULL;
+    """,
+    # A key's jobs are those whose owner has its name.
+    """
+    CREATE TABLE keys (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        digest BLOB NOT NULL UNIQUE,
+        start TEXT NOT NULL,
+        scope TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        expires_at REAL,
+        revoked_at REAL,
+        requests_per_minute INTEGER,
+        tokens_per_minute INTEGER,
+        tokens_per_day INTEGER,
+        budget INTEGER
+    ) STRICT;
+    CREATE UNIQUE INDEX keys_living ON keys (name) WHERE revoked_at IS NULL;
+    CREATE TABLE join_tokens (
+        id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        digest BLOB NOT NULL UNIQUE,
+        created_at REAL NOT NULL,
+        expires_at REAL,
+        revoked_at REAL,
+        uses_max INTEGER,
+        models TEXT NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX join_tokens_living ON join_tokens (name)
+        WHERE revoked_at IS NULL;
+    CREATE TABLE join_token_workers (
+        token_id TEXT NOT NULL,
+        worker TEXT NOT NULL,
+        PRIMARY KEY (token_id, worker)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE usage (
+        owner TEXT NOT NULL,
+        day INTEGER NOT NULL,
+        requests INTEGER NOT NULL,
+        prompt_tokens INTEGER NOT NULL,
+        completion_tokens INTEGER NOT NULL,
+        PRIMARY KEY (owner, day)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX jobs_of_owner ON jobs (owner, submitted_at);
+    """,
 )
 
 

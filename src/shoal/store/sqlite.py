@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
@@ -16,20 +16,23 @@ from shoal.domain.facts import (
     JobCompleted,
     JobExpired,
     JobFailed,
+    JobHedged,
     JobLeased,
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    JobUnhedged,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job
+from shoal.domain.work import Job, Priority
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.port import Recorded, StoredJob
 from shoal.store.schema import migrate
+from shoal.store.sqlite_keys import SqliteKeys, count_usage, forget_ended
 
 T = TypeVar("T")
 
@@ -39,14 +42,15 @@ STATE_AFTER = {
     fact: state.value for facts in TRANSITIONS.values() for fact, state in facts.items()
 }
 
-JOB = """SELECT id, owner, state, work, limits, lease, outcome, error,
-                submitted_at, ended_at FROM jobs"""
+JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, lease,
+                outcome, error, submitted_at, ended_at FROM jobs"""
 
 
 class SqliteStore:
     """Keeps everything in one file, which one process at a time may use."""
 
     def __init__(self, path: Path) -> None:
+        self.keys = SqliteKeys(self)
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
         self._database: sqlite3.Connection | None = None
@@ -68,6 +72,24 @@ class SqliteStore:
     async def job(self, job_id: JobId) -> StoredJob | None:
         def read() -> StoredJob | None:
             row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
+            return None if row is None else _job(row)
+
+        return await self._run(read)
+
+    async def recent(
+        self, owner: str | None, state: JobState | None, limit: int
+    ) -> list[StoredJob]:
+        wanted = {"owner": owner, "state": None if state is None else state.value}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        where = " AND ".join(f"{name} = ?" for name in given) or "TRUE"
+        query = f"{JOB} WHERE {where} ORDER BY rowid DESC LIMIT ?"
+        values = (*given.values(), limit)
+        return await self._run(lambda: [_job(row) for row in self._sql(query, *values)])
+
+    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+        def read() -> StoredJob | None:
+            query = f"{JOB} WHERE owner = ? AND idempotency_key = ?"
+            row = self._sql(query, owner, idempotency_key).fetchone()
             return None if row is None else _job(row)
 
         return await self._run(read)
@@ -94,6 +116,18 @@ class SqliteStore:
 
     async def prune(self, before: float) -> int:
         return await self._run(lambda: self._prune(before))
+
+    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` in the writer thread, and keep what it wrote all or not at all.
+
+        Raises StoreError.
+        """
+
+        def run() -> T:
+            with self._transaction() as database:
+                return work(database)
+
+        return await self._run(run)
 
     async def close(self) -> None:
         def close() -> None:
@@ -144,21 +178,26 @@ class SqliteStore:
         self._database = database
 
     def _sql(self, query: str, *values: object) -> sqlite3.Cursor:
+        return self._opened.execute(query, values)
+
+    @property
+    def _opened(self) -> sqlite3.Connection:
         if self._database is None:
             raise StoreError(f"{self._path} is not open")
-        return self._database.execute(query, values)
+        return self._database
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Write what the block writes all or not at all."""
-        self._sql("BEGIN IMMEDIATE")
+        database = self._opened
+        database.execute("BEGIN IMMEDIATE")
         try:
-            yield
-            self._sql("COMMIT")
+            yield database
+            database.execute("COMMIT")
         except BaseException:
             # Some errors, as of a full disk, have ended the transaction already.
-            if self._database is not None and self._database.in_transaction:
-                self._sql("ROLLBACK")
+            if database.in_transaction:
+                database.execute("ROLLBACK")
             raise
 
     def _append(self, facts: Sequence[Fact], at: float) -> None:
@@ -175,32 +214,49 @@ class SqliteStore:
                 if not self._sql("SELECT 1 FROM jobs WHERE id = ?", job_id).fetchone():
                     return  # pruned: nobody could ask for its story
             case JobSubmitted(job):
-                self._sql(
-                    "INSERT INTO jobs (id, kind, model, owner, state, work, limits,"
-                    " submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    job.id,
-                    job.kind.value,
-                    job.model,
-                    job.owner,
-                    JobState.QUEUED.value,
-                    codec.encode_work(job.work),
-                    codec.encode_limits(job.limits),
-                    at,
-                )
-            case JobLeased(job_id=job_id, lease=lease):
+                self._submit(job, at)
+            case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
                 self._update(fact, job_id, "lease = ?", lease)
-            case JobStarted(job_id=job_id) | JobRequeued(job_id=job_id):
-                self._update(fact, job_id)
+            case JobStarted() | JobRequeued() | JobUnhedged():
+                self._update(fact, fact.job_id)
             case JobCompleted(job_id, _, outcome):
                 encoded = codec.encode_outcome(outcome)
                 self._update(fact, job_id, "outcome = ?, ended_at = ?", encoded, at)
+                count_usage(self._opened, job_id, outcome, at)
             case JobFailed(job_id=job_id, error=error):
                 self._update(fact, job_id, "error = ?, ended_at = ?", error, at)
-            case JobExpired(job_id=job_id, error=error):
+            case JobExpired(job_id, _, error, written):
                 self._update(fact, job_id, "error = ?, ended_at = ?", error, at)
-            case JobCancelled(job_id, reason):
+                count_usage(self._opened, job_id, written, at)
+            case JobCancelled(job_id, reason, written):
                 self._update(fact, job_id, "error = ?, ended_at = ?", reason, at)
+                count_usage(self._opened, job_id, written, at)
         self._record(fact, fact.job_id, at)
+
+    def _submit(self, job: Job, at: float) -> None:
+        name = job.idempotency_key or None
+        if name is not None:
+            # It is taken from a job that came to nothing: the hub asked before.
+            self._sql(
+                "UPDATE jobs SET idempotency_key = NULL"
+                " WHERE owner = ? AND idempotency_key = ?",
+                job.owner,
+                name,
+            )
+        self._sql(
+            "INSERT INTO jobs (id, kind, model, owner, state, work, limits, priority,"
+            " idempotency_key, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            job.id,
+            job.kind.value,
+            job.model,
+            job.owner,
+            JobState.QUEUED.value,
+            codec.encode_work(job.work),
+            codec.encode_limits(job.limits),
+            job.priority.value,
+            name,
+            at,
+        )
 
     def _update(
         self, fact: Fact, job_id: JobId, columns: str = "", *values: object
@@ -225,17 +281,26 @@ class SqliteStore:
             old = "SELECT id FROM jobs WHERE ended_at < ?"
             self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
             self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
+            forget_ended(self._opened, before)
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
 
 
-def _job(row: tuple[str, str, str, str, str, int, str, str, float, float]) -> StoredJob:
-    (id_, owner, state, work, limits, lease, outcome, error, submitted_at, ended) = row
+def _job(row: tuple[Any, ...]) -> StoredJob:
+    id_, kind, owner, state, work, limits, priority, name, *rest = row
+    lease, outcome, error, submitted_at, ended_at = rest
     return StoredJob(
-        Job(JobId(id_), codec.decode_work(work), codec.decode_limits(limits), owner),
+        Job(
+            JobId(id_),
+            codec.decode_work(kind, work),
+            codec.decode_limits(limits),
+            owner,
+            Priority(priority),
+            idempotency_key=name or "",
+        ),
         JobState(state),
         LeaseNumber(lease),
         submitted_at,
-        ended,
+        ended_at,
         codec.decode_outcome(outcome) if outcome else None,
         error,
     )

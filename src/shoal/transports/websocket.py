@@ -1,16 +1,19 @@
 """WebSocket links over aiohttp, for both ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from aiohttp import (
+    ClientConnectorCertificateError,
     ClientError,
     ClientResponseError,
     ClientSession,
     ClientTimeout,
     ClientWebSocketResponse,
     ClientWSTimeout,
+    Fingerprint,
+    ServerFingerprintMismatch,
     TraceConfig,
     WSMsgType,
     WSServerHandshakeError,
@@ -24,6 +27,9 @@ from shoal.runtime.link import LinkClosed
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
 CONNECT_TIMEOUT = 10.0  # seconds
+WRONG_CERTIFICATE = 1015  # close code for a failed TLS handshake (RFC 6455, 7.4.1)
+BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
+BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
 
 
@@ -35,13 +41,13 @@ class WebSocketLink:
     ) -> None:
         self.peer = peer
         self._socket = socket
+        self._farewell = ""  # what we said when we hung up
 
-    async def receive(self) -> Data:
+    async def receive(self) -> Sequence[Data]:
         message = await self._socket.receive()
         match message.type:
             case WSMsgType.TEXT | WSMsgType.BINARY:
-                data: Data = message.data
-                return data
+                return [message.data, *self._parsed()]
             case WSMsgType.CLOSE:
                 code, text = message.data or 1005, message.extra or ""
                 raise LinkClosed(_closed_by_peer(code, text), code, text)
@@ -49,7 +55,26 @@ class WebSocketLink:
                 code = self._socket.close_code or 1006
                 raise LinkClosed(f"broken WebSocket: {message.data}", code)
             case _:
-                raise LinkClosed("connection lost", self._socket.close_code or 1006)
+                why = f"closed here: {self._farewell}" if self._farewell else ""
+                code = self._socket.close_code or 1006
+                raise LinkClosed(why or "connection lost", code)
+
+    def _parsed(self) -> list[Data]:
+        """Take the messages that came with the last one, without waiting.
+
+        aiohttp gives out one at a time through several coroutines, which is most of
+        what a small message costs, and has no public way around them.
+        """
+        queue = self._socket._reader
+        parsed: list[Data] = []
+        while len(parsed) < BATCH_MAX and queue is not None and queue._buffer:
+            if queue._buffer[0][0].type not in (WSMsgType.TEXT, WSMsgType.BINARY):
+                break
+            try:
+                queue.read().send(None)
+            except StopIteration as done:
+                parsed.append(done.value.data)
+        return parsed
 
     async def send(self, data: Data) -> None:
         try:
@@ -62,6 +87,7 @@ class WebSocketLink:
             raise LinkClosed(f"connection lost: {error}") from error
 
     async def close(self, code: int, text: str) -> None:
+        self._farewell = self._farewell or text
         message = text.encode()[:CLOSE_TEXT_MAX].decode(errors="ignore").encode()
         try:
             # aiohttp waits for as long as the peer goes on talking.
@@ -95,9 +121,16 @@ async def accept(
 
 @asynccontextmanager
 async def dial(
-    url: str, headers: Mapping[str, str], message_max: int
+    url: str,
+    headers: Mapping[str, str],
+    message_max: int,
+    *,
+    fingerprint: bytes | None = None,
 ) -> AsyncIterator[tuple[WebSocketLink, Mapping[str, str]]]:
     """Open a WebSocket; yield the link and the headers of the answer.
+
+    With a ``fingerprint`` the server's certificate must be the one that it is of, and
+    no authority is asked; it takes a URL that begins with ``wss:``.
 
     Raises LinkClosed if it does not come about.
     """
@@ -115,13 +148,30 @@ async def dial(
                     max_msg_size=message_max,
                     heartbeat=PING_EVERY,
                     timeout=ClientWSTimeout(ws_close=CLOSE_TIMEOUT),
+                    ssl=True if fingerprint is None else Fingerprint(fingerprint),
                 )
         except WSServerHandshakeError as error:
+            if error.status in BUSY:
+                why = f"{peer} does not let us in for now: HTTP {error.status}"
+                raise LinkClosed(why) from error
             reason = f"{peer} does not speak WebSocket here: HTTP {error.status}"
             raise LinkClosed(reason) from error
         except ClientResponseError as error:
             # It would print the whole URL.
             raise LinkClosed(f"{peer} does not speak HTTP here") from error
+        except ServerFingerprintMismatch as error:
+            # Nothing was sent to it.
+            reason = (
+                f"{peer} has another certificate than the token names: someone else "
+                "answers there, or it was renewed; ask for a new token"
+            )
+            raise LinkClosed(reason, WRONG_CERTIFICATE, reason) from error
+        except ClientConnectorCertificateError as error:
+            raise LinkClosed(
+                f"the certificate of {peer} leads to no authority that is known here "
+                f"({error.certificate_error}); a token that the coordinator prints "
+                "names its certificate"
+            ) from error
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             why = str(error) or "no answer"
             raise LinkClosed(f"cannot connect to {peer}: {why}") from error

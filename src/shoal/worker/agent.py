@@ -1,4 +1,4 @@
-"""Offers one engine to one coordinator, for as long as both want."""
+"""Offers one model to one coordinator, for as long as both want."""
 
 import asyncio
 import logging
@@ -8,7 +8,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import TypeAlias
 
-from shoal.domain.errors import JobError, Unavailable
+from shoal.domain.errors import (
+    ClientError,
+    ContextExceeded,
+    JobError,
+    Unavailable,
+)
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -22,16 +27,21 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
+from shoal.domain.work import Fault
 from shoal.engines.port import Engine, Finished
 from shoal.protocols.session import Dialer
 from shoal.runtime.clock import Clock
 from shoal.runtime.driver import Driver, End
 from shoal.runtime.link import Link, LinkClosed
+from shoal.worker.slots import Slots
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
 STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
 WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
+WRONG_CERTIFICATE = 1015  # close code that stands for it (RFC 6455, section 7.4.1)
+STOPPED = "stopped here"
+LEAVING = "the worker is leaving"
 BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
 
 log = logging.getLogger("shoal.worker")
@@ -46,16 +56,21 @@ Dial: TypeAlias = Callable[
 class Happening:
     """Something a person who watches a worker wants to know."""
 
-    event: str  # joined, lost, waiting (it was not reached at all) or left
+    event: str  # joined, lost, waiting (it was not reached at all), left; of an engine
+    # that it is unavailable, and that it is available again
     reason: str = ""
 
 
 class Agent:
-    """One engine's membership of one coordinator.
+    """One model's membership of one coordinator.
 
-    When a connection is lost, running chats pause until the next one, and then go on
+    When a connection is lost, running jobs pause until the next one, and then go on
     under their old ids; the coordinator may have given them to others by then and
     cancels them.
+
+    Args:
+        slots: those of the engine, which other models may use too.
+        trouble: told when the engine did not take a job.
     """
 
     def __init__(
@@ -65,8 +80,9 @@ class Agent:
         engine: Engine,
         clock: Clock,
         random: Random,
-        slots: int,
+        slots: Slots,
         report: Callable[[Happening], None],
+        trouble: Callable[[], None] = lambda: None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -74,29 +90,39 @@ class Agent:
         self._clock = clock
         self._random = random
         self._report = report
-        self._slots = asyncio.Semaphore(slots)
+        self._trouble = trouble
+        self._slots = slots
         self._jobs: dict[JobId, asyncio.Task[None]] = {}
         self._driver: Driver[Command, Event] | None = None
         self._online = asyncio.Event()
         self._was_there = False
         self._waiting = False  # which is reported once, not for each try
         self._leaving = asyncio.Event()
-        self._chats = asyncio.TaskGroup()
+        self._why_left = STOPPED
+        self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> str:
         """Serve until told to leave or while there is a point; return why it ended."""
-        async with self._chats:
+        async with self._tasks:
             reason = await self._stay()
             for job in self._jobs.values():
                 job.cancel()
         self._report(Happening("left", reason))
         return reason
 
-    def leave(self) -> None:
+    @property
+    def idle(self) -> bool:
+        """Whether it has no job."""
+        return not self._jobs
+
+    def leave(self, reason: str = STOPPED) -> None:
         """Finish what runs, take nothing new, and end ``run``."""
+        if self._leaving.is_set():
+            return
         self._leaving.set()
+        self._why_left = reason
         if self._driver is not None and Draining in self._driver.accepts:
-            self._driver.issue(Draining("the worker is leaving"))
+            self._driver.issue(Draining(LEAVING if reason == STOPPED else reason))
         self._hang_up_if_done()
 
     async def _stay(self) -> str:
@@ -107,6 +133,8 @@ class Agent:
             if self._leaving.is_set():
                 # If it was cut off, what it still ran is given to others.
                 break
+            if end.code == WRONG_CERTIFICATE:
+                return end.reason
             if (final := self._dialer.final(end.code, end.text)) is not None:
                 return final
             if self._clock.now() - began > STEADY_AFTER:
@@ -122,7 +150,7 @@ class Agent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._leaving.wait()
-        return "stopped here"
+        return self._why_left
 
     async def _connect(self) -> End:
         """Open a connection and serve it; return why it ended or did not come about."""
@@ -133,7 +161,7 @@ class Agent:
                 headers,
             ):
                 if self._leaving.is_set():
-                    return End("stopped here")
+                    return End(self._why_left)
                 session = dialer.connected(headers)
                 driver = Driver(session, link, self._clock, self._told)
                 welcome = self._clock.call_at(
@@ -158,11 +186,13 @@ class Agent:
 
     def _told(self, command: Command) -> None:
         match command:
-            case RunJob() if len(self._jobs) >= BACKLOG_MAX:
-                self._refuse(command, f"{BACKLOG_MAX} jobs are waiting already")
             case RunJob(job_id=job_id):
-                task = self._chats.create_task(self._run(command))
+                if (reason := self._why_not()) is not None:
+                    self._issue(Rejected(job_id, command.lease, reason))
+                    return
+                task = self._tasks.create_task(self._run(command))
                 self._jobs[job_id] = task
+                self._slots.jobs += 1
                 task.add_done_callback(lambda task: self._ended(job_id, task))
             case CancelJob(job_id=job_id):
                 if job_id in self._jobs:
@@ -170,11 +200,29 @@ class Agent:
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
 
-    def _refuse(self, command: RunJob, reason: str) -> None:
+    def _why_not(self) -> str | None:
+        """Say why a job cannot be taken, or None if it can.
+
+        Where the wire cannot say so, jobs wait for other models' jobs.
+        """
+        if len(self._jobs) >= BACKLOG_MAX:
+            return f"{BACKLOG_MAX} jobs are waiting already"
         assert self._driver is not None, "commands come through a driver"
-        self._driver.issue(Rejected(command.job_id, command.lease, reason))
+        if Rejected in self._driver.accepts and self._slots.kept_busy(len(self._jobs)):
+            return f"all {self._slots.size} slots of the engine are busy"
+        return None
+
+    def _issue(self, event: Event) -> bool:
+        """Say ``event`` in the words of the wire; return whether it was there."""
+        driver = self._driver
+        if driver is None:
+            return False
+        if isinstance(event, Rejected) and Rejected not in driver.accepts:
+            event = Failed(event.job_id, event.lease, f"not started: {event.reason}")
+        return driver.issue(event)
 
     def _ended(self, job_id: JobId, task: asyncio.Task[None]) -> None:
+        self._slots.jobs -= 1
         if self._jobs.get(job_id) is task:  # else: cancelled, and already given anew
             del self._jobs[job_id]
         self._hang_up_if_done()
@@ -184,15 +232,15 @@ class Agent:
             self._driver.hang_up("leaving", 1000, "leaving")
 
     async def _run(self, command: RunJob) -> None:
-        async with self._slots:
+        async with self._slots.running:
             await self._say(await self._answer(command))
 
     async def _answer(self, command: RunJob) -> Event:
-        """Say the text of the answer as it comes; return how it ended."""
+        """Say the answer as it comes; return how it ended."""
         job_id, lease = command.job_id, command.lease
-        chat = self._engine.chat(command.work, command.continues)
+        answer = self._engine.run(command.work, command.continues)
         try:
-            async with aclosing(chat) as pieces:
+            async with aclosing(answer) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Finished):
                         return Completed(
@@ -201,7 +249,12 @@ class Agent:
                     await self._say(Progress(job_id, lease, piece))
             return Failed(job_id, lease, "the engine stopped without a word")
         except Unavailable as error:
+            self._trouble()
             return Rejected(job_id, lease, str(error))
+        except ContextExceeded as error:
+            return Failed(job_id, lease, str(error), Fault.CONTEXT)
+        except ClientError as error:
+            return Failed(job_id, lease, str(error), Fault.REQUEST)
         except JobError as error:
             return Failed(job_id, lease, str(error))
         except Exception as error:
@@ -215,7 +268,7 @@ class Agent:
         while True:
             await self._online.wait()
             driver = self._driver
-            if driver is not None and driver.issue(event):
+            if driver is not None and self._issue(event):
                 await driver.room()
                 return
             self._online.clear()  # it has ended and is being taken down

@@ -11,9 +11,17 @@ import pytest
 from protocols.pairs import START
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, Event, Progress, RunJob
-from shoal.domain.work import Chat, Feature
+from shoal.domain.work import Chat, Feature, Work
+from shoal.domain.worker import Model
 from shoal.protocols.grandsage import PROTOCOL, Config
-from shoal.protocols.session import Accepted, CoordinatorSession, Hello, Member, Output
+from shoal.protocols.session import (
+    Accepted,
+    CoordinatorSession,
+    Hello,
+    Member,
+    Output,
+    by_token,
+)
 
 VECTORS = Path(__file__).parent / "vectors" / "grandsage.json"
 
@@ -25,7 +33,7 @@ CASES: dict[str, Case] = {
 NOW = 7.0
 NODE = "/ws?name=n1&model=m1&token=nt&max_concurrency=8"
 OURS = {"shoal-extensions": "shoal, continue, options, stop"}
-MEMBER = Member("nn", "stub-model", 3, frozenset(Feature), "nt")
+MEMBER = Member("nn", Model("stub-model", features=frozenset(Feature)), 3, "nt")
 
 
 def of_kind(kind: str) -> pytest.MarkDecorator:
@@ -36,7 +44,7 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> Accepted:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = PROTOCOL.endpoints(Config(token="nt"), START)
+    (endpoint,) = PROTOCOL.endpoints(Config(), START, by_token("nt"))
     path, _, query = target.partition("?")
     hello = Hello(path, query, headers or {})
     assert endpoint.claims(hello)
@@ -52,8 +60,8 @@ def joined(
     return session
 
 
-def run(chat: Chat, name: str = "job") -> RunJob:
-    return RunJob(JobId(name), LeaseNumber(1), chat)
+def run(work: Work, name: str = "job") -> RunJob:
+    return RunJob(JobId(name), LeaseNumber(1), work)
 
 
 def chat_of(task: Case) -> Chat:
@@ -81,7 +89,7 @@ def http_lines(outputs: Sequence[Event | Output]) -> str:
     lines = ""
     for output in outputs:
         if isinstance(output, Progress):
-            text = json.dumps(output.text, ensure_ascii=False)
+            text = json.dumps(output.piece, ensure_ascii=False)
             lines += f'{{"o":{text}}}\n'
         elif isinstance(output, Completed):
             lines += '{"done":true}\n'

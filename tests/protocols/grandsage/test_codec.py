@@ -10,13 +10,14 @@ from protocols.grandsage.recorded import NOW, joined, run
 from protocols.pairs import CHAT, sent
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Completed, Progress
-from shoal.domain.work import Usage
+from shoal.domain.work import JSON, Delta, Fault, Usage
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     TASK_ID,
     Word,
     decode_piece,
     decode_word,
+    encode_delta,
     encode_end,
     encode_ending,
     encode_text,
@@ -41,8 +42,9 @@ def test_text_split_at_any_byte_is_the_same_text(text: str, places: list[int]) -
     outputs += session.receive(encode_end(task_id), NOW)
 
     *pieces, end_event = outputs
-    assert "".join(p.text for p in pieces if isinstance(p, Progress)) == text
-    assert all(isinstance(p, Progress) and p.text for p in pieces)
+    assert [p for p in pieces if not isinstance(p, Progress)] == []
+    assert "".join(str(p.piece) for p in pieces if isinstance(p, Progress)) == text
+    assert all(isinstance(p, Progress) and p.piece for p in pieces)
     assert isinstance(end_event, Completed)
 
 
@@ -88,7 +90,36 @@ def test_the_texts_of_the_extension_are_as_documented() -> None:
     )
     assert encode_word(Word(id=5, rejected="busy")) == '{"id":5,"rejected":"busy"}'
     assert encode_word(Word(id=5, failed="oom")) == '{"id":5,"failed":"oom"}'
+    assert encode_word(Word(id=5, failed="long", fault=Fault.CONTEXT)) == (
+        '{"id":5,"failed":"long","fault":"context"}'
+    )
     assert encode_word(Word(draining="update")) == '{"draining":"update"}'
+    assert encode_delta(5, Delta(0, {"content": "é"})) == (
+        '{"id":5,"delta":{"fields":{"content":"é"}}}'
+    )
+    assert encode_delta(5, Delta(1, {}, {"content": []}, "length")) == (
+        '{"id":5,"delta":{"choice":1,"logprobs":{"content":[]},'
+        '"finish_reason":"length"}}'
+    )
+
+
+def test_half_a_character_within_a_delta_is_replaced() -> None:
+    delta = Delta(0, {"content": "a\ud800", "deep": [{"b\udfff": 1}]})
+
+    word = decode_word(encode_delta(5, delta))
+
+    assert word is not None
+    assert word.delta is not None
+    assert word.delta.fields == {"content": "a\ufffd", "deep": [{"b\ufffd": 1}]}
+
+
+def test_delta_that_is_nested_too_deeply_is_no_text() -> None:
+    value: JSON = 1
+    for _ in range(99_999):
+        value = [value]
+
+    with pytest.raises(RecursionError):
+        encode_delta(5, Delta(0, {"deep": value}))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,17 @@ def test_the_texts_of_the_extension_are_as_documented() -> None:
         ),
         ('{"id":1,"finish_reason":"' + "x" * 65 + '"}', "length <= 64"),
         ('{"failed":"x"}', "names no task"),
+        ('{"delta":{}}', "names no task"),
+        ('{"id":1,"delta":7}', "Expected `object | null`, got `int`"),
+        ('{"id":1,"delta":{"fields":[]}}', "Expected `object`, got `array`"),
+        ('{"id":1,"delta":{"choice":-1}}', "Expected `int` >= 0"),
+        ('{"id":1,"delta":{"choice":2048}}', "Expected `int` <= 2047"),
+        ('{"id":1,"delta":{"choice":0.5}}', "Expected `int`, got `float`"),
+        ('{"id":1,"delta":{"finish_reason":5}}', "Expected `str | null`, got `int`"),
+        ('{"id":1,"delta":{"finish_reason":"' + "x" * 65 + '"}}', "length <= 64"),
+        ('{"id":1,"failed":"x","fault":"mine"}', "Invalid enum value 'mine'"),
+        ('{"id":1,"delta":{},"failed":"y"}', "several things"),
+        ('{"id":1,"delta":{},"finish_reason":"stop"}', "several things"),
         ('{"id":1,"failed":"x","rejected":"y"}', "several things"),
         ('{"a":' * 99_999 + "1" + "}" * 99_999, "nested too deeply"),
     ],

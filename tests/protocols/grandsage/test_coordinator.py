@@ -22,11 +22,28 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Feature, Usage
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Delta,
+    Embedding,
+    Fault,
+    Feature,
+    Usage,
+    Work,
+)
 from shoal.protocols.grandsage import PROTOCOL, Config
 from shoal.protocols.grandsage.coordinator import STOP_AGAIN, TASK_IDS, Desk
 from shoal.protocols.grandsage.tasks import TEMPERATURE
-from shoal.protocols.session import Close, CoordinatorSession, Hello, Notice, Send
+from shoal.protocols.session import (
+    Close,
+    CoordinatorSession,
+    Hello,
+    Notice,
+    Send,
+    by_token,
+)
 
 JOB = JobId("job")
 LEASE = LeaseNumber(1)
@@ -117,6 +134,74 @@ def test_our_nodes_are_told_what_the_plain_fields_cannot_say() -> None:
     assert second["shoal"] == {"max_tokens": 9, "temperature": 0.5}
 
 
+def test_our_nodes_are_told_of_work_that_is_no_chat() -> None:
+    session = joined(NODE, OURS)
+    prompts: list[JSON] = ["once", "twice"]
+
+    completion = Completion("m1", prompts, 9, 0.5, {"echo": True})
+    first = task(session, replace(run(completion), continues="so far"))
+    second = task(session, run(Embedding("m1", ("a", "b")), "second"))
+
+    assert first["shoal"] == {
+        "kind": "completion",
+        "prompt": ["once", "twice"],
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "options": {"echo": True},
+        "continues": "so far",
+    }
+    assert second["shoal"] == {"kind": "embedding", "inputs": ["a", "b"]}
+    for sent_task in (first, second):
+        # Should it come to a node that does not look at the rest, it is soon done.
+        assert (sent_task["messages"], sent_task["max_new_tokens"]) == ([], 1)
+
+
+@pytest.mark.parametrize("work", [Completion("m1", "a"), Embedding("m1", ("a",))])
+def test_a_plain_node_is_never_asked_for_what_is_no_chat(work: Work) -> None:
+    with pytest.raises(Unsupported):
+        joined().issue(run(work), NOW)
+
+
+def test_pieces_that_are_more_than_text_come_between_texts() -> None:
+    session = joined(NODE, OURS)
+    task_id = task(session, run(CHAT))["id"]
+    fields: dict[str, JSON] = {"tool_calls": [{"index": 0, "id": "c"}]}
+    said = json.dumps({"id": task_id, "delta": {"choice": 2, "fields": fields}})
+
+    heard = [
+        *session.receive(frame(task_id, "text"), NOW),
+        *session.receive(said, NOW),
+        *session.receive(frame(task_id, "more"), NOW),
+    ]
+
+    assert heard == [
+        Progress(JOB, LEASE, "text"),
+        Progress(JOB, LEASE, Delta(2, fields)),
+        Progress(JOB, LEASE, "more"),
+    ]
+    session.receive(frame(task_id), NOW)
+    assert session.receive(said, NOW) == ()
+
+
+def test_pieces_that_are_more_than_text_are_ignored_from_a_plain_node() -> None:
+    session = joined()
+    task_id = task(session, run(CHAT))["id"]
+
+    (notice,) = session.receive(f'{{"id":{task_id},"delta":{{}}}}', NOW)
+
+    assert isinstance(notice, Notice)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_our_nodes_say_whose_fault_it_is(fault: Fault) -> None:
+    session = joined(NODE, OURS)
+    task_id = task(session, run(CHAT))["id"]
+
+    text = f'{{"id":{task_id},"failed":"no","fault":"{fault.value}"}}'
+
+    assert session.receive(text, NOW) == (Failed(JOB, LEASE, "no", fault),)
+
+
 @pytest.mark.parametrize("odd", [float("nan"), 99_999])
 def test_what_json_cannot_say_is_left_out(odd: float) -> None:
     value: JSON = odd
@@ -140,7 +225,7 @@ def test_ids_go_on_across_connections_and_wrap() -> None:
 
 
 def test_two_nodes_never_have_the_same_task_id() -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), 5)
+    (endpoint,) = PROTOCOL.endpoints(Config(), 5, by_token(""))
     path, _, query = NODE.partition("?")
     one, other = (endpoint.accept(Hello(path, query), 0.0).session for _ in range(2))
 

@@ -8,20 +8,19 @@ from hypothesis import strategies as st
 
 from protocols.grandsage.recorded import NODE, OURS, accept
 from protocols.pairs import START
-from shoal.domain.errors import Refused
+from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
-from shoal.domain.work import Feature
+from shoal.domain.work import Feature, Kind
+from shoal.domain.worker import CHATS, Offer
 from shoal.protocols.grandsage import PROTOCOL, Config
 from shoal.protocols.grandsage.joining import (
     NAME_MAX,
     SLOTS_MAX,
     admit,
-    read_extensions,
     read_query,
     slots_of,
-    write_extensions,
 )
-from shoal.protocols.session import Hello, Notice
+from shoal.protocols.session import Applicant, Hello, Notice, Pass, by_token
 
 
 # ECMAScript 2024, section 7.1.4.1.1 (StringToNumber), as `count < value` uses it.
@@ -75,14 +74,50 @@ def test_queries_are_read_as_form_data(query: str, expected: dict[str, str]) -> 
 @given(st.text())
 def test_any_query_is_let_in_or_refused(query: str) -> None:
     with contextlib.suppress(Refused):
-        admit(query, {}, "nt")
+        admit(Hello("/ws", query), by_token("nt"))
 
 
 def test_no_token_configured_means_any_will_do_but_one_must_be_there() -> None:
-    assert admit("name=n&model=m&token=x&max_concurrency=1", {}, "").offer.slots == 1
+    anybody = by_token("")
+    hello = Hello("/ws", "name=n&model=m&token=x&max_concurrency=1")
+    assert admit(hello, anybody).offer.slots == 1
 
     with pytest.raises(Refused, match="Missing token"):
-        admit("name=n&model=m&token=&max_concurrency=1", {}, "")
+        admit(Hello("/ws", "name=n&model=m&token=&max_concurrency=1"), anybody)
+
+
+def test_whoever_decides_is_told_who_wants_to_join_and_what_it_brings() -> None:
+    asked = []
+
+    def decide(applicant: Applicant) -> Pass:
+        asked.append(applicant)
+        return Pass("token_1", "somebody")
+
+    query = "name=n+1&model=m/x&token=a%20b&max_concurrency=1"
+    node = admit(Hello("/ws", query, {}, "192.0.2.7"), decide)
+
+    assert asked == [Applicant("a b", "n 1", frozenset({"m/x"}), "192.0.2.7")]
+    assert node.admitted == Pass("token_1", "somebody")
+
+
+def test_refusal_says_what_whoever_decides_said() -> None:
+    def decide(applicant: Applicant) -> Pass:
+        raise NotAdmitted("The token has expired")
+
+    with pytest.raises(Refused, match="The token has expired") as refused:
+        admit(Hello("/ws", NODE.partition("?")[2]), decide)
+
+    assert refused.value.code == 4002
+
+
+def test_nobody_decides_on_a_node_that_cannot_join_anyhow() -> None:
+    def decide(applicant: Applicant) -> Pass:
+        raise AssertionError("a use of a token would be lost")
+
+    for query in ("", "name=n", f"name={'n' * 257}&model=m&token=t&max_concurrency=1"):
+        with pytest.raises(Refused) as refused:
+            admit(Hello("/ws", query), decide)
+        assert refused.value.code == 4001
 
 
 @pytest.mark.parametrize("part", ["name", "model"])
@@ -90,9 +125,10 @@ def test_endless_names_are_refused(part: str) -> None:
     other = {"name": "model", "model": "name"}[part]
     query = f"{other}=x&token=nt&max_concurrency=1&{part}="
 
-    assert admit(query + "日" * NAME_MAX, {}, "nt")
+    token = by_token("nt")
+    assert admit(Hello("/ws", query + "日" * NAME_MAX), token)
     with pytest.raises(Refused, match=f"The {part} is longer than 256") as refused:
-        admit(query + "日" * (NAME_MAX + 1), {}, "nt")
+        admit(Hello("/ws", query + "日" * (NAME_MAX + 1)), token)
     assert refused.value.code == 4001
     assert len(str(refused.value).encode()) <= 123
 
@@ -115,28 +151,20 @@ def test_the_extension_is_answered_only_where_it_is_announced() -> None:
     assert accept(NODE, only_words).headers == {}
 
 
-@pytest.mark.parametrize(
-    ("header", "features"),
-    [
-        ("shoal, continue, options, stop", set(Feature)),
-        ("SHOAL,Stop , later", {Feature.STOP}),
-        ("shoal", set()),
-        ("stop", set()),  # another program's header of that name
-        ("", set()),
-    ],
-)
-def test_features_are_what_is_announced(header: str, features: set[Feature]) -> None:
-    node = admit(NODE.partition("?")[2], {"shoal-extensions": header}, "nt")
+def test_a_node_is_offered_as_what_it_announces() -> None:
+    header = "shoal, chat, embedding, stop, context=4096, only-for=al"
+    query = NODE.partition("?")[2]
 
-    assert node.offer.features == features
-    assert node.extended == ("shoal" in header.lower())
+    ours = admit(Hello("/ws", query, {"shoal-extensions": header}), by_token("nt"))
+    plain = admit(Hello("/ws", query), by_token("nt"))
 
-
-def test_extensions_are_read_as_written() -> None:
-    written = write_extensions(Feature)
-
-    assert written == "shoal, continue, options, stop"
-    assert read_extensions(written) == {"shoal", "continue", "options", "stop"}
+    assert ours.extended
+    assert ours.offer.kinds == {Kind.CHAT, Kind.EMBEDDING}
+    assert ours.offer.features == {Feature.STOP}
+    assert ours.offer.context == 4096
+    assert ours.offer.only_for == {"al"}
+    assert not plain.extended
+    assert plain.offer == Offer(CHATS, frozenset({"m1"}), 8)
 
 
 @pytest.mark.parametrize(
@@ -156,6 +184,6 @@ def test_extensions_are_read_as_written() -> None:
 def test_connections_that_look_like_a_nodes_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), START)
+    (endpoint,) = PROTOCOL.endpoints(Config(), START, by_token(""))
 
     assert endpoint.claims(Hello(path, query)) == claimed

@@ -8,6 +8,7 @@ from protocols.grandsage.recorded import CASES, MEMBER, Case, of_kind, query_of
 from protocols.pairs import meant, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import CancelJob, Command, Completed, Progress, RunJob
+from shoal.domain.work import Chat
 from shoal.protocols.grandsage.worker import NodeDialer, ServerSession
 from shoal.protocols.session import Notice, Output
 
@@ -104,7 +105,7 @@ def test_our_url_says_what_real_nodes_say(case: Case) -> None:
     url = NodeDialer("ws://127.0.0.1:8000", MEMBER).url
     recorded = query_of(case["connect_url"])
 
-    assert query_of(url) == recorded | {"model": MEMBER.model}
+    assert query_of(url) == recorded | {"model": MEMBER.model.name}
 
 
 def test_the_documents_own_example_is_run() -> None:
@@ -114,6 +115,7 @@ def test_the_documents_own_example_is_run() -> None:
     (job,) = session.receive(send["text"], 0.0)
 
     assert isinstance(job, RunJob)
+    assert isinstance(job.work, Chat)
     assert job.work.messages == (
         {"role": "system", "content": "system_message"},
         {"role": "user", "content": "message1"},

@@ -19,8 +19,9 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Usage
-from shoal.domain.worker import Offer
+from shoal.domain.work import JSON, Chat, Completion, Delta, Embedding, Fault, Usage
+from shoal.domain.worker import Model, Offer
+from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.joining import read_query
 from shoal.protocols.grandsage.worker import KEEPALIVE, TASKS_MAX, NodeDialer
 from shoal.protocols.session import Close, Notice, Send, WorkerSession
@@ -52,6 +53,11 @@ def given(session: WorkerSession, **changes: JSON) -> RunJob:
     return run
 
 
+def chat_of(run: RunJob) -> Chat:
+    assert isinstance(run.work, Chat)
+    return run.work
+
+
 @pytest.mark.parametrize(
     ("url", "address"),
     [
@@ -77,7 +83,7 @@ def test_addresses_are_completed(url: str, address: str) -> None:
 
 
 def test_odd_names_arrive_whole() -> None:
-    member = replace(MEMBER, name="a b/c?d&e=f+g%h日\ud800", model="x/y:7b#z")
+    member = replace(MEMBER, name="a b/c?d&e=f+g%h日\ud800", model=Model("x/y:7b#z"))
 
     url = NodeDialer("ws://host", member).url
 
@@ -160,8 +166,8 @@ def test_limits_are_what_the_task_says(
 ) -> None:
     run = given(plain(), **changes)
 
-    assert run.work.max_tokens == tokens
-    assert run.work.temperature == 0
+    assert chat_of(run).max_tokens == tokens
+    assert chat_of(run).temperature == 0
 
 
 def test_a_task_needs_little_more_than_messages() -> None:
@@ -170,11 +176,11 @@ def test_a_task_needs_little_more_than_messages() -> None:
     (run,) = plain().receive(text, 0.0)
 
     assert isinstance(run, RunJob)
-    assert run.work.messages == (
+    assert chat_of(run).messages == (
         {"role": "user", "content": "a"},
         {"role": "user", "content": ""},
     )
-    assert (run.work.max_tokens, run.work.temperature) == (None, None)
+    assert (chat_of(run).max_tokens, chat_of(run).temperature) == (None, None)
 
 
 def test_half_a_character_from_an_original_server_is_replaced() -> None:
@@ -183,7 +189,7 @@ def test_half_a_character_from_an_original_server_is_replaced() -> None:
     (run,) = plain().receive(text, 0.0)
 
     assert isinstance(run, RunJob)
-    assert run.work.messages[0]["content"] == "a\ufffd😀"
+    assert chat_of(run).messages[0]["content"] == "a\ufffd😀"
 
 
 @pytest.mark.parametrize(
@@ -227,10 +233,10 @@ def test_the_extension_is_not_read_from_a_plain_server() -> None:
     shoal: dict[str, JSON] = {"temperature": 1.5, "continues": "so far"}
 
     assert given(plain(), shoal=shoal).continues == ""
-    assert given(plain(), shoal=shoal).work.temperature == 0
+    assert chat_of(given(plain(), shoal=shoal)).temperature == 0
     assert given(ours(), shoal=shoal).continues == "so far"
-    assert given(ours(), shoal=shoal).work.temperature == 1.5
-    assert given(plain(), shoal=5).work.temperature == 0
+    assert chat_of(given(ours(), shoal=shoal)).temperature == 1.5
+    assert chat_of(given(plain(), shoal=5)).temperature == 0
 
 
 def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
@@ -288,6 +294,112 @@ def test_our_coordinator_is_told_how_a_task_ended() -> None:
     assert session.issue(Failed(third, LEASE, "oom\ud800" * 999), 0.0)
     assert session.issue(Draining("update"), 0.0) == (Send('{"draining":"update"}'),)
     assert session.issue(Failed(third, LEASE, "again"), 0.0) == ()
+
+
+def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
+    session = ours()
+    given(session)
+    delta = Delta(1, {"content": "a"}, finish_reason="length")
+
+    assert session.issue(Progress(JOB, LEASE, delta), 0.0) == (
+        Send(
+            '{"id":77,"delta":{"choice":1,"fields":{"content":"a"},'
+            '"finish_reason":"length"}}'
+        ),
+    )
+
+
+def test_a_plain_server_is_given_the_text_alone() -> None:
+    session = plain()
+    given(session)
+    deltas = [
+        Delta(0, {"content": "a", "tool_calls": []}),
+        Delta(0, {"reasoning_content": "hm"}),
+        Delta(1, {"content": "another choice"}),
+        Delta(0, {"content": "b"}),
+    ]
+
+    said = [d for each in deltas for d in session.issue(Progress(JOB, LEASE, each), 0)]
+
+    assert sent(said) == [b"\0\0\0Ma", b"\0\0\0Mb"]
+
+
+DEEP: JSON = 1
+for _ in range(99_999):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"content": "x" * FRAME_MAX}, "exceeds the limit of 1048576 bytes"),
+        ({"content": "日" * (FRAME_MAX // 3)}, "exceeds the limit of 1048576 bytes"),
+        ({"deep": DEEP}, "is nested too deeply"),
+    ],
+    ids=["long", "long in UTF-8", "deep"],
+)
+def test_a_piece_that_cannot_be_sent_fails_the_task(
+    fields: dict[str, JSON], why: str
+) -> None:
+    session = ours()
+    given(session)
+
+    outputs = session.issue(Progress(JOB, LEASE, Delta(0, fields)), 0.0)
+
+    (text,) = sent(outputs)
+    assert json.loads(text) == {"id": 77, "failed": f"a piece of the answer {why}"}
+    assert session.issue(Progress(JOB, LEASE, "more"), 0.0) == ()
+    assert session.issue(Completed(JOB, LEASE), 0.0) == ()
+
+
+def test_a_piece_just_below_the_limit_is_sent() -> None:
+    session = ours()
+    given(session)
+    around = len('{"id":77,"delta":{"fields":{"content":""}}}')
+
+    delta = Delta(0, {"content": "x" * (FRAME_MAX - around - 1)})
+    (text,) = sent(session.issue(Progress(JOB, LEASE, delta), 0.0))
+
+    assert len(text) == FRAME_MAX - 1
+
+
+def test_our_coordinator_is_told_whose_fault_it_is() -> None:
+    session = ours()
+    given(session)
+
+    failed = Failed(JOB, LEASE, "too long", Fault.CONTEXT)
+
+    assert session.issue(failed, 0.0) == (
+        Send('{"id":77,"failed":"too long","fault":"context"}'),
+    )
+
+
+def test_work_that_is_no_chat_is_read_from_our_coordinator() -> None:
+    completion: dict[str, JSON] = {
+        "kind": "completion",
+        "prompt": ["a"],
+        "max_tokens": 3,
+        "continues": "so far",
+    }
+    embedding: dict[str, JSON] = {"kind": "embedding", "inputs": ["a", "b"]}
+    session = ours()
+
+    first = given(session, messages=[], shoal=completion)
+    second = given(session, id=78, messages=[], shoal=embedding)
+
+    assert first.work == Completion("stub-model", ["a"], 3)
+    assert first.continues == "so far"
+    assert second.work == Embedding("stub-model", ("a", "b"))
+
+
+def test_work_of_an_unknown_kind_is_rejected() -> None:
+    text = json.dumps(TASK | {"shoal": {"kind": "painting"}})
+
+    notice, rejected = ours().receive(text, 0.0)
+
+    assert isinstance(notice, Notice)
+    assert isinstance(rejected, Send)
+    assert "Invalid enum value 'painting'" in json.loads(rejected.data)["rejected"]
 
 
 def test_a_plain_server_is_not_told_of_draining() -> None:

@@ -9,32 +9,38 @@ from collections.abc import Sequence
 from shoal.protocols import Protocol
 from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.coordinator import Config, Desk, NodeSession
+from shoal.protocols.grandsage.extensions import HEADER, write_extensions
 from shoal.protocols.grandsage.joining import (
-    EXTENSIONS,
     PARAMETERS,
     WARNING,
     admit,
     read_query,
-    write_extensions,
 )
 from shoal.protocols.grandsage.worker import NodeDialer
-from shoal.protocols.session import Accepted, Endpoint, Hello, WebSocketRoute
+from shoal.protocols.session import (
+    Accepted,
+    Admission,
+    Endpoint,
+    Hello,
+    WebSocketRoute,
+)
 
 __all__ = ["PROTOCOL", "Config"]
 
 
-def endpoints(config: Config, start: int) -> Sequence[Endpoint]:
+def endpoints(config: Config, start: int, admission: Admission) -> Sequence[Endpoint]:
     """Return the one endpoint; ``start`` is in milliseconds since the epoch."""
     desk = Desk(start)
 
     def accept(hello: Hello, now: float) -> Accepted:
-        node = admit(hello.query, hello.headers, config.token)
+        node = admit(hello, admission)
         headers = {}
         if node.extended:
-            headers[EXTENSIONS] = write_extensions()
+            headers[HEADER] = write_extensions()
         if node.offer.remark:
             headers[WARNING] = node.offer.remark
-        return Accepted(NodeSession(node, config, desk, now), headers)
+        session = NodeSession(node, config, desk, now)
+        return Accepted(session, headers, node.admitted)
 
     return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
 

@@ -5,20 +5,22 @@ recorded with real servers and nodes; ``docs/protocols/grandsage.md`` has the de
 Everything here is pure; tasks are in ``tasks.py``.
 """
 
+import json
 import re
 import struct
 from codecs import utf_8_decode
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from shoal.domain.errors import PeerError
-from shoal.domain.work import Usage
+from shoal.domain.work import Delta, Fault, Usage
 
 TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
 TASK_ID_MAX = 2**32 - 1
 FRAME_MAX = 1 << 20  # bytes: every binary frame is smaller
 REASON_MAX = 1000  # characters of an error or reason that are kept
+CHOICES_MAX = 2048  # answers to one question that a node may give
 
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -82,19 +84,30 @@ class Tokens(msgspec.Struct, frozen=True):
     completion_tokens: _Count
 
 
-class Word(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node of ours can say beyond text: one of four things, for one task.
+class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A piece of an answer that is more than text, on the wire."""
 
-    How a task ends (``usage``, ``finish_reason``, just before the end frame), that it
-    is ``rejected`` or has ``failed``, or, without a task, that the node is
-    ``draining``.
+    choice: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
+    fields: dict[str, Any] = {}
+    logprobs: Any = None
+    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
+
+
+class Word(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a node of ours can say beyond text: one of five things, for one task.
+
+    A ``delta`` of the answer, how the task ends (``usage``, ``finish_reason``, just
+    before the end frame), that it is ``rejected`` or has ``failed`` (and whose
+    ``fault`` that is), or, without a task, that the node is ``draining``.
     """
 
     id: TaskId | None = None
+    delta: Piece | None = None
     usage: Tokens | None = None
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     rejected: str | None = None
     failed: str | None = None
+    fault: Fault = Fault.WORKER
     draining: str | None = None
 
 
@@ -109,6 +122,19 @@ def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
     return encode_word(
         Word(id=task_id, usage=tokens, finish_reason=well_formed(finish_reason)[:64])
     )
+
+
+def encode_delta(task_id: int, delta: Delta) -> str:
+    """Encode a piece that is more than text.
+
+    Raises RecursionError if it is nested too deeply.
+    """
+    piece = Piece(delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason)
+    word = Word(id=task_id, delta=piece)
+    try:
+        return encode_word(word)
+    except UnicodeEncodeError:  # half a character, deep within
+        return well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
 
 
 def encode_word(word: Word) -> str:
@@ -128,7 +154,7 @@ def decode_word(text: str) -> Word | None:
     except (ValueError, RecursionError) as error:
         raise PeerError(f"text of the extension: {fault_of(error)}") from error
     ending = word.usage or word.finish_reason
-    said = [ending, word.rejected, word.failed, word.draining]
+    said = [word.delta, ending, word.rejected, word.failed, word.draining]
     count = sum(part is not None for part in said)
     if count > 1:
         raise PeerError("text of the extension says several things at once")

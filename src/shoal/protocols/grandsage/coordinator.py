@@ -18,7 +18,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Usage
+from shoal.domain.work import Delta, Kind, Usage
 from shoal.protocols.grandsage.codec import (
     REASON_MAX,
     TASK_ID,
@@ -191,8 +191,10 @@ class NodeSession:
 
     def _begin(self, job: RunJob, now: float) -> str:
         extended = self._node.extended
-        if job.continues and not extended:
-            raise Unsupported("a node without the extension cannot go on from a text")
+        if not extended and (job.continues or job.work.kind is not Kind.CHAT):
+            raise Unsupported(
+                "a node without the extension can only chat from the start"
+            )
         task_id = self._desk.take_id(self._tasks)
         self._tasks[task_id] = _Task(job.job_id, job.lease)
         self._ids[job.job_id, job.lease] = task_id
@@ -236,12 +238,16 @@ class NodeSession:
         task = None if word.id is None else self._tasks.get(word.id)
         if task is None or word.id is None:
             return ()  # an ending that crossed our stop
+        if (said := word.delta) is not None:
+            delta = Delta(said.choice, said.fields, said.logprobs, said.finish_reason)
+            return (Progress(task.job_id, task.lease, delta),)
         if word.rejected is not None:
             self._forget(word.id)
             return (Rejected(task.job_id, task.lease, word.rejected[:REASON_MAX]),)
         if word.failed is not None:
             self._forget(word.id)
-            return (Failed(task.job_id, task.lease, word.failed[:REASON_MAX]),)
+            error = word.failed[:REASON_MAX]
+            return (Failed(task.job_id, task.lease, error, word.fault),)
         task.finish_reason = word.finish_reason or "stop"
         if (tokens := word.usage) is not None:
             task.usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)

@@ -1,19 +1,18 @@
-"""What a node says of itself when it connects: the query, and the extensions.
+"""What a node says of itself when it connects: the query.
 
 The query is ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
 """
 
-import hmac
 import math
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
-from shoal.domain.errors import Refused
-from shoal.domain.work import Feature, Kind
+from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.worker import Offer
 from shoal.protocols.grandsage.codec import well_formed
+from shoal.protocols.grandsage.extensions import HEADER, read_extensions
+from shoal.protocols.session import Admission, Applicant, Hello, Pass
 
 PARAMETERS = ("token", "model", "max_concurrency", "name")
 NAME_MAX = 256  # characters of a name or a model
@@ -23,10 +22,6 @@ MISSING = 4001
 INVALID_TOKEN = 4002
 BYE = 4000
 SILENT = 4008  # ours; the original never gives up on a silent node
-
-EXTENSIONS = "Shoal-Extensions"
-"""The header in which both ends announce the extension: names between commas, first
-``shoal``, then what the node can do.  Peers that do not know it ignore it."""
 
 WARNING = "Shoal-Warning"
 """The header that tells a node what is odd about its query."""
@@ -42,6 +37,7 @@ class Node:
     identity: str
     offer: Offer
     extended: bool
+    admitted: Pass
 
 
 def read_query(query: str) -> dict[str, str]:
@@ -56,34 +52,37 @@ def read_query(query: str) -> dict[str, str]:
     return found
 
 
-def admit(query: str, headers: Mapping[str, str], token: str) -> Node:
-    """Decide whether a node may join, and as what.
-
-    Args:
-        token: what nodes must present; empty: anything.
+def admit(hello: Hello, admission: Admission) -> Node:
+    """Decide as what a node may join; ``admission`` decides whether it may.
 
     Raises Refused with the close code of the wire.
     """
-    given = read_query(query)
+    given = read_query(hello.query)
     if not all(given.get(name) for name in PARAMETERS):
         raise Refused(MISSING, "Missing token, model, max_concurrency, or name")
-    presented = given["token"].encode()
-    if token and not hmac.compare_digest(presented, well_formed(token).encode()):
-        raise Refused(INVALID_TOKEN, "Invalid token")
     for part in ("name", "model"):
         if len(given[part]) > NAME_MAX:
             raise Refused(MISSING, f"The {part} is longer than {NAME_MAX} characters")
+    models = frozenset({given["model"]})
+    try:
+        admitted = admission(
+            Applicant(given["token"], given["name"], models, hello.address)
+        )
+    except NotAdmitted as error:
+        raise Refused(INVALID_TOKEN, str(error)) from error
     slots, remark = slots_of(given["max_concurrency"])
-    announced = read_extensions(headers.get(EXTENSIONS.lower(), ""))
-    extended = "shoal" in announced
+    extensions = read_extensions(hello.headers.get(HEADER.lower(), ""))
     offer = Offer(
-        kinds=frozenset({Kind.CHAT}),
-        models=frozenset({given["model"]}),
+        kinds=extensions.kinds,
+        models=models,
         slots=slots,
-        features=frozenset(f for f in Feature if extended and f.value in announced),
+        features=extensions.features,
+        context=extensions.context,
+        only_for=extensions.only_for,
         remark=remark,
     )
-    return Node(_identity(given["name"], given["model"]), offer, extended)
+    identity = _identity(given["name"], given["model"])
+    return Node(identity, offer, extensions.known, admitted)
 
 
 def slots_of(value: str) -> tuple[int, str]:
@@ -101,16 +100,6 @@ def slots_of(value: str) -> tuple[int, str]:
     if number > SLOTS_MAX:
         return SLOTS_MAX, f"{shown} is more than {SLOTS_MAX}, which is taken instead"
     return math.ceil(number), ""
-
-
-def read_extensions(value: str) -> frozenset[str]:
-    """Read the value of the header ``EXTENSIONS``."""
-    return frozenset(name.strip().lower() for name in value.split(","))
-
-
-def write_extensions(features: Iterable[Feature] = ()) -> str:
-    """Return the value that announces the extension and these features."""
-    return ", ".join(["shoal", *sorted(feature.value for feature in features)])
 
 
 def _number(value: str) -> float:

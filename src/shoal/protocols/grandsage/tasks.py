@@ -15,7 +15,15 @@ import msgspec
 
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import RunJob
-from shoal.domain.work import JSON, Chat, text_of
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    Kind,
+    Work,
+    text_of,
+)
 from shoal.protocols.grandsage.codec import TaskId, fault_of, well_formed
 
 # What keeps real nodes alive: they die of a token limit below 1 or a temperature that
@@ -48,34 +56,21 @@ def encode_task(
         max_new_tokens: the limit for a job that names none.
         extended: whether to add the field ``shoal``, with what the others cannot say.
     """
-    chat = job.work
-    system, messages = _plain(chat.messages)
+    work = job.work
+    plain = _plain_fields(work, max_new_tokens)
     task: dict[str, JSON] = {
         "state": 0,
         "id": task_id,
         "resp": "",
         "modLastCheckedPos": 0,
-        "system": system,
-        "messages": messages,
-        "max_new_tokens": _tokens(chat.max_tokens, max_new_tokens),
-        "temperature": _temperature(chat.temperature),
+        **plain,
         "created_at": created_at,
         # The original sends the user's own record to every node.  No node reads it.
         "user": {"token": "-", "name": "-"},
     }
     if extended:
-        more: dict[str, JSON] = {
-            "max_tokens": chat.max_tokens,
-            "temperature": chat.temperature,
-        }
-        if job.continues:
-            more["continues"] = job.continues
-        if chat.options:
-            more["options"] = chat.options
-        if conversation(system, messages) != tuple(chat.messages):
-            more["messages"] = chat.messages
         try:
-            return _dump(task | {"shoal": more})
+            return _dump(task | {"shoal": _more_fields(job, plain)})
         except (ValueError, RecursionError):
             # Nested too deeply, or not a number: the plain fields say what matters.
             pass
@@ -108,6 +103,9 @@ class _Message(msgspec.Struct, frozen=True):
 class _More(msgspec.Struct, frozen=True):
     """Our field in a task: the job as it is, where the plain fields are poorer."""
 
+    kind: Kind = Kind.CHAT
+    prompt: Any = ""
+    inputs: list[str] = []
     max_tokens: int | None = None
     temperature: _Finite | None = None
     continues: str = ""
@@ -150,8 +148,8 @@ def decode_text(data: bytes | str) -> tuple[Head, str]:
     return head, text
 
 
-def decode_chat(text: str, model: str, *, extended: bool) -> tuple[Chat, str]:
-    """Read the chat of a task, and the beginning of its answer if it has one.
+def decode_work(text: str, model: str, *, extended: bool) -> tuple[Work, str]:
+    """Read what a task asks for, and the beginning of its answer if it has one.
 
     A system message may be missing, and so may the limits.  A token limit below 1
     means 1, as one of the real nodes has it.
@@ -168,22 +166,23 @@ def decode_chat(text: str, model: str, *, extended: bool) -> tuple[Chat, str]:
             task = _tasks.decode(text)
     except (ValueError, RecursionError) as error:
         raise PeerError(fault_of(error)) from error
-    messages = conversation(
-        task.system or "",
-        [
-            {"role": "user", "content": message}
-            if isinstance(message, str)
-            else {"role": message.role, "content": message.content or ""}
-            for message in task.messages
-        ],
-    )
     if more is None:
-        return Chat(model, messages, _limit(task.max_new_tokens), task.temperature), ""
-    if more.messages is not None:
-        messages = tuple(more.messages)
+        limit = _limit(task.max_new_tokens)
+        return Chat(model, _messages(task), limit, task.temperature), ""
     limit = _limit(more.max_tokens)
-    chat = Chat(model, messages, limit, more.temperature, more.options)
-    return chat, more.continues
+    match more.kind:
+        case Kind.CHAT:
+            said = more.messages
+            messages = _messages(task) if said is None else tuple(said)
+            chat = Chat(model, messages, limit, more.temperature, more.options)
+            return chat, more.continues
+        case Kind.COMPLETION:
+            completion = Completion(
+                model, more.prompt, limit, more.temperature, more.options
+            )
+            return completion, more.continues
+        case Kind.EMBEDDING:
+            return Embedding(model, tuple(more.inputs), more.options), ""
 
 
 def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
@@ -202,6 +201,53 @@ def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Message
 
 
 # Private parts, in the order in which they are called.
+
+
+def _plain_fields(work: Work, max_new_tokens: int) -> dict[str, JSON]:
+    """Return what every node is told; work that is no chat is told of elsewhere."""
+    if not isinstance(work, Chat):
+        return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
+    system, messages = _plain(work.messages)
+    return {
+        "system": system,
+        "messages": messages,
+        "max_new_tokens": _tokens(work.max_tokens, max_new_tokens),
+        "temperature": _temperature(work.temperature),
+    }
+
+
+def _more_fields(job: RunJob, plain: Mapping[str, Any]) -> dict[str, JSON]:
+    """Return what a node of ours is told beside: what the plain fields cannot say."""
+    work = job.work
+    more: dict[str, JSON] = {}
+    match work:
+        case Chat(max_tokens=limit, temperature=temperature):
+            more |= {"max_tokens": limit, "temperature": temperature}
+            said = conversation(plain["system"], plain["messages"])
+            if said != tuple(work.messages):
+                more["messages"] = work.messages
+        case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
+            more |= {"kind": work.kind.value, "prompt": prompt}
+            more |= {"max_tokens": limit, "temperature": temperature}
+        case Embedding(inputs=inputs):
+            more |= {"kind": work.kind.value, "inputs": inputs}
+    if work.options:
+        more["options"] = work.options
+    if job.continues:
+        more["continues"] = job.continues
+    return more
+
+
+def _messages(task: "_Task") -> Messages:
+    return conversation(
+        task.system or "",
+        [
+            {"role": "user", "content": message}
+            if isinstance(message, str)
+            else {"role": message.role, "content": message.content or ""}
+            for message in task.messages
+        ],
+    )
 
 
 def _plain(messages: Sequence[Mapping[str, JSON]]) -> tuple[str, list[dict[str, JSON]]]:

@@ -17,30 +17,36 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
+from shoal.domain.work import Delta
 from shoal.protocols.grandsage.codec import (
+    FRAME_MAX,
     REASON_MAX,
     Word,
+    encode_delta,
     encode_end,
     encode_ending,
     encode_text,
     encode_word,
     well_formed,
 )
-from shoal.protocols.grandsage.joining import (
-    BYE,
-    EXTENSIONS,
-    INVALID_TOKEN,
-    MISSING,
+from shoal.protocols.grandsage.extensions import (
+    HEADER,
     read_extensions,
-    read_query,
     write_extensions,
 )
-from shoal.protocols.grandsage.tasks import decode_chat, decode_text
+from shoal.protocols.grandsage.joining import (
+    BYE,
+    INVALID_TOKEN,
+    MISSING,
+    read_query,
+)
+from shoal.protocols.grandsage.tasks import decode_text, decode_work
 from shoal.protocols.session import Close, Data, Member, Notice, Output, Send
 
 KEEPALIVE = 10.0  # seconds
 TASK_MAX = 64 << 20  # bytes of a task: a prompt, and perhaps its messages in full
 TASKS_MAX = 4096  # tasks a server may give us at a time
+CHARACTER_MAX = 4  # bytes of a character in UTF-8
 NO_TOKEN = "-"  # a server asks for the parameter even where it does not look at it
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
@@ -57,16 +63,15 @@ class NodeDialer:
     def __init__(self, url: str, member: Member) -> None:
         self.url = _address(url, member)
         self.headers: Mapping[str, str] = {
-            EXTENSIONS: write_extensions(member.features)
+            HEADER: write_extensions(member.model, member.only_for)
         }
-        self._model = member.model
+        self._model = member.model.name
         self._running: dict[JobId, int] = {}
         self._extended = False
 
     def connected(self, headers: Mapping[str, str]) -> "ServerSession":
         announced = {name.lower(): value for name, value in headers.items()}
-        value = announced.get(EXTENSIONS.lower(), "")
-        self._extended = "shoal" in read_extensions(value)
+        self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
         return ServerSession(self._model, self._running, self._extended)
 
     def final(self, code: int, text: str) -> str | None:
@@ -88,12 +93,12 @@ class ServerSession:
     there the session begins by cancelling what still runs.
     """
 
-    # The URL says Joined.  What a plain server cannot be told is dealt with here.
-    accepts: frozenset[type] = frozenset(
-        {Progress, Completed, Rejected, Failed, Draining}
-    )
-
     def __init__(self, model: str, running: dict[JobId, int], extended: bool) -> None:
+        # The URL says Joined.  A plain server cannot be told that a job goes back; what
+        # else it cannot be told is dealt with here.
+        self.accepts: frozenset[type] = frozenset(
+            {Progress, Completed, Failed, Draining, *((Rejected,) if extended else ())}
+        )
         self._model = model
         self._running = running
         self._extended = extended
@@ -134,11 +139,11 @@ class ServerSession:
         if len(self._running) >= TASKS_MAX:
             raise PeerError(f"more than {TASKS_MAX} tasks at a time")
         try:
-            chat, continues = decode_chat(text, self._model, extended=self._extended)
+            work, continues = decode_work(text, self._model, extended=self._extended)
         except PeerError as error:
             return self._refuse(head.id, str(error))
         self._running[job_id] = head.id
-        return (RunJob(job_id, LeaseNumber(head.id), chat, continues),)
+        return (RunJob(job_id, LeaseNumber(head.id), work, continues),)
 
     def issue(self, message: Event, now: float) -> Sequence[Output]:
         if self._closed:
@@ -149,14 +154,38 @@ class ServerSession:
             case Draining(reason):
                 # A plain server finds out when the connection ends.
                 return self._say(Word(draining=_short(reason)))
-            case Progress(job_id, _, text):
+            case Progress(job_id, _, piece):
                 task_id = self._running.get(job_id)
                 if task_id is None:
                     return ()  # stopped meanwhile
-                return [Send(frame) for frame in encode_text(task_id, text)]
+                if isinstance(piece, str):
+                    return [Send(frame) for frame in encode_text(task_id, piece)]
+                return self._send_delta(job_id, task_id, piece)
             case Completed() | Rejected() | Failed():
                 task_id = self._running.pop(message.job_id, None)
                 return () if task_id is None else self._end(task_id, message)
+
+    def _send_delta(
+        self, job_id: JobId, task_id: int, delta: Delta
+    ) -> Sequence[Output]:
+        if not self._extended:
+            text = delta.fields.get("content")
+            if delta.choice or not isinstance(text, str):
+                return ()  # a plain server never asks for more than text
+            return [Send(frame) for frame in encode_text(task_id, text)]
+        try:
+            text = encode_delta(task_id, delta)
+        except RecursionError:
+            return self._spoil(job_id, task_id, "is nested too deeply")
+        if len(text) * CHARACTER_MAX < FRAME_MAX or len(text.encode()) < FRAME_MAX:
+            return (Send(text),)
+        limit = f"exceeds the limit of {FRAME_MAX} bytes"
+        return self._spoil(job_id, task_id, limit)
+
+    def _spoil(self, job_id: JobId, task_id: int, why: str) -> Sequence[Output]:
+        """End a task whose answer cannot be sent; the rest of it is not heard."""
+        del self._running[job_id]
+        return self._say(Word(id=task_id, failed=f"a piece of the answer {why}"))
 
     def _end(
         self, task_id: int, event: Completed | Rejected | Failed
@@ -171,9 +200,11 @@ class ServerSession:
                 if self._extended:
                     return self._say(Word(id=task_id, rejected=_short(reason)))
                 return self._give_up(task_id, f"was not started: {reason}")
-            case Failed(_, _, error):
+            case Failed(_, _, error, fault):
                 if self._extended:
-                    return self._say(Word(id=task_id, failed=_short(error)))
+                    return self._say(
+                        Word(id=task_id, failed=_short(error), fault=fault)
+                    )
                 return self._give_up(task_id, f"failed: {error}")
 
     def _say(self, word: Word) -> Sequence[Output]:
@@ -219,7 +250,7 @@ def _address(url: str, member: Member) -> str:
     given = read_query(parts.query)
     own = {
         "token": member.token or given.get("token") or NO_TOKEN,
-        "model": member.model,
+        "model": member.model.name,
         "max_concurrency": str(member.slots),
         "name": member.name,
     }

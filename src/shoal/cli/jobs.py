@@ -1,0 +1,105 @@
+"""List jobs, explain why one went as it did, and cancel."""
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from shoal.cli import api
+from shoal.cli.table import day, print_table
+from shoal.cli.terminal import shown
+
+PATH = "/admin/jobs"
+HEAD = ("ID", "STATE", "KIND", "MODEL", "KEY", "SUBMITTED", "ATTEMPTS", "ERROR")
+STATES = (
+    *("queued", "leased", "streaming"),
+    *("done", "failed", "cancelled", "expired"),
+)
+ERROR_MAX = 60  # characters of an error in the table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = actions.add_parser("ls", help="show the newest jobs")
+    listing.add_argument("--state", choices=STATES, help="only those in this state")
+    listing.add_argument("--key", metavar="NAME", help="only those of this API key")
+    listing.add_argument(
+        "--limit", type=int, default=20, metavar="N", help="(default: %(default)s)"
+    )
+    show = actions.add_parser("show", help="show a job and what came of it")
+    explain = actions.add_parser("explain", help="tell why a job went as it did")
+    cancel = actions.add_parser("cancel", help="stop a job that has not ended")
+    for each in (show, explain, cancel):
+        each.add_argument("id", help="as an answer or `shoal jobs ls` gives it")
+    for each in (listing, show, explain, cancel):
+        each.add_argument("--json", action="store_true", help="print JSON")
+        api.add_arguments(each)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"ls": _list, "show": _show, "explain": _explain, "cancel": _cancel}[
+        args.action
+    ](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    wanted = {"limit": args.limit, "state": args.state, "owner": args.key}
+    query = urlencode({k: v for k, v in wanted.items() if v is not None})
+    jobs = api.ask(args, f"{PATH}?{query}")
+    if args.json:
+        print(json.dumps(jobs))
+    elif jobs["data"]:
+        print_table(HEAD, [_row(job) for job in jobs["data"]])
+    else:
+        print("no such jobs")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    job = api.ask(args, _path(args))
+    if args.json:
+        print(json.dumps(job))
+        return 0
+    outcome = job.pop("outcome")
+    for name, value in job.items():
+        if name.endswith("_at"):
+            value = day(value)
+        if value not in (None, ""):
+            print(f"{name:14}{shown(str(value))}")
+    if outcome is not None:
+        print()
+        print(shown(outcome["text"]) if not outcome["choices"] else json.dumps(outcome))
+    return 0
+
+
+def _explain(args: argparse.Namespace) -> int:
+    told = api.ask(args, f"{_path(args)}/explain")
+    if args.json:
+        print(json.dumps(told))
+        return 0
+    for line in told["lines"]:
+        print(shown(line))
+    return 0
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    cancelled = api.ask(args, _path(args), method="DELETE")
+    print(json.dumps(cancelled) if args.json else f"cancelled {cancelled['id']}")
+    return 0
+
+
+def _path(args: argparse.Namespace) -> str:
+    return f"{PATH}/{quote(args.id, safe='')}"
+
+
+def _row(job: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        job["id"],
+        job["state"],
+        job["kind"],
+        job["model"],
+        job["owner"],
+        day(job["submitted_at"]),
+        str(job["attempts"]),
+        (job["error"] or "")[:ERROR_MAX],
+    )

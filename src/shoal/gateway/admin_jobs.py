@@ -1,0 +1,187 @@
+"""What operators ask about jobs: which there are, and why one went as it did."""
+
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
+from shoal.domain.ids import JobId
+from shoal.domain.work import Choice, Outcome
+from shoal.gateway.chat_answer import PREFIX as CHAT
+from shoal.gateway.completion_answer import PREFIX as COMPLETION
+from shoal.gateway.decoding import misfit
+from shoal.gateway.parts import Gateway
+from shoal.pool.explain import explain
+from shoal.pool.lifecycle import JobState
+from shoal.store.port import StoredJob
+
+LISTED_MAX = 1000
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """A job; times are Unix seconds."""
+
+    id: JobId
+    state: str
+    kind: str
+    model: str
+    owner: str
+    priority: str
+    attempts: int
+    submitted_at: float
+    ended_at: float | None
+    error: str | None
+
+
+class JobUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class JobChoice(msgspec.Struct, frozen=True):
+    fields: dict[str, Any]
+    finish_reason: str
+    logprobs: Any
+
+
+class JobOutcome(msgspec.Struct, frozen=True):
+    text: str
+    finish_reason: str
+    usage: JobUsage | None
+    choices: list[JobChoice]
+
+
+class JobDetail(JobSummary, frozen=True):
+    """A job, and what came of it if it is done."""
+
+    outcome: JobOutcome | None
+
+
+class JobList(msgspec.Struct, frozen=True):
+    data: list[JobSummary]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    job: JobId
+    lines: list[str]
+
+
+class CancelledJob(msgspec.Struct, frozen=True):
+    id: JobId
+    cancelled: bool = True
+
+
+class JobQuery(msgspec.Struct, frozen=True):
+    """Which jobs to list, the newest first."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    state: JobState | msgspec.UnsetType = msgspec.UNSET
+    owner: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/jobs", partial(_list, gateway)),
+        web.get("/admin/jobs/{id}", partial(_show, gateway)),
+        web.get("/admin/jobs/{id}/explain", partial(_explain, gateway)),
+        web.delete("/admin/jobs/{id}", partial(_cancel, gateway)),
+    ]
+
+
+async def _list(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.admit(request, Scope.READ)
+    try:
+        query = msgspec.convert(dict(request.query), JobQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error)) from error
+    owner = query.owner or None
+    if not caller.may(Scope.ADMIN):
+        if owner not in (None, caller.name):
+            raise Forbidden("jobs of other keys: this takes a key with the scope admin")
+        owner = caller.name
+    stored = await gateway.store.recent(owner, query.state or None, query.limit)
+    return _json(JobList([_summary(each) for each in stored]))
+
+
+async def _show(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _stored(gateway, request, Scope.READ)
+    outcome = None if stored.outcome is None else _outcome(stored.outcome)
+    return _json(JobDetail(**msgspec.structs.asdict(_summary(stored)), outcome=outcome))
+
+
+async def _explain(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _stored(gateway, request, Scope.READ)
+    story = await gateway.store.story(stored.job.id)
+    return _json(Explanation(stored.job.id, explain(story)))
+
+
+async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _stored(gateway, request, Scope.USE)
+    job_id = stored.job.id
+    if not gateway.hub.withdraw(job_id, "cancelled by an operator"):
+        raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
+    return _json(CancelledJob(job_id))
+
+
+async def _stored(gateway: Gateway, request: web.Request, needed: Scope) -> StoredJob:
+    """Return the job that is asked for, if it is the caller's own or they are admin.
+
+    Raises NotFound, or whatever ``Access.admit`` does.
+    """
+    caller = await gateway.access.admit(request, needed)
+    job_id = _job_id(request)
+    stored = await gateway.store.job(job_id)
+    if stored is None:
+        raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
+    if stored.job.owner != caller.name and not caller.may(Scope.ADMIN):
+        raise Forbidden(
+            f"job {job_id} belongs to another key: this takes one with the scope admin"
+        )
+    return stored
+
+
+def _job_id(request: web.Request) -> JobId:
+    """Return the job's id, which clients know with a prefix."""
+    return JobId(request.match_info["id"].removeprefix(CHAT).removeprefix(COMPLETION))
+
+
+def _summary(stored: StoredJob) -> JobSummary:
+    job = stored.job
+    return JobSummary(
+        job.id,
+        stored.state.value,
+        job.kind.value,
+        job.model,
+        job.owner,
+        job.priority.name.lower(),
+        stored.lease,
+        stored.submitted_at,
+        stored.ended_at,
+        stored.error,
+    )
+
+
+def _outcome(outcome: Outcome) -> JobOutcome:
+    usage = outcome.usage
+    return JobOutcome(
+        outcome.text,
+        outcome.finish_reason,
+        None
+        if usage is None
+        else JobUsage(usage.prompt_tokens, usage.completion_tokens),
+        [_choice(choice) for choice in outcome.choices],
+    )
+
+
+def _choice(choice: Choice) -> JobChoice:
+    return JobChoice({**choice.fields}, choice.finish_reason, choice.logprobs)
+
+
+def _json(value: msgspec.Struct) -> web.Response:
+    return web.Response(
+        body=msgspec.json.encode(value), content_type="application/json"
+    )

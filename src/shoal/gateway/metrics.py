@@ -1,0 +1,187 @@
+"""What is measured, for Prometheus, at ``/metrics``.
+
+Names follow OpenTelemetry's conventions for generative AI and HTTP where these have
+one, written as Prometheus wants them.  All labels are bounded: a client's word becomes
+one only if the pool knows it.
+"""
+
+from collections.abc import Collection, Iterator
+from functools import partial
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from shoal.domain.credentials import Scope
+from shoal.domain.facts import Fact
+from shoal.domain.work import Kind
+from shoal.gateway.parts import Gateway
+from shoal.gateway.record import Record
+from shoal.pool.state import Pool
+
+MODELS_MAX = 200  # models that get a label of their own
+OTHER = "other"
+
+# As OpenTelemetry proposes them.
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
+           40.96, 81.92)  # fmt: skip
+TOKENS = tuple(4**power for power in range(14))
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
+             0.5, 0.75, 1.0, 2.5)  # fmt: skip
+
+OPERATIONS = {
+    Kind.CHAT: "chat",
+    Kind.COMPLETION: "text_completion",
+    Kind.EMBEDDING: "embeddings",
+}
+
+
+class Metrics:
+    """The counts of one coordinator."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.registry = CollectorRegistry()
+        self._models: set[str] = set()
+        asked = ("gen_ai_operation_name", "gen_ai_request_model")
+        self._duration = Histogram(
+            "gen_ai_server_request_duration_seconds",
+            "Time from a request to the end of its answer",
+            (*asked, "error_type"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._first_output = Histogram(
+            "gen_ai_server_time_to_first_token_seconds",
+            "Time from a request to the first output of its answer",
+            asked,
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._per_token = Histogram(
+            "gen_ai_server_time_per_output_token_seconds",
+            "Time per token after the first, of streamed answers",
+            asked,
+            buckets=PER_TOKEN,
+            registry=self.registry,
+        )
+        self._tokens = Histogram(
+            "gen_ai_client_token_usage",
+            "Tokens read and written for a request",
+            (*asked, "gen_ai_token_type"),
+            buckets=TOKENS,
+            registry=self.registry,
+        )
+        self._requests = Histogram(
+            "http_server_request_duration_seconds",
+            "Time from a request to the end of its answer, by route",
+            ("http_request_method", "http_route", "http_response_status_code"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._facts = Counter(
+            "shoal_facts",
+            "What happened to jobs and workers",
+            ("fact",),
+            registry=self.registry,
+        )
+        self.registry.register(_PoolCollector(pool))
+
+    def saw_fact(self, fact: Fact) -> None:
+        """Count something that happened."""
+        self._facts.labels(type(fact).__name__).inc()
+
+    def saw_request(
+        self,
+        request: web.Request,
+        record: Record,
+        status: int,
+        now: float,
+        known: Collection[str],
+    ) -> None:
+        """Count a request that has ended; ``known`` are the models that there are."""
+        seconds = now - record.began
+        self._requests.labels(request.method, _route(request), status).observe(seconds)
+        if record.kind is None:
+            return
+        asked = (OPERATIONS[record.kind], self._model(record.model, known))
+        self._duration.labels(*asked, record.error).observe(seconds)
+        if record.first_output is not None:
+            self._first_output.labels(*asked).observe(
+                record.first_output - record.began
+            )
+        if record.usage is None:
+            return
+        read, written = record.usage.prompt_tokens, record.usage.completion_tokens
+        self._tokens.labels(*asked, "input").observe(read)
+        self._tokens.labels(*asked, "output").observe(written)
+        if record.first_output is not None and written > 1:
+            each = (now - record.first_output) / (written - 1)
+            self._per_token.labels(*asked).observe(each)
+
+    def _model(self, model: str, known: Collection[str]) -> str:
+        if model not in self._models:
+            if model not in known or len(self._models) >= MODELS_MAX:
+                return OTHER
+            self._models.add(model)
+        return model
+
+
+class _PoolCollector(Collector):
+    """Tells the pool's state as it is when it is asked."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        pool = self._pool
+        workers = pool.workers.values()
+        busy = sum(len(worker.leases) for worker in workers)
+        offered = sum(worker.offer.slots for worker in workers)
+        draining = sum(bool(worker.draining) for worker in workers)
+        yield _gauge(
+            "shoal_jobs",
+            "Open jobs",
+            {"queued": pool.waiting, "running": len(pool.jobs) - pool.waiting},
+        )
+        yield _gauge(
+            "shoal_workers",
+            "Workers that are connected",
+            {"serving": len(pool.workers) - draining, "draining": draining},
+        )
+        yield _gauge(
+            "shoal_slots",
+            "Jobs that workers can take at a time",
+            {"busy": busy, "free": max(0, offered - busy)},
+        )
+        yield GaugeMetricFamily(
+            "shoal_models",
+            "Models that workers have",
+            value=len(pool.roster.with_model),
+        )
+
+
+def routes(gateway: Gateway, metrics: Metrics) -> list[web.RouteDef]:
+    """Return the path of this face."""
+    return [web.get("/metrics", partial(_show, gateway, metrics))]
+
+
+async def _show(
+    gateway: Gateway, metrics: Metrics, request: web.Request
+) -> web.Response:
+    await gateway.access.admit(request, Scope.READ)
+    body = generate_latest(metrics.registry)
+    return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _gauge(name: str, text: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=["state"])
+    for state, value in values.items():
+        family.add_metric([state], value)
+    return family
+
+
+def _route(request: web.Request) -> str:
+    resource = request.match_info.route.resource
+    return OTHER if resource is None else resource.canonical

@@ -1,0 +1,130 @@
+"""Which jobs are refused at once, rather than left to wait for nothing."""
+
+import difflib
+import math
+from itertools import islice
+
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    Forbidden,
+    QueueFull,
+    ShoalError,
+    UnknownModel,
+)
+from shoal.domain.work import Feature, Job
+from shoal.pool.match import refusal
+from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob
+from shoal.pool.state import Pool
+
+NEAR_AMONG = 100  # models that a wrong name is compared with, which takes time
+LOOKED_AT_MAX = 256  # workers asked what they can do
+RESERVE = 8  # an eighth of the queue is kept for owners who have nothing in it
+RETRY_MAX = 60  # seconds: nobody knows the load further ahead
+RETRY_UNKNOWN = 5.0  # seconds that a job takes where none was measured yet
+
+FIELDS = {
+    Feature.OPTIONS: "logit_bias",
+    Feature.STOP: "stop",
+    Feature.TOOLS: "tools",
+    Feature.SCHEMA: "response_format",
+    Feature.LOGPROBS: "logprobs",
+    Feature.CHOICES: "n",
+    Feature.IMAGES: "messages",
+    Feature.AUDIO: "messages",
+}
+"""The fields of a request that ask for a feature."""
+
+
+def impossible(pool: Pool, job: Job, now: float) -> ShoalError | None:
+    """Say why nobody in the pool can ever do ``job`` as it is, or None.
+
+    Workers that are expected back are given the benefit of the doubt.
+    """
+    if not pool.roster.knows(job.model, now):
+        return UnknownModel(unknown(pool, job.model))
+    workers = pool.roster.with_model.get(job.model, {})
+    offers = [worker.offer for worker in islice(workers.values(), LOOKED_AT_MAX)]
+    if not offers or len(workers) > LOOKED_AT_MAX:
+        return None
+    capable = [offer for offer in offers if job.kind in offer.kinds]
+    if not capable:
+        kinds = sorted({kind.value for offer in offers for kind in offer.kinds})
+        return CannotDo(
+            f"{job.model} does not do {job.kind.value} jobs here, but "
+            f"{' and '.join(kinds)}",
+            "model",
+        )
+    if all(offer.only_for and job.owner not in offer.only_for for offer in capable):
+        return Forbidden(f"the workers with {job.model} work for other keys only")
+    needs = job.work.needs
+    for feature in sorted(needs, key=lambda each: each.value):
+        if not any(feature in offer.features for offer in capable):
+            field = FIELDS.get(feature, "model")
+            return CannotDo(
+                f"{field}: none of the workers with {job.model} can do this "
+                f"({feature.value})",
+                field,
+            )
+    if not any(needs <= offer.features for offer in capable):
+        asked = sorted(FIELDS.get(feature, "model") for feature in needs)
+        return CannotDo(
+            f"no worker with {job.model} can do all of {', '.join(asked)} together",
+            asked[0],
+        )
+    tokens = len(job.work.text) // SURELY_PER_TOKEN
+    if all(0 < offer.context < tokens for offer in capable):
+        most = max(offer.context for offer in capable)
+        return ContextExceeded(
+            f"the request has more than {tokens} tokens, {job.model} reads {most} here",
+            "messages",
+        )
+    return None
+
+
+def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
+    """Say why ``job`` should not join the queue, or None: an early no beats a late one.
+
+    ``queue_max`` is how many jobs may wait in all.
+    """
+    soon = _retry_after(pool, job.model)
+    if pool.waiting >= queue_max:
+        return QueueFull(f"{pool.waiting} jobs are waiting already", soon)
+    mine = pool.queued_by[job.owner]
+    share = queue_max - queue_max // RESERVE
+    if mine >= share:
+        return QueueFull(
+            f"{mine} jobs of this key are waiting already; the rest of the queue is "
+            "kept for others",
+            soon,
+        )
+    queue = pool.queues.get(job.model)
+    seconds = pool.speeds.job_seconds.get(job.model)
+    if not queue or seconds is None:
+        return None
+    ahead = queue.ahead_of(job.owner, job.priority)
+    expected = ahead * seconds / max(1, pool.roster.slots[job.model])
+    if expected <= job.limits.queue:
+        return None
+    why = refusal(pool, OpenJob(job, 0.0, 0.0, 0.0))
+    return QueueFull(
+        f"{ahead} jobs go first, which takes about {expected:.0f} s: more than the "
+        f"{job.limits.queue:g} s that this one may wait ({why})",
+        min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
+    )
+
+
+def unknown(pool: Pool, model: str) -> str:
+    """Say that nobody has the model, and which name may have been meant."""
+    models = sorted(islice(pool.roster.with_model, NEAR_AMONG))
+    if not models:
+        return f"no worker has the model {model}: no worker has joined yet"
+    near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
+    known = f"did you mean {' or '.join(near)}?" if near else f"there is {models[0]}"
+    return f"no worker has the model {model}: {known}"
+
+
+def _retry_after(pool: Pool, model: str) -> int:
+    """Return how many seconds it takes about until a worker with the model is free."""
+    seconds = pool.speeds.job_seconds.get(model, RETRY_UNKNOWN)
+    return max(1, min(RETRY_MAX, math.ceil(seconds / max(1, pool.roster.slots[model]))))

@@ -1,0 +1,170 @@
+"""The workers with a free slot, and which of them is best for a job."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+from shoal.domain.ids import WorkerId
+from shoal.domain.work import Feature
+from shoal.pool.match import why_not
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import Pool
+from shoal.pool.worker import Worker
+
+SESSION_WORTH = 1.5  # times the least cost that a worker with the session may have
+ROOM_MATTERS = 512  # tokens from which on a worker with enough context is looked for
+
+Promised: TypeAlias = defaultdict[WorkerId, int]  # slots given away in the plan so far
+Wish: TypeAlias = Callable[[Worker], bool]
+
+
+@dataclass(slots=True)
+class _Group:
+    """The free workers of one cost: those looked at and left, the others, and more.
+
+    ``moved`` came here when they were promised a slot, so they come after the others.
+    With each worker stands what it had been promised then: if that is more by now, it
+    stands under a higher cost.
+    """
+
+    rest: Iterator[Worker]
+    seen: list[tuple[Worker, int]] = field(default_factory=list)
+    moved: list[tuple[Worker, int]] = field(default_factory=list)
+
+    def take(self, fits: Wish, promised: Promised) -> Worker | None:
+        """Take the first that fits."""
+        return (
+            _first(self.seen, fits, promised)
+            or self._next(fits, promised)
+            or _first(self.moved, fits, promised)
+        )
+
+    def _next(self, fits: Wish, promised: Promised) -> Worker | None:
+        for worker in self.rest:
+            if worker.id in promised:
+                continue
+            if fits(worker):
+                return worker
+            self.seen.append((worker, 0))
+        return None
+
+
+def _first(
+    workers: list[tuple[Worker, int]], fits: Wish, promised: Promised
+) -> Worker | None:
+    for index, (worker, then) in enumerate(workers):
+        if promised.get(worker.id, 0) == then and fits(worker):
+            del workers[index]
+            return worker
+    return None
+
+
+class Free:
+    """The workers with a free slot for one model, as a plan goes on.
+
+    A worker moves to a higher cost with each slot it is promised for, so the first that
+    can take a job, from the lowest cost on, is the best.  Workers are looked at only as
+    far as jobs need: a pool may have thousands that are idle.
+    """
+
+    def __init__(self, pool: Pool, model: str, promised: Promised) -> None:
+        self._pool = pool
+        self._promised = promised
+        self._count = 0
+        self._groups: dict[float, _Group] = {}
+        for level, workers in pool.roster.available.get(model, {}).items():
+            self._count += len(workers)
+            group = self._group(pool.cost(level))
+            group.rest = chain(group.rest, workers.values())
+        # A worker with several models may have been promised to a job of another.
+        for worker_id in list(promised):
+            worker = pool.workers[worker_id]
+            if model in worker.offer.models:
+                self._count -= 1
+                self._put(worker)
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def take(self, job: OpenJob) -> tuple[Worker, str] | None:
+        """Promise a slot of the best worker for ``job``; say why it is best."""
+        if (worker := self._familiar(job)) is not None:
+            return worker, self._promise(worker, "had the conversation before")
+        for wish, reason in _wishes(job):
+            if (worker := self._find(job, wish)) is not None:
+                return worker, self._promise(worker, reason)
+        return None
+
+    def take_idle(self, job: OpenJob) -> tuple[Worker, str] | None:
+        """Promise a slot of the best worker for ``job`` that has nothing to do."""
+
+        def idle(worker: Worker) -> bool:
+            return not worker.leases and worker.id not in self._promised
+
+        worker = self._find(job, idle)
+        return None if worker is None else (worker, self._promise(worker, "idle"))
+
+    def _familiar(self, job: OpenJob) -> Worker | None:
+        """Return the worker that had the session before, unless it is much too busy.
+
+        It need not read the beginning again, which is worth a wait behind others.  A
+        session that still runs there is no conversation that goes on: then there are
+        several alike, better done side by side.
+        """
+        known = self._pool.sessions.get(job.job.session)
+        worker = None if known is None else self._pool.workers.get(known)
+        if worker is None or job.started or why_not(job, worker) is not None:
+            return None
+        if worker.free_slots <= self._promised.get(worker.id, 0):
+            return None
+        running = self._pool.held_by(worker.id)
+        if any(each.job.session == job.job.session for each, _ in running):
+            return None
+        dearest = SESSION_WORTH * min(self._groups)
+        return worker if self._cost(worker) <= dearest else None
+
+    def _promise(self, worker: Worker, reason: str) -> str:
+        """Give a slot away; return the reason with the worker's state before."""
+        share = worker.load(self._promised[worker.id])
+        self._promised[worker.id] += 1
+        self._count -= 1
+        self._put(worker)
+        pace = "" if worker.pace is None else f", about {worker.pace:.0f} tokens/s"
+        return f"{reason}: {share:.0%} of its slots in use{pace}"
+
+    def _find(self, job: OpenJob, wish: Wish | None) -> Worker | None:
+        def fits(worker: Worker) -> bool:
+            return (wish is None or wish(worker)) and why_not(job, worker) is None
+
+        for cost in sorted(self._groups):
+            worker = self._groups[cost].take(fits, self._promised)
+            if worker is not None:
+                return worker
+        return None
+
+    def _cost(self, worker: Worker) -> float:
+        return self._pool.cost(worker.level(self._promised.get(worker.id, 0)))
+
+    def _put(self, worker: Worker) -> None:
+        promised = self._promised[worker.id]
+        if worker.free_slots > promised:
+            self._count += 1
+            self._group(self._cost(worker)).moved.append((worker, promised))
+
+    def _group(self, cost: float) -> _Group:
+        return self._groups.setdefault(cost, _Group(iter(())))
+
+
+def _wishes(job: OpenJob) -> Iterator[tuple[Wish | None, str]]:
+    """Yield what is looked for in a worker, the best first, and how that is said."""
+    if job.started:
+        yield _goes_on, "can go on with the answer"
+    if job.tokens > ROOM_MATTERS:
+        yield (lambda worker: worker.offer.context >= job.tokens), "has room for it"
+    yield None, "expected to be quickest"
+
+
+def _goes_on(worker: Worker) -> bool:
+    return Feature.CONTINUE in worker.offer.features

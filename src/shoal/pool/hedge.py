@@ -1,0 +1,57 @@
+"""Which silent job is given to a second worker as well, against the slow tail.
+
+Source: Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013: hedged requests.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import islice
+
+from shoal.domain.facts import JobHedged
+from shoal.domain.ids import LeaseNumber
+from shoal.domain.work import Kind
+from shoal.pool.free import Free, Promised
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import Pool
+
+SHARE = 10  # one of so many running jobs may have a second worker, and one always
+KINDS = frozenset({Kind.CHAT, Kind.COMPLETION})
+LOOKS_MAX = 32  # jobs in one plan for which an idle worker is looked for
+
+
+def hedges(pool: Pool, now: float, after: float) -> list[JobHedged]:
+    """Give jobs that have been silent for ``after`` seconds to an idle worker, too.
+
+    Only what nobody waits for is given away, if the plan was applied before.  Changes
+    nothing: the caller applies the facts.
+    """
+    room = max(1, (len(pool.jobs) - pool.waiting) // SHARE) - pool.hedges
+    found: list[JobHedged] = []
+    promised: Promised = defaultdict(int)
+    free: dict[str, Free] = {}
+    for job in islice(_hedgeable(pool, now, after), LOOKS_MAX):
+        if len(found) >= room:
+            break
+        model = job.job.model
+        if model not in free:
+            free[model] = Free(pool, model, promised)
+        if (choice := free[model].take_idle(job)) is not None:
+            worker, state = choice
+            waited = f"attempt {job.lease} silent for {now - job.leased_at:.1f} s"
+            lease = LeaseNumber(job.given + 1)
+            found.append(JobHedged(job.job.id, worker.id, lease, f"{waited}; {state}"))
+    return found
+
+
+def next_hedge(pool: Pool, now: float, after: float) -> float | None:
+    """Return when another job will have been silent for ``after`` seconds."""
+    times = (job.leased_at + after for job in pool.silent.values())
+    return next((due for due in times if due > now), None)
+
+
+def _hedgeable(pool: Pool, now: float, after: float) -> Iterator[OpenJob]:
+    for job in pool.silent.values():
+        if job.leased_at + after > now:
+            return
+        if job.job.kind in KINDS and job.job.model in pool.roster.available:
+            yield job

@@ -1,0 +1,66 @@
+"""A job that has not ended, and who works on it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from shoal.domain.ids import LeaseNumber, WorkerId
+from shoal.domain.work import Feature, Job
+from shoal.pool.lifecycle import JobState
+
+NO_LEASE = LeaseNumber(0)
+CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for English
+SURELY_PER_TOKEN = 8  # characters: no text but odd ones has more in a token
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A worker's lease on a job, and since when."""
+
+    worker_id: WorkerId
+    lease: LeaseNumber
+    since: float
+
+
+@dataclass(slots=True)
+class OpenJob:
+    """A job that has not ended."""
+
+    job: Job
+    submitted_at: float
+    since: float  # when it came into its present state
+    queued_at: float  # when it began to wait; a refusal does not begin it anew
+    leased_at: float = 0.0  # when its present worker was given it
+    state: JobState = JobState.QUEUED
+    worker_id: WorkerId | None = None
+    lease: LeaseNumber = NO_LEASE  # that of its present worker, or of the last one
+    given: LeaseNumber = NO_LEASE  # the highest number of a lease so far
+    hedge: Held | None = None  # a second worker, until one of the two begins
+    started: bool = False  # whether text has ever reached the client
+    lost: int = 0  # workers that went away with it
+    refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    characters: int = field(init=False)  # of what the model is to read
+    needs: frozenset[Feature] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # Looked at again and again while the job waits, and never changed.
+        self.characters = len(self.job.work.text)
+        self.needs = self.job.work.needs
+
+    @property
+    def tokens_min(self) -> int:
+        """Return how many tokens the model has to read at the least."""
+        return self.characters // SURELY_PER_TOKEN
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens question and answer may have, as a guess."""
+        wanted = getattr(self.job.work, "max_tokens", None) or 0
+        return self.characters // CHARACTERS_PER_TOKEN + wanted
+
+    @property
+    def holders(self) -> Iterator[tuple[WorkerId, LeaseNumber]]:
+        """Yield who works on it, and under which lease: nobody, one worker or two."""
+        if self.worker_id is not None:
+            yield self.worker_id, self.lease
+        if self.hedge is not None:
+            yield self.hedge.worker_id, self.hedge.lease

@@ -1,0 +1,112 @@
+"""Jobs that wait for workers with one model, and whose turn it is."""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from shoal.domain.ids import JobId
+from shoal.domain.work import Priority
+from shoal.pool.open_job import OpenJob
+
+ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
+
+
+@dataclass(slots=True)
+class Queue:
+    """The waiting jobs of one model.
+
+    Those that had a worker before have waited their turn once and go first.  The others
+    go by priority, and within one priority the owners with the fewest jobs running go
+    first (max-min fair sharing), each with its oldest job.
+    """
+
+    again: dict[JobId, OpenJob] = field(default_factory=dict)
+    fresh: dict[Priority, dict[str, dict[JobId, OpenJob]]] = field(default_factory=dict)
+    """By priority and owner; owners in the order in which they were last served."""
+
+    def __bool__(self) -> bool:
+        return bool(self.again or self.fresh)
+
+    def __len__(self) -> int:
+        return len(self.again) + sum(
+            len(jobs) for owners in self.fresh.values() for jobs in owners.values()
+        )
+
+    def add(self, job: OpenJob) -> None:
+        """Let a job wait."""
+        if job.lease:
+            self.again[job.job.id] = job
+            return
+        owners = self.fresh.setdefault(job.job.priority, {})
+        owners.setdefault(job.job.owner, {})[job.job.id] = job
+
+    def remove(self, job: OpenJob) -> None:
+        """Let a job go; its owner comes after the others then."""
+        if self.again.pop(job.job.id, None) is not None:
+            return
+        owners = self.fresh[job.job.priority]
+        jobs = owners.pop(job.job.owner)
+        del jobs[job.job.id]
+        if jobs:
+            owners[job.job.owner] = jobs
+        elif not owners:
+            del self.fresh[job.job.priority]
+
+    def in_turn(self, running: Mapping[str, int]) -> Iterator[tuple[OpenJob, "Served"]]:
+        """Yield the jobs in the order in which they should be served.
+
+        ``running`` is how many jobs each owner has running.  Call the ``Served`` that
+        comes with a job if it was served: its owner's next job counts from there.
+        """
+        served: Counter[str] = Counter()
+        for job in self.again.values():
+            yield job, Served(served, job.job.owner)
+        for priority in ORDER:
+            yield from self._shared(self.fresh.get(priority, {}), running, served)
+
+    def ahead_of(self, owner: str, priority: Priority) -> int:
+        """Return how many jobs are served before a new one of ``owner``, about.
+
+        Of the same priority, as many of each other owner's as of its own.
+        """
+        ahead = len(self.again)
+        for each, owners in self.fresh.items():
+            if each.value > priority.value:
+                ahead += sum(map(len, owners.values()))
+        same = self.fresh.get(priority, {})
+        own = len(same.get(owner, ()))
+        others = (len(jobs) for other, jobs in same.items() if other != owner)
+        return ahead + own + sum(min(count, own + 1) for count in others)
+
+    @staticmethod
+    def _shared(
+        owners: Mapping[str, Mapping[JobId, OpenJob]],
+        running: Mapping[str, int],
+        served: Counter[str],
+    ) -> Iterator[tuple[OpenJob, "Served"]]:
+        jobs = {owner: iter(theirs.values()) for owner, theirs in owners.items()}
+        turns = [
+            (running.get(owner, 0) + served[owner], turn, owner)
+            for turn, owner in enumerate(owners)
+        ]
+        heapq.heapify(turns)
+        while turns:
+            _, turn, owner = heapq.heappop(turns)
+            job = next(jobs[owner], None)
+            if job is None:
+                continue
+            yield job, Served(served, owner)
+            has = running.get(owner, 0) + served[owner]
+            heapq.heappush(turns, (has, turn + len(owners), owner))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Notes that a job was served, when called."""
+
+    counts: Counter[str]
+    owner: str
+
+    def __call__(self) -> None:
+        self.counts[self.owner] += 1

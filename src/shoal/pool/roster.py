@@ -1,0 +1,104 @@
+"""Which workers there are for each model, and which of them are free."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from shoal.domain.ids import WorkerId
+from shoal.pool.worker import Level, Worker
+
+MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
+
+Key = TypeVar("Key", str, Level)
+
+
+@dataclass(slots=True)
+class Roster:
+    """The workers by what they have and how busy they are."""
+
+    with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
+    slots: Counter[str] = field(default_factory=Counter)
+    """Slots of all workers that take new jobs, by model."""
+
+    available: dict[str, dict[Level, dict[WorkerId, Worker]]] = field(
+        default_factory=dict
+    )
+    """The workers with a free slot, by model and level.
+
+    Among equals the one that has been so the longest comes first, so that idle workers
+    take turns.
+    """
+
+    last_seen: dict[str, float] = field(default_factory=dict)
+    """When the last worker with a model went, or when it was first expected."""
+
+    def knows(self, model: str, now: float) -> bool:
+        """Say whether some worker has the model, or had it a short while ago."""
+        if model in self.with_model:
+            return True
+        last = self.last_seen.get(model)
+        return last is not None and now - last < MODEL_MEMORY
+
+    def expect(self, model: str, now: float) -> None:
+        """Take a model for known, though no worker with it is there yet."""
+        self.last_seen.setdefault(model, now)
+
+    def enter(self, worker: Worker) -> None:
+        """Take a worker in."""
+        for model in worker.offer.models:
+            self.with_model.setdefault(model, {})[worker.id] = worker
+            self.slots[model] += worker.offer.slots
+        self.file(worker)
+
+    def file(self, worker: Worker) -> None:
+        """Put a worker where one of its level is looked for, or nowhere."""
+        before = worker.filed
+        free = worker.free_slots > 0 and not worker.draining
+        worker.filed = worker.level() if free else None
+        for model in worker.offer.models:
+            levels = self.available.setdefault(model, {})
+            if before is not None:
+                _remove(levels, before, worker.id)
+            if worker.filed is not None:
+                levels.setdefault(worker.filed, {})[worker.id] = worker
+            if not levels:
+                del self.available[model]
+
+    def retire(self, worker: Worker, reason: str) -> None:
+        """Look for a worker no more."""
+        if not worker.draining:
+            self.slots.subtract(dict.fromkeys(worker.offer.models, worker.offer.slots))
+        worker.draining = reason
+        self.file(worker)
+
+    def leave(self, worker: Worker, now: float) -> list[str]:
+        """Let a worker go; return the models that nobody else has."""
+        self.retire(worker, "lost")
+        gone = []
+        for model in worker.offer.models:
+            _remove(self.with_model, model, worker.id)
+            if model not in self.with_model:
+                del self.slots[model]
+                # Put at the end again, so that the oldest stays in front.
+                self.last_seen.pop(model, None)
+                self.last_seen[model] = now
+                gone.append(model)
+        if gone:
+            self._forget_models(now)
+        return gone
+
+    def _forget_models(self, now: float) -> None:
+        # A worker chooses its model's name: without this, names would pile up.
+        while self.last_seen:
+            oldest, at = next(iter(self.last_seen.items()))
+            if now - at <= MODEL_MEMORY:
+                return
+            del self.last_seen[oldest]
+
+
+def _remove(
+    index: dict[Key, dict[WorkerId, Worker]], key: Key, worker_id: WorkerId
+) -> None:
+    del index[key][worker_id]
+    if not index[key]:
+        del index[key]

@@ -1,0 +1,48 @@
+"""How fast workers are and how long jobs take, as averages of late."""
+
+from dataclasses import dataclass, field
+
+from shoal.domain.work import Outcome
+from shoal.pool.open_job import CHARACTERS_PER_TOKEN, OpenJob
+from shoal.pool.worker import Worker
+
+NEWEST = 0.25  # the share that the newest measurement has in an average
+TOKENS_MIN = 8  # shorter answers say nothing about a worker's speed
+
+
+@dataclass(slots=True)
+class Speeds:
+    """What was learned from jobs that were done."""
+
+    usual_pace: float | None = None  # tokens per second of one answer, of all workers
+    job_seconds: dict[str, float] = field(default_factory=dict)
+    """How long workers take for a job, by model."""
+
+    def measure(
+        self, job: OpenJob, worker: Worker, outcome: Outcome, now: float
+    ) -> None:
+        """Learn from a job that ``worker`` has just done.
+
+        All of its time counts, and not only that since the first piece: some workers
+        say the whole answer in one piece at the end.
+        """
+        model = job.job.model
+        seconds = now - job.leased_at
+        before = self.job_seconds.get(model)
+        self.job_seconds[model] = _average(before, seconds)
+        if outcome.usage is not None:
+            tokens = outcome.usage.completion_tokens
+        else:
+            tokens = len(outcome.text) // CHARACTERS_PER_TOKEN
+        if tokens < TOKENS_MIN or seconds <= 0:
+            return
+        worker.pace = _average(worker.pace, tokens / seconds)
+        self.usual_pace = _average(self.usual_pace, tokens / seconds)
+
+    def forget(self, model: str) -> None:
+        """Let go of what is known of a model that no worker has any more."""
+        self.job_seconds.pop(model, None)
+
+
+def _average(before: float | None, value: float) -> float:
+    return value if before is None else before + NEWEST * (value - before)

@@ -1,0 +1,44 @@
+"""A worker that is there, and how much it has to do."""
+
+import math
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.worker import Offer
+
+LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
+
+Level: TypeAlias = tuple[float, int | None]
+"""How much a worker has to do with one more job, and its pace as a power of two.
+
+The first is the share of its slots in use; the second is None where no job was measured
+yet.  Paces are taken in such steps so that workers of about the same speed are equals
+and take turns.
+"""
+
+
+@dataclass(slots=True)
+class Worker:
+    """A worker that is there."""
+
+    id: WorkerId
+    offer: Offer
+    cancels: bool
+    leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
+    draining: str = ""  # why it takes nothing new
+    pace: float | None = None  # tokens per second of one answer, lately; None: unknown
+    filed: Level | None = None  # what it stands under in ``Roster.available``
+
+    @property
+    def free_slots(self) -> int:
+        return self.offer.slots - len(self.leases)
+
+    def load(self, promised: int = 0) -> float:
+        """Return the share of its slots in use, with ``promised`` more jobs."""
+        return (len(self.leases) + promised) / min(self.offer.slots, LOAD_SLOTS_MAX)
+
+    def level(self, promised: int = 0) -> Level:
+        """Return how busy and how quick it is, with ``promised`` more jobs."""
+        step = None if self.pace is None else round(math.log2(self.pace))
+        return self.load(promised + 1), step

@@ -1,0 +1,120 @@
+"""What is done about a fact once it is in the store."""
+
+from collections.abc import Callable, Iterable
+
+from shoal.domain.facts import (
+    CameLate,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobHedged,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.vocabulary import CancelJob, RunJob
+from shoal.domain.work import BEYOND_TEXT, Feature
+from shoal.pool.react import Recall, Spoiled, Stimulus
+from shoal.pool.state import Pool
+from shoal.runtime.answer import Answer, Spoilt
+from shoal.runtime.ends import error_of
+from shoal.runtime.named import Named
+from shoal.runtime.peers import Peers
+from shoal.runtime.watch import Watch
+
+
+class Acting:
+    """Tells workers and askers what was decided.
+
+    When a fact is acted on, the pool is as all facts of its batch have left it.
+    ``accept`` tells whoever submitted a job that it was accepted.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        answers: dict[JobId, Answer],
+        named: Named,
+        peers: Peers,
+        watch: Watch,
+        accept: Callable[[JobId], None],
+        post: Callable[[Stimulus], None],
+    ) -> None:
+        self._pool = pool
+        self._answers = answers
+        self._named = named
+        self._peers = peers
+        self._watch = watch
+        self._accept = accept
+        self._post = post
+
+    def act(self, fact: Fact, recalled: Iterable[Recall]) -> None:
+        """Do what follows from ``fact``, and stop those who work in vain."""
+        match fact:
+            case JobSubmitted(job):
+                self._accept(job.id)
+                self._watch.look(job.id)
+            case JobLeased():
+                self._lease(fact)
+                self._watch.look(fact.job_id)
+            case JobHedged():
+                self._hedge(fact)
+            case JobUnhedged(job_id, lease):
+                self._answers[job_id].unhedge(lease)
+                self._watch.look(job_id)
+            case JobStarted() | JobRequeued():
+                self._watch.look(fact.job_id)
+            case JobCompleted(job_id, _, outcome):
+                self._answers[job_id].finish(outcome)
+                self.forget(job_id)
+            case JobFailed() | JobCancelled() | JobExpired():
+                self._answers[fact.job_id].fail(error_of(fact))
+                self.forget(fact.job_id)
+            case WorkerJoined(worker_id=worker_id):
+                self._peers.entered(worker_id)
+            case WorkerLost(worker_id=worker_id):
+                self._peers.left(worker_id)
+            case WorkerDraining() | CameLate():
+                pass
+        for worker_id, cancel in recalled:
+            peer = self._peers.of(worker_id)
+            if CancelJob in peer.accepts:
+                peer.issue(cancel)
+
+    def forget(self, job_id: JobId) -> None:
+        """Let go of a job that is not open any more, or never was."""
+        del self._answers[job_id]
+        self._named.remove(job_id)
+        self._watch.forget(job_id)
+
+    def _lease(self, fact: JobLeased) -> None:
+        job = self._pool.jobs[fact.job_id]
+        features = self._pool.workers[fact.worker_id].offer.features
+        continues = Feature.CONTINUE in features and not job.needs & BEYOND_TEXT
+        answer = self._answers[fact.job_id]
+        try:
+            beginning = answer.grant(fact.lease, fact.worker_id, continues=continues)
+        except Spoilt as spoilt:
+            # Nobody was told to run it, so nobody is to stop.
+            self._post(Spoiled(fact.job_id, str(spoilt), spoilt.lost, cut=False))
+            return
+        # If the worker has gone meanwhile, it does not hear this, and that it went is
+        # in the mailbox.
+        run = RunJob(fact.job_id, fact.lease, job.job.work, beginning)
+        self._peers.of(fact.worker_id).issue(run)
+
+    def _hedge(self, fact: JobHedged) -> None:
+        # Also if the first worker has begun meanwhile: this one is stopped next, and a
+        # wire that cannot cancel frees its slot only when the job ends there.
+        self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
+        work = self._pool.jobs[fact.job_id].job.work
+        run = RunJob(fact.job_id, fact.lease, work)
+        self._peers.of(fact.worker_id).issue(run)

@@ -1,0 +1,130 @@
+"""Keys or join tokens, in memory and in step with the store."""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Generic, TypeVar
+
+from shoal.domain.credentials import NAME, JoinToken, Key, digest_of, ended_before
+from shoal.domain.errors import InvalidRequest, NotFound, StoreError
+
+KEPT_MAX = 100_000  # keys or tokens; those that have ended are forgotten in time
+
+C = TypeVar("C", Key, JoinToken)
+
+
+class Book(Generic[C]):
+    """Credentials of one kind, found by their digest without looking at the others.
+
+    ``what`` is what one of them is called.  Names are unique among those that were not
+    revoked; ``reserved`` ones are given to none.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        kept: Iterable[C],
+        add: Callable[[C], Awaitable[None]],
+        revoke: Callable[[str, float], Awaitable[None]],
+        reserved: Iterable[str] = (),
+    ) -> None:
+        self._what = what
+        self._add: Callable[[C], Awaitable[None]] = add
+        self._revoke = revoke
+        self._reserved = frozenset(reserved)
+        self._by_id: dict[str, C] = {}
+        self._by_digest: dict[bytes, str] = {}  # the ids
+        self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
+        for each in kept:
+            self._keep(each)
+
+    def __iter__(self) -> Iterator[C]:
+        return iter(list(self._by_id.values()))
+
+    def of(self, secret: str) -> C | None:
+        """Return what a secret belongs to, also if that has ended."""
+        # Whoever measures how long this takes learns of digests, and from a digest
+        # there is no way back.
+        id_ = self._by_digest.get(digest_of(secret))
+        return None if id_ is None else self._by_id[id_]
+
+    def by_id(self, id_: str) -> C | None:
+        return self._by_id.get(id_)
+
+    def named(self, name: str) -> C:
+        """Return the one with this id, or with this name that was not revoked.
+
+        Raises NotFound.
+        """
+        found = self._by_id.get(name) or self._by_id.get(self._by_name.get(name, ""))
+        if found is None:
+            raise NotFound(f"there is no {self._what} {name}")
+        return found
+
+    def check_name(self, name: str) -> None:
+        """Raise InvalidRequest if a new one cannot be called so."""
+        if not NAME.fullmatch(name):
+            raise InvalidRequest(
+                "name: expected up to 64 letters, digits and . _ @ -, got "
+                f"{name[:80]!r}",
+                "name",
+            )
+        if name in self._reserved:
+            raise InvalidRequest(f"name: {name} means something else here", "name")
+        if name in self._by_name:
+            raise InvalidRequest(
+                f"name: there is a {self._what} {name} already; revoke it first, or "
+                "choose another name",
+                "name",
+            )
+
+    async def add(self, new: C) -> None:
+        """Keep a new one; it counts once this returns.
+
+        Raises InvalidRequest if its name cannot be or there are too many, StoreError.
+        """
+        self.check_name(new.name)
+        if len(self._by_id) >= KEPT_MAX:
+            raise InvalidRequest(f"there are {KEPT_MAX} of them: revoke some first")
+        # Known before it is stored, so that nobody else takes the name meanwhile.  Its
+        # secret has been told to no one yet.
+        self._keep(new)
+        try:
+            await self._add(new)
+        except StoreError:
+            self._drop(new)
+            raise
+
+    async def revoke(self, old: C, at: float) -> C:
+        """End one; return it as it is now.  Revoking it again changes nothing.
+
+        Raises StoreError.  It has ended all the same, until the next start.
+        """
+        if old.revoked_at is not None:
+            return old
+        revoked = replace(old, revoked_at=at)
+        self.update(revoked)
+        self._by_name.pop(old.name, None)
+        await self._revoke(old.id, at)
+        return revoked
+
+    def update(self, changed: C) -> None:
+        """Replace one by how it is now."""
+        self._by_id[changed.id] = changed
+
+    def forget_ended(self, before: float) -> None:
+        """Forget those that were revoked or had expired before then."""
+        for each in self:
+            if ended_before(each, before):
+                self._drop(each)
+
+    def _keep(self, new: C) -> None:
+        self._by_id[new.id] = new
+        self._by_digest[new.digest] = new.id
+        if new.revoked_at is None:
+            self._by_name[new.name] = new.id
+
+    def _drop(self, old: C) -> None:
+        del self._by_id[old.id]
+        del self._by_digest[old.digest]
+        if self._by_name.get(old.name) == old.id:
+            del self._by_name[old.name]

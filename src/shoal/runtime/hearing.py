@@ -1,0 +1,121 @@
+"""What workers say: their text goes straight into answers, the rest becomes stimuli."""
+
+from collections.abc import Callable, Mapping
+
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Draining,
+    Event,
+    Failed,
+    Joined,
+    Progress,
+    Rejected,
+)
+from shoal.pool.react import (
+    Answered,
+    Arrived,
+    Began,
+    Departed,
+    Retiring,
+    Spoiled,
+    Stimulus,
+    Withdrawn,
+)
+from shoal.pool.state import Pool
+from shoal.runtime.answer import Answer, Slow, Spoilt
+from shoal.runtime.clock import Clock
+from shoal.runtime.peers import Connection, Peers
+
+
+class Hearing:
+    """Listens to all workers, and posts what the hub has to decide about."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        answers: Mapping[JobId, Answer],
+        peers: Peers,
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+    ) -> None:
+        self._pool = pool
+        self._answers = answers
+        self._peers = peers
+        self._clock = clock
+        self._post = post
+
+    def heard(self, connection: Connection, event: Event) -> None:
+        """Take what the worker at the other end says."""
+        if isinstance(event, Progress):
+            self._progress(event)
+            return
+        if isinstance(event, Joined):
+            self.gone(connection, "joined anew")
+            worker_id = self._peers.join(connection, event.name)
+            cancels = CancelJob in connection.peer.accepts
+            self._post(Arrived(worker_id, event.offer, cancels))
+            return
+        speaker = self._peers.speaker(connection)
+        if speaker is None:
+            return  # replaced by a newer connection, and not gone yet
+        match event:
+            case Completed():
+                self._completed(speaker, event)
+            case Rejected() | Failed():
+                self._post(Answered(speaker, event))
+            case Draining():
+                self._post(Retiring(speaker, event))
+
+    def gone(self, connection: Connection, reason: str) -> None:
+        """Take note that a connection has ended."""
+        if (worker_id := self._peers.leave(connection)) is not None:
+            self._post(Departed(worker_id, reason))
+
+    def _progress(self, event: Progress) -> None:
+        # The path of every token: no task, no lock, no fact but for the first.
+        answer = self._answers.get(event.job_id)
+        if answer is None or answer.ended or not answer.admits(event.lease):
+            return
+        try:
+            if answer.put(event.piece, self._clock.now()):
+                self._post(Began(event.job_id, event.lease))
+        except Slow:
+            if not self._goes_on_unread(event.job_id):
+                self._post(Withdrawn(event.job_id, "the client reads too slowly"))
+        except Spoilt as spoilt:
+            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
+
+    def _completed(self, worker_id: WorkerId, event: Completed) -> None:
+        answer = self._answers.get(event.job_id)
+        if answer is None or not answer.admits(event.lease):
+            self._post(Answered(worker_id, event))
+            return
+        try:
+            answer.check_whole()
+        except Spoilt as spoilt:
+            self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
+        # Said in any case, for it is what frees the slot on a wire that cannot cancel.
+        outcome = answer.whole(event.finish_reason, event.usage)
+        self._post(Answered(worker_id, event, outcome))
+
+    def _goes_on_unread(self, job_id: JobId) -> bool:
+        job = self._pool.jobs.get(job_id)
+        return job is not None and bool(job.job.idempotency_key)
+
+
+class Port:
+    """Where one connection's driver reports to."""
+
+    def __init__(self, hearing: Hearing, connection: Connection) -> None:
+        self._hearing = hearing
+        self._connection = connection
+
+    def heard(self, event: Event) -> None:
+        """Take what the worker says."""
+        self._hearing.heard(self._connection, event)
+
+    def gone(self, reason: str) -> None:
+        """Take note that the connection has ended."""
+        self._hearing.gone(self._connection, reason)

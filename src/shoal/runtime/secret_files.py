@@ -1,0 +1,75 @@
+"""The secrets that a coordinator keeps in its folder, readable only to its user."""
+
+import os
+import secrets
+from contextlib import suppress
+from pathlib import Path
+
+from shoal.domain.errors import ConfigError
+
+SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
+KEY_FILE = "api-key"
+TOKEN_FILE = "join-token"
+CERTIFICATE_FILE = "certificate.pem"
+
+
+def new_secret() -> str:
+    """Return a secret that nobody guesses, in letters and digits."""
+    return secrets.token_hex(SECRET_SIZE)
+
+
+def first_key(folder: Path, given: str) -> str:
+    """Return the first API key.
+
+    One that was given is kept, for commands on this machine.
+
+    Raises ConfigError if it cannot be one, OSError.
+    """
+    if not given:
+        return _kept(folder / KEY_FILE, "sk-shoal-")
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise ConfigError("--api-key: expected printable ASCII without spaces")
+    _write(folder / KEY_FILE, given + "\n")
+    return given
+
+
+def first_token(folder: Path, given: str | None) -> str:
+    """Return what workers present; empty: anything.
+
+    Raises ConfigError, OSError.
+    """
+    return _kept(folder / TOKEN_FILE, "") if given is None else given
+
+
+def keep_certificate(folder: Path, certificate: str | None) -> None:
+    """Keep the certificate for commands on this machine, or forget the last one.
+
+    Raises OSError.
+    """
+    file = folder / CERTIFICATE_FILE
+    if certificate is None:
+        file.unlink(missing_ok=True)
+    else:
+        _write(file, certificate)
+
+
+def _kept(file: Path, prefix: str) -> str:
+    """Return the secret that a file holds, made at first use."""
+    with suppress(FileNotFoundError):
+        if secret := file.read_text().strip():
+            return secret
+        # Not taken as "no secret": that would open the door to anyone.
+        raise ConfigError(f"{file} is empty: delete it, and a new one is made")
+    made = prefix + new_secret()
+    with open(file, "x", opener=_private) as new:
+        new.write(made + "\n")
+    return made
+
+
+def _write(file: Path, text: str) -> None:
+    with open(file, "w", opener=_private) as kept:
+        kept.write(text)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

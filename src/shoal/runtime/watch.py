@@ -1,0 +1,54 @@
+"""Sees to it that no job runs past one of its time limits."""
+
+from collections.abc import Callable, Mapping
+
+from shoal.domain.ids import JobId
+from shoal.domain.work import Limit
+from shoal.pool.react import Overdue, Stimulus, overdue
+from shoal.pool.state import Pool
+from shoal.runtime.answer import Answer
+from shoal.runtime.clock import Clock, Timer
+
+
+class Watch:
+    """A timer for each open job, set to the limit that it may reach next."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        answers: Mapping[JobId, Answer],
+        clock: Clock,
+        post: Callable[[Stimulus], None],
+    ) -> None:
+        self._pool = pool
+        self._answers = answers
+        self._clock = clock
+        self._post = post
+        self._timers: dict[JobId, Timer] = {}
+
+    def look(self, job_id: JobId) -> None:
+        """Look at a job's limits now, and again when the next may be reached."""
+        self.forget(job_id)
+        job = self._pool.jobs.get(job_id)
+        if job is None:
+            return
+        answer = self._answers[job_id]
+        # While a new lease is being stored, the answer is still the last one's.
+        current = any(lease == answer.lease for _, lease in job.holders)
+        last_output = answer.last_output if current else None
+        due = overdue(job, self._clock.now(), last_output)
+        if isinstance(due, Limit):
+            self._post(Overdue(job_id, due))
+        else:
+            self._timers[job_id] = self._clock.call_at(due, lambda: self.look(job_id))
+
+    def forget(self, job_id: JobId) -> None:
+        """Look at a job no more."""
+        if (timer := self._timers.pop(job_id, None)) is not None:
+            timer.cancel()
+
+    def stop(self) -> None:
+        """Look at nothing any more."""
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()

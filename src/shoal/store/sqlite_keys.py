@@ -1,0 +1,193 @@
+"""API keys, join tokens and usage in the SQLite store."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import astuple
+from typing import Any, Protocol, TypeVar
+
+from shoal.domain.credentials import (
+    JoinToken,
+    Key,
+    Quota,
+    Scope,
+    Used,
+    day_of,
+    usage_of,
+    usage_until,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.work import Outcome
+from shoal.store import codec
+
+T = TypeVar("T")
+
+KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
+                 requests_per_minute, tokens_per_minute, tokens_per_day, budget
+          FROM keys ORDER BY created_at, rowid"""
+TOKENS = """SELECT id, name, digest, created_at, expires_at, revoked_at, uses_max,
+                   models
+            FROM join_tokens ORDER BY created_at, rowid"""
+
+USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens),
+                 sum(iif(day = ?, prompt_tokens + completion_tokens, 0))
+          FROM usage"""
+
+
+class Database(Protocol):
+    """Where SQL is run: the store's one thread."""
+
+    async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work``, and keep what it wrote all or not at all."""
+        ...
+
+
+class SqliteKeys:
+    """Keeps keys and tokens beside the jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def keys(self) -> list[Key]:
+        def read(sql: sqlite3.Connection) -> list[Key]:
+            return [_key(row) for row in sql.execute(KEYS)]
+
+        return await self._database.transact(read)
+
+    async def add_key(self, key: Key) -> None:
+        values = (
+            key.id,
+            key.name,
+            key.digest,
+            key.start,
+            key.scope.value,
+            key.created_at,
+            key.expires_at,
+            key.revoked_at,
+            *astuple(key.quota),
+        )
+        await self._write(f"INSERT INTO keys VALUES ({_marks(values)})", *values)
+
+    async def revoke_key(self, key_id: str, at: float) -> None:
+        await self._revoke("keys", key_id, at)
+
+    async def tokens(self) -> list[JoinToken]:
+        def read(sql: sqlite3.Connection) -> list[JoinToken]:
+            bound: dict[str, set[str]] = {}
+            for token_id, worker in sql.execute("SELECT * FROM join_token_workers"):
+                bound.setdefault(token_id, set()).add(worker)
+            return [
+                _token(row, bound.get(row[0], set())) for row in sql.execute(TOKENS)
+            ]
+
+        return await self._database.transact(read)
+
+    async def add_token(self, token: JoinToken) -> None:
+        values = (
+            token.id,
+            token.name,
+            token.digest,
+            token.created_at,
+            token.expires_at,
+            token.revoked_at,
+            token.uses_max,
+            json.dumps(token.models),
+        )
+        await self._write(f"INSERT INTO join_tokens VALUES ({_marks(values)})", *values)
+
+    async def revoke_token(self, token_id: str, at: float) -> None:
+        await self._revoke("join_tokens", token_id, at)
+
+    async def bind(self, token_id: str, worker: str) -> None:
+        query = "INSERT OR IGNORE INTO join_token_workers VALUES (?, ?)"
+        await self._write(query, token_id, worker)
+
+    async def used(self, owner: str, today: int) -> Used:
+        query = f"{USED} WHERE owner = ? GROUP BY owner"
+
+        def read(sql: sqlite3.Connection) -> Used:
+            row = sql.execute(query, (today, owner)).fetchone()
+            return Used() if row is None else Used(*row[1:])
+
+        return await self._database.transact(read)
+
+    async def used_by_all(self, today: int) -> dict[str, Used]:
+        def read(sql: sqlite3.Connection) -> dict[str, Used]:
+            rows = sql.execute(f"{USED} GROUP BY owner", (today,))
+            return {owner: Used(*sums) for owner, *sums in rows}
+
+        return await self._database.transact(read)
+
+    async def _revoke(self, table: str, id_: str, at: float) -> None:
+        query = f"UPDATE {table} SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
+        await self._write(query, at, id_)
+
+    async def _write(self, query: str, *values: object) -> None:
+        await self._database.transact(lambda sql: sql.execute(query, values))
+
+
+def count_usage(
+    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int, at: float
+) -> None:
+    """Add what a job has used to its owner's day, in the caller's transaction.
+
+    ``end`` is its outcome, or how many characters there were when it was given up.
+    """
+    query = "SELECT owner, kind, work FROM jobs WHERE id = ?"
+    owner, kind, encoded = sql.execute(query, (job_id,)).fetchone()
+    work = codec.decode_work(kind, encoded)
+    used = usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
+    if used is None:
+        return
+    sql.execute(
+        """INSERT INTO usage VALUES (?, ?, 1, ?, ?) ON CONFLICT DO UPDATE SET
+           requests = requests + excluded.requests,
+           prompt_tokens = prompt_tokens + excluded.prompt_tokens,
+           completion_tokens = completion_tokens + excluded.completion_tokens""",
+        (owner, day_of(at), used.prompt_tokens, used.completion_tokens),
+    )
+
+
+def forget_ended(sql: sqlite3.Connection, before: float) -> None:
+    """Forget keys and tokens that were of no use by then, see ``ended_before``."""
+    query = "DELETE FROM keys WHERE revoked_at < ? OR expires_at < ?"
+    sql.execute(query, (before, before))
+    query = """DELETE FROM join_tokens
+               WHERE revoked_at < ? OR (expires_at < ? AND uses_max IS NULL)"""
+    sql.execute(query, (before, before))
+    known = "SELECT id FROM join_tokens"
+    sql.execute(f"DELETE FROM join_token_workers WHERE token_id NOT IN ({known})")
+
+
+def _key(row: tuple[Any, ...]) -> Key:
+    id_, name, digest, start, scope, created_at, expires_at, revoked_at, *quota = row
+    return Key(
+        id_,
+        name,
+        digest,
+        start,
+        Scope(scope),
+        created_at,
+        expires_at,
+        revoked_at,
+        Quota(*quota),
+    )
+
+
+def _token(row: tuple[Any, ...], workers: set[str]) -> JoinToken:
+    id_, name, digest, created_at, expires_at, revoked_at, uses_max, models = row
+    return JoinToken(
+        id_,
+        name,
+        digest,
+        created_at,
+        expires_at,
+        revoked_at,
+        uses_max,
+        tuple(json.loads(models)),
+        frozenset(workers),
+    )
+
+
+def _marks(values: tuple[object, ...]) -> str:
+    return ", ".join("?" * len(values))

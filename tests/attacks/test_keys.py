@@ -1,0 +1,289 @@
+"""Keys under attack: revoked in flight, by the thousand, and never in a log."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import ClientResponse
+
+from attacks.siege import ANSWER, CHAT, OLD_CHAT, besieged, body, join
+from gateway.keys import ask, client, made
+from gateway.serving import KEY, Node, Pool, eventually
+from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.store.sqlite import SqliteStore
+
+MANY = 10_000
+
+
+async def revoke(pool: Pool, name: str = "alice") -> None:
+    status, _ = await ask(pool, "DELETE", f"/admin/keys/{name}")
+    assert status == 200
+
+
+async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
+    async with pool.session.post(
+        pool.url + CHAT, json=body(**more), headers=pool.headers(key)
+    ) as response:
+        await response.read()
+        return response
+
+
+@pytest.fixture
+async def node(pool: Pool) -> AsyncIterator[Node]:
+    async with join(pool) as each:
+        await pool.joined()
+        yield each
+
+
+async def test_key_that_is_revoked_ends_the_answer_that_streams(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool)
+    async with client(pool, key) as client_:
+        asking = asyncio.create_task(
+            client_.chat.completions.create(**body(), stream=True)
+        )
+        task = await node.task()
+        await node.say(task["id"], ANSWER)
+        pieces = aiter(await asking)
+        while not (await anext(pieces)).choices[0].delta.content:
+            pass
+
+        await revoke(pool)
+
+        with pytest.raises(openai.APIError, match="the key was revoked") as caught:
+            await anext(pieces)
+    assert caught.value.code == "revoked_api_key"
+    await node.told_to_stop(task["id"])
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_key_that_is_revoked_ends_the_answer_that_is_waited_for(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool)
+    async with client(pool, key) as client_:
+        asking = asyncio.create_task(client_.chat.completions.create(**body()))
+        task = await node.task()
+
+        await revoke(pool)
+
+        with pytest.raises(openai.AuthenticationError, match="the key was revoked"):
+            await asking
+    await node.told_to_stop(task["id"])
+
+
+async def test_key_that_is_revoked_takes_its_jobs_out_of_the_queue(pool: Pool) -> None:
+    async with join(pool, slots="1") as node:
+        await pool.joined()
+        key = await made(pool)
+        first = asyncio.create_task(post(pool, KEY))
+        await node.task()
+        waiting = [asyncio.create_task(post(pool, key)) for _ in range(5)]
+        await eventually(lambda: pool.hub.pool.waiting == 5)
+
+        await revoke(pool)
+
+        answers = [await each for each in waiting]
+        assert {each.status for each in answers} == {401}
+        assert pool.hub.pool.waiting == 0
+        await node.answer(ANSWER)
+        assert (await first).status == 200
+        assert len(node.tasks) == 1
+
+
+async def test_key_that_is_revoked_ends_lines_of_the_other_face(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool)
+    async with pool.session.post(
+        pool.url + OLD_CHAT, json=body(), headers=pool.headers(key)
+    ) as response:
+        await node.task()
+
+        await revoke(pool)
+
+        assert '{"err":"unauthorized"}\n' in await response.text()
+
+
+async def test_key_that_is_revoked_while_its_body_comes_gets_no_job(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool)
+    half, rest = asyncio.Event(), asyncio.Event()
+
+    async def slowly() -> AsyncIterator[bytes]:
+        yield b'{"model": "m1", "messages": '
+        half.set()
+        await rest.wait()
+        yield b'[{"role": "user", "content": "hi"}]}'
+
+    async def send() -> tuple[int, Any]:
+        async with pool.session.post(
+            pool.url + CHAT, data=slowly(), headers=pool.headers(key)
+        ) as response:
+            return response.status, await response.json()
+
+    sending = asyncio.create_task(send())
+    await half.wait()
+    await eventually(lambda: True)
+    # The request is known to be let in once a later one has been answered.
+    assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
+
+    await revoke(pool)
+    rest.set()
+
+    status, answer = await sending
+    assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_key_that_is_revoked_ends_a_job_that_would_go_on_by_itself(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool)
+    headers = pool.headers(key) | {"Idempotency-Key": "once"}
+    asking = asyncio.create_task(
+        pool.session.post(pool.url + CHAT, json=body(), headers=headers)
+    )
+    task = await node.task()
+    asking.cancel()
+
+    await revoke(pool)
+
+    await node.told_to_stop(task["id"])
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_revoking_in_a_storm_leaves_nothing_behind(pool: Pool) -> None:
+    async with join(pool, slots="4") as node:
+        await pool.joined()
+        answering = asyncio.create_task(_answer_all(node))
+        for number in range(20):
+            key = await made(pool, f"k{number}", requests_per_minute=50, budget=10**6)
+            asked = [asyncio.create_task(post(pool, key)) for _ in range(10)]
+            await asyncio.sleep(0)
+            await revoke(pool, f"k{number}")
+            statuses = {(await each).status for each in asked}
+            assert statuses <= {200, 401}
+        answering.cancel()
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def _answer_all(node: Node) -> None:
+    number = 0
+    while True:
+        await node.answer(ANSWER, number=number)
+        number += 1
+
+
+async def test_revoked_and_expired_keys_stay_so_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog) as pool:
+        keys = [await made(pool, name) for name in ("a", "b")]
+        keys.append(await made(pool, "c", expires_in=1e-6))
+        await revoke(pool, "a")
+
+    async with besieged(tmp_path, caplog) as pool:
+        answers = [await ask(pool, "GET", "/v1/models", key=key) for key in keys]
+
+    codes = [answer.get("error", {}).get("code") for _, answer in answers]
+    assert codes == ["revoked_api_key", None, "expired_api_key"]
+
+
+async def test_budget_goes_on_after_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog) as pool, join(pool) as node:
+        await pool.joined()
+        key = await made(pool, budget=100)
+        asking = asyncio.create_task(post(pool, key, max_tokens=10))
+        await node.answer("x" * 400)
+        assert (await asking).status == 200
+
+    async with besieged(tmp_path, caplog) as pool, join(pool):
+        await pool.joined()
+        assert (await post(pool, key, max_tokens=1)).status == 429
+        _, shown = await ask(pool, "GET", "/admin/keys/alice")
+        assert shown["requests"] == 1
+
+
+async def test_leaving_before_the_end_does_not_save_the_budget(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, budget=150)
+    asking = asyncio.create_task(
+        pool.session.post(
+            pool.url + CHAT,
+            json=body(stream=True, max_tokens=20),
+            headers=pool.headers(key),
+        )
+    )
+    task = await node.task()
+    await node.say(task["id"], "x" * 400)
+    response = await asking
+    await response.content.readany()
+
+    response.close()
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+    assert (await post(pool, key, max_tokens=50)).status == 429
+    _, shown = await ask(pool, "GET", "/admin/keys/alice")
+    assert (shown["requests"], shown["completion_tokens"]) == (1, 100)
+
+
+async def test_ten_thousand_keys_are_as_good_as_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+
+    def fill(sql: Any) -> None:
+        rows = [
+            (f"key_{n}", f"n{n}", digest_of(f"sk-{n}"), "", "use", float(n))
+            for n in range(MANY)
+        ]
+        sql.executemany(
+            "INSERT INTO keys (id, name, digest, start, scope, created_at)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            rows,
+        )
+
+    await store.transact(fill)
+    await store.keys.add_key(
+        Key("key_last", "last", digest_of("sk-last"), "", Scope.USE, 1e6)
+    )
+    await store.close()
+
+    async with besieged(tmp_path, caplog) as pool:
+        for key in ("sk-0", f"sk-{MANY - 1}", "sk-last"):
+            assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
+        assert (await ask(pool, "GET", "/v1/models", key=f"sk-{MANY}"))[0] == 401
+        await revoke(pool, "n5000")
+        assert (await ask(pool, "GET", "/v1/models", key="sk-5000"))[0] == 401
+        _, listed = await ask(pool, "GET", "/admin/keys")
+        assert len(listed["data"]) == MANY + 1
+
+
+async def test_keys_and_tokens_are_in_no_log_and_in_no_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with besieged(tmp_path, caplog) as pool:
+        key = await made(pool)
+        _, token = await ask(pool, "POST", "/admin/tokens", {"name": "lab"})
+        await ask(pool, "GET", "/v1/models", key=key)
+        await ask(pool, "GET", "/v1/models", key=key + "x")
+        async with join(pool, token=token["token"]):
+            await pool.joined()
+            await ask(pool, "DELETE", "/admin/tokens/lab")
+            await pool.joined(0)
+        await revoke(pool)
+
+    files = b"".join(each.read_bytes() for each in tmp_path.glob("shoal.db*"))  # noqa: ASYNC240  # nothing runs
+    for secret in (key, token["token"]):
+        assert secret not in caplog.text
+        assert secret.encode() not in files

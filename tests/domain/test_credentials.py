@@ -1,0 +1,123 @@
+import hashlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.credentials import (
+    NAME,
+    JoinToken,
+    Key,
+    Scope,
+    digest_of,
+    ended_before,
+    estimated_tokens,
+    may_offer,
+    with_fingerprint,
+    without_fingerprint,
+)
+
+FINGERPRINT = hashlib.sha256(b"certificate").digest()
+TOKEN = JoinToken("token_1", "lab", digest_of("jt"), 0.0)
+KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
+
+
+def test_each_scope_includes_those_before_it() -> None:
+    covered = [[each for each in Scope if scope.covers(each)] for scope in Scope]
+
+    assert covered == [
+        [Scope.READ],
+        [Scope.READ, Scope.USE],
+        [Scope.READ, Scope.USE, Scope.ADMIN],
+    ]
+
+
+@pytest.mark.parametrize("name", ["a", "Alice", "ci-7.2_x", "me@example.org", "9" * 64])
+def test_name_for_people_and_machines_is_one(name: str) -> None:
+    assert NAME.fullmatch(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", ".a", "a b", "a/b", "a\n", "é", "9" * 65, "a\0", "\u202ea", "@"]
+)
+def test_name_that_a_table_or_a_path_would_misread_is_none(name: str) -> None:
+    assert not NAME.fullmatch(name)
+
+
+@given(st.text())
+def test_anything_has_a_digest(secret: str) -> None:
+    assert len(digest_of(secret)) == 32
+
+
+def test_token_without_a_certificate_is_shown_as_it_is() -> None:
+    assert with_fingerprint("jt-1", None) == "jt-1"
+    assert without_fingerprint("jt-1") == ("jt-1", None)
+
+
+@given(st.text(), st.binary(min_size=32, max_size=32))
+def test_token_and_certificate_come_apart_again(token: str, digest: bytes) -> None:
+    assert without_fingerprint(with_fingerprint(token, digest)) == (token, digest)
+
+
+def test_whole_token_can_stand_in_a_url_and_on_a_command_line() -> None:
+    shown = with_fingerprint("jt-0a", FINGERPRINT)
+
+    assert shown.startswith("jt-0a.sha256-")
+    assert len(shown) == len("jt-0a.sha256-") + 43
+    assert set(shown[5:]) <= set(
+        "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_."
+    )
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "eyJh.eyJz.SflKxwRJSMeKKF2QT4fwpMeJf36POk6yJV_adQssw5c",  # a JWT
+        "a.sha256-short",
+        "a.sha256-" + "é" * 43,
+        ".sha256-",
+        "",
+    ],
+)
+def test_other_tokens_are_left_alone(token: str) -> None:
+    assert without_fingerprint(token) == (token, None)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "models", "may"),
+    [
+        ((), {"anything"}, True),
+        (("llama*", "b"), {"llama3:8b", "b"}, True),
+        (("llama*",), {"llama3", "qwen"}, False),
+        (("LLAMA*",), {"llama3"}, False),
+        (("*/tiny-[0-9]",), {"family/tiny-1"}, True),
+        (("[",), {"["}, True),
+    ],
+)
+def test_token_is_for_the_models_that_its_patterns_match(
+    patterns: tuple[str, ...], models: set[str], may: bool
+) -> None:
+    assert may_offer(replace(TOKEN, models=patterns), models) == may
+
+
+def test_what_has_ended_is_of_no_use_to_anybody() -> None:
+    for credential in (KEY, TOKEN):
+        assert not ended_before(credential, 1e12)
+        assert ended_before(replace(credential, revoked_at=5.0), 6.0)
+        assert not ended_before(replace(credential, revoked_at=5.0), 5.0)
+        assert ended_before(replace(credential, expires_at=5.0), 6.0)
+
+
+def test_expired_token_may_still_bring_back_those_who_have_used_it() -> None:
+    token = replace(TOKEN, expires_at=5.0, uses_max=1)
+
+    assert not ended_before(token, 6.0)
+    assert ended_before(replace(token, revoked_at=5.0), 6.0)
+
+
+@given(st.text(max_size=40))
+def test_four_bytes_count_for_a_token(text: str) -> None:
+    size = len(text.encode("utf-8", "surrogatepass"))
+
+    assert size / 4 <= estimated_tokens(text) < size / 4 + 1

@@ -1,0 +1,47 @@
+"""What servers send for embeddings."""
+
+import json
+
+import pytest
+
+from shoal.domain.errors import InvalidRequest, JobError, ShoalError
+from shoal.engines.embeddings import read_vectors
+
+
+def answer(*vectors: object) -> bytes:
+    data = [{"index": n, "embedding": each} for n, each in enumerate(vectors)]
+    return json.dumps({"data": data}).encode()
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "message"),
+    [
+        (answer(), JobError, "0 embeddings for 1"),
+        (answer([1.0], [1.0]), JobError, "2 embeddings for 1"),
+        (answer([]), JobError, "without numbers"),
+        (answer(""), JobError, "of 0 bytes"),
+        (answer("AAAA"), JobError, "of 3 bytes"),
+        (answer("AA=A"), JobError, "sent an embedding"),
+        (answer("!!!!"), JobError, "sent an embedding"),
+        (answer([1.0, None]), JobError, "no embeddings"),
+        (answer([[1.0], [2.0]]), JobError, "no embeddings"),
+        (b'{"data":[{"embedding":[1.0]}]}', JobError, "no embeddings"),
+        (b'{"data":[{"embedding":[1.0],"index":7}]}', JobError, "1 embeddings for 1"),
+        (b"<html>", JobError, "no embeddings"),
+        (b'{"error": {"message": "too hot", "code": 400}}', InvalidRequest, "too hot"),
+    ],
+)
+def test_what_is_no_embedding_is_an_error(
+    body: bytes, error: type[ShoalError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        read_vectors(body, 1)
+
+
+@pytest.mark.parametrize("usage", ["null", '{"prompt_tokens": -1}', "{}"])
+def test_odd_counts_spoil_no_embedding(usage: str) -> None:
+    body = b'{"data":[{"embedding":[1.0],"index":0}],"usage":%b}' % usage.encode()
+
+    pieces, _ = read_vectors(body, 1)
+
+    assert len(pieces) == 1

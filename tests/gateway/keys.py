@@ -1,0 +1,35 @@
+"""Keys and tokens made over HTTP, and what is asked with them."""
+
+from typing import Any
+
+from openai import AsyncOpenAI
+
+from gateway.serving import KEY, Pool
+
+CHAT: dict[str, Any] = {
+    "model": "m1",
+    "messages": [{"role": "user", "content": "hi"}],
+    "max_tokens": 50,
+}
+
+
+async def made(pool: Pool, name: str = "alice", **wanted: Any) -> str:
+    """Make a key; return it."""
+    status, shown = await ask(pool, "POST", "/admin/keys", {"name": name, **wanted})
+    assert status == 200, shown
+    return str(shown["key"])
+
+
+async def ask(
+    pool: Pool, method: str, path: str, body: Any = None, key: str = KEY
+) -> tuple[int, Any]:
+    """Send a request; return the status and the JSON of the answer."""
+    async with pool.session.request(
+        method, pool.url + path, json=body, headers=pool.headers(key)
+    ) as response:
+        return response.status, await response.json()
+
+
+def client(pool: Pool, key: str) -> AsyncOpenAI:
+    """The official client with a key of its own, told not to try again."""
+    return AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)

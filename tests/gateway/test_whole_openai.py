@@ -1,0 +1,532 @@
+"""OpenAI's interface beyond plain chats, through its official client."""
+
+import asyncio
+import base64
+import json
+import struct
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import openai as sdk
+import pytest
+from openai import AsyncOpenAI
+
+from gateway.serving import KEY, TOKEN, Node, Pool, eventually
+
+HI: Any = [{"role": "user", "content": "hi"}]
+EVERYTHING = (
+    "shoal, chat, completion, embedding, continue, options, stop, tools, schema, "
+    "logprobs, choices, images, context=4096"
+)
+TOOL: Any = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object"}},
+}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
+@dataclass
+class Capable:
+    """A node of ours, as a test plays it."""
+
+    node: Node
+
+    async def say(self, task_id: int, **word: Any) -> None:
+        await self.node.send(json.dumps({"id": task_id, **word}))
+
+    async def delta(self, task_id: int, **delta: Any) -> None:
+        await self.say(task_id, delta=delta)
+
+
+@asynccontextmanager
+async def capable(
+    pool: Pool, extensions: str = EVERYTHING, name: str = "n1"
+) -> AsyncIterator[Capable]:
+    socket = await pool.session.ws_connect(
+        f"{pool.url}/ws?name={name}&model=m1&token={TOKEN}&max_concurrency=8",
+        headers={"Shoal-Extensions": extensions},
+    )
+    node = Node(socket)
+    reading = asyncio.create_task(node.read())
+    await pool.joined()
+    try:
+        yield Capable(node)
+    finally:
+        await socket.close()
+        await reading
+
+
+async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(
+            openai.chat.completions.create(model="m1", messages=HI, tools=[TOOL])
+        )
+        task = await worker.node.task()
+        call = {"index": 0, "id": "c1", "function": {"name": "weather"}}
+        await worker.delta(task["id"], fields={"tool_calls": [call]})
+        more = {"index": 0, "function": {"arguments": "{}"}}
+        await worker.delta(task["id"], fields={"tool_calls": [more]})
+        await worker.say(task["id"], finish_reason="tool_calls")
+        await worker.node.end(task["id"])
+        answer = await asking
+
+    assert task["shoal"]["options"]["tools"] == [TOOL]
+    (choice,) = answer.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    (made,) = choice.message.tool_calls or []
+    assert made.type == "function"
+    assert (made.id, made.function.name, made.function.arguments) == (
+        "c1",
+        "weather",
+        "{}",
+    )
+
+
+async def test_what_tools_returned_reaches_the_worker(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    call = {
+        "id": "c1",
+        "type": "function",
+        "function": {"name": "weather", "arguments": "{}"},
+    }
+    messages: Any = [
+        *HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_call_id": "c1"},
+    ]
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer("Take an umbrella."))
+        answer = await openai.chat.completions.create(
+            model="m1", messages=messages, tools=[TOOL]
+        )
+
+    assert answer.choices[0].message.content == "Take an umbrella."
+    assert worker.node.tasks[0]["shoal"]["messages"] == messages
+
+
+async def test_several_choices_with_logprobs_are_streamed(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        stream = tasks.create_task(
+            openai.chat.completions.create(
+                model="m1", messages=HI, n=2, logprobs=True, stream=True
+            )
+        )
+        task = await worker.node.task()
+        likely = {"content": [{"token": "b", "logprob": -0.1, "top_logprobs": []}]}
+        await worker.delta(
+            task["id"], choice=1, fields={"content": "b"}, logprobs=likely
+        )
+        await worker.delta(task["id"], choice=0, fields={"content": "a"})
+        await worker.delta(task["id"], choice=1, finish_reason="length")
+        await worker.node.end(task["id"])
+        chunks = [chunk async for chunk in await stream]
+
+    choices = [choice for chunk in chunks for choice in chunk.choices]
+    texts = ["".join(c.delta.content or "" for c in choices if c.index == i)
+             for i in (0, 1)]  # fmt: skip
+    ends = {c.index: c.finish_reason for c in choices if c.finish_reason}
+    assert texts == ["a", "b"]
+    assert ends == {0: "stop", 1: "length"}
+    (told,) = [c.logprobs for c in choices if c.logprobs]
+    assert (told.content or [])[0].logprob == -0.1
+
+
+async def test_pictures_and_schemas_reach_the_worker(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    content: Any = [{"type": "text", "text": "what is it?"}, PICTURE]
+    schema: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"type": "object"}},
+    }
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer("{}"))
+        await openai.chat.completions.create(
+            model="m1",
+            messages=[{"role": "user", "content": content}],
+            response_format=schema,
+        )
+
+    more = worker.node.tasks[0]["shoal"]
+    assert more["messages"][0]["content"] == content
+    assert more["options"]["response_format"] == schema
+
+
+async def test_a_completion_goes_on_with_a_text(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer(" upon", " a time"))
+        answer = await openai.completions.create(model="m1", prompt="Once")
+        tasks.create_task(worker.node.answer(" more", number=1))
+        stream = await openai.completions.create(
+            model="m1", prompt="Once", stream=True, max_tokens=7
+        )
+        chunks = [chunk async for chunk in stream]
+
+    assert answer.choices[0].text == " upon a time"
+    assert answer.id == "cmpl-job1"
+    assert "".join(chunk.choices[0].text for chunk in chunks) == " more"
+    first, second = worker.node.tasks
+    assert first["shoal"]["prompt"] == "Once"
+    assert second["shoal"]["max_tokens"] == 7
+
+
+@pytest.mark.parametrize("format", ["float", "base64"])
+async def test_texts_become_vectors(
+    pool: Pool, openai: AsyncOpenAI, format: Any
+) -> None:
+    vectors = [(0.5, -1.0), (2.0, 4.0)]
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(
+            openai.embeddings.create(
+                model="m1", input=["a", "b"], encoding_format=format
+            )
+        )
+        task = await worker.node.task()
+        for index, vector in enumerate(vectors):
+            encoded = base64.b64encode(struct.pack("<2f", *vector)).decode()
+            await worker.delta(task["id"], choice=index, fields={"embedding": encoded})
+        usage = {"prompt_tokens": 2, "completion_tokens": 0}
+        await worker.say(task["id"], usage=usage)
+        await worker.node.end(task["id"])
+        answer = await asking
+
+    assert task["shoal"]["inputs"] == ["a", "b"]
+    assert answer.usage.prompt_tokens == 2
+    given = [each.embedding for each in answer.data]
+    if format == "base64":
+        assert [
+            struct.unpack("<2f", base64.b64decode(str(g))) for g in given
+        ] == vectors
+    else:
+        assert given == [list(vector) for vector in vectors]
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"tools": [TOOL]}, "tools"),
+        ({"n": 2}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_no_worker_can_do_is_refused_by_name(
+    pool: Pool, openai: AsyncOpenAI, more: Any, field: str
+) -> None:
+    async with pool.node():
+        await pool.joined()
+
+        with pytest.raises(sdk.BadRequestError, match="none of the workers") as raised:
+            await openai.chat.completions.create(
+                **{"model": "m1", "messages": HI} | more
+            )
+
+    assert raised.value.param == field
+    assert raised.value.code == "unsupported_value"
+
+
+async def test_a_model_that_only_chats_makes_no_vectors(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node():
+        await pool.joined()
+
+        with pytest.raises(sdk.BadRequestError, match="does not do embedding jobs"):
+            await openai.embeddings.create(model="m1", input="a")
+        with pytest.raises(sdk.BadRequestError, match="does not do completion jobs"):
+            await openai.completions.create(model="m1", prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [("request", "invalid_request"), ("context", "context_length_exceeded")],
+)
+async def test_a_fault_of_the_request_is_the_askers(
+    pool: Pool, openai: AsyncOpenAI, fault: str, code: str
+) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(_refused(openai))
+        task = await worker.node.task()
+        await worker.say(task["id"], failed="too long for me", fault=fault)
+        error = await asking
+
+    assert error.code == code
+    assert "too long for me" in error.message
+
+
+async def _refused(openai: AsyncOpenAI) -> sdk.BadRequestError:
+    with pytest.raises(sdk.BadRequestError) as raised:
+        await openai.chat.completions.create(model="m1", messages=HI)
+    return raised.value
+
+
+async def test_a_text_longer_than_any_context_is_refused_at_once(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    long: Any = [{"role": "user", "content": "word " * 10_000}]
+    async with capable(pool):
+        with pytest.raises(sdk.BadRequestError, match="reads 4096") as raised:
+            await openai.chat.completions.create(model="m1", messages=long)
+
+    assert raised.value.code == "context_length_exceeded"
+
+
+async def test_asking_twice_attaches_to_the_same_job(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    named = {"Idempotency-Key": "mine"}
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(
+            openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
+        )
+        task = await worker.node.task()
+        await worker.node.say(task["id"], "one ")
+        second = tasks.create_task(
+            openai.chat.completions.create(model="m1", messages=HI, extra_headers=named)
+        )
+        await eventually(lambda: len(_readings(pool)) == 2)
+        await worker.node.say(task["id"], "two")
+        await worker.node.end(task["id"])
+        answers = [await first, await second]
+        answers.append(
+            await openai.chat.completions.create(
+                model="m1", messages=HI, extra_headers=named
+            )
+        )
+
+    assert {answer.id for answer in answers} == {"chatcmpl-job1"}
+    assert {answer.choices[0].message.content for answer in answers} == {"one two"}
+    assert len(worker.node.tasks) == 1
+
+
+def _readings(pool: Pool) -> list[object]:
+    (answer,) = pool.hub._answers.values()
+    return [*answer._readings]
+
+
+async def test_another_request_under_the_same_key_is_refused(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    named = {"Idempotency-Key": "mine"}
+    other: Any = [{"role": "user", "content": "something else"}]
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer("a"))
+        await openai.chat.completions.create(
+            model="m1", messages=HI, extra_headers=named
+        )
+
+        with pytest.raises(sdk.UnprocessableEntityError) as raised:
+            await openai.chat.completions.create(
+                model="m1", messages=other, extra_headers=named
+            )
+
+    assert raised.value.code == "idempotency_key_reused"
+
+
+async def test_a_job_with_a_key_goes_on_when_its_client_leaves(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    asking = asyncio.create_task(
+        openai.chat.completions.create(
+            model="m1", messages=HI, extra_headers={"Idempotency-Key": "mine"}
+        )
+    )
+    async with capable(pool) as worker:
+        task = await worker.node.task()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await worker.node.say(task["id"], "still here")
+        fetching = asyncio.create_task(
+            openai.chat.completions.retrieve("chatcmpl-job1")
+        )
+        await eventually(lambda: len(_readings(pool)) == 1)
+        await worker.node.end(task["id"])
+        answer = await fetching
+        assert worker.node.stopped == []
+
+    assert answer.choices[0].message.content == "still here"
+
+
+async def test_an_answer_can_be_fetched_by_its_id(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer("a"))
+        asked = await openai.chat.completions.create(model="m1", messages=HI)
+
+        fetched = await openai.chat.completions.retrieve(asked.id)
+
+        assert fetched.choices == asked.choices
+        assert fetched.usage == asked.usage
+        with pytest.raises(sdk.NotFoundError):
+            await openai.chat.completions.retrieve("chatcmpl-other")
+
+
+async def test_an_answer_that_failed_says_so_when_it_is_fetched(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with capable(pool) as worker:
+        asking = asyncio.create_task(
+            openai.chat.completions.create(model="m1", messages=HI)
+        )
+        await worker.node.task()
+        asking.cancel()
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+        with pytest.raises(sdk.APIStatusError, match="the client left") as raised:
+            await openai.chat.completions.retrieve("chatcmpl-job1")
+
+    assert raised.value.status_code == 499
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [
+        ("x-shoal-priority", "urgent"),
+        ("x-shoal-queue-seconds", "soon"),
+        ("x-shoal-total-seconds", "0"),
+        ("x-shoal-silence-seconds", "nan"),
+        ("x-shoal-first-output-seconds", "-1"),
+        ("x-shoal-session", "s" * 257),
+        ("Idempotency-Key", "k" * 256),
+        ("Idempotency-Key", ""),
+    ],
+)
+async def test_a_header_that_is_no_good_is_named(
+    openai: AsyncOpenAI, header: str, value: str
+) -> None:
+    with pytest.raises(sdk.BadRequestError) as raised:
+        await openai.chat.completions.create(
+            model="m1", messages=HI, extra_headers={header: value}
+        )
+
+    assert raised.value.param == header
+
+
+@pytest.mark.parametrize(
+    ("limit", "texts", "code"),
+    [
+        ("first-output", [], "first_output_timed_out"),
+        ("silence", ["a"], "output_stalled"),
+        ("total", ["a"], "total_timed_out"),
+    ],
+)
+async def test_each_time_limit_has_its_own_error(
+    pool: Pool, openai: AsyncOpenAI, limit: str, texts: list[str], code: str
+) -> None:
+    headers = {f"x-shoal-{limit}-seconds": "0.1"}
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(_timed_out(openai, headers))
+        task = await worker.node.task()
+        await worker.node.say(task["id"], *texts)
+        error = await asking
+
+    assert (error.status_code, error.code) == (504, code)
+
+
+async def test_a_job_that_nobody_takes_in_time_says_why(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(slots="1") as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        first = tasks.create_task(
+            openai.chat.completions.create(model="m1", messages=HI)
+        )
+        task = await node.task()
+
+        error = await _timed_out(openai, {"x-shoal-queue-seconds": "0.1"})
+        await node.end(task["id"])
+        await first
+
+    assert (error.status_code, error.code) == (503, "no_worker")
+    assert "all slots busy (1)" in error.message
+    assert int(error.response.headers["Retry-After"]) > 0
+
+
+async def _timed_out(
+    openai: AsyncOpenAI, headers: dict[str, str]
+) -> sdk.InternalServerError:
+    with pytest.raises(sdk.InternalServerError) as raised:
+        await openai.chat.completions.create(
+            model="m1", messages=HI, extra_headers=headers
+        )
+    return raised.value
+
+
+async def test_a_near_name_is_offered_for_one_that_nobody_has(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node(model="qwen3-8b"):
+        await pool.joined()
+
+        with pytest.raises(sdk.NotFoundError, match="did you mean qwen3-8b") as raised:
+            await openai.models.retrieve("qwen-8b")
+
+    assert raised.value.code == "model_not_found"
+
+
+async def test_a_conversation_goes_back_to_the_worker_that_had_it(
+    pool: Pool, openai: AsyncOpenAI
+) -> None:
+    async with pool.node("n1") as one, pool.node("n2") as two:
+        await pool.joined(2)
+        workers = []
+        for number in range(4):
+            async with asyncio.TaskGroup() as tasks:
+                for node in (one, two):
+                    tasks.create_task(_answer_next(node, len(node.tasks)))
+                raw = await openai.chat.completions.with_raw_response.create(
+                    model="m1",
+                    messages=HI * (number + 1),
+                    extra_headers={"x-shoal-session": "mine"},
+                )
+                workers.append(raw.headers["x-shoal-worker"])
+                for node in (one, two):
+                    node.texts.append('{"id":0,"state":0}')  # lets the other end
+
+    assert len(set(workers)) == 1
+
+
+async def _answer_next(node: Node, number: int) -> None:
+    task = await node.task(number)
+    if task["id"]:
+        await node.end(task["id"])
+
+
+async def test_metrics_tell_what_was_done(pool: Pool, openai: AsyncOpenAI) -> None:
+    async with capable(pool) as worker, asyncio.TaskGroup() as tasks:
+        tasks.create_task(worker.node.answer("a"))
+        await openai.chat.completions.create(model="m1", messages=HI)
+        with pytest.raises(sdk.NotFoundError):
+            await openai.chat.completions.create(model="made up", messages=HI)
+        async with pool.session.get(
+            f"{pool.url}/metrics", headers={"Authorization": f"Bearer {KEY}"}
+        ) as got:
+            text = await got.text()
+
+    counted = (
+        'gen_ai_server_request_duration_seconds_count{error_type="",'
+        'gen_ai_operation_name="chat",gen_ai_request_model="m1"} 1.0'
+    )
+    assert counted in text
+    assert 'gen_ai_request_model="other"' in text
+    assert "made up" not in text
+    assert 'shoal_facts_total{fact="JobCompleted"} 1.0' in text
+    assert 'shoal_workers{state="serving"} 1.0' in text
+    assert 'http_route="/v1/chat/completions"' in text
+
+
+async def test_metrics_are_for_those_with_a_key(pool: Pool) -> None:
+    async with pool.session.get(f"{pool.url}/metrics") as got:
+        assert got.status == 401

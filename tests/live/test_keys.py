@@ -1,0 +1,202 @@
+"""``shoal keys`` and ``shoal tokens`` as a user types them."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+from openai import AuthenticationError, OpenAI, PermissionDeniedError, RateLimitError
+
+from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
+
+
+def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def told(pool: Pool, *arguments: str) -> Any:
+    """Run a command that prints JSON."""
+    done = shoal(*arguments, "--json", "--url", pool.url, "--api-key", KEY)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def client(pool: Pool, key: str) -> OpenAI:
+    return OpenAI(base_url=f"{pool.url}/v1", api_key=key, max_retries=0)
+
+
+def ping(client: OpenAI) -> str | None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=[{"role": "user", "content": "ping"}],
+        max_tokens=10,
+        temperature=0,
+    )
+    return answer.choices[0].message.content
+
+
+def test_key_is_made_used_and_revoked(programs: Programs) -> None:
+    pool = programs.serve()
+    pool.joined("one")
+    made = told(pool, "keys", "create", "alice", "--expires", "30d")
+
+    with client(pool, made["key"]) as alice:
+        assert ping(alice) == "pong"
+        (listed,) = told(pool, "keys", "ls")["data"]
+        assert (listed["name"], listed["requests"]) == ("alice", 1)
+        assert listed["completion_tokens"] > 0
+
+        told(pool, "keys", "revoke", "alice")
+
+        with pytest.raises(AuthenticationError) as caught:
+            ping(alice)
+    assert caught.value.code == "revoked_api_key"
+    assert told(pool, "keys", "ls")["data"] == []
+    (old,) = told(pool, "keys", "ls", "--all")["data"]
+    assert old["revoked_at"] is not None
+
+
+def test_keys_limits_are_what_was_asked_for(pool: Pool) -> None:
+    made = told(pool, "keys", "create", "once", "--requests-per-minute", "1")
+    looker = told(pool, "keys", "create", "looker", "--scope", "read")
+
+    with client(pool, made["key"]) as once:
+        assert ping(once) == "pong"
+        with pytest.raises(RateLimitError):
+            ping(once)
+    with client(pool, looker["key"]) as look:
+        assert [model.id for model in look.models.list()] == ["tiny"]
+        with pytest.raises(PermissionDeniedError):
+            ping(look)
+
+
+def test_people_are_told_in_words(pool: Pool) -> None:
+    as_admin = ("--url", pool.url, "--api-key", KEY)
+
+    made = shoal("keys", "create", "worded", "--budget", "5", *as_admin)
+    listed = shoal("keys", "ls", *as_admin)
+    token = shoal("tokens", "create", "worded", "--uses", "1", *as_admin)
+    tokens = shoal("tokens", "ls", *as_admin)
+
+    key, _, rest = made.stdout.partition("\n")
+    assert key.startswith("sk-shoal-")
+    assert "It is shown only now" in rest
+    assert "5 tokens in all" in listed.stdout
+    assert key not in listed.stdout
+    join = token.stdout.partition("\n")[0]
+    assert join.startswith(f"shoal join {pool.url} --token jt-")
+    assert join.endswith(" --name worded")
+    assert "0 of 1" in tokens.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["keys"], 2, "required: ACTION"),
+        (["keys", "create"], 2, "required: name"),
+        (["keys", "create", "a b"], 1, "name: expected up to 64 letters"),
+        (["keys", "create", "default"], 1, "default means something else"),
+        (["keys", "create", "x", "--scope", "root"], 2, "invalid choice: 'root'"),
+        (["keys", "create", "x", "--expires", "soon"], 2, "such as 12h or 30d"),
+        (["keys", "create", "x", "--expires", "999999w"], 1, "expires_in: expected"),
+        (["keys", "create", "x", "--budget", "many"], 2, "invalid int value: 'many'"),
+        (["keys", "create", "x", "--budget", "0"], 1, "budget: expected"),
+        (["keys", "revoke", "nobody"], 1, "there is no key nobody"),
+        (["keys", "revoke", "default"], 1, "--api-key"),
+        (["tokens", "create", "x", "--uses", "0"], 1, "uses: expected"),
+        (["tokens", "revoke", "a/../b"], 1, "there is no join token a/../b"),
+    ],
+)
+def test_mistake_is_an_error_that_names_it(
+    pool: Pool, arguments: list[str], status: int, said: str
+) -> None:
+    asking = ["--url", pool.url, "--api-key", KEY] if len(arguments) > 1 else []
+
+    done = shoal(*arguments, *asking)
+
+    assert done.returncode == status
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_key_that_may_not_is_told_which_may(pool: Pool) -> None:
+    user = told(pool, "keys", "create", "user")
+
+    done = shoal("keys", "ls", "--url", pool.url, "--api-key", user["key"])
+
+    assert done.returncode == 1
+    assert "user has the scope use; this takes one with the scope admin" in done.stderr
+
+
+def test_worker_joins_by_a_token_until_it_is_revoked(programs: Programs) -> None:
+    pool = programs.serve()
+    made = told(
+        pool, "tokens", "create", "lab", "--uses", "1", "--models", "tiny,qwen*"
+    )
+    worker = pool.join("lab", token=made["token"])
+    worker.said("joined")
+    (listed,) = told(pool, "tokens", "ls")["data"]
+    assert listed["present"] == 1
+    assert [each.endswith(":lab") for each in listed["workers"]] == [True]
+
+    second = pool.join("thief", token=made["token"])
+    assert "used by other workers" in second.said("left")["reason"]
+    assert second.wait() == 1
+
+    told(pool, "tokens", "revoke", "lab")
+
+    assert "was revoked" in worker.said("left")["reason"]
+    assert worker.wait() == 1
+    eventually(lambda: not pool.workers(), "the worker is gone")
+
+
+def test_worker_may_offer_only_what_its_token_is_for(programs: Programs) -> None:
+    pool = programs.serve()
+    made = told(pool, "tokens", "create", "lab", "--models", "qwen*")
+
+    worker = pool.join("lab", "--model", f"tiny={TINY}", token=made["token"])
+
+    assert "not for this model" in worker.said("left")["reason"]
+
+
+def test_worker_comes_back_by_its_token_after_a_kill(programs: Programs) -> None:
+    pool = programs.serve()
+    made = told(pool, "tokens", "create", "lab", "--uses", "1")
+    worker = pool.join("lab", token=made["token"])
+    worker.said("joined")
+
+    pool.program.kill()
+    again = programs.serve(port=pool.port)
+
+    worker.said("joined")
+    eventually(again.workers, "the worker is back")
+    thief = again.join("thief", token=made["token"])
+    assert "used by other workers" in thief.said("left")["reason"]
+
+
+def test_own_machine_may_ask_without_a_key_if_told_so(programs: Programs) -> None:
+    pool = programs.serve("--open-loopback")
+
+    def status(**headers: str) -> int:
+        request = Request(f"{pool.url}/v1/models", headers=headers)
+        try:
+            with urlopen(request, timeout=PATIENCE) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+    assert status() == 200
+    assert status(Authorization="Bearer sk-wrong") == 401
+    assert status(Host="evil.example") == 401
+    assert status(Origin="https://evil.example") == 401

@@ -1,0 +1,190 @@
+"""A coordinator with a certificate, and everybody who talks to it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from live.programs import KEY, PATIENCE, TINY, Pool, Programs
+from transports.certificates import Certificate, issue
+
+ZEROS = ".sha256-" + "A" * 43
+
+
+def shoal(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "shoal", *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+
+def token_of(pool: Pool) -> str:
+    """Return the token of the command that was printed."""
+    words: list[str] = pool.ready["join"].split()
+    return words[words.index("--token") + 1]
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return issue(tmp_path / "tls")
+
+
+@pytest.fixture
+def pool(programs: Programs, certificate: Certificate) -> Pool:
+    return programs.serve(*certificate.flags)
+
+
+def test_printed_command_joins_and_commands_here_find_their_way(
+    programs: Programs, pool: Pool
+) -> None:
+    assert pool.url.startswith("https://")
+    words = pool.ready["join"].split()
+    assert words[:3] == ["shoal", "join", pool.url]
+    worker = programs.run(
+        *words[1:], "--json", "--name", "one", "--model", f"tiny={TINY}"
+    )
+    worker.said("joined")
+    data = ("--data-dir", str(programs.folder / "data"))
+
+    asked = shoal("chat", "ping", "--temperature", "0", "--url", pool.url, *data)
+
+    assert asked.stdout == "pong\n"
+    assert worker.terminate() == 0
+
+
+def test_command_from_elsewhere_needs_the_authority(
+    pool: Pool, certificate: Certificate, tmp_path: Path
+) -> None:
+    other = issue(tmp_path / "tls", "other")
+    asking = ("status", "--url", pool.url, "--api-key", KEY)
+
+    assert shoal(*asking, "--cacert", str(certificate.authority)).returncode == 0
+    for flags in ((), ("--cacert", str(other.authority))):
+        refused = shoal(*asking, *flags)
+        assert refused.returncode == 1
+        assert "is not trusted" in refused.stderr
+        assert "--cacert FILE" in refused.stderr
+
+
+def test_key_of_the_folder_goes_to_the_coordinator_of_the_folder_alone(
+    programs: Programs, pool: Pool, tmp_path: Path
+) -> None:
+    impostor = issue(tmp_path / "tls", "impostor")
+    data = ("--data-dir", str(programs.folder / "data"))
+    elsewhere = programs.run(
+        "serve",
+        "--json",
+        "--port",
+        "0",
+        "--data-dir",
+        str(programs.folder / "elsewhere"),
+        *impostor.flags,
+    )
+    url = elsewhere.said("ready")["url"]
+
+    refused = shoal("status", "--url", url, *data)
+
+    assert refused.returncode == 1
+    assert "is not trusted" in refused.stderr
+
+
+def test_worker_refuses_another_certificate_than_its_token_names(
+    programs: Programs, pool: Pool
+) -> None:
+    worker = pool.join("one", token="x" + ZEROS)
+
+    assert "another certificate" in worker.said("left")["reason"]
+    assert worker.wait() == 1
+
+
+def test_worker_does_not_send_such_a_token_over_a_plain_connection(
+    programs: Programs,
+) -> None:
+    worker = programs.run(
+        "join", "http://127.0.0.1:9", "--token", "x" + ZEROS, "--model", f"tiny={TINY}"
+    )
+
+    assert worker.wait() == 1
+    assert "begins with https:// or wss://" in worker.errors
+
+
+def test_worker_without_a_fingerprint_asks_an_authority(pool: Pool) -> None:
+    worker = pool.join("one")
+
+    assert "leads to no authority" in worker.said("waiting")["reason"]
+
+
+def test_token_that_is_made_names_the_certificate_too(
+    programs: Programs, pool: Pool
+) -> None:
+    data = ("--data-dir", str(programs.folder / "data"))
+    made = shoal("tokens", "create", "lab", "--url", pool.url, *data)
+    words = made.stdout.partition("\n")[0].split()
+    assert words[words.index("--token") + 1].endswith(token_of(pool)[-len(ZEROS) :])
+
+    worker = programs.run(
+        *words[1:], "--json", "--name", "one", "--model", f"tiny={TINY}"
+    )
+
+    worker.said("joined")
+
+
+def test_plain_requests_get_no_answer_and_do_no_harm(pool: Pool) -> None:
+    plain = shoal(
+        "status", "--url", pool.url.replace("https", "http"), "--api-key", KEY
+    )
+
+    assert plain.returncode == 1
+    assert "cannot reach" in plain.stderr
+    assert pool.program.terminate() == 0
+    assert "Traceback" not in pool.program.errors
+    assert "ERROR" not in pool.program.errors
+
+
+def test_certificate_of_another_start_is_forgotten(
+    programs: Programs, pool: Pool
+) -> None:
+    pool.program.terminate()
+    data = programs.folder / "data"
+    assert (data / "certificate.pem").exists()
+
+    plain = programs.serve()
+
+    assert plain.url.startswith("http://")
+    assert not (data / "certificate.pem").exists()
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "said"),
+    [
+        ("one", None, "--tls-cert takes --tls-key beside it"),
+        (None, "one-key", "--tls-key takes --tls-cert beside it"),
+        ("none", "one-key", "none.pem: No such file or directory"),
+        ("one", "none", "none.pem: No such file or directory"),
+        ("one", "two-key", "it is not the key of the certificate"),
+        ("one-key", "one", "it holds no certificate in PEM form"),
+    ],
+)
+def test_certificate_that_is_no_good_is_an_error_that_names_it(
+    programs: Programs, tmp_path: Path, cert: str | None, key: str | None, said: str
+) -> None:
+    folder = tmp_path / "tls"
+    issue(folder)
+    issue(folder, "two")
+    flags = []
+    for flag, name in (("--tls-cert", cert), ("--tls-key", key)):
+        if name is not None:
+            flags += [flag, str(folder / f"{name}.pem")]
+
+    serve = programs.run(
+        "serve", "--port", "0", "--data-dir", str(tmp_path / "data"), *flags
+    )
+
+    assert serve.wait() == 1
+    assert said in serve.errors
+    assert "Traceback" not in serve.errors

@@ -1,0 +1,232 @@
+"""Jobs that wait, and whose turn it is."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pool.given import job
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.work import Priority
+from shoal.pool.open_job import OpenJob
+from shoal.pool.queue import Queue
+
+LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
+NOTHING: Counter[str] = Counter()
+
+
+def waiting(
+    name: str, owner: str = "", priority: Priority = NORMAL, lease: int = 0
+) -> OpenJob:
+    each = job(name, owner=owner, priority=priority)
+    return OpenJob(each, 0.0, 0.0, 0.0, lease=LeaseNumber(lease))
+
+
+def queue_of(*jobs: OpenJob) -> Queue:
+    queue = Queue()
+    for each in jobs:
+        queue.add(each)
+    return queue
+
+
+def order(
+    queue: Queue,
+    running: Counter[str] = NOTHING,
+    serves: Callable[[OpenJob], bool] = lambda job: True,
+) -> list[str]:
+    """Return the names of the jobs in the order of their turns."""
+    names: list[str] = []
+    for each, served in queue.in_turn(running):
+        names.append(each.job.id)
+        if serves(each):
+            served()
+    return names
+
+
+def test_nothing_waits_in_an_empty_queue() -> None:
+    queue = Queue()
+
+    assert not queue
+    assert (len(queue), order(queue)) == (0, [])
+
+
+def test_jobs_of_one_owner_go_in_the_order_they_came() -> None:
+    assert order(queue_of(*map(waiting, "abcd"))) == ["a", "b", "c", "d"]
+
+
+def test_higher_priorities_go_first_and_those_that_had_a_worker_before_them() -> None:
+    queue = queue_of(
+        waiting("low", priority=LOW),
+        waiting("high", priority=HIGH),
+        waiting("normal"),
+        waiting("again", priority=LOW, lease=1),
+    )
+
+    assert order(queue) == ["again", "high", "normal", "low"]
+
+
+def test_owners_take_turns() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "al") for n in range(4)),
+        *(waiting(f"b{n}", "bo") for n in range(2)),
+        waiting("c0", "cy"),
+    )
+
+    assert order(queue) == ["a0", "b0", "c0", "a1", "b1", "a2", "a3"]
+
+
+def test_owner_with_the_fewest_jobs_running_goes_first() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "al") for n in range(3)),
+        *(waiting(f"b{n}", "bo") for n in range(3)),
+    )
+
+    turns = order(queue, Counter(al=2))
+
+    assert turns == ["b0", "b1", "a0", "b2", "a1", "a2"]
+
+
+def test_owner_whose_job_nobody_can_take_keeps_its_turn() -> None:
+    queue = queue_of(
+        waiting("odd", "al"), waiting("a1", "al"), waiting("b0", "bo"),
+    )  # fmt: skip
+
+    turns = order(queue, serves=lambda each: each.job.id != "odd")
+
+    assert turns == ["odd", "b0", "a1"]
+
+
+def test_turns_go_on_from_one_plan_to_the_next() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "al") for n in range(3)),
+        *(waiting(f"b{n}", "bo") for n in range(3)),
+    )
+    served = []
+
+    # Each job is over before the next slot is free, so nothing is ever running.
+    while queue:
+        first, _ = next(iter(queue.in_turn(NOTHING)))
+        queue.remove(first)
+        served.append(first.job.id)
+
+    assert served == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "priority", "ahead"),
+    [
+        ("new", NORMAL, 1 + 1 + 2),  # the returned, the high one, one of each other
+        ("al", NORMAL, 1 + 1 + 5 + 2),
+        ("bo", NORMAL, 1 + 1 + 2 + 3),
+        ("new", HIGH, 1 + 1),
+        ("new", LOW, 1 + 1 + 7),
+        ("cy", HIGH, 1 + 1),
+    ],
+)
+def test_how_many_go_first_is_known_before_joining(
+    owner: str, priority: Priority, ahead: int
+) -> None:
+    queue = queue_of(
+        waiting("returned", "al", lease=1),
+        waiting("high", "cy", HIGH),
+        *(waiting(f"a{n}", "al") for n in range(5)),
+        *(waiting(f"b{n}", "bo") for n in range(2)),
+    )
+
+    assert queue.ahead_of(owner, priority) == ahead
+
+
+JOBS = st.lists(
+    st.tuples(
+        st.sampled_from(["al", "bo", "cy"]),
+        st.sampled_from(Priority),
+        st.integers(0, 1),
+    ),
+    max_size=30,
+)
+RUNNING = st.dictionaries(st.sampled_from(["al", "bo", "cy"]), st.integers(0, 5))
+
+
+@given(JOBS, RUNNING)
+def test_every_job_has_one_turn_in_the_order_that_was_promised(
+    jobs: Sequence[tuple[str, Priority, int]], running: dict[str, int]
+) -> None:
+    added = [waiting(f"j{n}", *each) for n, each in enumerate(jobs)]
+    queue = queue_of(*added)
+    by_name = {each.job.id: each for each in added}
+
+    turns = [by_name[JobId(name)] for name in order(queue, Counter(running))]
+
+    assert len(queue) == len(turns) == len(added)
+    assert {each.job.id for each in turns} == by_name.keys()
+    first = [each for each in turns if each.lease]
+    assert turns[: len(first)] == first
+    priorities = [-each.job.priority.value for each in turns[len(first) :]]
+    assert priorities == sorted(priorities)
+    for owner in ("al", "bo", "cy"):
+        for priority in Priority:
+            own = [
+                int(each.job.id[1:])
+                for each in turns
+                if (each.job.owner, each.job.priority, each.lease)
+                == (owner, priority, 0)
+            ]
+            assert own == sorted(own)
+
+
+@given(JOBS, RUNNING, st.integers(1, 30))
+def test_slots_are_shared_so_that_nobody_could_have_more_without_taking_from_less(
+    jobs: Sequence[tuple[str, Priority, int]], running: dict[str, int], slots: int
+) -> None:
+    added = [waiting(f"j{n}", owner) for n, (owner, _, _) in enumerate(jobs)]
+    queue = queue_of(*added)
+    has = Counter(running)
+    for each, served in queue.in_turn(running):
+        if slots == 0:
+            break
+        slots -= 1
+        has[each.job.owner] += 1
+        served()
+    wanted = Counter(running) + Counter(each.job.owner for each in added)
+
+    # Max-min fairness: whoever has less than it wants has as much as anybody who was
+    # given anything, or one less.
+    for poor in wanted:
+        for rich in wanted:
+            if has[poor] < wanted[poor] and has[rich] > running.get(rich, 0):
+                assert has[rich] <= has[poor] + 1
+
+
+@given(st.data(), JOBS)
+def test_jobs_that_are_removed_are_gone_and_the_others_are_not(
+    data: st.DataObject, jobs: Sequence[tuple[str, Priority, int]]
+) -> None:
+    added = [waiting(f"j{n}", *each) for n, each in enumerate(jobs)]
+    queue = queue_of(*added)
+    gone = [each for each in added if data.draw(st.booleans())]
+
+    for each in gone:
+        queue.remove(each)
+
+    left = {each.job.id for each in added} - {each.job.id for each in gone}
+    assert sorted(order(queue)) == sorted(left)
+    assert len(queue) == len(left)
+    assert bool(queue) == bool(left)
+    for each in added:
+        if each not in gone:
+            queue.remove(each)
+    assert queue == Queue()
+
+
+def test_owner_with_ten_thousand_jobs_delays_another_by_one() -> None:
+    queue = queue_of(
+        *(waiting(f"a{n}", "al") for n in range(10_000)), waiting("b0", "bo")
+    )
+
+    turns = queue.in_turn(NOTHING)
+    first = [next(turns)[0].job.id for _ in range(2)]
+
+    assert first == ["a0", "b0"]
+    assert queue.ahead_of("bo", NORMAL) == 1 + 2

@@ -1,0 +1,76 @@
+"""How fast workers are, as learned from jobs that were done."""
+
+import pytest
+
+from pool.given import job, joined, pool_after
+from shoal.domain.facts import JobSubmitted
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.work import Outcome, Usage
+from shoal.pool.open_job import CHARACTERS_PER_TOKEN
+from shoal.pool.speed import NEWEST, TOKENS_MIN, Speeds
+from shoal.pool.state import Pool
+from shoal.pool.worker import Worker
+
+J = JobId("j")
+
+
+def ready() -> tuple[Pool, Worker]:
+    pool = pool_after(joined(), JobSubmitted(job()))
+    return pool, pool.workers[WorkerId("w")]
+
+
+def written(tokens: int) -> Outcome:
+    return Outcome("", usage=Usage(1, tokens))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "seconds", "pace"),
+    [
+        (written(100), 4.0, 25.0),
+        (Outcome("x" * 100 * CHARACTERS_PER_TOKEN), 4.0, 25.0),
+        (written(TOKENS_MIN), 1.0, TOKENS_MIN),
+        (written(TOKENS_MIN - 1), 1.0, None),
+        (written(100), 0.0, None),
+        (Outcome(""), 4.0, None),
+    ],
+)
+def test_pace_is_tokens_over_all_of_the_time(
+    outcome: Outcome, seconds: float, pace: float | None
+) -> None:
+    pool, worker = ready()
+    speeds = Speeds()
+
+    speeds.measure(pool.jobs[J], worker, outcome, seconds)
+
+    assert worker.pace == speeds.usual_pace == pace
+    assert speeds.job_seconds == {"m": seconds}
+
+
+def test_answer_that_comes_in_one_piece_at_the_end_makes_nobody_quick() -> None:
+    pool, worker = ready()
+    opened = pool.jobs[J]
+    opened.leased_at, opened.since = 10.0, 19.999
+
+    pool.speeds.measure(opened, worker, written(100), 20.0)
+
+    assert worker.pace == 10.0
+
+
+def test_later_measurements_count_for_a_part() -> None:
+    pool, worker = ready()
+
+    for seconds in (10.0, 5.0):
+        pool.speeds.measure(pool.jobs[J], worker, written(100), seconds)
+
+    assert worker.pace == 10.0 + NEWEST * (20.0 - 10.0)
+    assert pool.speeds.job_seconds["m"] == 10.0 + NEWEST * (5.0 - 10.0)
+
+
+def test_model_that_nobody_has_any_more_is_forgotten() -> None:
+    pool, worker = ready()
+    pool.speeds.measure(pool.jobs[J], worker, written(100), 1.0)
+
+    pool.speeds.forget("m")
+    pool.speeds.forget("never known")
+
+    assert pool.speeds.job_seconds == {}

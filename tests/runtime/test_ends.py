@@ -1,0 +1,58 @@
+"""Which error the end of a job is."""
+
+import pytest
+
+from shoal.domain.errors import (
+    Cancelled,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    NoFirstOutput,
+    NoWorker,
+    OutputStalled,
+    ShoalError,
+    TimedOut,
+    TookTooLong,
+    WorkerLost,
+)
+from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
+from shoal.domain.ids import JobId
+from shoal.domain.work import Fault, Limit
+from shoal.runtime.ends import EXPIRIES, FAULTS, error_of
+
+J = JobId("j")
+
+
+@pytest.mark.parametrize(
+    ("fact", "error"),
+    [
+        (JobFailed(J, "boom"), JobError),
+        (JobFailed(J, "boom", cut=True), JobError),
+        (JobFailed(J, "boom", lost=True), WorkerLost),
+        (JobFailed(J, "boom", lost=True, fault=Fault.REQUEST), WorkerLost),
+        (JobFailed(J, "boom", fault=Fault.REQUEST), InvalidRequest),
+        (JobFailed(J, "boom", fault=Fault.CONTEXT), ContextExceeded),
+        (JobCancelled(J, "boom"), Cancelled),
+        (JobExpired(J, Limit.QUEUE, "boom"), NoWorker),
+        (JobExpired(J, Limit.FIRST_OUTPUT, "boom"), NoFirstOutput),
+        (JobExpired(J, Limit.SILENCE, "boom"), OutputStalled),
+        (JobExpired(J, Limit.TOTAL, "boom"), TookTooLong),
+    ],
+)
+def test_every_end_is_an_error_of_its_own(
+    fact: JobFailed | JobCancelled | JobExpired, error: type[ShoalError]
+) -> None:
+    raised = error_of(fact)
+
+    assert type(raised) is error
+    assert str(raised) == "boom"
+
+
+def test_every_fault_and_every_limit_has_an_error() -> None:
+    assert FAULTS.keys() == set(Fault)
+    assert EXPIRIES.keys() == set(Limit)
+    assert all(
+        issubclass(error, TimedOut)
+        for limit, error in EXPIRIES.items()
+        if limit is not Limit.QUEUE
+    )

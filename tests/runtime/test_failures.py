@@ -1,0 +1,122 @@
+from itertools import pairwise
+
+import pytest
+
+from shoal.domain.errors import TooManyFailures
+from shoal.runtime.failures import (
+    ADDRESSES_MAX,
+    BARRED_AFTER,
+    BARRED_FOR,
+    SLOW_AFTER,
+    SLOWNESS,
+    WINDOW,
+    Failures,
+    is_loopback,
+)
+
+AWAY = "192.0.2.7"
+
+
+def fail(failures: Failures, address: str, times: int, now: float = 0.0) -> list[float]:
+    return [failures.failed(address, now) for _ in range(times)]
+
+
+def test_first_failures_cost_nothing_and_later_ones_time() -> None:
+    waits = fail(Failures(), AWAY, BARRED_AFTER - 1)
+
+    assert waits == [0.0] * SLOW_AFTER + [SLOWNESS] * (BARRED_AFTER - 1 - SLOW_AFTER)
+    assert all(one <= other for one, other in pairwise(waits))
+
+
+def test_address_that_goes_on_is_barred_for_a_while() -> None:
+    failures = Failures()
+    fail(failures, AWAY, BARRED_AFTER)
+
+    with pytest.raises(TooManyFailures, match="try again in 60 s") as caught:
+        failures.check(AWAY, 0.0)
+    assert caught.value.retry_after == BARRED_FOR
+    with pytest.raises(TooManyFailures, match="try again in 1 s"):
+        failures.check(AWAY, BARRED_FOR - 0.5)
+    failures.check(AWAY, BARRED_FOR)
+    failures.check("192.0.2.8", 0.0)
+
+
+def test_failures_long_ago_are_forgiven() -> None:
+    failures = Failures()
+
+    for minute in range(10):
+        fail(failures, AWAY, BARRED_AFTER - 1, minute * WINDOW)
+
+    failures.check(AWAY, 9 * WINDOW)
+
+
+def test_bar_is_not_made_longer_by_trying() -> None:
+    failures = Failures()
+    fail(failures, AWAY, BARRED_AFTER)
+
+    for second in range(59):
+        with pytest.raises(TooManyFailures):
+            failures.failed(AWAY, float(second))
+
+    failures.check(AWAY, BARRED_FOR)
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "::1", "127.3.2.1", "::ffff:127.0.0.1"]
+)
+def test_own_machine_may_always_present_a_right_key(address: str) -> None:
+    failures = Failures()
+    fail(failures, address, BARRED_AFTER)
+
+    failures.check(address, 0.0)
+    with pytest.raises(TooManyFailures):
+        failures.failed(address, 0.0)
+
+
+def test_whole_network_of_an_ipv6_address_is_one_owner() -> None:
+    failures = Failures()
+
+    for number in range(BARRED_AFTER):
+        failures.failed(f"2001:db8:0:1::{number:x}", 0.0)
+
+    with pytest.raises(TooManyFailures):
+        failures.check("2001:db8:0:1:ffff::1", 0.0)
+    failures.check("2001:db8:0:2::1", 0.0)
+
+
+def test_ipv4_address_in_ipv6_form_is_the_same_owner() -> None:
+    failures = Failures()
+    fail(failures, f"::ffff:{AWAY}", BARRED_AFTER)
+
+    with pytest.raises(TooManyFailures):
+        failures.check(AWAY, 0.0)
+
+
+def test_memory_is_bounded_however_many_addresses_fail() -> None:
+    failures = Failures()
+    fail(failures, AWAY, BARRED_AFTER)
+
+    for number in range(ADDRESSES_MAX + 10):
+        failures.failed(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1.0)
+
+    assert len(failures._records) == ADDRESSES_MAX
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        ("127.0.0.1", True),
+        ("127.255.255.254", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("fe80::1%lo", False),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("localhost", False),
+        ("", False),
+        ("?", False),
+    ],
+)
+def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
+    assert is_loopback(address) == own

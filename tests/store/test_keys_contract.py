@@ -1,0 +1,267 @@
+"""What every store keeps of keys, join tokens and usage."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.credentials import (
+    DAY,
+    JoinToken,
+    Key,
+    Quota,
+    Scope,
+    Used,
+    digest_of,
+)
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Job,
+    Limit,
+    Outcome,
+    Usage,
+    Work,
+)
+from shoal.store.memory import MemoryStore
+from shoal.store.sqlite import SqliteStore
+
+ONE = LeaseNumber(1)
+CHAT = Chat("m", ({"role": "user", "content": "12 bytes, or"},))
+
+ALICE = Key(
+    "key_1",
+    "alice",
+    digest_of("sk-1"),
+    "sk-",
+    Scope.USE,
+    10.0,
+    99.5,
+    None,
+    Quota(1, 2, 3, 2**53 - 1),
+)
+BOB = Key("key_2", "bob", digest_of("sk-2"), "", Scope.ADMIN, 11.0)
+LAB = JoinToken(
+    "token_1", "lab", digest_of("jt-1"), 10.0, 20.0, None, 2, ("a*", 'odd "m"')
+)
+OPEN = JoinToken("token_2", "open", digest_of("jt-2"), 11.0)
+
+
+@pytest.fixture(params=[MemoryStore, SqliteStore])
+async def store(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> AsyncIterator[MemoryStore | SqliteStore]:
+    if request.param is MemoryStore:
+        yield MemoryStore()
+        return
+    sqlite = SqliteStore(tmp_path / "shoal.db")
+    await sqlite.open()
+    yield sqlite
+    await sqlite.close()
+
+
+def done(
+    name: str, owner: str = "alice", work: Work = CHAT, outcome: Outcome | None = None
+) -> list[Fact]:
+    job_id = JobId(name)
+    outcome = outcome or Outcome("text", usage=Usage(3, 4))
+    return [
+        JobSubmitted(Job(job_id, work, owner=owner)),
+        JobLeased(job_id, WorkerId("w"), ONE, ""),
+        JobCompleted(job_id, ONE, outcome),
+    ]
+
+
+async def test_nothing_is_there_at_first(store: MemoryStore | SqliteStore) -> None:
+    assert await store.keys.keys() == []
+    assert await store.keys.tokens() == []
+    assert await store.keys.used("alice", 0) == Used()
+    assert await store.keys.used_by_all(0) == {}
+
+
+async def test_keys_come_back_as_they_were(store: MemoryStore | SqliteStore) -> None:
+    for key in (ALICE, BOB):
+        await store.keys.add_key(key)
+
+    assert await store.keys.keys() == [ALICE, BOB]
+
+
+async def test_key_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
+    await store.keys.add_key(ALICE)
+
+    await store.keys.revoke_key(ALICE.id, 50.0)
+    await store.keys.revoke_key(ALICE.id, 60.0)
+    await store.keys.revoke_key("key_none", 60.0)
+
+    assert await store.keys.keys() == [replace(ALICE, revoked_at=50.0)]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        replace(BOB, name="alice"),
+        replace(BOB, id=ALICE.id),
+        replace(BOB, digest=ALICE.digest),
+    ],
+    ids=["name", "id", "digest"],
+)
+async def test_no_two_living_keys_are_the_same(
+    store: MemoryStore | SqliteStore, second: Key
+) -> None:
+    await store.keys.add_key(ALICE)
+
+    with pytest.raises(StoreError):
+        await store.keys.add_key(second)
+
+    assert await store.keys.keys() == [ALICE]
+
+
+async def test_name_of_a_revoked_key_can_be_given_again(
+    store: MemoryStore | SqliteStore,
+) -> None:
+    await store.keys.add_key(ALICE)
+    await store.keys.revoke_key(ALICE.id, 50.0)
+
+    await store.keys.add_key(replace(BOB, name="alice"))
+
+    assert [key.name for key in await store.keys.keys()] == ["alice", "alice"]
+
+
+async def test_tokens_come_back_with_those_who_joined_by_them(
+    store: MemoryStore | SqliteStore,
+) -> None:
+    for token in (LAB, OPEN):
+        await store.keys.add_token(token)
+
+    await store.keys.bind(LAB.id, "wire:one")
+    await store.keys.bind(LAB.id, "wire:two 'é'")
+    await store.keys.bind(LAB.id, "wire:one")
+
+    bound = replace(LAB, workers=frozenset({"wire:one", "wire:two 'é'"}))
+    assert await store.keys.tokens() == [bound, OPEN]
+
+
+async def test_token_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
+    await store.keys.add_token(OPEN)
+
+    await store.keys.revoke_token(OPEN.id, 50.0)
+    await store.keys.revoke_token(OPEN.id, 60.0)
+
+    assert await store.keys.tokens() == [replace(OPEN, revoked_at=50.0)]
+
+
+async def test_pruning_forgets_what_is_of_no_use_to_anybody(
+    store: MemoryStore | SqliteStore,
+) -> None:
+    expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
+    for token in (LAB, OPEN, expired):
+        await store.keys.add_token(token)
+    await store.keys.bind(LAB.id, "wire:one")
+    await store.keys.revoke_token(OPEN.id, 50.0)
+    for key in (ALICE, BOB):
+        await store.keys.add_key(key)
+
+    await store.prune(50.0)
+    # Those who have used a token of so many uses may come back after it has expired.
+    assert {token.name for token in await store.keys.tokens()} == {"lab", "open"}
+    assert {key.name for key in await store.keys.keys()} == {"alice", "bob"}
+
+    await store.prune(100.0)
+    assert {token.name for token in await store.keys.tokens()} == {"lab"}
+    assert {key.name for key in await store.keys.keys()} == {"bob"}
+
+    await store.keys.revoke_token(LAB.id, 101.0)
+    await store.prune(102.0)
+    assert await store.keys.tokens() == []
+
+
+async def test_usage_is_counted_for_each_owner_and_day(
+    store: MemoryStore | SqliteStore,
+) -> None:
+    await store.append(done("a"), 5 * DAY + 1.0)
+    await store.append([*done("b"), *done("c", "bob")], 5 * DAY + 2.0)
+    await store.append(done("d"), 6 * DAY)
+
+    assert await store.keys.used("alice", 5) == Used(3, 9, 12, 14)
+    assert await store.keys.used("alice", 6) == Used(3, 9, 12, 7)
+    assert await store.keys.used("alice", 7) == Used(3, 9, 12, 0)
+    assert await store.keys.used_by_all(6) == {
+        "alice": Used(3, 9, 12, 7),
+        "bob": Used(1, 3, 4, 0),
+    }
+
+
+async def test_usage_outlives_the_jobs(store: MemoryStore | SqliteStore) -> None:
+    await store.append(done("a"), 1.0)
+
+    assert await store.prune(2.0) == 1
+
+    assert (await store.keys.used("alice", 0)).tokens == 7
+
+
+@pytest.mark.parametrize("written", [0, 401])
+@pytest.mark.parametrize(
+    "end",
+    [JobCancelled(JobId("a"), "left"), JobExpired(JobId("a"), Limit.TOTAL, "over")],
+    ids=["cancelled", "expired"],
+)
+async def test_job_that_is_given_up_counts_as_far_as_it_went(
+    store: MemoryStore | SqliteStore, end: JobCancelled | JobExpired, written: int
+) -> None:
+    await store.append([JobSubmitted(Job(end.job_id, CHAT, owner="alice"))], 1.0)
+
+    await store.append([replace(end, written=written)], 2.0)
+
+    so_far = Used(1, 3, 101, 104) if written else Used()
+    assert await store.keys.used("alice", 0) == so_far
+
+
+async def test_job_that_fails_is_not_counted(store: MemoryStore | SqliteStore) -> None:
+    job_id = JobId("a")
+    await store.append([JobSubmitted(Job(job_id, CHAT, owner="alice"))], 1.0)
+
+    await store.append([JobFailed(job_id, "out of memory")], 2.0)
+
+    assert await store.keys.used("alice", 0) == Used()
+
+
+async def test_batch_that_fails_counts_nothing(
+    store: MemoryStore | SqliteStore,
+) -> None:
+    with pytest.raises(StoreError):
+        await store.append([*done("a"), JobCancelled(JobId("none"), "")], 1.0)
+
+    assert await store.keys.used("alice", 0) == Used()
+
+
+@pytest.mark.parametrize(
+    ("work", "outcome", "used"),
+    [
+        (CHAT, Outcome("12345"), Used(1, 3, 2)),
+        (CHAT, Outcome(""), Used(1, 3, 0)),
+        (Completion("m", "日本"), Outcome("日"), Used(1, 2, 1)),
+        (Embedding("m", ("1234", "12345")), Outcome(""), Used(1, 3, 0)),
+        # Workers count, and may say anything.
+        (CHAT, Outcome("", usage=Usage(-5, 10**30)), Used(1, 0, 1 << 32)),
+    ],
+    ids=["text", "nothing", "other scripts", "vectors", "lies"],
+)
+async def test_what_nobody_counted_is_estimated(
+    store: MemoryStore | SqliteStore, work: Work, outcome: Outcome, used: Used
+) -> None:
+    await store.append(done("a", work=work, outcome=outcome), DAY)
+
+    assert await store.keys.used("alice", 0) == used

@@ -1,0 +1,88 @@
+"""Databases that earlier versions wrote are opened: one file for each version."""
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.credentials import Key, Scope, Used, digest_of
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat, Outcome, Usage
+from shoal.pool.lifecycle import JobState
+from shoal.store.schema import MIGRATIONS
+from shoal.store.sqlite import SqliteStore
+
+WRITTEN = sorted((Path(__file__).parent / "written").glob("version*.db"))
+
+STATES = {
+    "done": JobState.DONE,
+    "failed": JobState.FAILED,
+    "cancelled": JobState.CANCELLED,
+    "expired": JobState.EXPIRED,
+    "running": JobState.LEASED,
+    "waiting": JobState.QUEUED,
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
+async def test_what_an_earlier_version_wrote_is_all_there(
+    written: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "shoal.db"
+    shutil.copy(written, path)
+    store = SqliteStore(path)
+
+    await store.open()
+
+    for name, state in STATES.items():
+        stored = await store.job(JobId(name))
+        assert stored is not None
+        assert stored.state is state
+        assert isinstance(stored.job.work, Chat)
+        content = stored.job.work.messages[1]["content"]
+        assert content == f"question {name} é 🦦"
+        assert stored.job.work.options == {"stop": ["\n"], "seed": 7}
+        assert stored.job.owner == "default"
+        assert len(await store.story(JobId(name))) > 0
+    done = await store.job(JobId("done"))
+    assert done is not None
+    assert done.outcome == Outcome("the answer é", "length", Usage(12, 34))
+    opened = [each.job.id for each in await store.open_jobs()]
+    assert opened == ["running", "waiting"]
+    assert await store.models(since=0.0) == {"m"}
+    await store.close()
+
+
+@pytest.mark.parametrize("written", WRITTEN, ids=lambda path: path.stem)
+async def test_what_an_earlier_version_wrote_can_be_gone_on_with(
+    written: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "shoal.db"
+    shutil.copy(written, path)
+    store = SqliteStore(path)
+    await store.open()
+
+    await store.keys.add_key(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
+    assert await store.keys.used("default", 0) == Used()
+    assert await store.prune(1000.0) == 4
+    await store.close()
+
+    with closing(sqlite3.connect(path)) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        assert version == len(MIGRATIONS)
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_jobs_of_a_key_are_found_without_looking_at_others(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    query = "EXPLAIN QUERY PLAN SELECT id FROM jobs WHERE owner = 'a'"
+
+    plan = await store.transact(lambda sql: str(sql.execute(query).fetchall()))
+
+    assert "jobs_of_owner" in plan
+    await store.close()

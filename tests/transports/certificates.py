@@ -1,0 +1,34 @@
+"""Certificates for 127.0.0.1, made for one test."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import trustme
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """Where a certificate, its private key and its authority are, in PEM form."""
+
+    file: Path
+    key: Path
+    authority: Path
+
+    @property
+    def flags(self) -> tuple[str, str, str, str]:
+        """The flags of a coordinator that has it."""
+        return "--tls-cert", str(self.file), "--tls-key", str(self.key)
+
+
+def issue(folder: Path, name: str = "one", host: str = "127.0.0.1") -> Certificate:
+    """Make a certificate under an authority of its own."""
+    folder.mkdir(parents=True, exist_ok=True)
+    authority = trustme.CA()
+    leaf = authority.issue_cert(host)
+    made = Certificate(
+        folder / f"{name}.pem", folder / f"{name}-key.pem", folder / f"{name}-ca.pem"
+    )
+    made.file.write_bytes(b"".join(each.bytes() for each in leaf.cert_chain_pems))
+    leaf.private_key_pem.write_to_path(made.key)
+    authority.cert_pem.write_to_path(made.authority)
+    return made

@@ -1,0 +1,200 @@
+"""Certificates: read, refused, and known again by those who connect."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from cryptography.hazmat.primitives import serialization
+
+from shoal.domain.errors import ConfigError
+from shoal.runtime.link import LinkClosed
+from shoal.transports.tls import (
+    context_pinning,
+    context_trusting,
+    fingerprint_of,
+    own_certificate,
+    server_context,
+)
+from shoal.transports.websocket import WRONG_CERTIFICATE, accept, dial
+from transports.certificates import Certificate, issue
+
+MESSAGE_MAX = 1000
+
+
+@asynccontextmanager
+async def listening(certificate: Certificate) -> AsyncIterator[int]:
+    """Say hello over TLS to whoever connects; give the port."""
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        link, response = await accept(request, {}, MESSAGE_MAX)
+        await link.send("hello")
+        await link.close(1000, "")
+        return response
+
+    app = web.Application()
+    app.router.add_get("/ws", handle)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    context = server_context(certificate.file, certificate.key)
+    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> Certificate:
+    return issue(tmp_path)
+
+
+def pem_of(certificate: Certificate) -> str:
+    return own_certificate(certificate.file)
+
+
+async def test_worker_that_knows_the_fingerprint_needs_no_authority(
+    certificate: Certificate,
+) -> None:
+    fingerprint = fingerprint_of(pem_of(certificate))
+    async with (
+        listening(certificate) as port,
+        dial(
+            f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX, fingerprint=fingerprint
+        ) as (link, _),
+    ):
+        assert await link.receive() == ["hello"]
+
+
+async def test_another_certificate_than_the_token_names_is_refused_for_good(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    other = fingerprint_of(pem_of(issue(tmp_path, "other")))
+    async with listening(certificate) as port:
+        url = f"wss://127.0.0.1:{port}/ws?token=hunter2"
+        with pytest.raises(LinkClosed, match="another certificate") as caught:
+            async with dial(url, {}, MESSAGE_MAX, fingerprint=other):
+                pass
+
+    assert caught.value.code == WRONG_CERTIFICATE
+    assert "hunter2" not in str(caught.value)
+
+
+async def test_without_a_fingerprint_an_authority_is_asked(
+    certificate: Certificate,
+) -> None:
+    async with listening(certificate) as port:
+        with pytest.raises(LinkClosed, match="leads to no authority") as caught:
+            async with dial(f"wss://127.0.0.1:{port}/ws", {}, MESSAGE_MAX):
+                pass
+
+    # It may be put in order without us.
+    assert caught.value.code != WRONG_CERTIFICATE
+
+
+def connect(port: int, context: ssl.SSLContext, name: str = "127.0.0.1") -> str | None:
+    """Shake hands; return the version of TLS."""
+    with (
+        socket.create_connection(("127.0.0.1", port)) as plain,
+        context.wrap_socket(plain, server_hostname=name) as secure,
+    ):
+        return secure.version()
+
+
+async def test_pinned_certificate_is_good_under_any_name(
+    certificate: Certificate, tmp_path: Path
+) -> None:
+    context = context_pinning(pem_of(certificate))
+    async with listening(certificate) as port:
+        for name in ("127.0.0.1", "some.where"):
+            assert await asyncio.to_thread(connect, port, context, name)
+
+    async with listening(issue(tmp_path, "other")) as port:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(connect, port, context)
+
+
+async def test_authority_that_is_named_is_trusted_for_the_right_host_only(
+    certificate: Certificate,
+) -> None:
+    context = context_trusting(certificate.authority)
+    async with listening(certificate) as port:
+        assert await asyncio.to_thread(connect, port, context)
+        with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+            await asyncio.to_thread(connect, port, context, "some.where")
+
+
+async def test_versions_of_tls_before_1_2_are_not_spoken(
+    certificate: Certificate,
+) -> None:
+    context = server_context(certificate.file, certificate.key)
+
+    assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_fingerprint_is_that_of_the_first_certificate(certificate: Certificate) -> None:
+    pem = pem_of(certificate)
+
+    assert certificate.file.read_text().startswith(pem)
+    assert pem.count("BEGIN CERTIFICATE") == 1
+    assert len(fingerprint_of(pem)) == 32
+
+
+NONE = "it holds no certificate in PEM form"
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "said"),
+    [
+        ("none", "one-key", "--tls-cert .*none.pem: No such file or directory"),
+        ("one", "none", "--tls-key .*none.pem: No such file or directory"),
+        ("one", "other-key", "it is not the key of the certificate in .*one.pem"),
+        ("one-key", "one", f"--tls-cert .*one-key.pem: {NONE}"),
+        ("text", "one-key", f"--tls-cert .*text.pem: {NONE}"),
+        ("empty", "one-key", f"--tls-cert .*empty.pem: {NONE}"),
+        ("damaged", "one-key", "--tls-cert .*: the certificate is damaged"),
+        ("bytes", "one-key", "--tls-cert .*bytes.pem: it is not in PEM form"),
+        ("folder", "one-key", "--tls-cert .*folder.pem: Is a directory"),
+        ("one", "text", "--tls-key .*: it is damaged, or not in PEM form"),
+        ("one", "bytes", "--tls-key .*bytes.pem: it is not in PEM form"),
+        ("one", "one", "--tls-key .*: it is damaged, or not in PEM form"),
+        ("one", "encrypted", "it is encrypted; write it without a passphrase"),
+    ],
+)
+def test_file_that_is_no_good_is_named(
+    tmp_path: Path, cert: str, key: str, said: str
+) -> None:
+    one = issue(tmp_path)
+    issue(tmp_path, "other")
+    (tmp_path / "folder.pem").mkdir()
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    private = serialization.load_pem_private_key(one.key.read_bytes(), None)
+    contents = {
+        "text": b"hello",
+        "empty": b"",
+        "damaged": f"{begin}\nQUJD\n{end}\n".encode(),
+        "bytes": b"\xff\xfe\x00",
+        "encrypted": private.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"hunter2"),
+        ),
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.pem").write_bytes(content)
+
+    with pytest.raises(ConfigError, match=said):
+        server_context(tmp_path / f"{cert}.pem", tmp_path / f"{key}.pem")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\xff\xfe"])
+def test_authority_that_is_none_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_bytes(content)
+
+    with pytest.raises(ConfigError, match=r"--cacert .*ca\.pem: it .* PEM form"):
+        context_trusting(file)
