@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import json
 import shlex
 import sys
@@ -38,12 +39,23 @@ def run(args: argparse.Namespace) -> int:
 
     async def serve(stop: asyncio.Event) -> int:
         async with coordinator(config, wires) as running:
+            _spare_the_collector()
             _announce(running, config, as_json=args.json)
             await stop.wait()
             print("stopping: open jobs are finished first", file=sys.stderr)
         return 0
 
     return run_loop(serve)
+
+
+def _spare_the_collector() -> None:
+    """Have Python look for cycles less often, and not among what stays anyway.
+
+    Requests leave hardly any; looking after every 700 new objects took 4 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
 
 
 def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> None:

@@ -42,6 +42,8 @@ LIST_LIMIT = 30.0  # seconds for the first look at a server, which may be busy
 TRIAL_LIMIT = 3.0  # seconds
 LIST_MAX = 4 * 1024 * 1024  # bytes
 REPLY_MAX = 64 * 1024  # bytes of a refusal that are read
+KEEP = 2.0  # seconds a connection is kept for the next job: less than servers do
+STALE_MAX = 2  # kept connections in a row that may turn out to be closed
 LARGE = 1024 * 1024  # bytes that are decoded beside the loop
 
 LATEST = ":latest"  # Ollama answers to a name without it
@@ -96,9 +98,7 @@ class OpenAIEngine:
             headers=self._headers,
             # How long an answer may take is for whoever waits for it to say.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
-            # A connection for each job: one that was kept may be closed by the server
-            # just when a job is sent, and a POST is not repeated.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP),
         )
         try:
             async with asyncio.timeout(LIST_LIMIT):
@@ -145,7 +145,7 @@ class OpenAIEngine:
         request = request_of(work, listed.id if listed is not None else work.model)
         answer = AnswerReader(choices_in(work.options), prompts_in(work), self._secret)
         try:
-            async with self._post(self._session, request) as response:
+            async with await self._post(self._session, request) as response:
                 try:
                     if isinstance(work, Embedding):
                         for item in await self._vectors(response, len(work.inputs)):
@@ -160,7 +160,8 @@ class OpenAIEngine:
                 finally:
                     # Hanging up is how a server learns to stop, and what a server
                     # sends after the end may never come.
-                    response.close()
+                    if not response.content.at_eof():
+                        response.close()
         except NotServed as error:
             if listed is not None:
                 kinds = Kind if error.model else (work.kind,)
@@ -193,15 +194,28 @@ class OpenAIEngine:
             pieces, usage = read_vectors(body, inputs, self._secret)
         return [*pieces, Finished("stop", usage)]
 
-    def _post(
+    async def _post(
         self, session: aiohttp.ClientSession, request: Request
-    ) -> "aiohttp.client._RequestContextManager":
-        return session.post(
-            f"{self.url}{request.path}",
-            data=request.body,
-            headers=JSON,
-            allow_redirects=False,
-        )
+    ) -> aiohttp.ClientResponse:
+        """Send a job; return the answer's head.
+
+        A server may close a connection that was kept just when it is used again; then
+        the job is sent again on another, for at worst a model has begun it twice.
+        """
+        for tries_left in range(STALE_MAX, -1, -1):
+            try:
+                return await session.post(
+                    f"{self.url}{request.path}",
+                    data=request.body,
+                    headers=JSON,
+                    allow_redirects=False,
+                )
+            except aiohttp.ClientConnectorError:
+                raise  # there was no connection to be closed
+            except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
+                if not tries_left:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     async def _check(self, response: aiohttp.ClientResponse, expected: str) -> None:
         """Let only an answer of the type that is expected pass."""

@@ -1,13 +1,13 @@
 """What is known of a request in the end: for its log line and the metrics."""
 
 import re
-import secrets
 from dataclasses import dataclass
 
 from aiohttp import web
 
 from shoal.domain.ids import JobId
 from shoal.domain.work import Job, Kind, Usage
+from shoal.runtime.ids import new_id
 from shoal.runtime.reading import Reader
 
 REQUEST_ID = "x-request-id"
@@ -65,6 +65,6 @@ def begin(request: web.Request, now: float) -> Record:
     """Begin a request's record, under the client's own id if it can be one."""
     given = request.headers.get(REQUEST_ID, "")
     sane = _SANE.fullmatch(given) is not None
-    record = Record(given if sane else secrets.token_hex(12), now)
+    record = Record(given if sane else new_id(), now)
     request[RECORD] = record
     return record

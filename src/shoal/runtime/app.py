@@ -27,6 +27,7 @@ from shoal.gateway.moderation import Moderation
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
+from shoal.runtime.ids import new_id
 from shoal.runtime.ports import user_of
 from shoal.runtime.secret_files import (
     first_key,
@@ -43,7 +44,6 @@ IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 PRUNE_EVERY = 3600.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 PORT_MAX = 65_535
-JOB_ID = 24  # characters
 NO_WIRES: Mapping[str, Any] = {}
 
 log = logging.getLogger("shoal.app")
@@ -99,7 +99,7 @@ async def coordinator(
     store = SqliteStore(folder / "shoal.db")
     await store.open()
     try:
-        hub = Hub(store, clock, _new_job_id, config.queue_max)
+        hub = Hub(store, clock, lambda: JobId(new_id()), config.queue_max)
         restored = await hub.restore()
         log.info("restored jobs=%d", restored)
         keyring = Keyring(await key_book(store.keys), {FIRST_KEY: api_key})
@@ -226,7 +226,3 @@ def _lan_address() -> str:
             return "127.0.0.1"
         address: str = probe.getsockname()[0]
         return address
-
-
-def _new_job_id() -> JobId:
-    return JobId(new_secret()[:JOB_ID])
