@@ -50,6 +50,11 @@ class ServeConfig:
     )
     queue_max: int = setting("jobs that may wait; more are refused", 1000)
     queue_wait: float = setting("seconds a job may wait for a worker", 30.0)
+    hedge_after: float = setting(
+        "seconds without a word from a worker until a second one, if one is idle, gets "
+        "the job as well; 0: never",
+        0.0,
+    )
     moderation: Path | None = setting(
         "a file of regular expressions that questions and answers must not match", None
     )

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import struct
 from typing import Any
 
@@ -17,7 +18,13 @@ from shoal.gateway.embeddings import (
 )
 
 VECTOR = (0.5, -1.0, 2.0)
-ENCODED = base64.b64encode(struct.pack("<3f", *VECTOR)).decode()
+
+
+def encoded(*values: float) -> str:
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+ENCODED = encoded(*VECTOR)
 USAGE = Usage(7, 0)
 
 
@@ -67,8 +74,21 @@ def test_vectors_are_numbers_unless_base64_is_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "vectors", [(), (ENCODED, ENCODED), (None,), ("no base64",), ("AAA=",)], ids=str
+    "vectors",
+    [
+        (),
+        (ENCODED, ENCODED),
+        (None,),
+        ("no base64",),
+        ("\N{FULLWIDTH DIGIT ONE}AAA",),
+        ("AAA=",),
+        ("",),
+        *((encoded(1.0, odd),) for odd in (math.nan, math.inf, -math.inf)),
+        (encoded(math.inf, -math.inf),),
+    ],
+    ids=str,
 )
 def test_a_worker_that_gives_no_vectors_is_said_to(vectors: tuple[Any, ...]) -> None:
-    with pytest.raises(JobError, match="the worker gave"):
-        embeddings(decode(), outcome(*vectors), USAGE)
+    for form in ("float", "base64"):
+        with pytest.raises(JobError, match="the worker gave"):
+            embeddings(decode(encoding_format=form), outcome(*vectors), USAGE)

@@ -3,9 +3,10 @@
 import json
 import socket
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from openai import AuthenticationError
+from openai import AuthenticationError, OpenAI
 
 from live.programs import (
     KEY,
@@ -47,6 +48,24 @@ def test_secrets_stay_the_same_from_one_start_to_the_next(programs: Programs) ->
 
     assert ready[0]["api_key"] == ready[1]["api_key"]
     assert ready[0]["join"].split()[-1] == ready[1]["join"].split()[-1]
+
+
+def test_second_worker_is_given_what_the_first_is_silent_about(
+    programs: Programs,
+) -> None:
+    model = GatedModel(0)
+    pool = programs.serve("--hedge-after", "0.2")
+    for name in ("one", "two"):
+        pool.joined(name, *model.flags)
+
+    with pool.client() as client, ThreadPoolExecutor() as threads:
+        asking = threads.submit(_whole, client)
+        eventually(lambda: model.asked == 2, "a second worker has the job")
+        model.go_on.set()
+        answer = asking.result()
+    model.close()
+
+    assert answer == "".join(PAIRS[STORY])
 
 
 def test_key_that_is_given_is_kept_for_commands_on_this_machine(
@@ -211,3 +230,8 @@ def test_wrong_key_is_refused(programs: Programs) -> None:
             client.with_options(api_key="sk-wrong").models.list()
 
         assert client.models.list().data == []
+
+
+def _whole(client: OpenAI) -> str:
+    with answer_to(client, STORY) as chunks:
+        return "".join(text_in(chunks))

@@ -1,5 +1,6 @@
 """Which of the free workers is best for a job."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -7,12 +8,16 @@ import pytest
 from pool.given import NOBODY, hand_out, job, joined, leased, pool_after
 from shoal.domain.facts import (
     JobCompleted,
+    JobRequeued,
     JobSubmitted,
     WorkerDraining,
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Outcome
+from shoal.pool.free import Free
+from shoal.pool.match import why_not
+from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
 from shoal.pool.state import Pool
 from shoal.pool.worker import Worker
@@ -267,6 +272,44 @@ def test_of_thousands_of_idle_workers_no_more_are_looked_at_than_jobs_need() -> 
 
     assert [lease.worker_id for lease in given] == ["w0", "w1", "w2"]
     assert counted.looked == 3
+
+
+def test_of_a_thousand_jobs_alike_that_nobody_takes_one_is_tried() -> None:
+    theirs = frozenset({"somebody"})
+    pool = pool_after(*(joined(f"w{n}", only_for=theirs) for n in range(100)))
+    submit(pool, *(f"j{number}" for number in range(1000)))
+    pool.apply(JobSubmitted(job("theirs", owner="somebody")), 0.0)
+    free = Free(pool, "m", defaultdict(int))
+    looked = 0
+
+    def counted(each: OpenJob, worker: Worker) -> str | None:
+        nonlocal looked
+        looked += 1
+        return why_not(each, worker)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("shoal.pool.free.why_not", counted)
+        found = [free.take(each) is not None for each in pool.jobs.values()]
+
+    assert found == [False] * 1000 + [True]
+    assert looked == 100 + 1
+
+
+def test_job_that_is_too_long_for_all_does_not_stand_for_shorter_ones() -> None:
+    pool = pool_after(joined(context=1000))
+    submit(pool, "long", prompt=LONG)
+    submit(pool, "short")
+
+    assert hand_out(pool) == [("short", "w")]
+
+
+def test_job_that_was_refused_does_not_stand_for_others_like_it() -> None:
+    pool = pool_after(joined())
+    submit(pool, "refused", "other")
+    pool.apply(leased("refused"), 0.0)
+    pool.apply(JobRequeued(JobId("refused"), LeaseNumber(1), "no", WorkerId("w")), 0.0)
+
+    assert hand_out(pool) == [("other", "w")]
 
 
 def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:

@@ -415,7 +415,7 @@ def test_conversation_goes_on_where_it_was_answered() -> None:
 
     tell(pool, Began(J, TWO), 6.0)
 
-    assert pool.sessions == {"talk": B}
+    assert pool.sessions == {"talk": (B, J)}
 
 
 def test_nothing_has_two_workers_that_should_not() -> None:

@@ -158,10 +158,10 @@ def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(
         pool.apply(JobCompleted(JobId(name), ONE, Outcome("")), 0.0)
 
     assert len(pool.sessions) == 10
-    assert pool.sessions["kept"] == "a"
+    assert pool.sessions["kept"][0] == "a"
     pool.apply(JobSubmitted(job(session="kept")), 0.0)
     pool.apply(leased(worker="b"), 0.0)
-    assert pool.sessions["kept"] == "b"
+    assert pool.sessions["kept"] == ("b", "j")
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from shoal.domain.worker import CHATS, Offer
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.store.memory import MemoryStore
+from shoal.store.port import Recorded
 from simulation import virtual
 
 EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
@@ -54,11 +55,13 @@ class SlowStore(MemoryStore):
         self.working.set()
         self.full = False
 
-    async def append(self, facts: Sequence[Fact], at: float) -> None:
+    async def append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+    ) -> None:
         await self.working.wait()
         if self.full:
             raise StoreError("shoal.db: disk I/O error")
-        await super().append(facts, at)
+        await super().append(facts, at, earlier)
 
 
 class Member:

@@ -121,6 +121,26 @@ async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now() -> None:
     assert found.revoked_at == 5.0
 
 
+async def test_revoking_is_tried_again_until_it_is_for_good() -> None:
+    store = MemoryKeys()
+    await store.add_key(key("alice"))
+    disk = FullDisk()
+    book = opened(disk, key("alice"))
+    with pytest.raises(StoreError, match="full"):
+        await book.revoke(book.named("alice"), 5.0)
+    with pytest.raises(InvalidRequest, match="already"):
+        book.check_name("alice")
+
+    with pytest.raises(StoreError, match="full"):
+        await book.revoke(book.named("alice"), 6.0)
+    book._revoke = store.revoke_key  # there is room again
+    await book.revoke(book.named("alice"), 7.0)
+
+    (kept,) = await store.keys()
+    assert kept.revoked_at is not None
+    book.check_name("alice")
+
+
 async def test_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEPT_MAX", 2)
     book = opened(MemoryKeys(), key("a", 1), key("b", 2))

@@ -46,6 +46,10 @@ class TooLarge(ClientError):
     """The request is larger than is accepted."""
 
 
+class TooSlow(ClientError):
+    """The request did not come whole in time."""
+
+
 class Unauthorized(ClientError):
     """The request carries no valid key."""
 

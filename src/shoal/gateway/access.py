@@ -109,6 +109,7 @@ class Access:
         Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the caller's key
         does not allow it, and KeyRevoked if it was revoked meanwhile.
         """
+        self.check(caller)
         allowance = self._allowances.of(caller.key, self._clock.now())
         taken = None
         if allowance is not None:
@@ -128,6 +129,10 @@ class Access:
             if allowance is not None and taken is not None:
                 allowance.leave(taken, used, self._clock.now())
 
+    def check(self, caller: Caller) -> None:
+        """Raise KeyRevoked if a caller that was let in is not welcome any more."""
+        self.keyring.check(caller.key)
+
     async def revoke(self, key: Key) -> Key:
         """End a key and all that is done under it; return it as it is now.
 
@@ -137,7 +142,8 @@ class Access:
             return await self.keyring.book.revoke(key, self._clock.wall())
         finally:
             self._allowances.forget(key)
-            self._hub.withdraw_of(key.name, REVOKED)
+            if key.revoked_at is None:  # else the name is another key's by now
+                self._hub.withdraw_of(key.name, REVOKED)
 
     async def _key(self, request: web.Request, *, exact: bool) -> Key:
         authorization = request.headers.get("Authorization")

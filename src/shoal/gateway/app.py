@@ -21,7 +21,6 @@ from shoal.gateway import (
     results,
 )
 from shoal.gateway.access import CALLER
-from shoal.gateway.body import BODY_MAX
 from shoal.gateway.metrics import Metrics
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import Record, begin, record_of
@@ -65,12 +64,13 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             response = await _handled(request, record, handler)
             status = response.status
         finally:
+            gateway.bodies.let_go(request)
             now = gateway.clock.now()
             log_request(request, record, status, now - record.began)
             counts.saw_request(request, record, status, now, gateway.models)
         return response
 
-    app = web.Application(middlewares=[answer], client_max_size=BODY_MAX)
+    app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(_add_headers)
     for face in FACES:
         app.add_routes(face.routes(gateway))

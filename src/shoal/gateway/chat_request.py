@@ -5,16 +5,18 @@ Source: OpenAI's API reference, "Create chat completion".
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.decoding import (
-    Bias,
+    FREE_MAX,
     Choices,
+    Free,
+    LogitBias,
     Name,
     Penalty,
     Seed,
@@ -22,8 +24,13 @@ from shoal.gateway.decoding import (
     Stops,
     Temperature,
     Tokens,
+    Unread,
+    asks,
     decode,
+    free,
+    is_given,
     options_of,
+    size_of,
     stops_of,
     unsupported,
 )
@@ -54,8 +61,8 @@ Whoever asks for such a thing gets an error: an answer that leaves it out is wro
 
 PASSED_ON = (
     *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("n", "logprobs", "top_logprobs", "tools", "tool_choice"),
-    *("parallel_tool_calls", "response_format", "reasoning_effort", "verbosity"),
+    *("n", "logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls"),
+    *("reasoning_effort", "verbosity"),
     # Not OpenAI's, but known to most engines.
     *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
     "chat_template_kwargs",
@@ -115,13 +122,13 @@ class Message(msgspec.Struct, frozen=True):
     reasoning_content: str | None = None
     tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
     tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
-    function_call: Any = None
+    function_call: Raw | UnsetType = UNSET
 
 
 class Function(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
     description: str | UnsetType = UNSET
-    parameters: dict[str, Any] | UnsetType = UNSET
+    parameters: Free | UnsetType = UNSET
     strict: bool | UnsetType | None = UNSET
 
 
@@ -141,7 +148,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
 
 class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
     name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
-    schema: dict[str, Any] | UnsetType = UNSET
+    schema: Free | UnsetType = UNSET
     description: str | UnsetType = UNSET
     strict: bool | UnsetType | None = UNSET
 
@@ -167,7 +174,7 @@ class CreateChatCompletion(msgspec.Struct, frozen=True):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Bias] | None = None
+    logit_bias: LogitBias | UnsetType = UNSET
     stop: Stops | None = None
     n: Choices | None = None
     logprobs: bool | None = None
@@ -180,20 +187,20 @@ class CreateChatCompletion(msgspec.Struct, frozen=True):
     verbosity: Annotated[str, Meta(max_length=32)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    user: Unread | UnsetType = UNSET  # a text, or Open WebUI's object
     prompt_cache_key: str | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
     min_p: Share | None = None
     repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
     repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Free | UnsetType = UNSET
     # Untyped, for all that matters is whether they ask for something.
-    functions: Any = None
-    function_call: Any = None
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
+    functions: Raw | UnsetType = UNSET
+    function_call: Raw | UnsetType = UNSET
+    audio: Raw | UnsetType = UNSET
+    modalities: Raw | UnsetType = UNSET
+    web_search_options: Raw | UnsetType = UNSET
 
 
 _decoder = msgspec.json.Decoder(CreateChatCompletion)
@@ -206,8 +213,7 @@ def decode_chat_request(data: bytes) -> ChatRequest:
     """
     body = decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
-        value = getattr(body, field)
-        if value is not None and value not in harmless:
+        if asks(getattr(body, field), harmless):
             raise unsupported(field)
     messages = tuple(
         _message(message, f"messages[{index}]")
@@ -233,13 +239,12 @@ def _options(body: CreateChatCompletion) -> Mapping[str, JSON]:
     options = options_of(body, PASSED_ON)
     if stops := stops_of(body.stop):
         options["stop"] = stops
+    if body.tools:
+        options["tools"] = _tools(body.tools)
     _check_tools(body, options)
     format = body.response_format
-    if format is not None and format.type == "text":
-        del options["response_format"]  # what every answer is
-    if format is not None and format.type == "json_schema" and not format.json_schema:
-        field = "response_format.json_schema"
-        raise InvalidRequest(f"{field}: required, but missing", field)
+    if format is not None and format.type != "text":  # what every answer is
+        options["response_format"] = _format(format)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
     for field, nothing in (("n", 1), ("logprobs", False), ("logit_bias", {})):
@@ -250,10 +255,37 @@ def _options(body: CreateChatCompletion) -> Mapping[str, JSON]:
     return options
 
 
+def _tools(tools: list[Tool]) -> list[JSON]:
+    sizes = (size_of(tool.function.parameters) for tool in tools)
+    if sum(sizes) > FREE_MAX:
+        raise InvalidRequest(f"tools: more than {FREE_MAX} bytes", "tools")
+    made: list[JSON] = []
+    for index, tool in enumerate(tools):
+        given = tool.function
+        function = msgspec.to_builtins(msgspec.structs.replace(given, parameters=UNSET))
+        if is_given(given.parameters):
+            path = f"tools[{index}].function.parameters"
+            function["parameters"] = free(given.parameters, path)
+        made.append({"function": function, "type": tool.type})
+    return made
+
+
+def _format(format: ResponseFormat) -> JSON:
+    if format.type != "json_schema":
+        return {"type": format.type}
+    field = "response_format.json_schema"
+    given = format.json_schema
+    if given is UNSET:
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    described = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
+    if is_given(given.schema):
+        described["schema"] = free(given.schema, f"{field}.schema")
+    return {"type": format.type, "json_schema": described}
+
+
 def _check_tools(body: CreateChatCompletion, options: dict[str, JSON]) -> None:
     if not body.tools:
-        for field in ("tools", "parallel_tool_calls"):
-            options.pop(field, None)
+        options.pop("parallel_tool_calls", None)
         if options.pop("tool_choice", "none") not in ("none", "auto"):
             raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
         return
@@ -267,7 +299,7 @@ def _check_tools(body: CreateChatCompletion, options: dict[str, JSON]) -> None:
 
 
 def _message(message: Message, path: str) -> Mapping[str, JSON]:
-    if message.function_call:
+    if asks(message.function_call, ("", {})):
         raise unsupported(f"{path}.function_call")
     if message.role == "function":
         raise unsupported(f"{path}.role", message.role)

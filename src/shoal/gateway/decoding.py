@@ -3,10 +3,10 @@
 import json
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeGuard, TypeVar
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON
@@ -27,7 +27,35 @@ Choices = Annotated[int, Meta(ge=1, le=128)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 Stops = str | Annotated[list[str], Meta(max_length=4)]
 
+Free = Annotated[msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})]
+"""An object whose form only engines know: skipped over, until ``free`` decodes it.
+
+Few bytes can make many values, so what may be of any form has a limit of its own.
+"""
+
+LogitBias = Annotated[
+    msgspec.Raw,
+    Meta(
+        extra_json_schema={
+            "type": ["object", "null"],
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+"""How much likelier tokens are to be, by their ids: skipped over like ``Free``."""
+
+Unread = msgspec.Raw
+"""What nothing here reads, whatever it is."""
+
+FREE_MAX = 1 << 20  # bytes of all such objects in one field
+NESTING_MAX = 100  # lists and objects in each other: engines bear no more either
+HALVES_MAX = 2 << 20  # bytes of a body that is mended, which is slow
+SMALL = 64  # bytes: whatever asks for nothing is smaller
+
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_objects = msgspec.json.Decoder(dict[str, Any])
+PARTS = {"logit_bias": msgspec.json.Decoder(dict[str, Bias])}
+"""What the fields that are skipped over hold, where that is known."""
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
@@ -41,16 +69,7 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         raise InvalidRequest("the body is empty: send a JSON object")
     try:
         data.decode()
-        try:
-            return decoder.decode(data)
-        except msgspec.ValidationError:
-            raise
-        except msgspec.DecodeError:
-            if not _ESCAPED_HALF.search(data):
-                raise
-            # JavaScript writes half a character where it cut a text in two.
-            text = json.dumps(json.loads(data), ensure_ascii=False)
-            return decoder.decode(well_formed(text))
+        return _mended(decoder, data)
     except msgspec.ValidationError as error:
         raise misfit(str(error)) from error
     except UnicodeDecodeError as error:
@@ -61,11 +80,66 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
         raise InvalidRequest("the body is nested too deeply") from error
 
 
-def misfit(text: str) -> InvalidRequest:
-    """Translate msgspec's words, which put the field last and call the body ``$``."""
+def free(raw: msgspec.Raw, path: str) -> dict[str, JSON]:
+    """Decode an object of any form, found at ``path``.
+
+    Raises InvalidRequest if it is none, larger than ``FREE_MAX``, or nested more deeply
+    than ``NESTING_MAX``.
+    """
+    value = decode_part(_objects, raw, path)
+    if _is_deep(value):
+        raise _too_deep(path)
+    return value
+
+
+def decode_part(
+    decoder: msgspec.json.Decoder[T],
+    raw: msgspec.Raw,
+    path: str,
+    size_max: int = FREE_MAX,
+) -> T:
+    """Decode the field at ``path``, which was skipped over before.
+
+    Raises InvalidRequest if it is no good, or longer than so many bytes.
+    """
+    if size_of(raw) > size_max:
+        raise InvalidRequest(f"{path}: more than {size_max} bytes", path)
+    try:
+        return _mended(decoder, bytes(raw))
+    except msgspec.ValidationError as error:
+        raise misfit(str(error), path) from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"{path}: not JSON: {error}", path) from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
+
+
+def size_of(raw: msgspec.Raw | UnsetType) -> int:
+    """Return how many bytes a part is long."""
+    return 0 if raw is UNSET else memoryview(raw).nbytes
+
+
+def is_given(raw: msgspec.Raw | UnsetType) -> TypeGuard[msgspec.Raw]:
+    """Say whether a field that was skipped over is there, and not null."""
+    return raw is not UNSET and not (size_of(raw) == 4 and bytes(raw) == b"null")
+
+
+def asks(raw: msgspec.Raw | UnsetType, harmless: Iterable[JSON] = ()) -> bool:
+    """Say whether a field asks for something: it is given, and not ``harmless``."""
+    if not is_given(raw):
+        return False
+    return size_of(raw) > SMALL or msgspec.json.decode(raw) not in harmless
+
+
+def misfit(text: str, within: str = "") -> InvalidRequest:
+    """Translate msgspec's words, which put the field last and call the body ``$``.
+
+    ``within`` is the path to the part that was decoded, if it was not the body.
+    """
     found = _AT.match(text)
     assert found is not None  # it matches anything
-    what, path = found["what"], (found["path"] or "").removeprefix("$").lstrip(".")
+    what, path = found["what"], (found["path"] or "").removeprefix("$")
+    path = f"{within}{path}".lstrip(".")
     if missing := _MISSING.match(what):
         path = f"{path}.{missing['field']}".lstrip(".")
         what = "required, but missing"
@@ -75,12 +149,22 @@ def misfit(text: str) -> InvalidRequest:
 
 
 def options_of(body: msgspec.Struct, names: Iterable[str]) -> dict[str, JSON]:
-    """Return the fields of ``body`` that were given, as plain JSON."""
+    """Return the fields of ``body`` that were given, as plain JSON.
+
+    Raises InvalidRequest if one that was skipped over is no good.
+    """
     options: dict[str, JSON] = {}
     for name in names:
         value: Any = getattr(body, name)
-        if value is not None:
+        if value is None or value is UNSET:
+            continue
+        if not isinstance(value, msgspec.Raw):
             options[name] = msgspec.to_builtins(value)
+        elif is_given(value):
+            part = PARTS.get(name)
+            options[name] = (
+                free(value, name) if part is None else decode_part(part, value, name)
+            )
     return options
 
 
@@ -95,3 +179,35 @@ def unsupported(field: str, value: str = "") -> InvalidRequest:
     """Return the error for something that nothing here can carry out."""
     what = f"{field}: {value}" if value else field
     return InvalidRequest(f"{what} is not supported", field)
+
+
+def _mended(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Decode JSON; half a character becomes U+FFFD.
+
+    JavaScript writes such where it cut a text in two.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if not _ESCAPED_HALF.search(data):
+            raise
+        if len(data) > HALVES_MAX:
+            raise ValueError("half a character (\\ud800 to \\udfff) in it") from None
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return decoder.decode(well_formed(text))
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(NESTING_MAX):
+        values = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [v for inner in values for v in inner if isinstance(v, dict | list)]
+        if not level:
+            return False
+    return True
+
+
+def _too_deep(path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: nested more than {NESTING_MAX} deep", path)

@@ -5,28 +5,33 @@ Source: OpenAI's API reference, "Create embeddings".
 
 import base64
 import binascii
+import math
 import struct
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.work import Choice, Embedding, Outcome, Usage
-from shoal.gateway.decoding import Name, decode, options_of
+from shoal.gateway.decoding import Name, Unread, decode, options_of
 
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI
 DIMENSIONS_MAX = 1 << 16
+FLOAT = 4  # bytes
+LARGE = 256  # vectors: more of them are written beside the loop
+
+Text = Annotated[str, Meta(min_length=1)]
 
 
 class CreateEmbedding(msgspec.Struct, frozen=True):
     """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
 
     model: Name
-    input: Annotated[str, Meta(min_length=1)] | list[Any]
+    input: Text | list[Text]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=DIMENSIONS_MAX)] | None = None
-    user: str | None = None
+    user: Unread | UnsetType = UNSET
 
 
 class EmbeddingData(msgspec.Struct, frozen=True):
@@ -66,10 +71,6 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs or len(inputs) > INPUTS_MAX:
         raise InvalidRequest(f"input: expected 1 to {INPUTS_MAX} texts", "input")
-    for index, text in enumerate(inputs):
-        if not isinstance(text, str) or not text:
-            field = f"input[{index}]"
-            raise InvalidRequest(f"{field}: expected a text that is not empty", field)
     return EmbeddingRequest(
         Embedding(body.model, tuple(inputs), options_of(body, ("dimensions",))),
         body.encoding_format == "base64",
@@ -77,7 +78,7 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
 
 
 def embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes:
-    """Write the answer.
+    """Write the answer, which may take long: ``LARGE`` says when.
 
     Raises JobError if the worker did not give one vector for each text.
     """
@@ -85,27 +86,40 @@ def embeddings(asked: EmbeddingRequest, outcome: Outcome, usage: Usage) -> bytes
     if len(outcome.choices) != wanted:
         given = len(outcome.choices)
         raise JobError(f"the worker gave {given} vectors for {wanted} texts")
-    return msgspec.json.encode(
-        CreateEmbeddingResponse(
-            [
-                EmbeddingData(index, _vector(choice, asked.in_base64))
-                for index, choice in enumerate(outcome.choices)
-            ],
-            asked.work.model,
-            EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
+    # Each for itself, so that other threads get a turn in between.
+    vectors = [
+        msgspec.Raw(
+            msgspec.json.encode(EmbeddingData(index, _vector(each, asked.in_base64)))
         )
+        for index, each in enumerate(outcome.choices)
+    ]
+    return msgspec.json.encode(
+        {
+            "data": vectors,
+            "model": asked.work.model,
+            "usage": EmbeddingUsage(usage.prompt_tokens, usage.prompt_tokens),
+            "object": "list",
+        }
     )
 
 
 def _vector(choice: Choice, in_base64: bool) -> str | list[float]:
     encoded = choice.fields.get("embedding")
+    if not isinstance(encoded, str):
+        raise _no_vector("no text")
     try:
-        if not isinstance(encoded, str):
-            raise ValueError("no text")
         data = base64.b64decode(encoded, validate=True)
-        values = struct.unpack(f"<{len(data) // 4}f", data)
-    except (ValueError, binascii.Error, struct.error) as error:
-        raise JobError(
-            f"the worker gave something that is no vector: {error}"
-        ) from error
+    except (ValueError, binascii.Error) as error:
+        raise _no_vector(str(error)) from error
+    if not data or len(data) % FLOAT:
+        raise _no_vector(f"{len(data)} bytes, expected float32 numbers")
+    values = struct.unpack(f"<{len(data) // FLOAT}f", data)
+    # JSON has no words for others.  A sum of float32 in double precision is finite if
+    # all of them are.
+    if not math.isfinite(sum(values)):
+        raise _no_vector("a number in it is not finite")
     return encoded if in_base64 else list(values)
+
+
+def _no_vector(why: str) -> JobError:
+    return JobError(f"the worker gave something that is no vector: {why}")

@@ -28,6 +28,7 @@ from shoal.domain.errors import (
     StoreError,
     TooLarge,
     TooManyFailures,
+    TooSlow,
     Unauthorized,
     UnknownModel,
     WorkerLost,
@@ -36,7 +37,6 @@ from shoal.domain.work import JSON, Chat, Piece, text_of
 from shoal.gateway import javascript, problems
 from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of
-from shoal.gateway.body import read_body
 from shoal.gateway.chat_request import MESSAGES_MAX
 from shoal.gateway.decoding import MODEL_MAX, TOKENS_MAX
 from shoal.gateway.moderation import REFUSED
@@ -50,6 +50,7 @@ SYSTEM = "You are a helpful assistant name Buddy."
 MAX_NEW_TOKENS = 50
 COOLEST, HOTTEST = 0.01, 0.99  # other temperatures are taken for 0
 TOTAL = 600.0  # seconds a request may take
+BODY_MAX = 2 << 20  # bytes: coercing like JavaScript is slow, and its models are small
 
 # Not what it is called: the lines are no server-sent events.
 LINES = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
@@ -64,6 +65,7 @@ ERRORS: Mapping[type[ShoalError], str] = {
     Unauthorized: "unauthorized",
     InvalidRequest: "invalid request",
     TooLarge: "request too large",
+    TooSlow: "request timeout",
     UnknownModel: "unknown model",
     NoWorker: "timeout waiting for node",
     # The original has no words for these.
@@ -114,7 +116,7 @@ async def _relay(
     caller: Caller,
 ) -> bytes:
     """Stream the answer; return its last line."""
-    chat = decode_chat(await read_body(request))
+    chat = decode_chat(await gateway.bodies.read(request, BODY_MAX))
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and moderation.refuses(_asked(chat)):
         return b'{"err":"moderation"}\n'

@@ -3,6 +3,7 @@
 Source: OpenAI's API reference, "Chat", "Completions", "Embeddings" and "Models".
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -17,12 +18,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Completion, Job, Outcome, Work, text_of
 from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of
-from shoal.gateway.body import read_body
 from shoal.gateway.chat_answer import ChatChunks, completion
 from shoal.gateway.chat_request import decode_chat_request
 from shoal.gateway.completion_answer import CompletionChunks, text_completion
 from shoal.gateway.completion_request import decode_completion_request
-from shoal.gateway.embeddings import decode_embedding_request, embeddings
+from shoal.gateway.embeddings import LARGE, decode_embedding_request, embeddings
 from shoal.gateway.moderation import Moderation
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
@@ -91,7 +91,7 @@ async def _show_model(gateway: Gateway, request: web.Request) -> web.Response:
 async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     # Whose it is comes first: a stranger's body is not worth its memory.
     caller = await gateway.access.admit(request, Scope.USE)
-    asked = decode_chat_request(await read_body(request))
+    asked = decode_chat_request(await gateway.bodies.read(request))
     texts = [text_of(message) for message in asked.work.messages]
     form = chat_form(asked.work, include_usage=asked.include_usage)
     return await _answer(gateway, request, caller, asked.work, asked, form, texts)
@@ -99,7 +99,7 @@ async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
 
 async def _complete(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     caller = await gateway.access.admit(request, Scope.USE)
-    asked = decode_completion_request(await read_body(request))
+    asked = decode_completion_request(await gateway.bodies.read(request))
     form = completion_form(asked.work, include_usage=asked.include_usage)
     texts = [asked.work.text]
     return await _answer(gateway, request, caller, asked.work, asked, form, texts)
@@ -107,7 +107,7 @@ async def _complete(gateway: Gateway, request: web.Request) -> web.StreamRespons
 
 async def _embed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     caller = await gateway.access.admit(request, Scope.USE)
-    asked = decode_embedding_request(await read_body(request))
+    asked = decode_embedding_request(await gateway.bodies.read(request))
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
         raise _refused("input")
@@ -116,7 +116,9 @@ async def _embed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         record_of(request).reading(reader)
         outcome = await reader.outcome()
     usage = record_of(request).usage = usage_of(asked.work, outcome)
-    return _body(embeddings(asked, outcome, usage))
+    if len(outcome.choices) <= LARGE:
+        return _body(embeddings(asked, outcome, usage))
+    return _body(await asyncio.to_thread(embeddings, asked, outcome, usage))
 
 
 async def _answer(

@@ -1,10 +1,11 @@
 """What every face of the gateway works with."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shoal.domain.work import Limits
 from shoal.gateway.access import Access
+from shoal.gateway.body import Bodies
 from shoal.gateway.moderation import Moderation
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
@@ -30,6 +31,7 @@ class Gateway:
     new_secret: Callable[[], str]
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()
+    bodies: Bodies = field(default_factory=Bodies)
 
     @property
     def models(self) -> Collection[str]:

@@ -28,6 +28,7 @@ class Record:
     reader: Reader | None = None
     first_output: float | None = None
     usage: Usage | None = None
+    held: int = 0  # bytes of its body
     error: str = ""  # the error's code, if it came to one
 
     def asked(self, job: Job) -> None:

@@ -87,6 +87,7 @@ async def _ended(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
         raise StillRunning(f"job {job_id} has not ended yet: ask again") from None
     except ShoalError:
         pass  # the store knows it better
+    gateway.access.check(caller)  # who may have been shut out while this waited
     stored = await _owned(gateway, job_id, caller)
     if stored.ended_at is None:
         raise StillRunning(f"job {job_id} has not ended yet: ask again")

@@ -1,5 +1,6 @@
 """The workers with a free slot, and which of them is best for a job."""
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,7 +8,7 @@ from itertools import chain
 from typing import TypeAlias
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import Feature
+from shoal.domain.work import Feature, Kind
 from shoal.pool.match import why_not
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
@@ -73,11 +74,17 @@ class Free:
         self._pool = pool
         self._promised = promised
         self._count = 0
+        # The fewest tokens with which a job was too much for everybody, among those
+        # that are alike.  A thousand may wait while workers are free for others only.
+        self._nobody: dict[tuple[str, Kind, frozenset[Feature]], int] = {}
         self._groups: dict[float, _Group] = {}
         for level, workers in pool.roster.available.get(model, {}).items():
             self._count += len(workers)
-            group = self._group(pool.cost(level))
-            group.rest = chain(group.rest, workers.values())
+            cost = pool.cost(level)
+            if (group := self._groups.get(cost)) is None:
+                self._groups[cost] = _Group(iter(workers.values()))
+            else:
+                group.rest = chain(group.rest, workers.values())
         # A worker with several models may have been promised to a job of another.
         for worker_id in list(promised):
             worker = pool.workers[worker_id]
@@ -90,11 +97,16 @@ class Free:
 
     def take(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job``; say why it is best."""
+        alike = (job.job.owner, job.kind, job.needs)
+        if job.tokens_min >= self._nobody.get(alike, math.inf):
+            return None
         if (worker := self._familiar(job)) is not None:
             return worker, self._promise(worker, "had the conversation before")
         for wish, reason in _wishes(job):
             if (worker := self._find(job, wish)) is not None:
                 return worker, self._promise(worker, reason)
+        if not job.given:  # nobody has refused it, or is at it
+            self._nobody[alike] = job.tokens_min
         return None
 
     def take_idle(self, job: OpenJob) -> tuple[Worker, str] | None:
@@ -113,14 +125,13 @@ class Free:
         session that still runs there is no conversation that goes on: then there are
         several alike, better done side by side.
         """
-        known = self._pool.sessions.get(job.job.session)
-        worker = None if known is None else self._pool.workers.get(known)
+        known, last = self._pool.sessions.get(job.job.session, (None, None))
+        if known is None or last in self._pool.jobs:
+            return None
+        worker = self._pool.workers.get(known)
         if worker is None or job.started or why_not(job, worker) is not None:
             return None
         if worker.free_slots <= self._promised.get(worker.id, 0):
-            return None
-        running = self._pool.held_by(worker.id)
-        if any(each.job.session == job.job.session for each, _ in running):
             return None
         dearest = SESSION_WORTH * min(self._groups)
         return worker if self._cost(worker) <= dearest else None
@@ -154,7 +165,10 @@ class Free:
             self._group(self._cost(worker)).moved.append((worker, promised))
 
     def _group(self, cost: float) -> _Group:
-        return self._groups.setdefault(cost, _Group(iter(())))
+        group = self._groups.get(cost)
+        if group is None:
+            group = self._groups[cost] = _Group(iter(()))
+        return group
 
 
 def _wishes(job: OpenJob) -> Iterator[tuple[Wish | None, str]]:

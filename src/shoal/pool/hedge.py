@@ -32,7 +32,7 @@ def hedges(pool: Pool, now: float, after: float) -> list[JobHedged]:
     for job in islice(_hedgeable(pool, now, after), LOOKS_MAX):
         if len(found) >= room:
             break
-        model = job.job.model
+        model = job.model
         if model not in free:
             free[model] = Free(pool, model, promised)
         if (choice := free[model].take_idle(job)) is not None:
@@ -53,5 +53,5 @@ def _hedgeable(pool: Pool, now: float, after: float) -> Iterator[OpenJob]:
     for job in pool.silent.values():
         if job.leased_at + after > now:
             return
-        if job.job.kind in KINDS and job.job.model in pool.roster.available:
+        if job.kind in KINDS and job.model in pool.roster.available:
             yield job

@@ -21,11 +21,12 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
     offer = worker.offer
     if worker.draining:
         return "draining"
-    if job.job.kind not in offer.kinds:
-        return f"does not run {job.job.kind.value} jobs"
-    if job.job.model not in offer.models:
-        return f"does not have {job.job.model}"
-    if missing := job.needs - offer.features:
+    if job.kind not in offer.kinds:
+        return f"does not run {job.kind.value} jobs"
+    if job.model not in offer.models:
+        return f"does not have {job.model}"
+    if not job.needs <= offer.features:
+        missing = job.needs - offer.features
         names = ", ".join(sorted(feature.value for feature in missing))
         return f"cannot do: {names}"
     if 0 < offer.context < job.tokens_min:
@@ -52,7 +53,7 @@ def passed_over(
 
     In a large pool, only the first workers with the model are looked at one by one.
     """
-    with_model = pool.roster.with_model.get(job.job.model, {})
+    with_model = pool.roster.with_model.get(job.model, {})
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
     for worker in islice(with_model.values(), LOOKED_AT_MAX):
         if worker.id != chosen:
@@ -66,14 +67,14 @@ def passed_over(
     if (unseen := len(with_model) - LOOKED_AT_MAX) > 0:
         groups.append(PassedOver("not looked at one by one", unseen))
     if others := len(pool.workers) - len(with_model):
-        groups.append(PassedOver(f"does not have {job.job.model}", others))
+        groups.append(PassedOver(f"does not have {job.model}", others))
     return tuple(groups)
 
 
 def refusal(pool: Pool, job: OpenJob) -> str:
     """Say in one line why nobody can take ``job`` now."""
     if not pool.workers:
-        return f"no worker for {job.job.model}: no worker is connected"
+        return f"no worker for {job.model}: no worker is connected"
     groups = passed_over(pool, job)
     reasons = ", ".join(f"{group.reason} ({group.count})" for group in groups)
-    return f"no worker for {job.job.model}: {reasons}"
+    return f"no worker for {job.model}: {reasons}"

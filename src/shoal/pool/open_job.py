@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import Feature, Job
+from shoal.domain.work import Feature, Job, Kind
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
@@ -38,11 +38,15 @@ class OpenJob:
     started: bool = False  # whether text has ever reached the client
     lost: int = 0  # workers that went away with it
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
+    kind: Kind = field(init=False)
+    model: str = field(init=False)
     characters: int = field(init=False)  # of what the model is to read
     needs: frozenset[Feature] = field(init=False)
 
     def __post_init__(self) -> None:
-        # Looked at again and again while the job waits, and never changed.
+        # Looked at for each worker while the job waits, and never changed.
+        self.kind = self.job.kind
+        self.model = self.job.model
         self.characters = len(self.job.work.text)
         self.needs = self.job.work.needs
 

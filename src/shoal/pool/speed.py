@@ -26,7 +26,7 @@ class Speeds:
         All of its time counts, and not only that since the first piece: some workers
         say the whole answer in one piece at the end.
         """
-        model = job.job.model
+        model = job.model
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)
         self.job_seconds[model] = _average(before, seconds)

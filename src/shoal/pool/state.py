@@ -59,8 +59,8 @@ class Pool:
     """Jobs whose only worker so far has said nothing yet, the longest silent first."""
 
     hedges: int = 0  # jobs that two workers have
-    sessions: dict[str, WorkerId] = field(default_factory=dict)
-    """Who had each session's last job; the oldest first."""
+    sessions: dict[str, tuple[WorkerId, JobId]] = field(default_factory=dict)
+    """Who had each session's last job, and which that was; the oldest first."""
 
     speeds: Speeds = field(default_factory=Speeds)
 
@@ -150,7 +150,7 @@ class Pool:
                 job.lease = lease
                 job.leased_at = now
                 self.running[job.job.owner] += 1
-                self._remember(job.job.session, worker_id)
+                self._remember(job.job, worker_id)
                 if not (job.started or job.lost):
                     self.silent[job.job.id] = job
             case JobStarted():
@@ -188,7 +188,7 @@ class Pool:
             assert fact.lease == job.lease, f"{fact.job_id} has no lease {fact.lease}"
             job.worker_id, job.lease = staying.worker_id, staying.lease
             job.since = job.leased_at = staying.since
-            self._remember(job.job.session, staying.worker_id)
+            self._remember(job.job, staying.worker_id)
         job.hedge = None
         self.hedges -= 1
         if fact.lost:
@@ -216,15 +216,15 @@ class Pool:
         self._take_back(job, cut=cut)
 
     def _queue(self, job: OpenJob) -> None:
-        self.queues.setdefault(job.job.model, Queue()).add(job)
+        self.queues.setdefault(job.model, Queue()).add(job)
         self.waiting += 1
         self.queued_by[job.job.owner] += 1
 
     def _unqueue(self, job: OpenJob) -> None:
-        queue = self.queues[job.job.model]
+        queue = self.queues[job.model]
         queue.remove(job)
         if not queue:
-            del self.queues[job.job.model]
+            del self.queues[job.model]
         self.waiting -= 1
         _count_down(self.queued_by, job.job.owner)
 
@@ -234,11 +234,12 @@ class Pool:
         job.refused_by[worker_id] = reason
         self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
 
-    def _remember(self, session: str, worker_id: WorkerId) -> None:
+    def _remember(self, job: Job, worker_id: WorkerId) -> None:
+        session = job.session
         if not session:
             return
         self.sessions.pop(session, None)  # put at the end again
-        self.sessions[session] = worker_id
+        self.sessions[session] = (worker_id, job.id)
         if len(self.sessions) > SESSIONS_MAX:
             del self.sessions[next(iter(self.sessions))]
 

@@ -99,7 +99,13 @@ async def coordinator(
     store = SqliteStore(folder / "shoal.db")
     await store.open()
     try:
-        hub = Hub(store, clock, lambda: JobId(new_id()), config.queue_max)
+        hub = Hub(
+            store,
+            clock,
+            lambda: JobId(new_id()),
+            config.queue_max,
+            hedge_after=config.hedge_after or None,
+        )
         restored = await hub.restore()
         log.info("restored jobs=%d", restored)
         keyring = Keyring(await key_book(store.keys), {FIRST_KEY: api_key})

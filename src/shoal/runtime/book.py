@@ -34,6 +34,7 @@ class Book(Generic[C]):
         self._by_id: dict[str, C] = {}
         self._by_digest: dict[bytes, str] = {}  # the ids
         self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
+        self._unsaved: set[str] = set()  # the ids of those revoked, but not in the store
         for each in kept:
             self._keep(each)
 
@@ -97,15 +98,18 @@ class Book(Generic[C]):
     async def revoke(self, old: C, at: float) -> C:
         """End one; return it as it is now.  Revoking it again changes nothing.
 
-        Raises StoreError.  It has ended all the same, until the next start.
+        Raises StoreError.  It has ended all the same, until the next start; it keeps
+        its name, so that it can be revoked by it once more.
         """
-        if old.revoked_at is not None:
-            return old
-        revoked = replace(old, revoked_at=at)
-        self.update(revoked)
-        self._by_name.pop(old.name, None)
-        await self._revoke(old.id, at)
-        return revoked
+        if old.revoked_at is None:
+            old = replace(old, revoked_at=at)
+            self.update(old)
+            self._unsaved.add(old.id)
+        if old.id in self._unsaved:
+            await self._revoke(old.id, at)
+            self._unsaved.discard(old.id)
+            self._by_name.pop(old.name, None)
+        return old
 
     def update(self, changed: C) -> None:
         """Replace one by how it is now."""
@@ -125,6 +129,7 @@ class Book(Generic[C]):
 
     def _drop(self, old: C) -> None:
         del self._by_id[old.id]
+        self._unsaved.discard(old.id)
         del self._by_digest[old.digest]
         if self._by_name.get(old.name) == old.id:
             del self._by_name[old.name]

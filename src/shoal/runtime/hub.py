@@ -2,13 +2,21 @@
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TypeAlias
 
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
-from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobRequeued
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobExpired,
+    JobRequeued,
+    JobStarted,
+    JobStarted,
+)
 from shoal.domain.ids import JobId
 from shoal.domain.work import Job
 from shoal.pool.admit import hopeless, impossible
@@ -26,11 +34,12 @@ from shoal.runtime.named import Named
 from shoal.runtime.peers import Connection, Peer, Peers
 from shoal.runtime.reading import Reader
 from shoal.runtime.watch import Watch
-from shoal.store.port import Store
+from shoal.store.port import Recorded, Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
 MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
 RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
+RECORD_WITHIN = 0.25  # seconds that a fact may wait for others to be stored with
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 Decided: TypeAlias = tuple[Fact, list[Recall]]
@@ -86,6 +95,8 @@ class Hub:
         self._witnesses: list[Callable[[Fact], None]] = [log_fact]
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
+        self._unrecorded: list[Recorded] = []  # facts that wait for the next commit
+        self._record_by = math.inf
         self._stopping = False
         self._broken: StoreError | None = None
 
@@ -196,12 +207,11 @@ class Hub:
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
             decided = self._decide(batch)
-            if not decided:
+            if not decided and self._clock.now() < self._record_by:
                 self._count()
                 continue
-            facts = [fact for fact, _ in decided]
             try:
-                await self._store.append(facts, self._clock.wall())
+                await self._record(decided)
             except StoreError as error:
                 self._break(error)
                 return
@@ -210,6 +220,23 @@ class Hub:
                     witness(fact)
                 self._acting.act(fact, recalled)
             self._count()
+
+    async def _record(self, decided: list[Decided]) -> None:
+        """Store what was decided, unless nothing hangs on its being stored at once.
+
+        That a job has begun is of no use to a coordinator that starts again, which
+        gives it out anew: it waits for the next commit, but not for long.
+        """
+        now, at = self._clock.now(), self._clock.wall()
+        if now < self._record_by and all(map(_can_wait, decided)):
+            if not self._unrecorded:
+                self._record_by = now + RECORD_WITHIN
+                self._clock.call_at(self._record_by, self._wake.set)
+            self._unrecorded += [Recorded(at, fact) for fact, _ in decided]
+            return
+        earlier, self._unrecorded = self._unrecorded, []
+        self._record_by = math.inf
+        await self._store.append([fact for fact, _ in decided], at, earlier)
 
     async def drain(self) -> None:
         """Take no new jobs, and wait until those that are open have ended."""
@@ -329,3 +356,9 @@ class Hub:
             answer.fail(error)
         self._watch.stop()
         self._idle.set()  # nothing that is open will ever end
+
+
+def _can_wait(decided: Decided) -> bool:
+    """Say whether nothing hangs on a fact's being stored at once."""
+    fact, recalled = decided
+    return isinstance(fact, JobStarted) and not recalled

@@ -36,10 +36,15 @@ class MemoryStore:
     def __init__(self) -> None:
         self.keys = MemoryKeys()
         self._jobs: dict[JobId, StoredJob] = {}
+        self._named: dict[tuple[str, str], JobId] = {}  # by owner and idempotency key
         self._stories: dict[JobId, list[Recorded]] = {}
         self._models: dict[str, float] = {}  # when a worker joined with it last
 
-    async def append(self, facts: Sequence[Fact], at: float) -> None:
+    async def append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+    ) -> None:
+        for each in earlier:
+            await self.append([each.fact], each.at)
         changed: dict[JobId, StoredJob] = {}
         told: list[tuple[JobId, Recorded]] = []
         joined: dict[str, float] = {}
@@ -66,7 +71,9 @@ class MemoryStore:
         self._jobs |= changed
         self._models |= joined
         for fact in facts:
-            if isinstance(fact, JobCompleted):
+            if isinstance(fact, JobSubmitted) and fact.job.idempotency_key:
+                self._named[fact.job.owner, fact.job.idempotency_key] = fact.job.id
+            elif isinstance(fact, JobCompleted):
                 self.keys.count_usage(changed[fact.job_id].job, fact.outcome, at)
             elif isinstance(fact, JobCancelled | JobExpired):
                 self.keys.count_usage(changed[fact.job_id].job, fact.written, at)
@@ -91,13 +98,8 @@ class MemoryStore:
         return list(islice(wanted, limit))
 
     async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
-        named = (
-            stored
-            for stored in reversed(self._jobs.values())
-            if (stored.job.owner, stored.job.idempotency_key)
-            == (owner, idempotency_key)
-        )
-        return next(named, None)
+        job_id = self._named.get((owner, idempotency_key))
+        return None if job_id is None else self._jobs[job_id]
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         return list(self._stories.get(job_id, ()))
@@ -112,7 +114,11 @@ class MemoryStore:
             if job.ended_at is not None and job.ended_at < before
         ]
         for job_id in old:
-            del self._jobs[job_id], self._stories[job_id]
+            job = self._jobs.pop(job_id).job
+            del self._stories[job_id]
+            name = (job.owner, job.idempotency_key)
+            if self._named.get(name) == job_id:
+                del self._named[name]
         self.keys.forget_ended(before)
         return len(old)
 

@@ -35,8 +35,12 @@ class Recorded:
 class Store(Protocol):
     """Tables hold the state, ``facts`` holds the story; both change together."""
 
-    async def append(self, facts: Sequence[Fact], at: float) -> None:
+    async def append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+    ) -> None:
         """Record facts, all or none; they are on disk when this returns.
+
+        Before them come those that happened ``earlier`` and could wait.
 
         Raises StoreError.
         """

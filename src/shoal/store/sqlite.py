@@ -62,8 +62,10 @@ class SqliteStore:
         """
         await self._run(self._open)
 
-    async def append(self, facts: Sequence[Fact], at: float) -> None:
-        await self._run(lambda: self._append(facts, at))
+    async def append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+    ) -> None:
+        await self._run(lambda: self._append(facts, at, earlier))
 
     async def open_jobs(self) -> list[StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
@@ -200,8 +202,12 @@ class SqliteStore:
                 database.execute("ROLLBACK")
             raise
 
-    def _append(self, facts: Sequence[Fact], at: float) -> None:
+    def _append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded]
+    ) -> None:
         with self._transaction():
+            for each in earlier:
+                self._write(each.fact, each.at)
             for fact in facts:
                 self._write(fact, at)
 
