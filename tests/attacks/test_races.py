@@ -26,6 +26,7 @@ from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.runtime.serving import serve_worker
 from shoal.store.memory import MemoryStore
+from shoal.store.port import Recorded
 from simulation import virtual
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
@@ -44,10 +45,12 @@ class SlowStore(MemoryStore):
         super().__init__()
         self._turns = turns
 
-    async def append(self, facts: Sequence[Fact], at: float) -> None:
+    async def append(
+        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+    ) -> None:
         for _ in range(self._turns):
             await asyncio.sleep(0)
-        await super().append(facts, at)
+        await super().append(facts, at, earlier)
 
 
 @dataclass(slots=True)

@@ -55,7 +55,7 @@ class Pair:
         heard: list[Command] = []
         for data in sent(outputs):
             self.told.append(data)
-            heard += meant(self.worker.receive(data, now))
+            heard += meant(self.worker.receive([data], now))
         return heard
 
     def to_coordinator(
@@ -64,7 +64,7 @@ class Pair:
         heard: list[Event] = []
         for data in sent(outputs):
             self.said.append(data)
-            answers = self.coordinator.receive(data, now)
+            answers = self.coordinator.receive([data], now)
             heard += meant(answers)
             assert not self.to_worker(answers, now), "an answer that is a new command"
         return heard

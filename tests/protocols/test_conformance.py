@@ -168,11 +168,11 @@ def test_an_answer_arrives_as_it_was_given(
 
     heard: list[Event] = []
     for piece in pieces:
-        heard += pair.issue_event(Progress(run.job_id, run.lease, piece))
+        heard += pair.issue_event(Progress(run.job_id, run.lease, [piece]))
     heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
 
     *progress, end = heard
-    assert [p.piece for p in progress if isinstance(p, Progress)] == pieces
+    assert [x for p in progress if isinstance(p, Progress) for x in p.pieces] == pieces
     assert len(progress) == len(pieces)
     assert isinstance(end, Completed)
     assert (end.job_id, end.lease) == (RUN.job_id, RUN.lease)
@@ -212,7 +212,7 @@ def test_a_cancelled_job_is_over_at_both_ends(protocol: Protocol) -> None:
     heard = pair.issue_command(CancelJob(RUN.job_id, RUN.lease))
 
     assert heard == [CancelJob(run.job_id, run.lease)]
-    assert pair.issue_event(Progress(run.job_id, run.lease, "late")) == []
+    assert pair.issue_event(Progress(run.job_id, run.lease, ["late"])) == []
     assert pair.issue_event(Completed(run.job_id, run.lease)) == []
     assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
 
@@ -224,11 +224,11 @@ def test_two_leases_of_one_job_are_told_apart(protocol: Protocol) -> None:
     (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
 
     assert isinstance(second, RunJob)
-    heard = pair.issue_event(Progress(second.job_id, second.lease, "new"))
+    heard = pair.issue_event(Progress(second.job_id, second.lease, ["new"]))
     heard += pair.issue_event(Completed(first.job_id, first.lease))
 
     assert heard == [
-        Progress(RUN.job_id, LeaseNumber(3), "new"),
+        Progress(RUN.job_id, LeaseNumber(3), ["new"]),
         Completed(RUN.job_id, RUN.lease),
     ]
 
@@ -242,8 +242,8 @@ def test_no_message_whatever_breaks_either_end(
     pair, _ = connect(protocol)
     run = given_job(pair)
     for event in (
-        Progress(run.job_id, run.lease, "text"),
-        Progress(run.job_id, run.lease, Delta(1, {"content": "more than text"})),
+        Progress(run.job_id, run.lease, ["text"]),
+        Progress(run.job_id, run.lease, [Delta(1, {"content": "more than text"})]),
         Completed(run.job_id, run.lease, "length", Usage(1, 2)),
         Draining("why"),
     ):
@@ -254,10 +254,10 @@ def test_no_message_whatever_breaks_either_end(
     # PeerError is how a session refuses a message; anything else is a bug.
     with contextlib.suppress(PeerError):
         for message in data.draw(st.lists(garbage(pair.said), max_size=4)):
-            pair.coordinator.receive(message, 1.0)
+            pair.coordinator.receive([message], 1.0)
     with contextlib.suppress(PeerError):
         for message in data.draw(st.lists(garbage(pair.told), max_size=4)):
-            pair.worker.receive(message, 1.0)
+            pair.worker.receive([message], 1.0)
 
 
 @every_protocol
@@ -274,7 +274,7 @@ def test_nothing_follows_a_close(protocol: Protocol) -> None:
     assert list(pair.coordinator.tick(1e6)) == []
     assert list(pair.coordinator.issue(RUN, 2.0)) == []
     for message in pair.said:
-        assert list(pair.coordinator.receive(message, 2.0)) == []
+        assert list(pair.coordinator.receive([message], 2.0)) == []
 
 
 @every_protocol
@@ -311,13 +311,13 @@ def test_memory_does_not_grow_with_the_messages(protocol: Protocol) -> None:
 
     for turn in range(3000):
         run = given_job(pair, f"job {turn}")
-        pair.issue_event(Progress(run.job_id, run.lease, "text"))
-        pair.issue_event(Progress(run.job_id, run.lease, Delta(1, {"content": "a"})))
-        late = sent(pair.worker.issue(Progress(run.job_id, run.lease, "late"), 0.0))
+        pair.issue_event(Progress(run.job_id, run.lease, ["text"]))
+        pair.issue_event(Progress(run.job_id, run.lease, [Delta(1, {"content": "a"})]))
+        late = sent(pair.worker.issue(Progress(run.job_id, run.lease, ["late"]), 0.0))
         pair.issue_event(Completed(run.job_id, run.lease))
         for message in late:
             with contextlib.suppress(PeerError):
-                pair.coordinator.receive(message, 0.0)
+                pair.coordinator.receive([message], 0.0)
 
     assert footprint(pair.coordinator) < 3000
     assert footprint(pair.worker) < 100

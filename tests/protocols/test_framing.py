@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.framing import LengthPrefixed
-from shoal.protocols.session import Close, Data, Notice, Output, Send
+from shoal.protocols.session import Batch, Close, Notice, Output, Send, broken
 
 LIMIT = 100
 
@@ -27,13 +27,19 @@ class Echo:
     accepts: frozenset[type] = frozenset({Said})
     deadline: float | None = 5.0
 
-    def receive(self, data: Data, now: float) -> Sequence[Said | Output]:
-        if data == b"bad":
-            raise PeerError("a bad word")
-        if data == b"bye":
-            return [Close("told to go"), Said("never seen")]
-        assert isinstance(data, bytes)
-        return [Said(data.decode("latin-1")), Send(data)]
+    def receive(self, batch: Batch, now: float) -> Sequence[Said | Output]:
+        outputs: list[Said | Output] = []
+        for data in batch:
+            assert isinstance(data, bytes)
+            if data == b"bad":
+                error = PeerError("a bad word")
+                if not outputs:
+                    raise error
+                return [*outputs, broken(error)]
+            if data == b"bye":
+                return [*outputs, Close("told to go"), Said("never seen")]
+            outputs += [Said(data.decode("latin-1")), Send(data)]
+        return outputs
 
     def issue(self, message: Said, now: float) -> Sequence[Output]:
         return [Send(message.encode("latin-1")), Notice("sent")]
@@ -64,7 +70,7 @@ def test_any_split_gives_the_same_messages(
     outputs = [
         out
         for piece in cut(framed(*messages), places)
-        for out in layer.receive(piece, 0)
+        for out in layer.receive([piece], 0)
     ]
 
     assert outputs == [
@@ -78,7 +84,7 @@ def test_any_bytes_are_messages_or_refused(data: bytes, places: list[int]) -> No
 
     try:
         for piece in cut(data, places):
-            layer.receive(piece, 0)
+            layer.receive([piece], 0)
     except PeerError:
         pass
 
@@ -89,7 +95,7 @@ def test_both_ends_agree() -> None:
     outputs = [*one.issue(Said("hello"), 0), *one.tick(0)]
     sent = [out.data for out in outputs if isinstance(out, Send)]
 
-    heard = [out for data in sent for out in other.receive(data, 0)]
+    heard = [out for data in sent for out in other.receive([data], 0)]
     assert [out for out in heard if isinstance(out, Said)] == ["hello", "tick"]
 
 
@@ -97,36 +103,36 @@ def test_a_size_over_the_limit_is_refused_before_it_is_held() -> None:
     layer = LengthPrefixed(Echo(), LIMIT)
 
     with pytest.raises(LimitExceeded, match="message of 101 bytes exceeds the limit"):
-        layer.receive(struct.pack(">I", LIMIT + 1), 0)
+        layer.receive([struct.pack(">I", LIMIT + 1)], 0)
 
 
 def test_text_is_refused() -> None:
     with pytest.raises(PeerError, match="text message on a byte stream"):
-        LengthPrefixed(Echo(), LIMIT).receive("text", 0)
+        LengthPrefixed(Echo(), LIMIT).receive(["text"], 0)
 
 
 def test_a_bad_message_does_not_take_the_good_ones_before_it_along() -> None:
     layer = LengthPrefixed(Echo(), LIMIT)
 
-    outputs = layer.receive(framed(b"good", b"bad", b"good"), 0)
+    outputs = layer.receive([framed(b"good", b"bad", b"good")], 0)
 
     assert outputs == [
         Said("good"),
         Send(framed(b"good")),
-        Close("protocol error: a bad word", 1002),
+        Close("protocol error: a bad word", 1002, "a bad word"),
     ]
-    assert layer.receive(framed(b"more"), 0) == ()
+    assert layer.receive([framed(b"more")], 0) == ()
     assert layer.deadline is None
     with pytest.raises(PeerError, match="a bad word"):
-        LengthPrefixed(Echo(), LIMIT).receive(framed(b"bad"), 0)
+        LengthPrefixed(Echo(), LIMIT).receive([framed(b"bad")], 0)
 
 
 def test_nothing_follows_a_close() -> None:
     layer = LengthPrefixed(Echo(), LIMIT)
 
-    layer.receive(framed(b"bye", b"more"), 0)
+    layer.receive([framed(b"bye", b"more")], 0)
 
-    assert layer.receive(framed(b"more"), 0) == ()
+    assert layer.receive([framed(b"more")], 0) == ()
     assert layer.issue(Said("more"), 0) == ()
     assert layer.tick(0) == ()
 
@@ -139,7 +145,7 @@ def test_a_large_message_in_small_reads_takes_time_in_proportion() -> None:
     outputs = [
         out
         for at in range(0, len(data), 1024)
-        for out in layer.receive(data[at : at + 1024], 0)
+        for out in layer.receive([data[at : at + 1024]], 0)
     ]
 
     # Copying what is held at each of the 4,096 reads would move 8 GiB.

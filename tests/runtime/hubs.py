@@ -107,7 +107,7 @@ class Member:
     def write(self, *pieces: Piece, run: int = -1) -> None:
         """Write pieces of the answer to a job, the last one unless told otherwise."""
         job = self.runs[run]
-        self.say(*(Progress(job.job_id, job.lease, piece) for piece in pieces))
+        self.say(*(Progress(job.job_id, job.lease, [piece]) for piece in pieces))
 
     def complete(self, run: int = -1) -> None:
         job = self.runs[run]

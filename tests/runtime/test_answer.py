@@ -26,7 +26,7 @@ def begun(*pieces: Piece, read: bool = True) -> tuple[Answer, Reading]:
     reading = answer.reading()
     answer.grant(ONE, A, continues=False)
     for piece in pieces:
-        answer.put(piece, 0.0)
+        answer.put([piece], 0.0)
     if read:
         assert read_now(reading) == list(pieces)
     return answer, reading
@@ -47,7 +47,7 @@ def cut(text: str, size: int) -> list[str]:
 
 def test_text_is_read_once_and_kept_whole() -> None:
     answer, reading = begun("one ", "two ")
-    answer.put("three", 0.0)
+    answer.put(["three"], 0.0)
 
     assert read_now(reading) == ["three"]
     assert answer.text == "one two three"
@@ -56,9 +56,9 @@ def test_text_is_read_once_and_kept_whole() -> None:
 def test_only_the_first_text_of_a_lease_is_the_first() -> None:
     answer, _ = begun(read=False)
 
-    assert [answer.put(text, 0.0) for text in "abc"] == [True, False, False]
+    assert [answer.put([text], 0.0) for text in "abc"] == [True, False, False]
     answer.grant(TWO, B, continues=True)
-    assert [answer.put(text, 0.0) for text in "def"] == [True, False, False]
+    assert [answer.put([text], 0.0) for text in "def"] == [True, False, False]
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
@@ -71,7 +71,7 @@ def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
 
     assert answer.grant(TWO, B, continues=False) == ""
     for piece in cut(WHOLE, size):
-        answer.put(piece, 1.0)
+        answer.put([piece], 1.0)
     answer.check_whole()
 
     rest = text_now(reading) if at < len(WHOLE) else ""
@@ -85,7 +85,7 @@ def test_worker_that_continues_just_adds(at: int) -> None:
 
     assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
     if at < len(WHOLE):
-        answer.put(WHOLE[at:], 1.0)
+        answer.put([WHOLE[at:]], 1.0)
     answer.check_whole()
 
     rest = text_now(reading) if at < len(WHOLE) else ""
@@ -109,12 +109,12 @@ def test_asker_sees_the_text_once_however_often_workers_are_lost(
         while at < end:
             step = data.draw(st.integers(1, end - at))
             before = len(answer.text)
-            answer.put(text[at : at + step], 0.0)
+            answer.put([text[at : at + step]], 0.0)
             at += step
             if len(answer.text) > before and data.draw(st.booleans()):
                 seen += text_now(reading)
     answer.grant(LeaseNumber(9), B, continues=False)
-    answer.put(text, 0.0)
+    answer.put([text], 0.0)
     answer.check_whole()
     answer.finish(Outcome(text))
 
@@ -132,7 +132,7 @@ def test_worker_that_takes_over_with_another_text_spoils_the_answer(
 
     def take_over() -> None:
         for piece in cut(other, size):
-            answer.put(piece, 1.0)
+            answer.put([piece], 1.0)
 
     with pytest.raises(Spoilt, match="another answer") as caught:
         take_over()
@@ -147,7 +147,7 @@ def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
     answer, _ = begun("abcde")
     answer.grant(TWO, B, continues=False)
     if shorter:
-        answer.put(shorter, 1.0)
+        answer.put([shorter], 1.0)
 
     with pytest.raises(Spoilt, match="ended before") as caught:
         answer.check_whole()
@@ -159,7 +159,7 @@ def test_answer_that_nobody_has_seen_may_begin_anew() -> None:
     answer, reading = begun("a first draft", read=False)
 
     answer.grant(TWO, B, continues=False)
-    answer.put("another", 1.0)
+    answer.put(["another"], 1.0)
 
     answer.check_whole()
     assert read_now(reading) == ["another"]
@@ -173,7 +173,7 @@ def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
     answer.grant(TWO, B, continues=False)
 
     for piece in cut(long + "!", 4):
-        answer.put(piece, 1.0)
+        answer.put([piece], 1.0)
 
     assert read_now(reading) == ["!"]
 
@@ -181,10 +181,10 @@ def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
 def test_too_long_an_answer_is_spoilt() -> None:
     answer = Answer(JobId("j"))
     answer.grant(ONE, A, continues=False)
-    answer.put("x" * ANSWER_MAX, 0.0)
+    answer.put(["x" * ANSWER_MAX], 0.0)
 
     with pytest.raises(Spoilt, match="exceeds the limit") as caught:
-        answer.put("x", 0.0)
+        answer.put(["x"], 0.0)
 
     assert not caught.value.lost
 
@@ -192,31 +192,31 @@ def test_too_long_an_answer_is_spoilt() -> None:
 def test_much_unread_text_is_borne_for_a_while() -> None:
     answer, _ = begun("x" * (UNREAD_MAX + 1), read=False)
 
-    answer.put("y", SLOW_AFTER)
+    answer.put(["y"], SLOW_AFTER)
 
     with pytest.raises(Slow):
-        answer.put("z", SLOW_AFTER + 0.1)
+        answer.put(["z"], SLOW_AFTER + 0.1)
 
 
 def test_reading_ends_the_patience_that_had_begun() -> None:
     answer, reading = begun("x" * (UNREAD_MAX + 1), read=False)
     read_now(reading)
 
-    answer.put("y" * (UNREAD_MAX + 1), SLOW_AFTER + 1.0)
-    answer.put("z", 2 * SLOW_AFTER)
+    answer.put(["y" * (UNREAD_MAX + 1)], SLOW_AFTER + 1.0)
+    answer.put(["z"], 2 * SLOW_AFTER)
 
 
 def test_far_too_much_unread_text_is_too_slow_at_once() -> None:
     answer, _ = begun("x" * UNREAD_CEILING, read=False)
 
     with pytest.raises(Slow):
-        answer.put("x", 0.0)
+        answer.put(["x"], 0.0)
 
 
 def test_unread_text_below_the_limit_is_held_for_ever() -> None:
     answer, reading = begun("x" * UNREAD_MAX, read=False)
 
-    answer.put("", 1e9)
+    answer.put([""], 1e9)
 
     assert text_now(reading) == "x" * UNREAD_MAX
 
@@ -236,7 +236,7 @@ def test_nobody_reads_and_the_answer_comes_all_the_same() -> None:
     answer.grant(ONE, A, continues=False)
 
     for _ in range(20):
-        answer.put("x" * UNREAD_MAX, 0.0)
+        answer.put(["x" * UNREAD_MAX], 0.0)
 
     assert len(answer.text) == 20 * UNREAD_MAX
 
@@ -247,7 +247,7 @@ async def test_reader_waits_for_text_and_for_the_end() -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
 
-    answer.put("a", 0.0)
+    answer.put(["a"], 0.0)
     assert await waiting == ["a"]
     ending = asyncio.ensure_future(reading.read())
     await asyncio.sleep(0)
@@ -262,7 +262,7 @@ async def test_outcome_waits_past_all_text() -> None:
     answer, reading = begun("a", read=False)
     waiting = asyncio.ensure_future(reading.outcome())
     await asyncio.sleep(0)
-    answer.put("b", 0.0)
+    answer.put(["b"], 0.0)
     await asyncio.sleep(0)
     assert not waiting.done()
 
@@ -299,7 +299,7 @@ async def test_reader_that_was_cancelled_may_read_again() -> None:
     waiting.cancel()
     await asyncio.sleep(0)
 
-    answer.put("a", 0.0)
+    answer.put(["a"], 0.0)
 
     assert await reading.read() == ["a"]
 
@@ -311,8 +311,8 @@ CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]})
 
 def test_deltas_are_read_and_put_together_in_order() -> None:
     answer, reading = begun("Let me see. ", read=False)
-    answer.put(CALL, 0.0)
-    answer.put("So.", 0.0)
+    answer.put([CALL], 0.0)
+    answer.put(["So."], 0.0)
 
     assert read_now(reading) == ["Let me see. ", CALL, "So."]
     (choice,) = answer.whole("stop", None).choices
@@ -324,7 +324,7 @@ def test_deltas_that_nobody_has_seen_may_begin_anew() -> None:
     answer, reading = begun("text", CALL, read=False)
 
     assert answer.grant(TWO, B, continues=True) == ""
-    answer.put("another", 1.0)
+    answer.put(["another"], 1.0)
 
     assert read_now(reading) == ["another"]
     assert answer.whole("stop", None) == Outcome("another")
@@ -345,7 +345,7 @@ def test_delta_where_text_has_to_be_repeated_is_another_answer() -> None:
     answer.grant(TWO, B, continues=False)
 
     with pytest.raises(Spoilt, match="another answer"):
-        answer.put(CALL, 1.0)
+        answer.put([CALL], 1.0)
 
 
 def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
@@ -354,9 +354,9 @@ def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
         answer.grant(ONE, A, continues=False)
         waiting = asyncio.ensure_future(answer.reading().outcome())
         await asyncio.sleep(0)
-        answer.put(CALL, 0.0)
+        answer.put([CALL], 0.0)
         answer.grant(TWO, B, continues=False)
-        answer.put("whole", 1.0)
+        answer.put(["whole"], 1.0)
         answer.finish(answer.whole("stop", None))
         return await waiting
 
@@ -369,7 +369,7 @@ def test_empty_deltas_without_end_are_too_long_an_answer() -> None:
 
     def write() -> None:
         for _ in range(ANSWER_MAX // DELTA_COST + 1):
-            answer.put(Delta(), 0.0)
+            answer.put([Delta()], 0.0)
 
     with pytest.raises(Spoilt, match="exceeds the limit"):
         write()
@@ -391,7 +391,7 @@ def test_each_reader_is_given_everything_from_the_beginning() -> None:
     answer, first = begun("one ", "two ")
 
     second = answer.reading()
-    answer.put("three", 0.0)
+    answer.put(["three"], 0.0)
 
     assert text_now(first) == "three"
     assert text_now(second) == "one two three"
@@ -402,7 +402,7 @@ def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
     quick = answer.reading()
     assert len(text_now(quick)) == UNREAD_CEILING
 
-    answer.put("yz", 0.0)
+    answer.put(["yz"], 0.0)
 
     assert text_now(quick) == "yz"
     assert text_now(slow) == ""
@@ -418,7 +418,7 @@ def test_last_asker_that_is_slow_ends_the_answer_whoever_looks_on() -> None:
     assert len(text_now(onlooker)) == UNREAD_CEILING
 
     with pytest.raises(Slow):
-        answer.put("yz", 0.0)
+        answer.put(["yz"], 0.0)
 
     assert not answer.wanted
 
@@ -427,7 +427,7 @@ def test_onlooker_that_is_slow_ends_nothing() -> None:
     answer, reading = begun(read=False)
     answer.reading(asked=False)
     for _ in range(9):
-        answer.put("x" * (UNREAD_CEILING // 8), 0.0)
+        answer.put(["x" * (UNREAD_CEILING // 8)], 0.0)
         read_now(reading)
 
     assert answer.wanted

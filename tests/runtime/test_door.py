@@ -4,7 +4,7 @@ import pytest
 
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
-from shoal.protocols.session import Applicant, Pass
+from shoal.protocols.session import Applicant, Batch, Pass
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import POLICY, REVOKED, Door, token_book
 from shoal.runtime.failures import BARRED_AFTER
@@ -24,7 +24,7 @@ class Line:
     def __init__(self) -> None:
         self.closed: tuple[int, str] | None = None
 
-    async def receive(self) -> str:
+    async def receive(self) -> Batch:
         raise LinkClosed("nobody speaks here")
 
     async def send(self, data: bytes | str) -> None:

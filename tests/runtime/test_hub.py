@@ -752,7 +752,7 @@ def test_client_that_does_not_read_is_cut_off() -> None:
             run = worker.runs[0]
             piece = "x" * (UNREAD_CEILING // 8)
             for _ in range(9):
-                worker.say(Progress(run.job_id, run.lease, piece))
+                worker.say(Progress(run.job_id, run.lease, [piece]))
             await moment()
 
             with pytest.raises(Cancelled, match="reads too slowly"):

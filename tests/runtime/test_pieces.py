@@ -18,7 +18,7 @@ def test_what_was_joined_makes_the_same_answer(some: list[Piece], times: int) ->
     pieces = Pieces()
 
     for piece in came:
-        pieces.append(piece)
+        pieces.extend([piece])
 
     assert assemble(pieces.all()) == assemble(came)
     assert bool(pieces) == bool(came)
@@ -27,7 +27,7 @@ def test_what_was_joined_makes_the_same_answer(some: list[Piece], times: int) ->
 def test_taking_leaves_nothing() -> None:
     pieces = Pieces()
     for number in range(2 * JOIN_AT + 3):
-        pieces.append(str(number))
+        pieces.extend([str(number)])
 
     taken = pieces.take()
 
@@ -41,7 +41,7 @@ def test_texts_are_joined_only_where_they_follow_each_other() -> None:
     delta = Delta(0, {"content": "b"})
     for _ in range(JOIN_AT // 4):
         for piece in ("a", delta, "c", "d"):
-            pieces.append(piece)
+            pieces.extend([piece])
 
     assert pieces.all()[:4] == ["a", delta, "cda", delta]
     assert len(pieces.all()) == JOIN_AT // 2 + 1
@@ -49,7 +49,7 @@ def test_texts_are_joined_only_where_they_follow_each_other() -> None:
 
 def test_list_of_all_is_the_callers_own() -> None:
     pieces = Pieces()
-    pieces.append("a")
+    pieces.extend(["a"])
 
     pieces.all().append("b")
 

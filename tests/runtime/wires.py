@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from shoal.domain.vocabulary import CancelJob, Dismiss, RunJob
-from shoal.protocols.session import Data, Output, Send
+from shoal.protocols.session import Batch, Data, Output, Send
 from shoal.runtime.link import LinkClosed
 
 
@@ -26,7 +26,7 @@ class MemoryLink:
         self._broken: Exception | None = None
         self._wake = asyncio.Event()
 
-    async def receive(self) -> Sequence[Data]:
+    async def receive(self) -> Batch:
         if self.endless is not None:
             return [self.endless]
         while not self._incoming:
@@ -76,8 +76,8 @@ class ScriptedSession:
     ticks: list[float] = field(default_factory=list)
     pause: float | None = None  # seconds from one tick to the next
 
-    def receive(self, data: Data, now: float) -> Sequence[Any]:
-        return self.answer(data)
+    def receive(self, batch: Batch, now: float) -> Sequence[Any]:
+        return [output for data in batch for output in self.answer(data)]
 
     def issue(self, message: object, now: float) -> Sequence[Output]:
         return (Send(message),) if isinstance(message, (str, bytes)) else ()

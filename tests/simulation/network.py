@@ -2,10 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from random import Random
 
-from shoal.protocols.session import Data
+from shoal.protocols.session import Batch, Data
 from shoal.runtime.link import LinkClosed
 
 
@@ -29,7 +28,7 @@ class Pipe:
             self._under_way.append(data)
             self._loop.call_later(self._latency, self._arrive)
 
-    async def receive(self) -> Sequence[Data]:
+    async def receive(self) -> Batch:
         while not self._arrived:
             if self.closed is not None:
                 raise self.closed
@@ -69,7 +68,7 @@ class Ends:
         self._incoming = incoming
         self._outgoing = outgoing
 
-    async def receive(self) -> Sequence[Data]:
+    async def receive(self) -> Batch:
         return await self._incoming.receive()
 
     async def send(self, data: Data) -> None:

@@ -33,6 +33,7 @@ from simulation.network import Ends, Wire
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 EPOCH = 1_800_000_000.0  # the wall clock at the beginning of every simulation
+TRIES_MAX = 1000  # times that a client asks again
 OWNERS = ("al", "bo", "cy")
 
 
@@ -190,10 +191,12 @@ class World:
         await asyncio.gather(self._insist(job), self._insist(job))
 
     async def _insist(self, job: Job) -> None:
-        while True:
+        for _ in range(TRIES_MAX):
             await asyncio.sleep(self.random.uniform(0.0, 5.0))
             if not self._up:
                 continue
+            if self._hub_task.done():
+                self._hub_task.result()
             # The coordinator's end cuts it off, as its connection would be.
             asking = asyncio.create_task(self._answer(replace(job, id=self._new_id())))
             await asyncio.wait([asking])
@@ -204,6 +207,7 @@ class World:
                 self.tally.ended_badly += 1
                 return
             self.tally.asked_again += 1
+        self.tally.wrong.append(f"{job.idempotency_key}: asked {TRIES_MAX} times")
 
     async def _answer(self, job: Job) -> tuple[str, str]:
         """Have a job done; return what came, and what was asked."""

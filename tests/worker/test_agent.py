@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from random import Random
 
 import pytest
@@ -31,7 +31,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Fault, Usage, Work
 from shoal.domain.worker import Model
 from shoal.engines.port import Finished, Item
-from shoal.protocols.session import Close, Data, Output, WorkerSession
+from shoal.protocols.session import Batch, Close, Output, WorkerSession
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import (
@@ -113,10 +113,10 @@ class PlainSession:
         self._said = said
         self._inbox = inbox
 
-    def receive(self, data: Data, now: float) -> list[Command | Output]:
-        if data == "go away":
+    def receive(self, batch: Batch, now: float) -> list[Command | Output]:
+        if "go away" in batch:
             return [Close("told to go", 4000, "Bye")]
-        return [self._inbox[str(data)]]
+        return [self._inbox[str(data)] for data in batch]
 
     def issue(self, message: Event, now: float) -> list[Output]:
         self._said.append(message)
@@ -223,8 +223,8 @@ def test_job_is_answered_piece_by_piece() -> None:
 
         assert its.events == ["joined"]
         assert its.network.said == [
-            Progress(JobId("j"), ONE, "one"),
-            Progress(JobId("j"), ONE, "two"),
+            Progress(JobId("j"), ONE, ["one"]),
+            Progress(JobId("j"), ONE, ["two"]),
             Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
         ]
 
@@ -281,7 +281,7 @@ def test_flood_of_jobs_is_refused() -> None:
 
         refused = [each for each in its.network.said if isinstance(each, Rejected)]
         assert [each.job_id for each in refused] == [
-            f"j{number}" for number in range(BACKLOG_MAX, BACKLOG_MAX + 5)
+            f"j{number}" for number in range(BACKLOG_MAX + 2, BACKLOG_MAX + 5)
         ]
 
     play(script)
@@ -295,7 +295,7 @@ def test_cancelled_job_stops_and_says_nothing_more() -> None:
         its.network.tell(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
         await asyncio.sleep(10.0)
 
-        assert its.network.said == [Progress(JobId("j"), ONE, "a")]
+        assert its.network.said == [Progress(JobId("j"), ONE, ["a"])]
         assert its.engine.running == 0
 
     play(script)
@@ -372,7 +372,11 @@ def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
         its.network.down = False
         await asyncio.sleep(RETRY_MAX + 10.0)
 
-        texts = [e.piece for e in its.network.said if isinstance(e, Progress)]
+        texts = [
+            *chain.from_iterable(
+                e.pieces for e in its.network.said if isinstance(e, Progress)
+            )
+        ]
         assert texts == ["a", "b", "c", "d"]
         assert isinstance(its.network.said[-1], Completed)
 

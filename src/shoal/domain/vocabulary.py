@@ -64,13 +64,17 @@ class Draining:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Progress:
-    """A piece of the answer: whole characters, never empty."""
+    """Pieces of the answer, in order: whole characters, never empty.
+
+    Not frozen, for that would double what it costs to make, and there is one for each
+    token.
+    """
 
     job_id: JobId
     lease: LeaseNumber
-    piece: Piece
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True, slots=True)

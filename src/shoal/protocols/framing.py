@@ -5,7 +5,17 @@ from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import LimitExceeded, PeerError
-from shoal.protocols.session import Close, Data, In, Out, Output, Send, Session
+from shoal.protocols.session import (
+    Batch,
+    Close,
+    Data,
+    In,
+    Out,
+    Output,
+    Send,
+    Session,
+    broken,
+)
 
 T = TypeVar("T")
 
@@ -31,31 +41,27 @@ class LengthPrefixed(Generic[In, Out]):
     def deadline(self) -> float | None:
         return None if self._closed else self._inner.deadline
 
-    def receive(self, data: Data, now: float) -> Sequence[In | Output]:
-        """Cut what arrived into messages and hand them on.
+    def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
+        """Cut what arrived into messages and hand them on, all that are whole at once.
 
         A message that breaks the protocol raises PeerError, but if others came before
-        it in the same read, what they meant is returned, and a Close with the reason.
+        it, what they meant is returned, and a Close with the reason.
         """
         if self._closed:
             return ()
-        if isinstance(data, str):
-            raise PeerError("text message on a byte stream")
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
-                return ()
-            data = bytes(self._held)
-            self._held.clear()
-        outputs: list[In | Output] = []
+        messages: list[Data] = []
         try:
-            self._cut(data, now, outputs)
+            for data in batch:
+                self._cut(data, messages)
         except PeerError as error:
-            if not outputs:
+            if not messages:
                 raise
-            outputs.append(Close(f"protocol error: {error}", 1002))
             self._closed = True
-        return outputs
+            return [*self._heard(messages, now), broken(error)]
+        return self._heard(messages, now) if messages else ()
+
+    def _heard(self, messages: list[Data], now: float) -> list[In | Output]:
+        return [self._wrap(output) for output in self._inner.receive(messages, now)]
 
     def issue(self, message: Out, now: float) -> Sequence[Output]:
         if self._closed:
@@ -67,9 +73,17 @@ class LengthPrefixed(Generic[In, Out]):
             return ()
         return [self._wrap(output) for output in self._inner.tick(now)]
 
-    def _cut(self, data: bytes, now: float, outputs: list[In | Output]) -> None:
+    def _cut(self, data: Data, messages: list[Data]) -> None:
+        if isinstance(data, str):
+            raise PeerError("text message on a byte stream")
+        if self._held:
+            self._held += data
+            if len(self._held) < self._wanted:
+                return
+            data = bytes(self._held)
+            self._held.clear()
         at = 0
-        while not self._closed:
+        while True:
             self._wanted = SIZE.size
             if len(data) - at < SIZE.size:
                 break
@@ -80,9 +94,8 @@ class LengthPrefixed(Generic[In, Out]):
             self._wanted += size
             if len(data) - at < self._wanted:
                 break
-            message = data[at + SIZE.size : at + self._wanted]
+            messages.append(data[at + SIZE.size : at + self._wanted])
             at += self._wanted
-            outputs += [self._wrap(out) for out in self._inner.receive(message, now)]
         self._held += data[at:]
 
     def _wrap(self, output: T) -> T | Send:

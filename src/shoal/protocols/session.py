@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
-from shoal.domain.errors import NotAdmitted
+from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Command, Event
 from shoal.domain.worker import Model
 
@@ -17,6 +17,12 @@ In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
 
 Data: TypeAlias = bytes | str  # a WebSocket text message is a str
+
+Batch: TypeAlias = list[Data] | tuple[Data, ...]
+"""What one read brought: messages, or pieces of a byte stream.
+
+No Sequence, which a single text would be as well.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,13 @@ class Notice:
 
 Output: TypeAlias = Send | Close | Notice
 
+PROTOCOL_ERROR = 1002  # WebSocket close code (RFC 6455, section 7.4.1)
+
+
+def broken(error: PeerError) -> Close:
+    """Return how to end a connection whose peer broke the protocol."""
+    return Close(f"protocol error: {error}", PROTOCOL_ERROR, str(error))
+
 
 class Session(Protocol[In, Out]):
     """Speaks one protocol in one role.
@@ -63,10 +76,11 @@ class Session(Protocol[In, Out]):
         """When ``tick`` is next due, on the clock passed as ``now``."""
         ...
 
-    def receive(self, data: Data, now: float) -> Sequence[In | Output]:
-        """Take what arrived; return what it meant and what to answer.
+    def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
+        """Take what arrived together; return what it meant and what to answer.
 
-        Raises PeerError if the peer broke the protocol.
+        If the peer breaks the protocol, a Close with the reason comes after what
+        it had said before; with nothing before it, PeerError may be raised.
         """
         ...
 

@@ -1,5 +1,7 @@
 """A job's answer on its way from workers to whoever asked."""
 
+from collections.abc import Sequence
+
 from shoal.domain.assembly import assemble, disassemble
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
@@ -148,30 +150,33 @@ class Answer:
 
     # What the present lease says.
 
-    def put(self, piece: Piece, now: float) -> bool:
-        """Add a piece of the present lease; say whether it was the first.
+    def put(self, pieces: Sequence[Piece], now: float) -> bool:
+        """Add pieces of the present lease; say whether they were the first.
 
         Raises Spoilt if it is not what it must be or too much, Slow if the last reader
         does not keep up: a worker must never wait for a client.
         """
         first = self.last_output is None
         self.last_output = now
-        if not isinstance(piece, str):
-            if self._expected:
-                raise _another_answer()
-            self._plain = False
-        elif self._expected:
-            piece = self._without_repetition(piece)
-            if not piece:
+        if self._expected:
+            pieces = self._beyond_repetition(pieces)
+            if not pieces:
                 return first
-        cost = cost_of(piece)
+        cost = 0
+        for piece in pieces:
+            if isinstance(piece, str):
+                cost += len(piece)
+                self._size += len(piece)
+            else:
+                cost += cost_of(piece)
+                self._size += piece.size
+                self._plain = False
         self._cost += cost
-        self._size += len(piece) if isinstance(piece, str) else piece.size
         if self._cost > ANSWER_MAX:
             limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
             raise Spoilt(limit, lost=False)
-        self._pieces.append(piece)
-        slow = [each for each in self._readings if not each.put(piece, cost, now)]
+        self._pieces.extend(pieces)
+        slow = [each for each in self._readings if not each.put(pieces, cost, now)]
         if slow:
             self._cut_off(slow)
         return first
@@ -210,6 +215,20 @@ class Answer:
         self._size = self._cost = 0
         for reading in self._readings:
             reading.forget()
+
+    def _beyond_repetition(self, pieces: Sequence[Piece]) -> list[Piece]:
+        """Return what of ``pieces`` was not there already."""
+        beyond: list[Piece] = []
+        for piece in pieces:
+            if not isinstance(piece, str):
+                if self._expected:
+                    raise _another_answer()
+                beyond.append(piece)
+            elif not self._expected:
+                beyond.append(piece)
+            elif text := self._without_repetition(piece):
+                beyond.append(text)
+        return beyond
 
     def _without_repetition(self, text: str) -> str:
         rest = len(self._expected) - self._repeated

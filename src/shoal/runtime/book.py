@@ -34,7 +34,9 @@ class Book(Generic[C]):
         self._by_id: dict[str, C] = {}
         self._by_digest: dict[bytes, str] = {}  # the ids
         self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
-        self._unsaved: set[str] = set()  # the ids of those revoked, but not in the store
+        self._unsaved: set[str] = (
+            set()
+        )  # the ids of those revoked, but not in the store
         for each in kept:
             self._keep(each)
 

@@ -133,7 +133,7 @@ class Driver(Generic[In, Out]):
                 while handled < READS_IN_A_ROW:
                     batch = await self._link.receive()
                     handled += len(batch)
-                    self._take(batch)
+                    self._carry_out(self._session.receive(batch, self._clock.now()))
                     if self._over:
                         return
                 # A link that always has something never waits, and so never yields.
@@ -144,18 +144,6 @@ class Driver(Generic[In, Out]):
             self._end(_broken(error))
         except Exception as error:
             self._end(error)
-
-    def _take(self, batch: Sequence[Data]) -> None:
-        now = self._clock.now()
-        for data in batch:
-            for output in self._session.receive(data, now):
-                if isinstance(output, (Send, Close, Notice)):
-                    self._carry_out((output,))
-                    if self._over:
-                        return
-                else:
-                    self._receive(output)  # nearly all of it, so without a detour
-        self._arm()
 
     async def _write(self) -> None:
         try:

@@ -79,7 +79,7 @@ class Hearing:
         if answer is None or answer.ended or not answer.admits(event.lease):
             return
         try:
-            if answer.put(event.piece, self._clock.now()):
+            if answer.put(event.pieces, self._clock.now()):
                 self._post(Began(event.job_id, event.lease))
         except Slow:
             if not self._goes_on_unread(event.job_id):

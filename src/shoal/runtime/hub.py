@@ -15,7 +15,6 @@ from shoal.domain.facts import (
     JobExpired,
     JobRequeued,
     JobStarted,
-    JobStarted,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.work import Job

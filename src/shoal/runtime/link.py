@@ -1,9 +1,8 @@
 """What the runtime needs from a connection."""
 
-from collections.abc import Sequence
 from typing import Protocol
 
-from shoal.protocols.session import Data
+from shoal.protocols.session import Batch, Data
 
 
 class LinkClosed(Exception):
@@ -21,7 +20,7 @@ class Link(Protocol):
     peer: str
     """Who is at the other end, for the log."""
 
-    async def receive(self) -> Sequence[Data]:
+    async def receive(self) -> Batch:
         """Wait; return all that has arrived by then, in order, or a part of it.
 
         Raises LinkClosed once the link has ended.

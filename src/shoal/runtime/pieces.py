@@ -1,5 +1,7 @@
 """Pieces of an answer in order, many small ones at little cost."""
 
+from collections.abc import Sequence
+
 from shoal.domain.work import Delta, Piece
 
 JOIN_AT = 1024  # pieces whose texts are joined: a list slot costs more than a character
@@ -21,8 +23,9 @@ class Pieces:
     def __bool__(self) -> bool:
         return bool(self._new or self._old)
 
-    def append(self, piece: Piece) -> None:
-        self._new.append(piece)
+    def extend(self, pieces: Sequence[Piece]) -> None:
+        """Add pieces at the end."""
+        self._new.extend(pieces)
         if len(self._new) >= JOIN_AT:
             self._old += _joined(self._new)
             self._new = []

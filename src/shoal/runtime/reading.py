@@ -1,6 +1,7 @@
 """One asker's place in an answer."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from shoal.domain.errors import ShoalError
@@ -98,11 +99,11 @@ class Reading:
 
     # The answer's side.
 
-    def put(self, piece: Piece, cost: int, now: float) -> bool:
-        """Take a piece; say whether the reader keeps up.  ``cost`` is in characters."""
+    def put(self, pieces: Sequence[Piece], cost: int, now: float) -> bool:
+        """Take pieces; say whether the reader keeps up.  ``cost`` is in characters."""
         if not self._attentive:
             return True
-        self._unread.append(piece)
+        self._unread.extend(pieces)
         self._unread_size += cost
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)

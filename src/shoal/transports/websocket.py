@@ -1,7 +1,7 @@
 """WebSocket links over aiohttp, for both ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from aiohttp import (
@@ -21,7 +21,7 @@ from aiohttp import (
 )
 from yarl import URL
 
-from shoal.protocols.session import Data
+from shoal.protocols.session import Batch, Data
 from shoal.runtime.link import LinkClosed
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
@@ -43,7 +43,7 @@ class WebSocketLink:
         self._socket = socket
         self._farewell = ""  # what we said when we hung up
 
-    async def receive(self) -> Sequence[Data]:
+    async def receive(self) -> Batch:
         message = await self._socket.receive()
         match message.type:
             case WSMsgType.TEXT | WSMsgType.BINARY:
@@ -174,6 +174,8 @@ async def dial(
             ) from error
         except (ClientError, OSError, TimeoutError, ValueError) as error:
             why = str(error) or "no answer"
+            if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
+                why = "connection refused"
             raise LinkClosed(f"cannot connect to {peer}: {why}") from error
         try:
             # aiohttp has no public way to the headers of the answer.

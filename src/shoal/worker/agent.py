@@ -205,7 +205,7 @@ class Agent:
 
         Where the wire cannot say so, jobs wait for other models' jobs.
         """
-        if len(self._jobs) >= BACKLOG_MAX:
+        if len(self._jobs) >= self._slots.size + BACKLOG_MAX:
             return f"{BACKLOG_MAX} jobs are waiting already"
         assert self._driver is not None, "commands come through a driver"
         if Rejected in self._driver.accepts and self._slots.kept_busy(len(self._jobs)):
@@ -246,7 +246,7 @@ class Agent:
                         return Completed(
                             job_id, lease, piece.finish_reason, piece.usage
                         )
-                    await self._say(Progress(job_id, lease, piece))
+                    await self._say(Progress(job_id, lease, [piece]))
             return Failed(job_id, lease, "the engine stopped without a word")
         except Unavailable as error:
             self._trouble()

@@ -89,7 +89,7 @@ def http_lines(outputs: Sequence[Event | Output]) -> str:
     lines = ""
     for output in outputs:
         if isinstance(output, Progress):
-            text = json.dumps(output.piece, ensure_ascii=False)
+            text = json.dumps(output.pieces[0], ensure_ascii=False)
             lines += f'{{"o":{text}}}\n'
         elif isinstance(output, Completed):
             lines += '{"done":true}\n'

@@ -1,6 +1,6 @@
 """Frames of text, and the texts of the extension."""
 
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
@@ -37,14 +37,15 @@ def test_text_split_at_any_byte_is_the_same_text(text: str, places: list[int]) -
     outputs = [
         output
         for start, end in pairwise(ends)
-        for output in session.receive(TASK_ID.pack(task_id) + data[start:end], NOW)
+        for output in session.receive([TASK_ID.pack(task_id) + data[start:end]], NOW)
     ]
-    outputs += session.receive(encode_end(task_id), NOW)
+    outputs += session.receive([encode_end(task_id)], NOW)
 
     *pieces, end_event = outputs
-    assert [p for p in pieces if not isinstance(p, Progress)] == []
-    assert "".join(str(p.piece) for p in pieces if isinstance(p, Progress)) == text
-    assert all(isinstance(p, Progress) and p.piece for p in pieces)
+    said = [p for p in pieces if isinstance(p, Progress)]
+    assert len(said) == len(pieces)
+    assert "".join(map(str, chain.from_iterable(p.pieces for p in said))) == text
+    assert all(all(p.pieces) for p in said)
     assert isinstance(end_event, Completed)
 
 

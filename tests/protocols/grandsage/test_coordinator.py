@@ -169,25 +169,25 @@ def test_pieces_that_are_more_than_text_come_between_texts() -> None:
     said = json.dumps({"id": task_id, "delta": {"choice": 2, "fields": fields}})
 
     heard = [
-        *session.receive(frame(task_id, "text"), NOW),
-        *session.receive(said, NOW),
-        *session.receive(frame(task_id, "more"), NOW),
+        *session.receive([frame(task_id, "text")], NOW),
+        *session.receive([said], NOW),
+        *session.receive([frame(task_id, "more")], NOW),
     ]
 
     assert heard == [
-        Progress(JOB, LEASE, "text"),
-        Progress(JOB, LEASE, Delta(2, fields)),
-        Progress(JOB, LEASE, "more"),
+        Progress(JOB, LEASE, ["text"]),
+        Progress(JOB, LEASE, [Delta(2, fields)]),
+        Progress(JOB, LEASE, ["more"]),
     ]
-    session.receive(frame(task_id), NOW)
-    assert session.receive(said, NOW) == ()
+    session.receive([frame(task_id)], NOW)
+    assert session.receive([said], NOW) == ()
 
 
 def test_pieces_that_are_more_than_text_are_ignored_from_a_plain_node() -> None:
     session = joined()
     task_id = task(session, run(CHAT))["id"]
 
-    (notice,) = session.receive(f'{{"id":{task_id},"delta":{{}}}}', NOW)
+    (notice,) = session.receive([f'{{"id":{task_id},"delta":{{}}}}'], NOW)
 
     assert isinstance(notice, Notice)
 
@@ -199,7 +199,7 @@ def test_our_nodes_say_whose_fault_it_is(fault: Fault) -> None:
 
     text = f'{{"id":{task_id},"failed":"no","fault":"{fault.value}"}}'
 
-    assert session.receive(text, NOW) == (Failed(JOB, LEASE, "no", fault),)
+    assert session.receive([text], NOW) == (Failed(JOB, LEASE, "no", fault),)
 
 
 @pytest.mark.parametrize("odd", [float("nan"), 99_999])
@@ -248,7 +248,7 @@ def test_a_silent_node_is_given_up_at_the_deadline() -> None:
     session.tick(5.0)
     assert session.deadline == 35.0
 
-    session.receive("", 20.0)
+    session.receive([""], 20.0)
 
     assert session.deadline == 50.0
     assert session.tick(49.9) == ()
@@ -266,29 +266,29 @@ def test_a_cancelled_task_is_stopped_once_while_its_text_is_under_way() -> None:
 
     assert session.issue(CancelJob(JOB, LEASE), 10.0) == (stop,)
 
-    assert session.receive(frame(task_id, "late"), 10.5) == ()
-    told_again = session.receive(frame(task_id, "later"), 10.0 + STOP_AGAIN)
+    assert session.receive([frame(task_id, "late")], 10.5) == ()
+    told_again = session.receive([frame(task_id, "later")], 10.0 + STOP_AGAIN)
     assert told_again[0] == stop
     assert isinstance(told_again[1], Notice)
-    assert session.receive(frame(task_id), 20.0) == ()
+    assert session.receive([frame(task_id)], 20.0) == ()
 
 
 def test_an_unfinished_character_ends_as_one_replacement() -> None:
     session = joined()
     task_id = task(session, run(CHAT))["id"]
 
-    assert session.receive(frame(task_id) + b"a\xe6", NOW) == (
-        Progress(JOB, LEASE, "a"),
+    assert session.receive([frame(task_id) + b"a\xe6"], NOW) == (
+        Progress(JOB, LEASE, ["a"]),
     )
-    assert session.receive(frame(task_id) + b"\x97", NOW) == ()
-    assert session.receive(frame(task_id), NOW) == (
-        Progress(JOB, LEASE, "\ufffd"),
+    assert session.receive([frame(task_id) + b"\x97"], NOW) == ()
+    assert session.receive([frame(task_id)], NOW) == (
+        Progress(JOB, LEASE, ["\ufffd"]),
         Completed(JOB, LEASE),
     )
 
 
 def test_text_of_a_plain_node_is_noticed_and_cut_short() -> None:
-    (notice,) = joined().receive("\n日" * 500, NOW)
+    (notice,) = joined().receive(["\n日" * 500], NOW)
 
     assert isinstance(notice, Notice)
     assert notice.text.isascii()
@@ -302,22 +302,22 @@ def test_our_nodes_say_how_a_task_ended() -> None:
     a, b, c = (JobId(name) for name in "abc")
 
     ending = f'{{"id":{ids[0]},{usage},"finish_reason":"length"}}'
-    assert session.receive(ending, NOW) == ()
-    assert session.receive(frame(ids[0]), NOW) == (
+    assert session.receive([ending], NOW) == ()
+    assert session.receive([frame(ids[0])], NOW) == (
         Completed(a, LEASE, "length", Usage(1, 2)),
     )
-    rejected = session.receive(f'{{"id":{ids[1]},"rejected":"busy"}}', NOW)
+    rejected = session.receive([f'{{"id":{ids[1]},"rejected":"busy"}}'], NOW)
     assert rejected == (Rejected(b, LEASE, "busy"),)
-    failed = session.receive(f'{{"id":{ids[2]},"failed":"{"x" * 5000}"}}', NOW)
+    failed = session.receive([f'{{"id":{ids[2]},"failed":"{"x" * 5000}"}}'], NOW)
     assert failed == (Failed(c, LEASE, "x" * 1000),)
-    assert session.receive('{"draining":"update"}', NOW) == (Draining("update"),)
+    assert session.receive(['{"draining":"update"}'], NOW) == (Draining("update"),)
 
-    assert session.receive(ending, NOW) == ()
-    assert session.receive(frame(ids[1]), NOW) == ()
-    (notice,) = session.receive('{"id":1,"mood":"fine"}', NOW)
+    assert session.receive([ending], NOW) == ()
+    assert session.receive([frame(ids[1])], NOW) == ()
+    (notice,) = session.receive(['{"id":1,"mood":"fine"}'], NOW)
     assert isinstance(notice, Notice)
     with pytest.raises(PeerError):
-        session.receive("no JSON", NOW)
+        session.receive(["no JSON"], NOW)
 
 
 def test_what_a_plain_node_can_do_is_run_and_stop() -> None:

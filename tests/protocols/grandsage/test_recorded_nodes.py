@@ -58,7 +58,7 @@ def test_our_node_does_as_recorded_or_better(case: Case) -> None:
         elif "text" in step:
             binary = step.get("binary", False)
             text: str = step["text"]
-            outputs += session.receive(text.encode() if binary else text, 0.0)
+            outputs += session.receive([text.encode() if binary else text], 0.0)
 
     difference = DIFFERENCES.get(case["id"])
     started = [o for o in outputs if isinstance(o, RunJob)]
@@ -96,7 +96,7 @@ def say_again(frames: list[str], session: ServerSession) -> None:
         task_id = int.from_bytes(frame[:4])
         job_id, lease = JobId(str(task_id)), LeaseNumber(task_id)
         text = frame[4:].decode()
-        event = Progress(job_id, lease, text) if text else Completed(job_id, lease)
+        event = Progress(job_id, lease, [text]) if text else Completed(job_id, lease)
         assert sent(session.issue(event, 0.0)) == [frame]
 
 
@@ -112,7 +112,7 @@ def test_the_documents_own_example_is_run() -> None:
     (send,) = CASES["node-vllm-seed-shaped"]["sends"]
     session = NodeDialer("ws://127.0.0.1:8000", MEMBER).connected({})
 
-    (job,) = session.receive(send["text"], 0.0)
+    (job,) = session.receive([send["text"]], 0.0)
 
     assert isinstance(job, RunJob)
     assert isinstance(job.work, Chat)
@@ -135,10 +135,10 @@ def test_a_stopped_task_says_nothing_more(name: str) -> None:
     session = NodeDialer("ws://127.0.0.1:8000", MEMBER).connected({})
     task, stop = [step["text"] for step in CASES[name]["sends"] if "text" in step]
     task_id = json.loads(task)["id"]
-    session.receive(task, 0.0)
+    session.receive([task], 0.0)
 
-    (cancel,) = session.receive(stop, 0.0)
+    (cancel,) = session.receive([stop], 0.0)
 
     assert cancel == CancelJob(JobId(str(task_id)), LeaseNumber(task_id))
-    assert list(session.issue(Progress(cancel.job_id, cancel.lease, "x"), 0.0)) == []
+    assert list(session.issue(Progress(cancel.job_id, cancel.lease, ["x"]), 0.0)) == []
     assert list(session.issue(Completed(cancel.job_id, cancel.lease), 0.0)) == []

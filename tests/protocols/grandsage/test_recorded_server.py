@@ -128,7 +128,7 @@ def test_a_frame_without_an_id_is_refused(name: str) -> None:
     (frame,) = [step["hex"] for step in CASES[name]["transcript"] if "hex" in step]
 
     with pytest.raises(PeerError, match="expected a task id"):
-        joined().receive(bytes.fromhex(frame), NOW)
+        joined().receive([bytes.fromhex(frame)], NOW)
 
 
 @pytest.mark.parametrize("name", ["crash-model-proto", "crash-model-constructor"])
@@ -217,11 +217,11 @@ def replay(
     outputs: list[Event | Output] = []
     for frame in frames:
         if isinstance(frame, dict):
-            outputs += session.receive(frame["text"], NOW)
+            outputs += session.receive([frame["text"]], NOW)
             continue
         for placeholder, task_id in ids.items():
             after = placeholder.replace("}}", "+1}}")
             frame = frame.replace(placeholder, f"{task_id:08x}")
             frame = frame.replace(after, f"{task_id + 1:08x}")
-        outputs += session.receive(bytes.fromhex(frame), NOW)
+        outputs += session.receive([bytes.fromhex(frame)], NOW)
     return outputs

@@ -48,7 +48,7 @@ def ours() -> WorkerSession:
 
 
 def given(session: WorkerSession, **changes: JSON) -> RunJob:
-    (run,) = session.receive(json.dumps(TASK | changes), 0.0)
+    (run,) = session.receive([json.dumps(TASK | changes)], 0.0)
     assert isinstance(run, RunJob)
     return run
 
@@ -173,7 +173,7 @@ def test_limits_are_what_the_task_says(
 def test_a_task_needs_little_more_than_messages() -> None:
     text = '{"id":77,"messages":[{"role":"Boss","content":"a"},{"content":null}]}'
 
-    (run,) = plain().receive(text, 0.0)
+    (run,) = plain().receive([text], 0.0)
 
     assert isinstance(run, RunJob)
     assert chat_of(run).messages == (
@@ -186,7 +186,7 @@ def test_a_task_needs_little_more_than_messages() -> None:
 def test_half_a_character_from_an_original_server_is_replaced() -> None:
     text = json.dumps(TASK | {"system": "a\ud800😀"})
 
-    (run,) = plain().receive(text, 0.0)
+    (run,) = plain().receive([text], 0.0)
 
     assert isinstance(run, RunJob)
     assert chat_of(run).messages[0]["content"] == "a\ufffd😀"
@@ -208,8 +208,8 @@ def test_a_task_that_cannot_be_processed_is_not(
 ) -> None:
     text = json.dumps(TASK | change)
 
-    (notice,) = plain().receive(text, 0.0)
-    (same, rejected) = ours().receive(text, 0.0)
+    (notice,) = plain().receive([text], 0.0)
+    (same, rejected) = ours().receive([text], 0.0)
 
     assert isinstance(notice, Notice)
     assert notice.text.startswith("task 77 is not processed: ")
@@ -246,7 +246,7 @@ def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
     session = dialer.connected({})
 
     assert meant(session.tick(0.0)) == []
-    assert sent(session.issue(Progress(JOB, LEASE, "rest"), 0.0)) == [b"\0\0\0Mrest"]
+    assert sent(session.issue(Progress(JOB, LEASE, ["rest"]), 0.0)) == [b"\0\0\0Mrest"]
     assert sent(session.issue(Completed(JOB, LEASE), 0.0)) == [b"\0\0\0M"]
 
 
@@ -257,7 +257,7 @@ def test_after_a_reconnect_a_coordinator_of_ours_has_given_the_job_away() -> Non
     session = dialer.connected(OURS)
 
     assert session.tick(0.0) == [Send(""), CancelJob(JOB, LEASE)]
-    assert session.issue(Progress(JOB, LEASE, "rest"), 0.0) == ()
+    assert session.issue(Progress(JOB, LEASE, ["rest"]), 0.0) == ()
 
 
 @pytest.mark.parametrize("kind", [Rejected, Failed])
@@ -272,7 +272,7 @@ def test_a_plain_server_is_left_after_an_error(kind: type[Rejected | Failed]) ->
     assert "out of memory" in notice.text
     assert (close.code, close.text) == (1011, "task 77 failed")
     assert session.tick(100.0) == ()
-    assert session.receive(json.dumps(TASK), 0.0) == ()
+    assert session.receive([json.dumps(TASK)], 0.0) == ()
 
 
 def test_our_coordinator_is_told_how_a_task_ended() -> None:
@@ -301,7 +301,7 @@ def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
     given(session)
     delta = Delta(1, {"content": "a"}, finish_reason="length")
 
-    assert session.issue(Progress(JOB, LEASE, delta), 0.0) == (
+    assert session.issue(Progress(JOB, LEASE, [delta]), 0.0) == (
         Send(
             '{"id":77,"delta":{"choice":1,"fields":{"content":"a"},'
             '"finish_reason":"length"}}'
@@ -319,7 +319,9 @@ def test_a_plain_server_is_given_the_text_alone() -> None:
         Delta(0, {"content": "b"}),
     ]
 
-    said = [d for each in deltas for d in session.issue(Progress(JOB, LEASE, each), 0)]
+    said = [
+        d for each in deltas for d in session.issue(Progress(JOB, LEASE, [each]), 0)
+    ]
 
     assert sent(said) == [b"\0\0\0Ma", b"\0\0\0Mb"]
 
@@ -344,11 +346,11 @@ def test_a_piece_that_cannot_be_sent_fails_the_task(
     session = ours()
     given(session)
 
-    outputs = session.issue(Progress(JOB, LEASE, Delta(0, fields)), 0.0)
+    outputs = session.issue(Progress(JOB, LEASE, [Delta(0, fields)]), 0.0)
 
     (text,) = sent(outputs)
     assert json.loads(text) == {"id": 77, "failed": f"a piece of the answer {why}"}
-    assert session.issue(Progress(JOB, LEASE, "more"), 0.0) == ()
+    assert session.issue(Progress(JOB, LEASE, ["more"]), 0.0) == ()
     assert session.issue(Completed(JOB, LEASE), 0.0) == ()
 
 
@@ -358,7 +360,7 @@ def test_a_piece_just_below_the_limit_is_sent() -> None:
     around = len('{"id":77,"delta":{"fields":{"content":""}}}')
 
     delta = Delta(0, {"content": "x" * (FRAME_MAX - around - 1)})
-    (text,) = sent(session.issue(Progress(JOB, LEASE, delta), 0.0))
+    (text,) = sent(session.issue(Progress(JOB, LEASE, [delta]), 0.0))
 
     assert len(text) == FRAME_MAX - 1
 
@@ -395,7 +397,7 @@ def test_work_that_is_no_chat_is_read_from_our_coordinator() -> None:
 def test_work_of_an_unknown_kind_is_rejected() -> None:
     text = json.dumps(TASK | {"shoal": {"kind": "painting"}})
 
-    notice, rejected = ours().receive(text, 0.0)
+    notice, rejected = ours().receive([text], 0.0)
 
     assert isinstance(notice, Notice)
     assert isinstance(rejected, Send)

@@ -13,7 +13,9 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from shoal.domain.assembly import fault_in
 from shoal.domain.errors import PeerError
+from shoal.domain.nesting import is_deep, may_be_deep
 from shoal.domain.work import Delta, Fault, Usage
 
 TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
@@ -160,7 +162,16 @@ def decode_word(text: str) -> Word | None:
         raise PeerError("text of the extension says several things at once")
     if count and word.id is None and word.draining is None:
         raise PeerError("text of the extension names no task")
+    if word.delta is not None:
+        _check_piece(word.delta, text)
     return word if count else None
+
+
+def _check_piece(piece: Piece, text: str) -> None:
+    if (fault := fault_in(piece.fields)) is not None:
+        raise PeerError(f"text of the extension: {fault}")
+    if may_be_deep(text) and is_deep([piece.fields, piece.logprobs]):
+        raise PeerError("text of the extension: nested too deeply")
 
 
 def fault_of(error: Exception) -> str:

@@ -18,7 +18,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Delta, Kind, Usage
+from shoal.domain.work import Delta, Kind, Piece, Usage
 from shoal.protocols.grandsage.codec import (
     REASON_MAX,
     TASK_ID,
@@ -28,7 +28,15 @@ from shoal.protocols.grandsage.codec import (
 )
 from shoal.protocols.grandsage.joining import BYE, SILENT, Node
 from shoal.protocols.grandsage.tasks import encode_task
-from shoal.protocols.session import Close, Data, Notice, Output, Send
+from shoal.protocols.session import (
+    Batch,
+    Close,
+    Data,
+    Notice,
+    Output,
+    Send,
+    broken,
+)
 
 TASK_IDS = 0x70000000  # the original counts this far: positive however it is read
 STOP_AGAIN = 1.0  # seconds before a node is told once more to stop the same task
@@ -164,30 +172,63 @@ class NodeSession:
                 self._closed = True
                 return (Close(reason, BYE, "Bye"),)
 
-    def receive(self, data: Data, now: float) -> Sequence[Event | Output]:
+    def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         if self._closed:
             return ()
         self._heard = now
+        outputs: list[Event | Output] = []
+        # Where the text of each task goes that came in this batch, by its id as sent:
+        # nearly every frame is one more piece for one of them.
+        flowing: dict[Data, list[Piece]] = {}
+        for data in batch:
+            pieces = flowing.get(data[:4])
+            if pieces is not None and len(data) > 4 and isinstance(data, bytes):
+                try:
+                    pieces.append(data[4:].decode())
+                    continue
+                except UnicodeDecodeError:
+                    pass
+            try:
+                self._take(data, now, flowing, outputs)
+            except PeerError as error:
+                if not outputs:
+                    raise
+                self._closed = True
+                outputs.append(broken(error))
+                break
+        return tuple(outputs)
+
+    def _take(
+        self,
+        data: Data,
+        now: float,
+        flowing: dict[Data, list[Piece]],
+        outputs: list[Event | Output],
+    ) -> None:
+        """Take a message that is not just one more piece of text.
+
+        ``flowing`` has a task while its last output is text that may go on.
+        """
         if isinstance(data, str):
-            return self._receive_text(data) if data else ()
+            flowing.clear()
+            outputs += self._receive_text(data) if data else ()
+            return
         if len(data) < 4:
             raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
+        flowing.pop(data[:4], None)
         (task_id,) = TASK_ID.unpack_from(data)
         task = self._tasks.get(task_id)
         if task is None:
-            return self._stray(task_id, now) if len(data) > 4 else ()
-        if len(data) == 4:
-            return self._end(task_id, task)
-        if not task.tail:
-            # Nearly every frame holds whole characters.
-            try:
-                text = data[4:].decode()
-            except UnicodeDecodeError:
-                pass
-            else:
-                return (Progress(task.job_id, task.lease, text),)
-        text, task.tail = decode_piece(task.tail + data[4:])
-        return (Progress(task.job_id, task.lease, text),) if text else ()
+            outputs += self._stray(task_id, now) if len(data) > 4 else ()
+        elif len(data) == 4:
+            outputs += self._end(task_id, task)
+        else:
+            text, task.tail = decode_piece(task.tail + data[4:])
+            if text:
+                pieces: list[Piece] = [text]
+                outputs.append(Progress(task.job_id, task.lease, pieces))
+                if not task.tail:
+                    flowing[data[:4]] = pieces
 
     def _begin(self, job: RunJob, now: float) -> str:
         extended = self._node.extended
@@ -221,7 +262,7 @@ class NodeSession:
         self._forget(task_id)
         completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
         if task.tail:
-            return (Progress(task.job_id, task.lease, "\ufffd"), completed)
+            return (Progress(task.job_id, task.lease, ["\ufffd"]), completed)
         return (completed,)
 
     def _receive_text(self, text: str) -> Sequence[Event | Output]:
@@ -240,7 +281,7 @@ class NodeSession:
             return ()  # an ending that crossed our stop
         if (said := word.delta) is not None:
             delta = Delta(said.choice, said.fields, said.logprobs, said.finish_reason)
-            return (Progress(task.job_id, task.lease, delta),)
+            return (Progress(task.job_id, task.lease, [delta]),)
         if word.rejected is not None:
             self._forget(word.id)
             return (Rejected(task.job_id, task.lease, word.rejected[:REASON_MAX]),)

@@ -1,6 +1,7 @@
 """The node's end: how a worker joins a coordinator, ours or an original server."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from urllib.parse import quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
@@ -17,7 +18,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Delta
+from shoal.domain.work import Delta, Piece
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     REASON_MAX,
@@ -41,7 +42,16 @@ from shoal.protocols.grandsage.joining import (
     read_query,
 )
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
-from shoal.protocols.session import Close, Data, Member, Notice, Output, Send
+from shoal.protocols.session import (
+    Batch,
+    Close,
+    Data,
+    Member,
+    Notice,
+    Output,
+    Send,
+    broken,
+)
 
 KEEPALIVE = 10.0  # seconds
 TASK_MAX = 64 << 20  # bytes of a task: a prompt, and perhaps its messages in full
@@ -120,9 +130,21 @@ class ServerSession:
             self._running.clear()
         return outputs
 
-    def receive(self, data: Data, now: float) -> Sequence[Command | Output]:
-        if self._closed or not data:
-            return ()
+    def receive(self, batch: Batch, now: float) -> Sequence[Command | Output]:
+        outputs: list[Command | Output] = []
+        for data in batch:
+            if self._closed:
+                break
+            try:
+                outputs += self._take(data) if data else ()
+            except PeerError as error:
+                if not outputs:
+                    raise
+                self._closed = True
+                outputs.append(broken(error))
+        return tuple(outputs)
+
+    def _take(self, data: Data) -> Sequence[Command | Output]:
         try:
             head, text = decode_text(data)
         except PeerError as error:
@@ -154,16 +176,20 @@ class ServerSession:
             case Draining(reason):
                 # A plain server finds out when the connection ends.
                 return self._say(Word(draining=_short(reason)))
-            case Progress(job_id, _, piece):
-                task_id = self._running.get(job_id)
-                if task_id is None:
-                    return ()  # stopped meanwhile
-                if isinstance(piece, str):
-                    return [Send(frame) for frame in encode_text(task_id, piece)]
-                return self._send_delta(job_id, task_id, piece)
+            case Progress(job_id, _, pieces):
+                sent = [self._send(job_id, piece) for piece in pieces]
+                return tuple(chain.from_iterable(sent))
             case Completed() | Rejected() | Failed():
                 task_id = self._running.pop(message.job_id, None)
                 return () if task_id is None else self._end(task_id, message)
+
+    def _send(self, job_id: JobId, piece: Piece) -> Sequence[Output]:
+        task_id = self._running.get(job_id)
+        if task_id is None:
+            return ()  # stopped meanwhile
+        if isinstance(piece, str):
+            return [Send(frame) for frame in encode_text(task_id, piece)]
+        return self._send_delta(job_id, task_id, piece)
 
     def _send_delta(
         self, job_id: JobId, task_id: int, delta: Delta
