@@ -159,14 +159,23 @@ def usage_until(work: Work, written: int) -> Usage | None:
     return Usage(tokens_to_read(work), -(-written // BYTES)) if written else None
 
 
+def counted_usage(outcome: Outcome) -> Usage | None:
+    """Return what the worker says that a job has used, if it says so.
+
+    Workers may say anything, and a sum has to stay one.
+    """
+    if (counted := outcome.usage) is None:
+        return None
+    return Usage(
+        max(0, min(counted.prompt_tokens, COUNTED_MAX)),
+        max(0, min(counted.completion_tokens, COUNTED_MAX)),
+    )
+
+
 def usage_of(work: Work, outcome: Outcome) -> Usage:
     """Return what a job has used: about, where nobody has counted."""
-    if (counted := outcome.usage) is not None:
-        # Counted by workers, who may say anything: a sum has to stay one.
-        return Usage(
-            max(0, min(counted.prompt_tokens, COUNTED_MAX)),
-            max(0, min(counted.completion_tokens, COUNTED_MAX)),
-        )
+    if (counted := counted_usage(outcome)) is not None:
+        return counted
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
     vectors = work.kind is Kind.EMBEDDING
     return Usage(tokens_to_read(work), 0 if vectors else estimated_tokens(written))

@@ -86,11 +86,15 @@ class Metrics:
             ("fact",),
             registry=self.registry,
         )
+        self._facts_seen: dict[str, Counter] = {}  # looked up for each, so kept
         self.registry.register(_PoolCollector(pool))
 
     def saw_fact(self, fact: Fact) -> None:
         """Count something that happened."""
-        self._facts.labels(type(fact).__name__).inc()
+        name = type(fact).__name__
+        if (counter := self._facts_seen.get(name)) is None:
+            counter = self._facts_seen[name] = self._facts.labels(name)
+        counter.inc()
 
     def saw_request(
         self,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
@@ -35,6 +35,7 @@ from shoal.store.schema import migrate
 from shoal.store.sqlite_keys import SqliteKeys, count_usage, forget_ended
 
 T = TypeVar("T")
+FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
 
@@ -205,20 +206,22 @@ class SqliteStore:
     def _append(
         self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded]
     ) -> None:
-        with self._transaction():
-            for each in earlier:
-                self._write(each.fact, each.at)
-            for fact in facts:
-                self._write(fact, at)
+        with self._transaction() as database:
+            rows = [self._write(each.fact, each.at) for each in earlier]
+            rows += [self._write(fact, at) for fact in facts]
+            database.executemany(
+                "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
+                [row for row in rows if row is not None],
+            )
 
-    def _write(self, fact: Fact, at: float) -> None:
+    def _write(self, fact: Fact, at: float) -> FactRow | None:
+        """Write what a fact changes; return its own row, if it is worth one."""
         match fact:
             case WorkerJoined() | WorkerDraining() | WorkerLost():
-                self._record(fact, None, at)
-                return
+                return _row(fact, None, at)
             case CameLate(job_id=job_id):
                 if not self._sql("SELECT 1 FROM jobs WHERE id = ?", job_id).fetchone():
-                    return  # pruned: nobody could ask for its story
+                    return None  # pruned: nobody could ask for its story
             case JobSubmitted(job):
                 self._submit(job, at)
             case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
@@ -237,7 +240,7 @@ class SqliteStore:
             case JobCancelled(job_id, reason, written):
                 self._update(fact, job_id, "error = ?, ended_at = ?", reason, at)
                 count_usage(self._opened, job_id, written, at)
-        self._record(fact, fact.job_id, at)
+        return _row(fact, fact.job_id, at)
 
     def _submit(self, job: Job, at: float) -> None:
         name = job.idempotency_key or None
@@ -273,15 +276,6 @@ class SqliteStore:
         if not self._sql(query, state, *values, job_id).rowcount:
             raise StoreError(f"{self._path}: there is no job {job_id}")
 
-    def _record(self, fact: Fact, job_id: JobId | None, at: float) -> None:
-        self._sql(
-            "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
-            at,
-            type(fact).__name__,
-            job_id,
-            codec.encode_fact(fact),
-        )
-
     def _prune(self, before: float) -> int:
         with self._transaction():
             old = "SELECT id FROM jobs WHERE ended_at < ?"
@@ -289,6 +283,10 @@ class SqliteStore:
             self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
             forget_ended(self._opened, before)
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
+
+
+def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:
+    return at, type(fact).__name__, job_id, codec.encode_fact(fact)
 
 
 def _job(row: tuple[Any, ...]) -> StoredJob:

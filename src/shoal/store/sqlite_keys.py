@@ -12,12 +12,13 @@ from shoal.domain.credentials import (
     Quota,
     Scope,
     Used,
+    counted_usage,
     day_of,
     usage_of,
     usage_until,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Outcome
+from shoal.domain.work import Outcome, Usage
 from shoal.store import codec
 
 T = TypeVar("T")
@@ -126,6 +127,16 @@ class SqliteKeys:
         await self._database.transact(lambda sql: sql.execute(query, values))
 
 
+def _estimate(
+    sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
+) -> Usage | None:
+    """Return about what a job has used, which takes reading all that it asked."""
+    query = "SELECT kind, work FROM jobs WHERE id = ?"
+    ((kind, encoded),) = sql.execute(query, (job_id,))
+    work = codec.decode_work(kind, encoded)
+    return usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
+
+
 def count_usage(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int, at: float
 ) -> None:
@@ -133,10 +144,10 @@ def count_usage(
 
     ``end`` is its outcome, or how many characters there were when it was given up.
     """
-    query = "SELECT owner, kind, work FROM jobs WHERE id = ?"
-    owner, kind, encoded = sql.execute(query, (job_id,)).fetchone()
-    work = codec.decode_work(kind, encoded)
-    used = usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
+    query = "SELECT owner FROM jobs WHERE id = ?"
+    ((owner,),) = sql.execute(query, (job_id,))
+    counted = None if isinstance(end, int) else counted_usage(end)
+    used = counted or _estimate(sql, job_id, end)
     if used is None:
         return
     sql.execute(
