@@ -131,5 +131,6 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
         "cli/join.py",
         "engines/llama_child.py",  # a process of its own
         "gateway/record.py",
+        "runtime/ids.py",
         "runtime/secret_files.py",
     }

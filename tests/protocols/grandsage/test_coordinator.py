@@ -34,7 +34,8 @@ from shoal.domain.work import (
     Work,
 )
 from shoal.protocols.grandsage import PROTOCOL, Config
-from shoal.protocols.grandsage.coordinator import STOP_AGAIN, TASK_IDS, Desk
+from shoal.protocols.grandsage.coordinator import STOP_AGAIN
+from shoal.protocols.grandsage.desk import TASK_IDS, Desk
 from shoal.protocols.grandsage.tasks import TEMPERATURE
 from shoal.protocols.session import (
     Close,

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from shoal.protocols import Protocol
 from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.coordinator import Config, Desk, NodeSession
+from shoal.protocols.grandsage.coordinator import NodeSession
+from shoal.protocols.grandsage.desk import Config, Desk
 from shoal.protocols.grandsage.extensions import HEADER, write_extensions
 from shoal.protocols.grandsage.joining import (
     PARAMETERS,
