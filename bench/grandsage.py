@@ -2,25 +2,33 @@
 
 Shoal with keys, queue and durable records, against a bare aiohttp relay of the same
 messages (bench/yardstick.py), alternating.  Node and clients are one process that
-writes prepared bytes; the figure that counts is the server's CPU time for each frame.
+writes prepared bytes.  In a burst, an answer is one write; paced, each frame is one, 50
+a second for each of 256 streams.  The original server was measured apart, on another
+day: 307,000 to 334,000 frames/s in a burst, 20 % of a core when paced.
 """
 
 import asyncio
-import base64
 import json
-import os
 import struct
 import tempfile
 import time
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
-from processes import Program, program
+from load import run
+from node import BINARY, TEXT, frame, join, receive
+from processes import HERE, Program, program
+from report import Goal, Results
 
 ROUNDS = 5
-FRAMES = 200
-STREAMS = (1, 64, 256)  # at once
-ANSWERS = 512  # of each round
-TEXT = b" token"
+FRAMES = 200  # of an answer
+STREAMS = (1, 16, 64, 256)  # at once
+ANSWERS = 512  # of a round of bursts
+PACED = 256  # streams at once
+PACED_ANSWERS = 3  # one after the other in each stream
+PACE = 0.02  # seconds between the frames of a paced answer
+TOKEN = b" token"
 BODY = json.dumps(
     {
         "model": "m",
@@ -29,74 +37,105 @@ BODY = json.dumps(
     }
 ).encode()
 
+RATE = "burst, {streams} streams: frames/s"
+COST = "burst, {streams} streams: CPU µs a frame"
+SHARE = f"paced, {PACED} streams: % of a core"
+GROWN = f"paced, {PACED} streams: MB grown"
 
-def measure() -> dict[str, list[float]]:
-    results: dict[str, list[float]] = {}
+GOALS = [
+    *(Goal(f"shoal, {RATE.format(streams=n)}", at_least=307_000) for n in STREAMS),
+    Goal(f"shoal, {SHARE}", at_most=20),
+    # For comparing days: the yardstick is the same on each.
+    *(
+        Goal(f"shoal, {row}", f"yardstick, {row}")
+        for row in (*(COST.format(streams=n) for n in STREAMS), SHARE)
+    ),
+    Goal(f"shoal, {GROWN}", at_most=1),
+]
+
+Answer = Callable[[asyncio.StreamWriter, bytes], Coroutine[Any, Any, None]]
+
+
+def measure(rounds: int) -> Results:
+    results: Results = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
         serve = ["-m", "shoal", "serve", "--port", "0", "--data-dir", folder, "--json"]
         secrets = ["--api-key", "k", "--join-token", "t", "--log-level", "warning"]
-        yardstick = str(Path(__file__).parent / "yardstick.py")
+        yardstick = str(HERE / "yardstick.py")
         with program(*serve, *secrets) as shoal, program(yardstick) as bare:
-            for _ in range(ROUNDS):
+            servers = [("shoal", shoal), ("yardstick", bare)]
+            for _ in range(rounds):
                 for streams in STREAMS:
-                    for name, server, port in (
-                        ("shoal", shoal, shoal.said.get("ports", {}).get("http")),
-                        ("yardstick", bare, bare.said.get("port")),
-                    ):
-                        rate, cpu = asyncio.run(_round(server, int(port), streams))
-                        key = f"{name}, {streams} streams"
-                        results.setdefault(f"{key}: frames/s", []).append(rate)
-                        results.setdefault(f"{key}: CPU µs a frame", []).append(cpu)
+                    for name, server in servers:
+                        _burst(name, server, streams, results)
+                for name, server in servers:
+                    _paced(name, server, results)
+                servers.reverse()
     return results
 
 
-async def _round(server: Program, port: int, streams: int) -> tuple[float, float]:
-    """Return frames per second, and microseconds of server CPU for each."""
-    node = asyncio.create_task(_node(port))
+def _burst(name: str, server: Program, streams: int, out: Results) -> None:
+    answers = min(ANSWERS, 64 * streams)
+    seconds, used = run(_answers(server, streams, answers, _at_once))
+    frames = answers * FRAMES
+    out[f"{name}, {RATE.format(streams=streams)}"].append(frames / seconds)
+    out[f"{name}, {COST.format(streams=streams)}"].append(used / frames * 1e6)
+
+
+def _paced(name: str, server: Program, out: Results) -> None:
+    before = server.memory()
+    seconds, used = run(_answers(server, PACED, PACED * PACED_ANSWERS, _by_the_clock))
+    out[f"{name}, {SHARE}"].append(used / seconds * 100)
+    out[f"{name}, {GROWN}"].append(server.memory() - before)
+
+
+async def _answers(
+    server: Program, streams: int, answers: int, answer: Answer
+) -> tuple[float, float]:
+    """Return the seconds that all answers took, and those of the server's CPU."""
+    port = server.said.get("port") or server.said["ports"]["http"]
+    node = asyncio.create_task(_node(port, answer))
     await asyncio.sleep(0.3)  # for the node to be known
-    answers = max(streams, min(ANSWERS, 8 * streams))
     cpu, began = server.cpu(), time.perf_counter()
     todo = iter(range(answers))
     await asyncio.gather(*(_client(port, todo) for _ in range(streams)))
     seconds, used = time.perf_counter() - began, server.cpu() - cpu
     node.cancel()
     await asyncio.gather(node, return_exceptions=True)
-    frames = answers * FRAMES
-    return frames / seconds, used / frames * 1e6
+    return seconds, used
 
 
-async def _node(port: int) -> None:
-    """Answer every task with FRAMES frames and an end, in one write."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    key = base64.b64encode(os.urandom(16)).decode()
-    writer.write(
-        f"GET /ws?token=t&model=m&max_concurrency=999&name=n HTTP/1.1\r\nHost: x\r\n"
-        f"Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        f"Sec-WebSocket-Key: {key}\r\n\r\n".encode()
-    )
-    await reader.readuntil(b"\r\n\r\n")
+async def _node(port: int, answer: Answer) -> None:
+    reader, writer = await join(port, "n", slots=999)
     try:
-        while True:
-            head = await reader.readexactly(2)
-            size = head[1]
-            if size == 126:
-                (size,) = struct.unpack("!H", await reader.readexactly(2))
-            payload = await reader.readexactly(size)
-            if head[0] & 15 == 1:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                opcode, payload = await receive(reader)
+                if opcode != TEXT:
+                    continue
                 task = struct.pack("!I", json.loads(payload)["id"])
-                writer.write(_frame(task + TEXT) * FRAMES + _frame(task))
-                await writer.drain()
+                tasks.create_task(answer(writer, task))
     finally:
         writer.close()
 
 
-def _frame(payload: bytes) -> bytes:
-    # Masked, as a client's must be, with a key of zeros, which changes nothing.
-    return bytes((0x82, 0x80 | len(payload), 0, 0, 0, 0)) + payload
+async def _at_once(writer: asyncio.StreamWriter, task: bytes) -> None:
+    writer.write(frame(BINARY, task + TOKEN) * FRAMES + frame(BINARY, task))
+    await writer.drain()
 
 
-async def _client(port: int, todo: object) -> None:
-    for _ in todo:  # type: ignore[attr-defined]  # an iterator shared by all clients
+async def _by_the_clock(writer: asyncio.StreamWriter, task: bytes) -> None:
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    for _ in range(FRAMES):
+        writer.write(frame(BINARY, task + TOKEN))
+        due += PACE
+        await asyncio.sleep(due - loop.time())
+    writer.write(frame(BINARY, task))
+
+
+async def _client(port: int, todo: Iterator[int]) -> None:
+    for _ in todo:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(
             b"POST /api/chat HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer k\r\n"

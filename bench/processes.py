@@ -1,14 +1,23 @@
-"""Programs that a bench starts, and the CPU time they use."""
+"""Programs that a bench starts, with the CPU time and the memory they use (Linux)."""
 
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
+
+START_MAX = 120.0  # seconds until a program answers
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,23 +28,79 @@ class Program:
     said: dict[str, Any]
 
     def cpu(self) -> float:
-        """Return the seconds of CPU time it has used so far (Linux only)."""
-        stat = Path(f"/proc/{self.process.pid}/stat").read_text()
-        fields = stat.rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Return the seconds of CPU time used so far, its children's included."""
+        return sum(_cpu(each.pid) for each in self._tree())
+
+    def memory(self) -> float:
+        """Return the resident memory in MB, its children's included."""
+        return sum(each.memory_info().rss for each in self._tree()) / 1e6
+
+    def _tree(self) -> list[psutil.Process]:
+        root = psutil.Process(self.process.pid)
+        return [root, *root.children(recursive=True)]
 
 
 @contextmanager
 def program(*arguments: str) -> Iterator[Program]:
     """Run Python with ``arguments`` until the block ends; wait for its first line."""
+    with _running([sys.executable, *arguments], subprocess.PIPE) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"python {' '.join(arguments)}: ended before it began")
+        yield Program(process, json.loads(line))
+
+
+@contextmanager
+def server(command: list[str], health: str, **environment: str) -> Iterator[Program]:
+    """Run ``command`` until the block ends; wait until the URL ``health`` answers."""
+    with _running(command, subprocess.DEVNULL, os.environ | environment) as process:
+        latest = time.monotonic() + START_MAX
+        while not _answers(health):
+            if process.poll() is not None or time.monotonic() > latest:
+                raise RuntimeError(f"{command[0]} does not answer at {health}")
+            time.sleep(0.2)
+        yield Program(process, {})
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def allow_files() -> None:
+    """Let this process and those it starts open as many files as the system allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _cpu(pid: int) -> float:
+    # The CPU clock of another process, to the nanosecond: /proc counts in steps of
+    # 10 ms.  See clock_getcpuclockid(3).
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+@contextmanager
+def _running(
+    command: list[str], stdout: int, environment: Mapping[str, str] = os.environ
+) -> Iterator[subprocess.Popen[str]]:
+    # Ours say why they end; others chat.
+    stderr = subprocess.DEVNULL if stdout == subprocess.DEVNULL else None
     with subprocess.Popen(
-        [sys.executable, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command, stdout=stdout, stderr=stderr, text=True, env=environment
     ) as process:
         try:
-            assert process.stdout is not None
-            yield Program(process, json.loads(process.stdout.readline()))
+            yield process
         finally:
             process.kill()

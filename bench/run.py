@@ -1,39 +1,35 @@
-"""``make bench NAME=…``: runs one bench and prints a table and a line of JSON."""
+"""``make bench NAME=…``: runs one bench and prints its tables and a line of JSON."""
 
+import argparse
 import importlib
-import json
-import platform
-import statistics
 import sys
 from pathlib import Path
 
-BENCHES = ("grandsage", "startup")
+sys.path.insert(0, str(Path(__file__).parent))
+
+import report
+from processes import allow_files
+
+BENCHES = ("gateway", "grandsage", "idle", "leaving", "startup")
 
 
 def main() -> int:
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if name not in BENCHES:
-        print(f"make bench NAME=…: one of {', '.join(BENCHES)}", file=sys.stderr)
-        return 2
-    sys.path.insert(0, str(Path(__file__).parent))
-    bench = importlib.import_module(name)
-    print(f"{bench.__doc__}\n")
-    results: dict[str, list[float]] = bench.measure()
-    width = max(map(len, results))
-    for what, values in results.items():
-        median = statistics.median(values)
-        spread = f"{min(values):.4g} to {max(values):.4g}"
-        print(f"{what:{width}}  {median:10.4g}   ({spread}, {len(values)} runs)")
-    print(
-        json.dumps(
-            {
-                "bench": name,
-                "python": platform.python_version(),
-                "median": {k: statistics.median(v) for k, v in results.items()},
-                "values": results,
-            }
-        )
+    parser = argparse.ArgumentParser(prog="make bench NAME=…", description=__doc__)
+    parser.add_argument("name", choices=BENCHES)
+    parser.add_argument("--rounds", type=int, help="instead of the bench's own number")
+    parser.add_argument(
+        "--write", action="store_true", help=f"put the tables into {report.PAGE.name}"
     )
+    args = parser.parse_args()
+    allow_files()
+    bench = importlib.import_module(args.name)
+    print(f"{bench.__doc__}\n")
+    results = bench.measure(args.rounds or bench.ROUNDS)
+    text = report.tables(results, bench.GOALS)
+    print(text)
+    print(report.line(args.name, results))
+    if args.write:
+        report.write(args.name, bench.__doc__, text)
     return 0
 
 

@@ -6,13 +6,19 @@ import tempfile
 import time
 
 from processes import program
+from report import Goal, Results
 
 ROUNDS = 7
 
 
-def measure() -> dict[str, list[float]]:
+HELP = "shoal --help: s"
+READY = "shoal serve until ready: s"
+GOALS = [Goal(HELP, at_most=0.15), Goal(READY, at_most=1)]
+
+
+def measure(rounds: int) -> Results:
     helps, serves = [], []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         began = time.perf_counter()
         subprocess.run(
             [sys.executable, "-m", "shoal", "--help"], check=True, capture_output=True
@@ -21,7 +27,8 @@ def measure() -> dict[str, list[float]]:
         with tempfile.TemporaryDirectory() as folder:
             began = time.perf_counter()
             with program(
-                "-m", "shoal", "serve", "--port", "0", "--data-dir", folder, "--json"
+                *("-m", "shoal", "serve", "--port", "0", "--data-dir", folder),
+                *("--json", "--log-level", "warning"),
             ):
                 serves.append(time.perf_counter() - began)
-    return {"shoal --help, s": helps, "shoal serve until ready, s": serves}
+    return {HELP: helps, READY: serves}

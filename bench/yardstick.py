@@ -5,6 +5,7 @@ What Shoal costs beyond this is what it does beyond this.
 """
 
 import asyncio
+import itertools
 import json
 
 from aiohttp import WSMsgType, web
@@ -14,6 +15,7 @@ class Relay:
     def __init__(self) -> None:
         self._node: web.WebSocketResponse | None = None
         self._waiting: dict[int, tuple[list[bytes], asyncio.Event]] = {}
+        self._ids = itertools.count(1)
 
     async def node(self, request: web.Request) -> web.WebSocketResponse:
         self._node = socket = web.WebSocketResponse(compress=False)
@@ -28,7 +30,7 @@ class Relay:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         await request.json()
-        id_ = len(self._waiting) + 1
+        id_ = next(self._ids)
         lines: list[bytes] = []
         wake = asyncio.Event()
         self._waiting[id_] = (lines, wake)
@@ -45,6 +47,7 @@ class Relay:
             if texts:
                 await response.write(("\n".join(texts) + "\n").encode())
             if not batch[-1]:
+                del self._waiting[id_]
                 await response.write(b'{"done":true}\n')
                 return response
 

@@ -23,9 +23,12 @@ USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
 
 
-def setting(help: str, default: object) -> Any:
-    """Declare a field of a configuration, with the text its flag shows."""
-    return field(default=default, metadata={"help": help})
+def setting(help: str, default: object, metavar: str = "") -> Any:
+    """Declare a field of a configuration, with the texts its flag shows.
+
+    Without a ``metavar`` its value is called by the last word of its name.
+    """
+    return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +46,29 @@ class ServeConfig:
         "the certificate to serve HTTPS with, in PEM form, followed by those that lead "
         "to its authority",
         None,
+        "FILE",
     )
-    tls_key: Path | None = setting("its private key, in PEM form", None)
+    tls_key: Path | None = setting("its private key, in PEM form", None, "FILE")
     open_loopback: bool = setting(
         "let programs of this machine ask without a key; web pages are kept out", False
     )
-    queue_max: int = setting("jobs that may wait; more are refused", 1000)
-    queue_wait: float = setting("seconds a job may wait for a worker", 30.0)
+    queue_max: int = setting("jobs that may wait; more are refused", 1000, "JOBS")
+    queue_wait: float = setting("seconds a job may wait for a worker", 30.0, "SECONDS")
     hedge_after: float = setting(
         "seconds without a word from a worker until a second one, if one is idle, gets "
         "the job as well; 0: never",
         0.0,
+        "SECONDS",
     )
     moderation: Path | None = setting(
-        "a file of regular expressions that questions and answers must not match", None
+        "a file of regular expressions that questions and answers must not match",
+        None,
+        "FILE",
     )
     keep_days: float = setting("days that ended jobs are kept", 7.0)
-    drain: float = setting("seconds that open jobs get to end when stopping", 30.0)
+    drain: float = setting(
+        "seconds that open jobs get to end when stopping", 30.0, "SECONDS"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +82,21 @@ class JoinConfig:
         (),
     )
     name: str = setting("the worker's name (default: the host's)", "")
-    slots: int = setting("jobs at a time of each engine; 0: what it does well", 0)
+    slots: int = setting("jobs at a time of each engine; 0: what it does well", 0, "N")
     token: str = setting("what the coordinator asks workers for", "")
     only_for: tuple[str, ...] = setting(
-        "names of the keys to work for, with commas between; none: all", ()
+        "names of the keys to work for, with commas between; none: all", (), "KEYS"
     )
     engine_key: str = setting("the API key of the servers that --engine names", "")
     context: int = setting(
         "tokens of a chat, question and answer, in the embedded engine; 0: 4096 or "
         "what the model was made for",
         0,
+        "TOKENS",
     )
-    threads: int = setting("the embedded engine's threads; 0: all cores but one", 0)
+    threads: int = setting(
+        "the embedded engine's threads; 0: all cores but one", 0, "N"
+    )
 
 
 def load(

@@ -4,13 +4,14 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from aiohttp import ClientSession
+import pytest
+from aiohttp import ClientError, ClientSession
 
 from attacks.raw import BINARY, frame, request, upgrade
 from attacks.siege import (
@@ -26,6 +27,8 @@ from attacks.siege import (
 from attacks.test_frames import BROKEN, UNMASKED
 from attacks.test_http import GARBAGE, ODD
 from gateway.serving import KEY, PATIENCE, Node, eventually
+
+NO_HEADERS: Mapping[str, str] = {}
 
 
 @dataclass(slots=True)
@@ -48,11 +51,13 @@ class Coordinator:
             await socket.close()
             await reading
 
-    async def ask(self, *, stream: bool = False) -> str:
+    async def ask(
+        self, *, stream: bool = False, headers: Mapping[str, str] = NO_HEADERS
+    ) -> str:
         async with self.session.post(
             self.url + CHAT,
             data=json.dumps(body(HONEST, stream=stream)),
-            headers={"Authorization": f"Bearer {KEY}"},
+            headers={"Authorization": f"Bearer {KEY}", **headers},
         ) as response:
             return await response.text()
 
@@ -142,6 +147,30 @@ async def test_a_process_outlives_every_raw_attack(tmp_path: Path) -> None:
             assert await its.process.wait() == 0
 
     check_log(its.log)
+
+
+async def test_a_process_killed_within_a_named_job_has_it_done_once(
+    tmp_path: Path,
+) -> None:
+    name = {"Idempotency-Key": "once"}
+    async with running(tmp_path) as its, its.node("n1") as node:
+        await its.known()
+        asking = asyncio.create_task(its.ask(headers=name))
+        task = await node.task()
+        await node.say(task["id"], ANSWER[:3])
+        its.process.kill()
+        with pytest.raises(ClientError):
+            await asking
+
+    async with running(tmp_path) as its, its.node("n2") as node:
+        again = [asyncio.create_task(its.ask(headers=name)) for _ in range(5)]
+        await node.answer(ANSWER)
+        answers = {await each for each in again}
+        told = json.loads(await its.ask(headers=name))
+
+        assert [json.loads(each)["id"] for each in answers] == [told["id"]]
+        assert told["choices"][0]["message"]["content"] == ANSWER
+        assert len(node.tasks) == 1
 
 
 async def test_a_process_that_is_told_to_stop_while_streaming_finishes(

@@ -1,7 +1,7 @@
 """How the pieces of an answer become a whole."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,6 +13,7 @@ from shoal.domain.assembly import (
     CHOICES_MAX,
     assemble,
     disassemble,
+    fault_in,
 )
 from shoal.domain.work import JSON, Choice, Delta, Outcome, Piece, Usage
 
@@ -220,3 +221,26 @@ def test_assembling_changes_no_piece() -> None:
     assemble(pieces)
 
     assert listed == [1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, None),
+        ({"content": None, "tool_calls": None, "strange": [1]}, None),
+        ({"tool_calls": [{"index": CALLS_MAX - 1}, {"id": "no index"}]}, None),
+        ({"content": 5}, "a int for text"),
+        ({"tool_calls": "abc"}, "a str for tool calls"),
+        ({"tool_calls": {"a": 1}}, "a dict for tool calls"),
+        ({"tool_calls": [None]}, "a NoneType for a tool call"),
+        ({"tool_calls": [{"index": -1}]}, "a tool call with the index -1"),
+        ({"tool_calls": [{"index": 10**60}]}, f"a tool call with the index {10**39}"),
+        ({"tool_calls": [{"index": "0"}]}, "a tool call with the index 0"),
+        ({"tool_calls": [{"index": CALLS_MAX}]}, "a tool call with the index 1024"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_fields_is_said(
+    fields: Mapping[str, JSON], fault: str | None
+) -> None:
+    assert fault_in(fields) == fault

@@ -169,6 +169,8 @@ def test_a_reason_that_nobody_knows_is_a_stop(reason: str) -> None:
         (event(text("a", -1)), JobError, "chunk"),
         (event(text("a", 2048)), JobError, "chunk"),
         (event({"delta": {"content": ["a"]}}), JobError, "a list for text"),
+        (event({"delta": {"tool_calls": "a"}}), JobError, "a str for tool calls"),
+        (event({"delta": {"tool_calls": [{"index": -1}]}}), JobError, "the index -1"),
         (b'data: {"choices": [{"delta": "a"}]}\n\n', JobError, "chunk"),
         (b"data: " + b"[" * 100_000 + b"\n\n", JobError, "chunk"),
     ],

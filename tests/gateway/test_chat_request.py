@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.nesting import NESTING_MAX
 from shoal.domain.work import Feature
 from shoal.gateway.chat_request import (
     MESSAGES_MAX,
@@ -15,6 +16,7 @@ from shoal.gateway.chat_request import (
     ChatRequest,
     decode_chat_request,
 )
+from shoal.gateway.decoding import FREE_MAX, HALVES_MAX
 from shoal.store.codec import encode_work
 
 HI = {"role": "user", "content": "hi"}
@@ -314,6 +316,67 @@ def test_other_fields_are_ignored() -> None:
     more = {"user": "x", "metadata": {}, "store": True, "n": 1, "unheard_of": [[]]}
 
     assert decode(**more).work == decode().work
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+FREE: dict[str, Any] = {
+    "chat_template_kwargs": lambda value: {"chat_template_kwargs": value},
+    "response_format.json_schema.schema": lambda value: {
+        "response_format": {
+            "type": "json_schema",
+            "json_schema": {"name": "n", "schema": value},
+        }
+    },
+    "tools[0].function.parameters": lambda value: {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": value}}]
+    },
+}
+"""Where clients may send objects of any form, and bodies with one there."""
+
+
+@pytest.mark.parametrize("path", FREE)
+def test_what_may_be_of_any_form_has_limits(path: str) -> None:
+    body = FREE[path]
+    field = path.partition("[")[0].partition(".")[0]
+
+    assert field in decode(**body(nested(NESTING_MAX))).work.options
+    assert field not in decode(**body(None)).work.options or field != path
+    for bad, words in (
+        (nested(NESTING_MAX + 1), "nested more than 100 deep"),
+        ({"a": "x" * FREE_MAX}, "more than 1048576 bytes"),
+        ([], "expected `object`"),
+    ):
+        with pytest.raises(InvalidRequest, match=words) as raised:
+            decode(**body(bad))
+        assert raised.value.field in (path, field)
+
+
+def test_tools_have_one_limit_together() -> None:
+    tools = [
+        {"function": {"name": f"f{n}", "parameters": {"a": "x" * (FREE_MAX // 4)}}}
+        for n in range(4)
+    ]
+
+    with pytest.raises(InvalidRequest, match="tools: more than 1048576 bytes"):
+        decode(tools=tools)
+
+
+@pytest.mark.parametrize("path", FREE)
+def test_half_characters_are_replaced_wherever_they_are(path: str) -> None:
+    options = decode(**FREE[path]({"a": "\ud800"})).work.options
+
+    assert "\ufffd" in str(options)
+
+
+def test_half_a_character_in_a_long_body_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="half a character"):
+        decode(messages=[{"role": "user", "content": "\ud800" + "x" * HALVES_MAX}])
 
 
 def test_half_characters_are_replaced() -> None:

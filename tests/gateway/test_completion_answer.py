@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -69,3 +70,39 @@ def test_a_whole_answer_has_its_usage() -> None:
         {"index": 0, "text": " upon", "finish_reason": "stop", "logprobs": None}
     ]
     assert whole["usage"]["total_tokens"] == 3
+
+
+def entry(token: str, logprob: float, *tops: tuple[str, float]) -> dict[str, Any]:
+    likeliest = [{"token": top, "logprob": value} for top, value in tops]
+    return {"token": token, "logprob": logprob, "top_logprobs": likeliest}
+
+
+def test_a_chats_log_probabilities_are_written_as_a_completions() -> None:
+    pieces: list[Piece] = [
+        Delta(0, {"content": " up"}, {"content": [entry(" up", -1.0, (" a", -0.5))]}),
+        Delta(0, {"content": "on"}, {"content": [entry("on", -2.0)]}),
+    ]
+
+    first, second = choices(chunks().pieces(pieces))
+    outcome = assemble(pieces, "stop", Usage(1, 2))
+    (whole,) = json.loads(text_completion(JobId("j1"), WORK, outcome, 17))["choices"]
+
+    assert first["logprobs"]["text_offset"] == [0]
+    assert second["logprobs"]["text_offset"] == [3]
+    assert whole["logprobs"] == {
+        "tokens": [" up", "on"],
+        "token_logprobs": [-1.0, -2.0],
+        "top_logprobs": [{" a": -0.5}, {}],
+        "text_offset": [0, 3],
+    }
+
+
+@pytest.mark.parametrize(
+    "theirs", [None, 1, {"tokens": ["a"]}, {"content": None}, {"content": [{"id": 1}]}]
+)
+def test_other_log_probabilities_stay_as_they_are(theirs: Any) -> None:
+    piece = Delta(0, {"content": "a"}, theirs)
+
+    (choice,) = choices(chunks().pieces([piece]))
+
+    assert choice["logprobs"] == theirs

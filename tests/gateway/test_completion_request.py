@@ -84,6 +84,18 @@ def test_a_field_that_is_no_good_is_named(fields: dict[str, Any], field: str) ->
     assert raised.value.field == field
 
 
+@pytest.mark.parametrize(
+    "prompt",
+    ["[" + "[]," * 200 + "[]]", "[" * 2000, "[[[1]]]", '[ "a", [1]]', "[1e400]", "{}"],
+    ids=lambda prompt: prompt[:10],
+)
+def test_a_prompt_made_to_hurt_is_refused_by_name(prompt: str) -> None:
+    body = f'{{"model":"m1","prompt":{prompt}}}'.encode()
+
+    with pytest.raises(InvalidRequest):
+        decode_completion_request(body)
+
+
 @given(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=6))
 def test_any_prompt_is_taken_or_refused_by_name(prompt: Any) -> None:
     assert _field_of(prompt) in (None, "prompt")

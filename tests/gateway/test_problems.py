@@ -2,11 +2,13 @@
 
 import json
 
-import openai
+import openai as sdk
 import pytest
 
+from gateway.serving import Pool
 from shoal.domain import errors
 from shoal.domain.errors import ShoalError
+from shoal.gateway.access import Caller
 from shoal.gateway.problems import PROBLEMS, body, problem, response
 
 EXAMPLES: list[tuple[ShoalError, int, str]] = [
@@ -19,6 +21,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.Forbidden("x"), 403, "insufficient_permissions"),
     (errors.NotFound("x"), 404, "not_found"),
     (errors.UnknownModel("x"), 404, "model_not_found"),
+    (errors.TooSlow("x"), 408, "request_timeout"),
     (errors.TooLarge("x"), 413, "request_too_large"),
     (errors.QueueFull("x", 7), 429, "queue_full"),
     (errors.RateLimited("x", 7), 429, "rate_limit_exceeded"),
@@ -89,15 +92,46 @@ def test_a_new_kind_of_error_gets_the_row_of_its_kin() -> None:
     assert problem(Strange("x")) == PROBLEMS[errors.NoWorker]
 
 
-def test_statuses_are_those_that_openais_client_tells_apart() -> None:
-    known = {
-        400: openai.BadRequestError,
-        401: openai.AuthenticationError,
-        403: openai.PermissionDeniedError,
-        404: openai.NotFoundError,
-        422: openai.UnprocessableEntityError,
-        429: openai.RateLimitError,
-    }
-    others = {row.status for row in PROBLEMS.values()} - known.keys()
+EXCEPTIONS: dict[int, type[sdk.APIStatusError]] = {
+    400: sdk.BadRequestError,
+    401: sdk.AuthenticationError,
+    403: sdk.PermissionDeniedError,
+    404: sdk.NotFoundError,
+    408: sdk.APIStatusError,
+    413: sdk.APIStatusError,
+    422: sdk.UnprocessableEntityError,
+    429: sdk.RateLimitError,
+    499: sdk.APIStatusError,
+    500: sdk.InternalServerError,
+    502: sdk.InternalServerError,
+    503: sdk.InternalServerError,
+    504: sdk.InternalServerError,
+}
 
-    assert others == {413, 499, 500, 502, 503, 504}
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES)
+async def test_official_client_raises_its_exception_for_each(
+    pool: Pool,
+    openai: sdk.AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    error: ShoalError,
+    status: int,
+    code: str,
+) -> None:
+    async def refuse(*_: object, **__: object) -> Caller:
+        raise error
+
+    monkeypatch.setattr(pool.access, "admit", refuse)
+
+    with pytest.raises(sdk.APIStatusError) as caught:
+        await openai.chat.completions.create(
+            model="m1", messages=[{"role": "user", "content": "hi"}]
+        )
+
+    assert type(caught.value) is EXCEPTIONS[status]
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert caught.value.type == problem(error).type
+    assert caught.value.param == getattr(error, "field", None)
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+    if status in (429, 503, 504) and not isinstance(error, errors.BudgetSpent):
+        assert int(caught.value.response.headers["Retry-After"]) > 0

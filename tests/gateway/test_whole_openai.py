@@ -2,60 +2,22 @@
 
 import asyncio
 import base64
-import json
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import openai as sdk
 import pytest
 from openai import AsyncOpenAI
 
-from gateway.serving import KEY, TOKEN, Node, Pool, eventually
+from gateway.capable import capable
+from gateway.serving import KEY, Node, Pool, eventually
 
 HI: Any = [{"role": "user", "content": "hi"}]
-EVERYTHING = (
-    "shoal, chat, completion, embedding, continue, options, stop, tools, schema, "
-    "logprobs, choices, images, context=4096"
-)
 TOOL: Any = {
     "type": "function",
     "function": {"name": "weather", "parameters": {"type": "object"}},
 }
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
-
-
-@dataclass
-class Capable:
-    """A node of ours, as a test plays it."""
-
-    node: Node
-
-    async def say(self, task_id: int, **word: Any) -> None:
-        await self.node.send(json.dumps({"id": task_id, **word}))
-
-    async def delta(self, task_id: int, **delta: Any) -> None:
-        await self.say(task_id, delta=delta)
-
-
-@asynccontextmanager
-async def capable(
-    pool: Pool, extensions: str = EVERYTHING, name: str = "n1"
-) -> AsyncIterator[Capable]:
-    socket = await pool.session.ws_connect(
-        f"{pool.url}/ws?name={name}&model=m1&token={TOKEN}&max_concurrency=8",
-        headers={"Shoal-Extensions": extensions},
-    )
-    node = Node(socket)
-    reading = asyncio.create_task(node.read())
-    await pool.joined()
-    try:
-        yield Capable(node)
-    finally:
-        await socket.close()
-        await reading
 
 
 async def test_tool_calls_come_back(pool: Pool, openai: AsyncOpenAI) -> None:

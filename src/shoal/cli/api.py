@@ -16,7 +16,7 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
 from shoal.transports.tls import context_pinning, context_trusting
 
-DEFAULT_URL = "http://127.0.0.1:4010"
+HERE = "127.0.0.1:4010"
 TIMEOUT = 600.0  # seconds without a byte
 
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags that say which coordinator to ask, and as whom."""
     parser.add_argument(
         "--url",
-        default=os.environ.get("SHOAL_URL", DEFAULT_URL),
-        help="the coordinator (default: %(default)s) [SHOAL_URL]",
+        default=os.environ.get("SHOAL_URL"),
+        help=f"the coordinator (default: the one on this machine, {HERE}) [SHOAL_URL]",
     )
     parser.add_argument(
         "--api-key",
@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA),
         metavar="DIR",
-        help="where that coordinator keeps its data [SHOAL_DATA_DIR]",
+        help="where that coordinator keeps its data (default: %(default)s) "
+        "[SHOAL_DATA_DIR]",
     )
     parser.add_argument(
         "--cacert",
@@ -52,6 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the authorities to trust, in PEM form (default: the system's, or for the "
         "coordinator on this machine its own certificate) [SHOAL_CACERT]",
     )
+
+
+def place(args: argparse.Namespace) -> str:
+    """Return the URL of the coordinator that is meant."""
+    if args.url:
+        return str(args.url)
+    # It leaves its certificate there if it has one.
+    secure = (args.data_dir / CERTIFICATE_FILE).exists()
+    return f"{'https' if secure else 'http'}://{HERE}"
 
 
 def ask(
@@ -65,7 +75,9 @@ def ask(
         try:
             return json.load(answer)
         except ValueError as error:
-            raise ApiError(f"{args.url} is no coordinator of ours: {error}") from error
+            raise ApiError(
+                f"{place(args)} is no coordinator of ours: {error}"
+            ) from error
 
 
 def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
@@ -90,11 +102,12 @@ def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
 def _open(
     args: argparse.Namespace, path: str, body: object, method: str | None = None
 ) -> http.client.HTTPResponse:
-    base = args.url if "://" in args.url else f"http://{args.url}"
+    where = place(args)
+    base = where if "://" in where else f"http://{where}"
     # The base URL that OpenAI clients are given is as good.
     url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
-        raise ConfigError(f"--url {args.url}: expected http://HOST:PORT, or https://")
+        raise ConfigError(f"--url {where}: expected http://HOST:PORT, or https://")
     data = None if body is None else json.dumps(body).encode()
     headers = {"Authorization": f"Bearer {_key(args)}"}
     if data is not None:
@@ -112,12 +125,13 @@ def _open(
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ApiError(
-                f"{args.url} is not trusted: {reason.verify_message}; --cacert FILE "
+                f"{where} is not trusted: {reason.verify_message}; --cacert FILE "
                 "says whose certificates are good, and --url needs a name that this "
                 "one is for"
             ) from error
+        why = getattr(reason, "strerror", None) or reason
         raise ApiError(
-            f"cannot reach {args.url}: {reason}; is `shoal serve` running there?"
+            f"cannot reach {where}: {why}; is `shoal serve` running there?"
         ) from error
     return answer
 
@@ -147,7 +161,8 @@ def _key(args: argparse.Namespace) -> str:
         return str(file.read_text().strip())
     except OSError as error:
         raise ConfigError(
-            f"no API key: give --api-key or SHOAL_API_KEY ({file}: {error.strerror})"
+            "no API key: `shoal serve` makes one for its own machine, elsewhere give "
+            f"--api-key or SHOAL_API_KEY ({file}: {error.strerror})"
         ) from error
 
 

@@ -16,7 +16,8 @@ def add_config(
     for each in fields(config):
         help_ = each.metadata.get("help", "")
         default = f" (default: {each.default})" if _worth_showing(each.default) else ""
-        form: dict[str, Any] = {"metavar": each.name.split("_")[-1].upper()}
+        last_word = each.name.split("_")[-1].upper()
+        form: dict[str, Any] = {"metavar": each.metadata.get("metavar") or last_word}
         if isinstance(each.default, bool):
             form = {"action": argparse.BooleanOptionalAction}
         if isinstance(each.default, tuple):
@@ -52,5 +53,7 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
 
 
 def _worth_showing(default: object) -> bool:
-    shown = isinstance(default, (str, int, float)) and not isinstance(default, bool)
+    shown = isinstance(default, (str, int, float, Path)) and not isinstance(
+        default, bool
+    )
     return shown and default != ""

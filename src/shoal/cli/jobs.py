@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from shoal.cli import api
+from shoal.cli.actions import add_action
 from shoal.cli.table import day, print_table
 from shoal.cli.terminal import shown
 
@@ -20,15 +21,15 @@ ERROR_MAX = 60  # characters of an error in the table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = actions.add_parser("ls", help="show the newest jobs")
+    listing = add_action(actions, "ls", "show the newest jobs")
     listing.add_argument("--state", choices=STATES, help="only those in this state")
     listing.add_argument("--key", metavar="NAME", help="only those of this API key")
     listing.add_argument(
         "--limit", type=int, default=20, metavar="N", help="(default: %(default)s)"
     )
-    show = actions.add_parser("show", help="show a job and what came of it")
-    explain = actions.add_parser("explain", help="tell why a job went as it did")
-    cancel = actions.add_parser("cancel", help="stop a job that has not ended")
+    show = add_action(actions, "show", "show a job and what came of it")
+    explain = add_action(actions, "explain", "tell why a job went as it did")
+    cancel = add_action(actions, "cancel", "stop a job that has not ended")
     for each in (show, explain, cancel):
         each.add_argument("id", help="as an answer or `shoal jobs ls` gives it")
     for each in (listing, show, explain, cancel):

@@ -165,7 +165,9 @@ def _reporter(
     there: Target, name: str, about: Mapping[str, object], *, as_json: bool
 ) -> Callable[[Happening], None]:
     """Return what tells the user about a model, or an engine, of a worker."""
-    what = next(iter(about.values()))
+    key, what = next(iter(about.items()))
+    if key == "engine":
+        what = f"engine {what}"
 
     def report(happening: Happening) -> None:
         if as_json:

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli import api
+from shoal.cli.actions import add_action
 from shoal.cli.duration import duration
 from shoal.cli.revoking import add_revoke, confirmed
 from shoal.cli.table import day, print_table
@@ -22,7 +23,7 @@ HEAD = ("NAME", "ID", "KEY", "SCOPE", "EXPIRES", "REQUESTS", "TOKENS", "LIMITS")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make a key, and show it this once")
+    create = add_action(actions, "create", "make a key, and show it this once")
     create.add_argument("name", help="whose it is; jobs and usage stand under it")
     create.add_argument(
         "--scope",
@@ -44,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"{what}, at most",
         )
-    listing = actions.add_parser("ls", help="show the keys that were made")
+    listing = add_action(actions, "ls", "show the keys that were made")
     listing.add_argument("--all", action="store_true", help="also those revoked")
     revoke = add_revoke(actions, "end a key, and all that is done under it")
     for each in (create, listing, revoke):

@@ -4,11 +4,13 @@ import argparse
 import sys
 from typing import Any
 
+from shoal.cli.actions import add_action
 
-def add_revoke(actions: Any, help_: str) -> argparse.ArgumentParser:
-    """Add the action to the parser's ``actions``, which argparse has no type for."""
-    revoke: argparse.ArgumentParser = actions.add_parser("revoke", help=help_)
-    revoke.add_argument("name", metavar="NAME_OR_ID")
+
+def add_revoke(actions: Any, does: str) -> argparse.ArgumentParser:
+    """Add the action to the parser's ``actions``, as ``add_action`` does."""
+    revoke = add_action(actions, "revoke", does)
+    revoke.add_argument("name", metavar="NAME_OR_ID", help="as `ls` shows it")
     revoke.add_argument(
         "--yes", action="store_true", help="do not ask, as is never done off a terminal"
     )

@@ -31,7 +31,12 @@ def run(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
 
 def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
     """Add the flags that say what is logged and how; ``level`` is the default."""
-    parser.add_argument("--log-level", default=level, help="(default: %(default)s)")
+    parser.add_argument(
+        "--log-level",
+        default=level,
+        metavar="LEVEL",
+        help="debug, info, warning or error (default: %(default)s)",
+    )
     parser.add_argument(
         "--log-format",
         default="text",

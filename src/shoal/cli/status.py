@@ -18,7 +18,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(status))
         return 0
     jobs = status["jobs"]
-    print(f"{args.url}: {jobs['running']} jobs running, {jobs['queued']} waiting")
+    print(
+        f"{api.place(args)}: {jobs['running']} jobs running, {jobs['queued']} waiting"
+    )
     if not status["ready"]:
         print(f"no jobs are taken: {shown(status['why_not'])}")
     rows = [

@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli import api
+from shoal.cli.actions import add_action
 from shoal.cli.duration import duration
 from shoal.cli.revoking import add_revoke, confirmed
 from shoal.cli.table import day, print_table
@@ -16,7 +17,7 @@ HEAD = ("NAME", "ID", "EXPIRES", "USES", "THERE", "MODELS")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = actions.add_parser("create", help="make a token, and show it this once")
+    create = add_action(actions, "create", "make a token, and show it this once")
     create.add_argument("name", help="what it is for")
     create.add_argument(
         "--uses",
@@ -34,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATTERNS",
         help="what they may offer, such as 'llama*,qwen3-8b' (default: any model)",
     )
-    listing = actions.add_parser("ls", help="show the tokens that were made")
+    listing = add_action(actions, "ls", "show the tokens that were made")
     listing.add_argument("--all", action="store_true", help="also those revoked")
     revoke = add_revoke(actions, "end a token, and hang up on those who joined by it")
     for each in (create, listing, revoke):
@@ -61,8 +62,10 @@ def _create(args: argparse.Namespace) -> int:
     print(f"{made['join']}\n")
     print(f"This is how to join by the token {made['name']}.  It is shown only now.")
     if made["uses"] is not None:
+        advice = "Keep" if "--name" in made["join"] else "Add a"
         print(
-            "Give --name: a worker that comes back under another name is another one."
+            f"{advice} --name: a worker that comes back under another name is another "
+            "one."
         )
     return 0
 

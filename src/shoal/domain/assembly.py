@@ -42,6 +42,30 @@ def assemble(
     return Outcome(text, choices[0].finish_reason, usage, choices)
 
 
+def fault_in(fields: Mapping[str, JSON]) -> str | None:
+    """Say what is wrong with the fields of a piece, or None.
+
+    What has no meaning here may be anything; text and tool calls are put together.
+    """
+    content = fields.get("content")
+    if not (content is None or isinstance(content, str)):
+        return f"a {type(content).__name__} for text"
+    calls = fields.get("tool_calls")
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        return f"a {type(calls).__name__} for tool calls"
+    for call in calls:
+        if not isinstance(call, Mapping):
+            return f"a {type(call).__name__} for a tool call"
+        index = call.get("index")
+        if index is not None and not (
+            isinstance(index, int) and 0 <= index < CALLS_MAX
+        ):
+            return f"a tool call with the index {str(index)[:40]}"
+    return None
+
+
 def disassemble(outcome: Outcome) -> list[Piece]:
     """Return pieces that make this answer: one for each choice."""
     if not outcome.choices:

@@ -144,7 +144,7 @@ async def _open_server(
         raise ConfigError(
             f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
         )
-    plain = [name for name in names if not set("*?[") & set(name)]
+    plain = [name for name in names if not _is_pattern(name)]
     engine = OpenAIEngine(url, plain, slots=wishes.slots, api_key=wishes.api_key)
     stack.push_async_callback(engine.close)
     await engine.start()
@@ -170,6 +170,10 @@ async def _open_file(
     return Source(EMBEDDED, engine)
 
 
+def _is_pattern(name: str) -> bool:
+    return not set("*?[").isdisjoint(name)
+
+
 def _has(source: Source, name: str) -> bool:
     return bool(chosen(source.engine.models, (name,)))
 
@@ -187,8 +191,14 @@ def _file_of(name: str, sources: Sequence[Source], around: Surroundings) -> Path
         return path
     if name == DEMO_MODEL:
         return demo_model()
-    where = f"{_lacks(sources, name)}; " if sources else ""
-    raise ConfigError(f"model {name!r}: {where}give its file, as {name}=FILE.gguf")
+    where = "no server was found that has it"
+    if sources:
+        where = _lacks(sources, name)
+    file = "NAME" if _is_pattern(name) else name
+    raise ConfigError(
+        f"model {name!r}: {where}, nor is there a GGUF file of that name; give its "
+        f"file, as {file}=FILE.gguf"
+    )
 
 
 def _any_file(around: Surroundings) -> tuple[str, Path]:

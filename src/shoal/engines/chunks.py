@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from shoal.domain.assembly import CHOICES_MAX
+from shoal.domain.assembly import CHOICES_MAX, fault_in
 from shoal.domain.errors import JobError
 from shoal.domain.work import Delta, Piece, Usage
 
@@ -103,9 +103,9 @@ def piece_of(choice: Choice, several: bool) -> Piece | None:
     delta, reason = choice.delta, choice.finish_reason if several else None
     if delta is None:
         delta = {"content": choice.text}
-    text = delta.get("content")
-    if not (text is None or isinstance(text, str)):
-        raise JobError(f"the server sent a {type(text).__name__} for text")
+    if (fault := fault_in(delta)) is not None:
+        raise JobError(f"the server sent {fault}")
+    text: str | None = delta.get("content")
     simple = choice.logprobs is None and not several and choice.index == 0
     if simple and text and len(delta) == 1:
         return text

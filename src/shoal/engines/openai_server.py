@@ -26,7 +26,7 @@ from shoal.engines.catalog import Catalog, Listed, NoList, Question, Reply
 from shoal.engines.embeddings import ANSWER_MAX, read_vectors
 from shoal.engines.flavours import UNKNOWN, Flavour, describe
 from shoal.engines.port import Finished, Item
-from shoal.engines.reaching import read_some, split_url
+from shoal.engines.reaching import read_some, reason_of, split_url
 from shoal.engines.refusals import NotServed, failure, read_problem, refusal
 from shoal.engines.requests import (
     Request,
@@ -168,7 +168,7 @@ class OpenAIEngine:
                 self._doubts.add(listed.model.name, kinds)
             raise
         except aiohttp.ClientError as error:
-            raise Unavailable(f"{self.url}: {error}") from error
+            raise Unavailable(f"{self.url}: {reason_of(error)}") from error
         yield answer.finished()
 
     async def close(self) -> None:
@@ -256,7 +256,7 @@ class OpenAIEngine:
                     response.headers.get("Server", ""),
                 )
         except aiohttp.ClientError as error:
-            raise Unavailable(f"it cannot be reached: {error}") from error
+            raise Unavailable(f"it cannot be reached: {reason_of(error)}") from error
 
     async def _try_doubtful(self) -> None:
         """Find out whether what was refused lately works now."""

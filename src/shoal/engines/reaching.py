@@ -32,3 +32,12 @@ async def read_some(response: aiohttp.ClientResponse, limit: int) -> bytes:
         if len(body) >= limit:
             break
     return bytes(body[:limit])
+
+
+def reason_of(error: aiohttp.ClientError) -> str:
+    """Return why a server could not be asked."""
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    ):
+        return "connection refused"  # the commonest, which aiohttp makes a puzzle of
+    return str(error)

@@ -11,6 +11,7 @@ import msgspec
 from shoal.domain.ids import JobId
 from shoal.domain.work import Choice, Completion, Delta, Outcome, Piece
 from shoal.gateway.chat_answer import DONE
+from shoal.gateway.completion_logprobs import as_completion
 from shoal.gateway.text import encode_event_text, encode_json, encode_text
 from shoal.gateway.usage import CompletionUsage, counted
 
@@ -52,7 +53,7 @@ def text_completion(
                     index,
                     _text(choice.fields.get("content")),
                     _reason(choice.finish_reason),
-                    choice.logprobs,
+                    as_completion(choice.logprobs, 0),
                 )
                 for index, choice in enumerate(choices)
             ],
@@ -76,6 +77,7 @@ class CompletionChunks:
         self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._begun: set[int] = set()
         self._ended: set[int] = set()
+        self._written: dict[int, int] = {}  # characters of each choice's text
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """Write a chunk for each piece."""
@@ -100,7 +102,10 @@ class CompletionChunks:
             self._ended.add(delta.choice)
             reason = _reason(delta.finish_reason)
         text = _text(delta.fields.get("content"))
-        return self._chunk(delta.choice, text, delta.logprobs, reason)
+        before = self._written.get(delta.choice, 0)
+        self._written[delta.choice] = before + len(text)
+        logprobs = as_completion(delta.logprobs, before)
+        return self._chunk(delta.choice, text, logprobs, reason)
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
         return (

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.nesting import NESTING_MAX, is_deep
 from shoal.domain.work import JSON
 from shoal.gateway.text import well_formed
 
@@ -48,7 +49,6 @@ Unread = msgspec.Raw
 """What nothing here reads, whatever it is."""
 
 FREE_MAX = 1 << 20  # bytes of all such objects in one field
-NESTING_MAX = 100  # lists and objects in each other: engines bear no more either
 HALVES_MAX = 2 << 20  # bytes of a body that is mended, which is slow
 SMALL = 64  # bytes: whatever asks for nothing is smaller
 
@@ -87,7 +87,7 @@ def free(raw: msgspec.Raw, path: str) -> dict[str, JSON]:
     than ``NESTING_MAX``.
     """
     value = decode_part(_objects, raw, path)
-    if _is_deep(value):
+    if is_deep(value):
         raise _too_deep(path)
     return value
 
@@ -197,16 +197,6 @@ def _mended(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
             raise ValueError("half a character (\\ud800 to \\udfff) in it") from None
         text = json.dumps(json.loads(data), ensure_ascii=False)
         return decoder.decode(well_formed(text))
-
-
-def _is_deep(value: Any) -> bool:
-    level = [value]
-    for _ in range(NESTING_MAX):
-        values = (each.values() if isinstance(each, dict) else each for each in level)
-        level = [v for inner in values for v in inner if isinstance(v, dict | list)]
-        if not level:
-            return False
-    return True
 
 
 def _too_deep(path: str) -> InvalidRequest:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from protocols.grandsage.recorded import NOW, joined, run
 from protocols.pairs import CHAT, sent
 from shoal.domain.errors import PeerError
+from shoal.domain.nesting import NESTING_MAX
 from shoal.domain.vocabulary import Completed, Progress
 from shoal.domain.work import JSON, Delta, Fault, Usage
 from shoal.protocols.grandsage.codec import (
@@ -116,7 +117,10 @@ def test_half_a_character_within_a_delta_is_replaced() -> None:
 
 def test_delta_that_is_nested_too_deeply_is_no_text() -> None:
     value: JSON = 1
-    for _ in range(99_999):
+    for depth in range(99_999):
+        if depth == NESTING_MAX:
+            with pytest.raises(RecursionError):
+                encode_delta(5, Delta(0, {}, value))
         value = [value]
 
     with pytest.raises(RecursionError):
@@ -150,6 +154,20 @@ def test_delta_that_is_nested_too_deeply_is_no_text() -> None:
         ('{"id":1,"delta":{},"failed":"y"}', "several things"),
         ('{"id":1,"delta":{},"finish_reason":"stop"}', "several things"),
         ('{"id":1,"failed":"x","rejected":"y"}', "several things"),
+        ('{"id":1,"delta":{"fields":{"content":5}}}', "a int for text"),
+        ('{"id":1,"delta":{"fields":{"tool_calls":[1]}}}', "a int for a tool call"),
+        (
+            '{"id":1,"delta":{"fields":{"tool_calls":[{"index":1e30}]}}}',
+            "a tool call with the index",
+        ),
+        (
+            '{"id":1,"delta":{"fields":{"a":' + "[" * 200 + "]" * 200 + "}}}",
+            "nested too deeply",
+        ),
+        (
+            '{"id":1,"delta":{"logprobs":' + "[" * 200 + "]" * 200 + "}}",
+            "nested too deeply",
+        ),
         ('{"a":' * 99_999 + "1" + "}" * 99_999, "nested too deeply"),
     ],
 )

@@ -129,14 +129,17 @@ def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
 def encode_delta(task_id: int, delta: Delta) -> str:
     """Encode a piece that is more than text.
 
-    Raises RecursionError if it is nested too deeply.
+    Raises RecursionError if it is nested too deeply, which the other end refuses.
     """
     piece = Piece(delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason)
     word = Word(id=task_id, delta=piece)
     try:
-        return encode_word(word)
+        text = encode_word(word)
     except UnicodeEncodeError:  # half a character, deep within
-        return well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
+        text = well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
+    if may_be_deep(text) and is_deep([piece.fields, piece.logprobs]):
+        raise RecursionError
+    return text
 
 
 def encode_word(word: Word) -> str:

@@ -1,0 +1,68 @@
+"""Idempotency keys by the thousand, of several owners, and at both faces."""
+
+import asyncio
+
+import pytest
+
+from attacks.siege import ANSWER, CHAT, OLD_CHAT, body, join
+from gateway.keys import made
+from gateway.serving import KEY, Node, Pool, eventually
+
+MANY = 500
+
+
+async def ask(pool: Pool, name: str, key: str = KEY, path: str = CHAT) -> str:
+    headers = pool.headers(key) | {"Idempotency-Key": name}
+    async with pool.session.post(
+        pool.url + path, json=body(), headers=headers
+    ) as response:
+        return await response.text()
+
+
+async def answer_all(node: Node) -> None:
+    number = 0
+    while True:
+        await node.answer(ANSWER, number=number)
+        number += 1
+
+
+async def test_keys_by_the_hundred_leave_nothing_in_memory(pool: Pool) -> None:
+    async with join(pool, slots="64") as node:
+        await pool.joined()
+        answering = asyncio.create_task(answer_all(node))
+        for _ in range(2):
+            answers = await asyncio.gather(
+                *(ask(pool, f"key {number}") for number in range(MANY))
+            )
+            assert all(ANSWER in answer for answer in answers)
+        answering.cancel()
+
+        assert len(node.tasks) == MANY
+    named = pool.hub._named
+    await eventually(lambda: not (named._open or named._names or pool.hub._answers))
+
+
+@pytest.mark.parametrize("path", [CHAT, OLD_CHAT])
+async def test_a_key_is_its_owners_own(pool: Pool, path: str) -> None:
+    alice, bob = await made(pool, "alice"), await made(pool, "bob")
+    async with join(pool) as node:
+        await pool.joined()
+        asking = [
+            asyncio.create_task(ask(pool, "k", key, path))
+            for key in (alice, bob, alice, bob)
+        ]
+        await node.task(1)
+        await asyncio.gather(*(node.answer(f"{n}", number=n) for n in range(2)))
+        answers = [await each for each in asking]
+
+        assert len(node.tasks) == 2
+        assert _text(answers[0]) == _text(answers[2]) != _text(answers[1])
+        assert _text(answers[1]) == _text(answers[3])
+
+
+def _text(answer: str) -> str:
+    """Return the one figure that was answered, at either face."""
+    (text,) = {
+        n for n in "01" if f'"content":"{n}"' in answer or f'"o":"{n}"' in answer
+    }
+    return text
