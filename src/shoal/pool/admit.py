@@ -17,6 +17,7 @@ from shoal.pool.match import refusal
 from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob
 from shoal.pool.state import Pool
 
+NAMED_MAX = 5  # models named where none comes near
 NEAR_AMONG = 100  # models that a wrong name is compared with, which takes time
 LOOKED_AT_MAX = 256  # workers asked what they can do
 RESERVE = 8  # an eighth of the queue is kept for owners who have nothing in it
@@ -120,7 +121,12 @@ def unknown(pool: Pool, model: str) -> str:
     if not models:
         return f"no worker has the model {model}: no worker has joined yet"
     near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
-    known = f"did you mean {' or '.join(near)}?" if near else f"there is {models[0]}"
+    more = "; GET /v1/models lists all" if len(models) > NAMED_MAX else ""
+    known = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"there is {', '.join(models[:NAMED_MAX])}{more}"
+    )
     return f"no worker has the model {model}: {known}"
 
 
