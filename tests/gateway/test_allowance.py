@@ -191,7 +191,12 @@ def test_keys_do_not_share_what_they_may_use() -> None:
     assert again is not None
     with pytest.raises(RateLimited):
         again.enter(1, 0.0)
-    known.forget(one)
+    known.keep(["key_2"])  # the other's id
     fresh = known.of(one, 0.0)
     assert fresh is not None
     fresh.enter(1, 0.0)
+
+    known.forget(one)
+    anew = known.of(one, 0.0)
+    assert anew is not None
+    anew.enter(1, 0.0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.nesting import NESTING_MAX
 from shoal.domain.work import Feature
+from shoal.gateway.chat_body import MESSAGES_MAX
 from shoal.gateway.chat_request import (
-    MESSAGES_MAX,
     UNSUPPORTED,
     ChatRequest,
     decode_chat_request,

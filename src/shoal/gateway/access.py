@@ -145,6 +145,12 @@ class Access:
             if key.revoked_at is None:  # else the name is another key's by now
                 self._hub.withdraw_of(key.name, REVOKED)
 
+    def forget_ended(self, before: float) -> None:
+        """Forget the keys that were revoked or had expired before that Unix time."""
+        book = self.keyring.book
+        book.forget_ended(before)
+        self._allowances.keep(key.id for key in book)
+
     async def _key(self, request: web.Request, *, exact: bool) -> Key:
         authorization = request.headers.get("Authorization")
         address = request.remote or ""

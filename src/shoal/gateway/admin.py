@@ -9,6 +9,7 @@ import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId
 from shoal.gateway.parts import Gateway
+from shoal.gateway.respond import json_answer
 from shoal.pool.worker import Worker
 
 
@@ -52,7 +53,7 @@ async def _status(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.READ)
     pool = gateway.hub.pool
     running = len(pool.jobs) - pool.waiting
-    return _json(
+    return json_answer(
         Status(
             shoal.__version__,
             gateway.hub.ready is None,
@@ -79,10 +80,4 @@ def _worker(worker: Worker) -> WorkerStatus:
         sorted(offer.only_for),
         None if worker.pace is None else round(worker.pace, 1),
         worker.cancels,
-    )
-
-
-def _json(value: msgspec.Struct) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), content_type="application/json"
     )

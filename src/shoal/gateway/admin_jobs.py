@@ -14,6 +14,7 @@ from shoal.gateway.chat_answer import PREFIX as CHAT
 from shoal.gateway.completion_answer import PREFIX as COMPLETION
 from shoal.gateway.decoding import misfit
 from shoal.gateway.parts import Gateway
+from shoal.gateway.respond import json_answer
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
@@ -104,19 +105,21 @@ async def _list(gateway: Gateway, request: web.Request) -> web.Response:
             raise Forbidden("jobs of other keys: this takes a key with the scope admin")
         owner = caller.name
     stored = await gateway.store.recent(owner, query.state or None, query.limit)
-    return _json(JobList([_summary(each) for each in stored]))
+    return json_answer(JobList([_summary(each) for each in stored]))
 
 
 async def _show(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
-    return _json(JobDetail(**msgspec.structs.asdict(_summary(stored)), outcome=outcome))
+    return json_answer(
+        JobDetail(**msgspec.structs.asdict(_summary(stored)), outcome=outcome)
+    )
 
 
 async def _explain(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     story = await gateway.store.story(stored.job.id)
-    return _json(Explanation(stored.job.id, explain(story)))
+    return json_answer(Explanation(stored.job.id, explain(story)))
 
 
 async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:
@@ -124,7 +127,7 @@ async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:
     job_id = stored.job.id
     if not gateway.hub.withdraw(job_id, "cancelled by an operator"):
         raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
-    return _json(CancelledJob(job_id))
+    return json_answer(CancelledJob(job_id))
 
 
 async def _stored(gateway: Gateway, request: web.Request, needed: Scope) -> StoredJob:
@@ -179,9 +182,3 @@ def _outcome(outcome: Outcome) -> JobOutcome:
 
 def _choice(choice: Choice) -> JobChoice:
     return JobChoice({**choice.fields}, choice.finish_reason, choice.logprobs)
-
-
-def _json(value: msgspec.Struct) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value), content_type="application/json"
-    )

@@ -12,6 +12,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.gateway.access import RESERVED
 from shoal.gateway.decoding import decode
 from shoal.gateway.parts import Gateway
+from shoal.gateway.respond import json_answer
 
 PREFIX = "sk-shoal-"
 START = len(PREFIX) + 4  # characters by which a key can be told from others
@@ -86,7 +87,9 @@ async def _list(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.ADMIN)
     used = await gateway.keys.used_by_all(day_of(gateway.clock.wall()))
     book = gateway.access.keyring.book
-    return _json(KeyList([_shown(key, used.get(key.name, Used())) for key in book]))
+    return json_answer(
+        KeyList([_shown(key, used.get(key.name, Used())) for key in book])
+    )
 
 
 async def _create(gateway: Gateway, request: web.Request) -> web.Response:
@@ -113,18 +116,18 @@ async def _create(gateway: Gateway, request: web.Request) -> web.Response:
     )
     await gateway.access.keyring.book.add(key)
     shown = await _with_usage(gateway, key)
-    return _json(msgspec.structs.replace(shown, key=secret))
+    return json_answer(msgspec.structs.replace(shown, key=secret), secret=True)
 
 
 async def _show(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.ADMIN)
-    return _json(await _with_usage(gateway, _named(gateway, request)))
+    return json_answer(await _with_usage(gateway, _named(gateway, request)))
 
 
 async def _revoke(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.ADMIN)
     key = await gateway.access.revoke(_named(gateway, request))
-    return _json(await _with_usage(gateway, key))
+    return json_answer(await _with_usage(gateway, key))
 
 
 def _named(gateway: Gateway, request: web.Request) -> Key:
@@ -160,13 +163,4 @@ def _shown(key: Key, used: Used) -> KeyShown:
         used.prompt_tokens,
         used.completion_tokens,
         used.tokens_today,
-    )
-
-
-def _json(value: msgspec.Struct) -> web.Response:
-    # A key that is in a cache is a key that others have.
-    return web.Response(
-        body=msgspec.json.encode(value),
-        content_type="application/json",
-        headers={"Cache-Control": "no-store"},
     )

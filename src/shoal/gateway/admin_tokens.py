@@ -11,6 +11,7 @@ from shoal.domain.credentials import JoinToken, Scope, digest_of
 from shoal.gateway.admin_keys import ID, Lifetime, NewName
 from shoal.gateway.decoding import decode
 from shoal.gateway.parts import Gateway
+from shoal.gateway.respond import json_answer
 
 PREFIX = "jt-"
 USES_MAX = 10_000  # workers of one token that are remembered
@@ -72,7 +73,9 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _list(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.ADMIN)
-    return _json(TokenList([_shown(gateway, token) for token in gateway.door.book]))
+    return json_answer(
+        TokenList([_shown(gateway, token) for token in gateway.door.book])
+    )
 
 
 async def _create(gateway: Gateway, request: web.Request) -> web.Response:
@@ -95,19 +98,20 @@ async def _create(gateway: Gateway, request: web.Request) -> web.Response:
     await door.book.add(token)
     # Its one worker has to come back under the name that it first had.
     worker = token.name if token.uses_max == 1 else ""
-    return _json(
+    return json_answer(
         msgspec.structs.replace(
             _shown(gateway, token),
             token=door.shown(secret),
             join=door.invitation(secret, worker),
-        )
+        ),
+        secret=True,
     )
 
 
 async def _revoke(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.ADMIN)
     token = gateway.door.book.named(request.match_info["name"])
-    return _json(_shown(gateway, await gateway.door.revoke(token)))
+    return json_answer(_shown(gateway, await gateway.door.revoke(token)))
 
 
 def _shown(gateway: Gateway, token: JoinToken) -> TokenShown:
@@ -121,12 +125,4 @@ def _shown(gateway: Gateway, token: JoinToken) -> TokenShown:
         list(token.models),
         sorted(token.workers),
         gateway.door.present(token),
-    )
-
-
-def _json(value: msgspec.Struct) -> web.Response:
-    return web.Response(
-        body=msgspec.json.encode(value),
-        content_type="application/json",
-        headers={"Cache-Control": "no-store"},
     )

@@ -5,7 +5,7 @@ that the limits by the minute begin anew when the program starts.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from shoal.domain.credentials import DAY, Key, Quota, Used
@@ -165,6 +165,12 @@ class Allowances:
         if key.id not in self._known:
             self._known[key.id] = Allowance.of(key.quota, now)
         return self._known[key.id]
+
+    def keep(self, ids: Iterable[str]) -> None:
+        """Forget all keys but those with these ids."""
+        there = set(ids)
+        for id_ in self._known.keys() - there:
+            del self._known[id_]
 
     def forget(self, key: Key) -> None:
         """Forget a key that has ended."""

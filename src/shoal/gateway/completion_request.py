@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import JSON, Completion
 from shoal.gateway.body import BODY_MAX
-from shoal.gateway.chat_request import StreamOptions
+from shoal.gateway.chat_body import StreamOptions
 from shoal.gateway.decoding import (
     Choices,
     LogitBias,

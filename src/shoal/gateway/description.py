@@ -12,7 +12,7 @@ from aiohttp import web
 import shoal
 from shoal.gateway import admin, admin_jobs, admin_keys, admin_tokens, problems
 from shoal.gateway.chat_answer import ChatCompletion
-from shoal.gateway.chat_request import CreateChatCompletion
+from shoal.gateway.chat_body import CreateChatCompletion
 from shoal.gateway.completion_answer import TextCompletion
 from shoal.gateway.completion_request import CreateCompletion
 from shoal.gateway.embeddings import CreateEmbedding, CreateEmbeddingResponse

@@ -37,7 +37,7 @@ from shoal.domain.work import JSON, Chat, Piece, text_of
 from shoal.gateway import javascript, problems
 from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of
-from shoal.gateway.chat_request import MESSAGES_MAX
+from shoal.gateway.chat_body import MESSAGES_MAX
 from shoal.gateway.decoding import MODEL_MAX, TOKENS_MAX
 from shoal.gateway.moderation import REFUSED
 from shoal.gateway.parts import Gateway

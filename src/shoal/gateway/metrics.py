@@ -23,6 +23,8 @@ from shoal.pool.state import Pool
 
 MODELS_MAX = 200  # models that get a label of their own
 OTHER = "other"
+METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+OTHER_METHOD = "_OTHER"  # OpenTelemetry's word for those that it does not know
 
 # As OpenTelemetry proposes them.
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
@@ -106,7 +108,8 @@ class Metrics:
     ) -> None:
         """Count a request that has ended; ``known`` are the models that there are."""
         seconds = now - record.began
-        self._requests.labels(request.method, _route(request), status).observe(seconds)
+        method = request.method if request.method in METHODS else OTHER_METHOD
+        self._requests.labels(method, _route(request), status).observe(seconds)
         if record.kind is None:
             return
         asked = (OPERATIONS[record.kind], self._model(record.model, known))

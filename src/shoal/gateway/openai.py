@@ -26,6 +26,7 @@ from shoal.gateway.embeddings import LARGE, decode_embedding_request, embeddings
 from shoal.gateway.moderation import Moderation
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
+from shoal.gateway.respond import json_answer, json_bytes
 from shoal.gateway.streaming import Chunks, stream
 from shoal.pool.admit import unknown
 
@@ -77,7 +78,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _list_models(gateway: Gateway, request: web.Request) -> web.Response:
     await gateway.access.admit(request, Scope.READ)
-    return _json(ModelList([Model(model) for model in sorted(gateway.models)]))
+    return json_answer(ModelList([Model(model) for model in sorted(gateway.models)]))
 
 
 async def _show_model(gateway: Gateway, request: web.Request) -> web.Response:
@@ -85,7 +86,7 @@ async def _show_model(gateway: Gateway, request: web.Request) -> web.Response:
     model = request.match_info["model"]
     if model not in gateway.models:
         raise UnknownModel(unknown(gateway.hub.pool, model))
-    return _json(Model(model))
+    return json_answer(Model(model))
 
 
 async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
@@ -117,8 +118,8 @@ async def _embed(gateway: Gateway, request: web.Request) -> web.StreamResponse:
         outcome = await reader.outcome()
     usage = record_of(request).usage = usage_of(asked.work, outcome)
     if len(outcome.choices) <= LARGE:
-        return _body(embeddings(asked, outcome, usage))
-    return _body(await asyncio.to_thread(embeddings, asked, outcome, usage))
+        return json_bytes(embeddings(asked, outcome, usage))
+    return json_bytes(await asyncio.to_thread(embeddings, asked, outcome, usage))
 
 
 async def _answer(
@@ -156,7 +157,7 @@ async def _whole(
     record.usage = usage_of(job.work, outcome)
     if moderation is not None and moderation.refuses_outcome(outcome):
         outcome = Outcome("", "content_filter", outcome.usage)
-    return _body(form.whole(reader.job_id, outcome, int(gateway.clock.wall())))
+    return json_bytes(form.whole(reader.job_id, outcome, int(gateway.clock.wall())))
 
 
 def chat_form(chat: Chat, *, include_usage: bool) -> Form:
@@ -183,11 +184,3 @@ def completion_form(work: Completion, *, include_usage: bool) -> Form:
 
 def _refused(field: str) -> InvalidRequest:
     return InvalidRequest(f"the {field} match the moderation list", field)
-
-
-def _body(data: bytes) -> web.Response:
-    return web.Response(body=data, content_type="application/json")
-
-
-def _json(value: msgspec.Struct) -> web.Response:
-    return _body(msgspec.json.encode(value))

@@ -24,6 +24,7 @@ from shoal.gateway.access import Caller
 from shoal.gateway.openai import chat_form, completion_form
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
+from shoal.gateway.respond import json_bytes
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 
@@ -64,10 +65,7 @@ async def _show(
         raise NotFound(f"job {job_id} is of another kind: {stored.job.kind.value}")
     if stored.outcome is None:
         raise ERRORS[stored.state](stored.error or stored.state.value)
-    return web.Response(
-        body=_written(stored.job, stored.outcome, int(stored.submitted_at)),
-        content_type="application/json",
-    )
+    return json_bytes(_written(stored.job, stored.outcome, int(stored.submitted_at)))
 
 
 async def _ended(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:

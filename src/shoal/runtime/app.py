@@ -186,7 +186,7 @@ async def _prune(gateway: Gateway, keep_days: float) -> None:
         except StoreError as error:
             log.error("cannot prune: %s", error)  # jobs may still go well
         else:
-            gateway.access.keyring.book.forget_ended(before)
+            gateway.access.forget_ended(before)
             gateway.door.book.forget_ended(before)
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)

@@ -1,0 +1,129 @@
+"""Whose turn it is, and who is told at once that it will never be, over HTTP."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.keys import CHAT, ask, made
+from gateway.serving import KEY, Node, Pool, eventually, serving
+from shoal.domain.errors import StoreError
+
+PATH = "/v1/chat/completions"
+
+
+async def post(
+    pool: Pool, said: str, key: str = KEY, **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    body = CHAT | {"messages": [{"role": "user", "content": said}]}
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    async with pool.session.post(
+        pool.url + PATH, json=body, headers=pool.headers(key) | given
+    ) as response:
+        return response.status, dict(response.headers), await response.json()
+
+
+@pytest.fixture
+async def busy(pool: Pool) -> AsyncIterator[Node]:
+    """A node whose only slot is taken by the first task."""
+    async with pool.node(slots="1") as node:
+        await pool.joined()
+        asking = asyncio.create_task(post(pool, "first"))
+        await node.task()
+        yield node
+        await asking
+
+
+async def queued(pool: Pool, said: str, key: str = KEY, **headers: str) -> Any:
+    waiting = pool.hub.pool.waiting
+    asking = asyncio.create_task(post(pool, said, key, **headers))
+    await eventually(lambda: pool.hub.pool.waiting == waiting + 1)
+    return asking
+
+
+async def served(node: Node, count: int) -> list[str]:
+    """Answer the tasks one after the other; return what each was asked."""
+    for number in range(count):
+        await node.answer("a", number=number)
+    return [task["messages"][0]["content"] for task in node.tasks]
+
+
+async def test_higher_priorities_go_first(pool: Pool, busy: Node) -> None:
+    asking = [
+        await queued(pool, "low", x_shoal_priority="low"),
+        await queued(pool, "normal"),
+        await queued(pool, "high", x_shoal_priority="high"),
+    ]
+
+    assert await served(busy, 4) == ["first", "high", "normal", "low"]
+    assert [(await each)[0] for each in asking] == [200, 200, 200]
+
+
+async def test_a_key_that_floods_the_queue_keeps_nobody_out(
+    pool: Pool, busy: Node
+) -> None:
+    alice, bob = await made(pool, "alice"), await made(pool, "bob")
+    asking = [await queued(pool, f"alice {n}", alice) for n in range(6)]
+    asking += [await queued(pool, f"bob {n}", bob) for n in range(2)]
+
+    order = await served(busy, 9)
+
+    assert order.index("bob 1") <= 4
+    assert [each for each in order if "alice" in each] == [
+        f"alice {n}" for n in range(6)
+    ]
+    assert {(await each)[0] for each in asking} == {200}
+
+
+async def test_who_could_not_be_served_in_time_is_told_at_once(
+    pool: Pool, busy: Node
+) -> None:
+    # As if jobs had taken so long so far.
+    pool.hub.pool.speeds.job_seconds["m1"] = 60.0
+    waiting = await queued(pool, "second")
+
+    status, headers, answer = await post(pool, "third", x_shoal_queue_seconds="5")
+
+    assert (status, answer["error"]["code"]) == (429, "queue_full")
+    assert 0 < int(headers["Retry-After"]) <= 60
+    assert "more than the 5 s that this one may wait" in answer["error"]["message"]
+    await served(busy, 2)
+    assert (await waiting)[0] == 200
+
+
+async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool, pool.node() as node:
+        await pool.joined()
+        assert pool.gateway is not None
+        store: Any = pool.gateway.store
+        pages = await store.transact(
+            lambda sql: sql.execute("PRAGMA page_count").fetchone()[0]
+        )
+        await store.transact(
+            lambda sql: sql.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+        )
+        with pytest.raises(StoreError):
+            await _fill(pool)
+        kept = list(pool.access.keyring.book)
+        await store.transact(
+            lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone()
+        )
+
+        _, listed = await ask(pool, "GET", "/admin/keys")
+        assert len(listed["data"]) == len(kept) == len(await pool.gateway.keys.keys())
+        await made(pool, "after")
+        asking = asyncio.create_task(post(pool, "hi"))
+        await node.answer("a")
+        assert (await asking)[0] == 200
+
+
+async def _fill(pool: Pool) -> None:
+    """Make keys until there is no room; what is refused says so."""
+    for number in range(1000):
+        body = {"name": f"n{number}"}
+        status, answer = await ask(pool, "POST", "/admin/keys", body)
+        if status != 200:
+            assert (status, answer["error"]["code"]) == (503, "store_failed")
+            raise StoreError(answer["error"]["message"])
