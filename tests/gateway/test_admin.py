@@ -214,10 +214,16 @@ async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
 
 @pytest.mark.parametrize(
     ("query", "field"),
-    [("limit=0", "limit"), ("limit=x", "limit"), ("state=asleep", "state")],
+    [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("state=asleep", "state"),
+        ("limit=1&limit=2", "limit"),
+        ("limits=1", None),
+    ],
 )
 async def test_a_list_that_cannot_be_is_refused_by_name(
-    pool: Pool, query: str, field: str
+    pool: Pool, query: str, field: str | None
 ) -> None:
     async with pool.session.get(
         f"{pool.url}/admin/jobs?{query}", headers=pool.headers()

@@ -75,7 +75,7 @@ class CancelledJob(msgspec.Struct, frozen=True):
     cancelled: bool = True
 
 
-class JobQuery(msgspec.Struct, frozen=True):
+class JobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Which jobs to list, the newest first."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
@@ -95,10 +95,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _list(gateway: Gateway, request: web.Request) -> web.Response:
     caller = await gateway.access.admit(request, Scope.READ)
-    try:
-        query = msgspec.convert(dict(request.query), JobQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise misfit(str(error)) from error
+    query = _query(request)
     owner = query.owner or None
     if not caller.may(Scope.ADMIN):
         if owner not in (None, caller.name):
@@ -106,6 +103,19 @@ async def _list(gateway: Gateway, request: web.Request) -> web.Response:
         owner = caller.name
     stored = await gateway.store.recent(owner, query.state or None, query.limit)
     return json_answer(JobList([_summary(each) for each in stored]))
+
+
+def _query(request: web.Request) -> JobQuery:
+    """Return what is asked for; what is misspelt or said twice is no good."""
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given:
+            raise InvalidRequest(f"{name}: given more than once", name)
+        given[name] = value
+    try:
+        return msgspec.convert(given, JobQuery, strict=False)
+    except msgspec.ValidationError as error:
+        raise misfit(str(error)) from error
 
 
 async def _show(gateway: Gateway, request: web.Request) -> web.Response:

@@ -122,7 +122,7 @@ class NodeSession:
         # nearly every frame is one more piece for one of them.
         flowing: dict[Data, list[Piece]] = {}
         for data in batch:
-            pieces = flowing.get(data[:4])
+            pieces = flowing.get(data[:4]) if flowing else None
             if pieces is not None and len(data) > 4 and isinstance(data, bytes):
                 try:
                     pieces.append(data[4:].decode())
@@ -164,7 +164,10 @@ class NodeSession:
         elif len(data) == 4:
             outputs += self._end(task_id, task)
         else:
-            text, task.tail = decode_piece(task.tail + data[4:])
+            if task.tail:
+                text, task.tail = decode_piece(task.tail + data[4:])
+            else:
+                text, task.tail = _begin_text(data[4:])
             if text:
                 pieces: list[Piece] = [text]
                 outputs.append(Progress(task.job_id, task.lease, pieces))
@@ -243,3 +246,11 @@ class NodeSession:
         if len(self._stopped) >= STOPPED_MAX:
             self._stopped.clear()
         self._stopped[task_id] = now
+
+
+def _begin_text(data: bytes) -> tuple[str, bytes]:
+    """Decode text that nothing goes before; nearly always it is whole characters."""
+    try:
+        return data.decode(), b""
+    except UnicodeDecodeError:
+        return decode_piece(data)
