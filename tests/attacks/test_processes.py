@@ -71,6 +71,17 @@ class Coordinator:
                     if (await response.json())["data"]:
                         return
 
+    async def settled(self, workers: int) -> None:
+        """Wait until the pool has noticed who is there, and who is not any more."""
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                async with self.session.get(
+                    self.url + "/admin/status",
+                    headers={"Authorization": f"Bearer {KEY}"},
+                ) as response:
+                    if len((await response.json())["workers"]) == workers:
+                        return
+
     async def send(self, data: bytes) -> None:
         """Send bytes on a bare connection, and wait for whatever comes."""
         port = urlsplit(self.url).port
@@ -136,6 +147,8 @@ async def test_a_process_outlives_every_raw_attack(tmp_path: Path) -> None:
     ]
     async with running(tmp_path) as its:
         await asyncio.gather(*(its.send(attack) for attack in attacks))
+        # Else the question could go to three of them in turn, who are gone.
+        await its.settled(0)
         async with its.node("n1") as node:
             await its.known()
             asking = asyncio.create_task(its.ask())
