@@ -66,7 +66,7 @@ from shoal.domain.work import (
     Outcome,
 )
 from shoal.pool.lifecycle import JobState
-from shoal.runtime.hub import GOING_AWAY, RESTART_GRACE
+from shoal.runtime.hub import GOING_AWAY, RECORD_WITHIN, RESTART_GRACE
 from shoal.runtime.reading import UNREAD_CEILING
 from simulation import virtual
 
@@ -552,6 +552,22 @@ def test_text_does_not_wait_for_the_store() -> None:
 
         assert client.text == "abc"
         its.store.working.set()
+
+    play(script)
+
+
+def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("a")
+        await moment()
+        before = kinds(await its.story(client.job_id))
+
+        await asyncio.sleep(2 * RECORD_WITHIN)
+
+        assert JobStarted not in before
+        assert kinds(await its.story(client.job_id)) == [*before, JobStarted]
 
     play(script)
 

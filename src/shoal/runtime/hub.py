@@ -230,12 +230,18 @@ class Hub:
         if now < self._record_by and all(map(_can_wait, decided)):
             if not self._unrecorded:
                 self._record_by = now + RECORD_WITHIN
-                self._clock.call_at(self._record_by, self._wake.set)
+                self._clock.call_at(self._record_by, self._record_now)
             self._unrecorded += [Recorded(at, fact) for fact, _ in decided]
             return
         earlier, self._unrecorded = self._unrecorded, []
         self._record_by = math.inf
         await self._store.append([fact for fact, _ in decided], at, earlier)
+
+    def _record_now(self) -> None:
+        # Not left to comparing times: a timer may fire a little early.
+        if self._unrecorded:
+            self._record_by = -math.inf
+            self._wake.set()
 
     async def drain(self) -> None:
         """Take no new jobs, and wait until those that are open have ended."""
