@@ -66,6 +66,28 @@ class ServeConfig:
         "FILE",
     )
     keep_days: float = setting("days that ended jobs are kept", 7.0)
+    price_fast_inference: str = setting(
+        "what a chat or a completion costs", "$0.010", "DOLLARS"
+    )
+    price_fast_task: str = setting(
+        "what a task or an embedding costs with the policy FAST", "$0.003", "DOLLARS"
+    )
+    price_cheap_inference: str = setting(
+        "what a chat or a completion costs with the policy CHEAP", "$0.005", "DOLLARS"
+    )
+    price_cheap_task: str = setting(
+        "what a task or an embedding costs otherwise", "$0.001", "DOLLARS"
+    )
+    fee: float = setting("what the pool keeps of each price", 5.0, "PERCENT")
+    spot_checks: float = setting(
+        "the share of deterministic jobs, from 0 to 1, that other workers do as well, "
+        "to compare",
+        0.0,
+        "SHARE",
+    )
+    webhooks: str = setting(
+        "which addresses may be told of the end of jobs: public, any or off", "public"
+    )
     drain: float = setting(
         "seconds that open jobs get to end when stopping", 30.0, "SECONDS"
     )
@@ -75,7 +97,9 @@ class ServeConfig:
 class JoinConfig:
     """What ``shoal join`` is told, besides where to."""
 
-    wire: str = setting("the coordinator's protocol; auto: by its URL", "auto")
+    wire: str = setting(
+        "the coordinator's protocol; auto: by its URL and by what answers there", "auto"
+    )
     engine: tuple[str, ...] = setting(
         "what runs models: auto (the servers found on this machine, or else embedded), "
         "embedded, or an OpenAI-compatible server's URL; may be given several times",
@@ -96,6 +120,19 @@ class JoinConfig:
     )
     threads: int = setting(
         "the embedded engine's threads; 0: all cores but one", 0, "N"
+    )
+    provider_type: str = setting(
+        "what this machine is, where the wire tells: DESKTOP or SEEKER, a phone",
+        "DESKTOP",
+    )
+    identity: Path | None = setting(
+        "the file with the key that the worker is known by, made at first use "
+        "(default: one for each name, in the data folder)",
+        None,
+        "FILE",
+    )
+    pairing_code: str = setting(
+        "a code from a user who trusts this worker with private jobs", "", "CODE"
     )
 
 

@@ -15,6 +15,7 @@ from attacks.siege import CHAT, TOKEN, ask, besieged, body, check_log
 from gateway.serving import PATIENCE, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.tasks import WithTasks
 from shoal.protocols.grandsage.worker import NodeDialer
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
@@ -187,7 +188,7 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     agent = Agent(
         NodeDialer(pool.url, member),
         websocket.dial,
-        engine,
+        WithTasks(engine, member.model),
         LoopClock(),
         Random(1),
         Slots(2),

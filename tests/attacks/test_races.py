@@ -9,6 +9,7 @@ from itertools import count
 
 import pytest
 
+from protocols.settings import SIGNER, setting
 from runtime.wires import MemoryLink
 from shoal.domain.errors import ShoalError
 from shoal.domain.facts import (
@@ -21,10 +22,11 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits
 from shoal.protocols.grandsage import PROTOCOL, Config
-from shoal.protocols.session import Hello, by_token
+from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.runtime.serving import serve_worker
+from shoal.store.entries import NO_ENTRIES, Entries
 from shoal.store.memory import MemoryStore
 from shoal.store.port import Recorded
 from simulation import virtual
@@ -46,11 +48,15 @@ class SlowStore(MemoryStore):
         self._turns = turns
 
     async def append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded] = (),
+        entries: Entries = NO_ENTRIES,
     ) -> None:
         for _ in range(self._turns):
             await asyncio.sleep(0)
-        await super().append(facts, at, earlier)
+        await super().append(facts, at, earlier, entries)
 
 
 @dataclass(slots=True)
@@ -96,8 +102,10 @@ class Table:
         self.store = SlowStore(store_turns)
         numbers = count(1)
         self.clock = LoopClock()
-        self.hub = Hub(self.store, self.clock, lambda: JobId(f"job{next(numbers)}"))
-        (self._route,) = PROTOCOL.endpoints(Config(), 1, by_token(""))
+        self.hub = Hub(
+            self.store, self.clock, lambda: JobId(f"job{next(numbers)}"), SIGNER
+        )
+        (self._route,) = PROTOCOL.endpoints(Config(), setting())
         self.nodes: dict[str, Node] = {}
         self.all_nodes: list[Node] = []
         self.clients: list[Client] = []

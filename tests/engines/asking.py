@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from shoal.domain.assembly import assemble
-from shoal.domain.work import JSON, Chat, Delta, Outcome, Piece, Work
+from shoal.domain.work import JSON, Chat, Delta, Inference, Outcome, Piece
 from shoal.engines.port import Engine, Finished, Item
 
 TINY: Final = Path(__file__).parent.parent / "models" / "tiny.gguf"
@@ -28,7 +28,7 @@ async def pieces_of(pieces: AsyncGenerator[Item, None]) -> list[Item]:
     return [piece async for piece in pieces]
 
 
-async def ask(engine: Engine, chat: Work | str, continues: str = "") -> Outcome:
+async def ask(engine: Engine, chat: Inference | str, continues: str = "") -> Outcome:
     """Return the whole answer, checked to have the form that the port promises."""
     work = chat_of(chat) if isinstance(chat, str) else chat
     *items, last = await pieces_of(engine.run(work, continues))

@@ -11,6 +11,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
+from protocols.settings import SIGNER, setting
 from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limits
@@ -156,7 +157,7 @@ async def serving(
     store = SqliteStore(folder / "shoal.db")
     await store.open()
     numbers = count(1)
-    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max)
+    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), SIGNER, queue_max)
     keyring = Keyring(await key_book(store.keys), keys or {"default": KEY})
     door = Door(await token_book(store.keys), store.keys, clock)
     gateway = Gateway(
@@ -204,7 +205,7 @@ def _upgrades(
     hub: Hub, clock: LoopClock, door: Door
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     admission = door.admission("grandsage", TOKEN)
-    (route,) = PROTOCOL.endpoints(Config(), START, admission)
+    (route,) = PROTOCOL.endpoints(Config(), setting(START, admission))
 
     async def upgrade(request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")

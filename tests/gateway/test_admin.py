@@ -8,6 +8,7 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.serving import KEY, Pool, eventually
+from shoal import __version__
 from shoal.config import ServeConfig
 from shoal.runtime.app import coordinator
 
@@ -154,12 +155,12 @@ async def test_health_needs_no_key_and_readiness_says_why_not(pool: Pool) -> Non
         async with pool.session.get(pool.url + path) as response:
             return response.status, await response.json()
 
-    assert await ask("/healthz") == (200, {"status": "ok"})
+    assert await ask("/healthz") == (200, {"status": "ok", "shoal": __version__})
     assert await ask("/readyz") == (200, {"status": "ready"})
 
     await pool.hub.drain()
 
-    assert await ask("/healthz") == (200, {"status": "ok"})
+    assert await ask("/healthz") == (200, {"status": "ok", "shoal": __version__})
     status, told = await ask("/readyz")
     assert status == 503
     assert told == {"status": "not ready", "reason": "stopping"}

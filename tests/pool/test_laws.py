@@ -259,7 +259,7 @@ class PoolLaws(RuleBasedStateMachine):
         available: dict[str, dict[Level, set[WorkerId]]] = {}
         slots: Counter[str] = Counter()
         for worker in self.pool.workers.values():
-            for model in worker.offer.models:
+            for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
                 if not worker.draining:
                     slots[model] += worker.offer.slots

@@ -186,7 +186,7 @@ def test_newer_connection_of_one_identity_replaces_the_older() -> None:
         WorkerJoined(W, offer, cancels=False),
     ]
     assert pool.workers[W].free_slots == 3
-    assert pool.roster.with_model.keys() == {"n"}
+    assert pool.roster.models == {"n"}
 
 
 def test_job_that_outlives_three_workers_is_given_up() -> None:

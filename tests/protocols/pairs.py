@@ -1,14 +1,17 @@
 """Both ends of one connection, tied together without a network."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import TypeVar
 from urllib.parse import urlsplit
 
+from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Command, Event, RunJob
 from shoal.domain.work import Chat, Feature, Kind
 from shoal.domain.worker import Model
+from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
 from shoal.protocols.session import (
     Close,
@@ -21,14 +24,22 @@ from shoal.protocols.session import (
     Output,
     Send,
     WorkerSession,
-    by_token,
 )
 
 M = TypeVar("M")
 
 START = 1_700_000_000_000
 MODEL = Model("family/model:7b", frozenset(Kind), frozenset(Feature), 4096)
-MEMBER = Member("worker one", MODEL, 3, "a token", frozenset({"al", "bo, c=d é"}))
+SIGNER = Signer.from_seed(bytes(reversed(range(32))))
+MEMBER = Member(
+    "worker one",
+    MODEL,
+    3,
+    "a token",
+    frozenset({"al", "bo, c=d é"}),
+    public_key=SIGNER.public_key,
+    sign=SIGNER.sign,
+)
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
 
@@ -74,7 +85,7 @@ def connect(
     protocol: Protocol, member: Member = MEMBER, now: float = 0.0
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
-    (endpoint,) = protocol.endpoints(protocol.config(), START, by_token(""))
+    (endpoint,) = protocol.endpoints(protocol.config(), setting(START))
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
     url = urlsplit(dialer.url)
     headers = {name.lower(): value for name, value in dialer.headers.items()}
@@ -87,6 +98,18 @@ def connect(
     assert not pair.to_worker(opening, now)
     heard += pair.to_coordinator(pair.worker.tick(now), now)
     return pair, heard
+
+
+def somebody(name: str, model: str) -> Member:
+    """Return another member, with a key of its own."""
+    signer = Signer.from_seed(sha256(f"{name} {model}".encode()).digest())
+    return replace(
+        MEMBER,
+        name=name,
+        model=Model(model),
+        public_key=signer.public_key,
+        sign=signer.sign,
+    )
 
 
 def sent(outputs: Sequence[object]) -> list[Data]:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent
-from shoal.domain.assembly import CHOICES_MAX
+from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent, somebody
+from shoal.domain.assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
@@ -22,6 +22,7 @@ from shoal.domain.vocabulary import (
     Joined,
     Progress,
     Rejected,
+    Reported,
     RunJob,
 )
 from shoal.domain.work import (
@@ -36,7 +37,7 @@ from shoal.domain.work import (
     Usage,
     Work,
 )
-from shoal.domain.worker import Model
+from shoal.domain.worker import Health
 from shoal.protocols import Protocol, discover
 from shoal.protocols.session import Close, Data
 
@@ -102,7 +103,7 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
 
     (joined,) = heard
     assert isinstance(joined, Joined)
-    assert MEMBER.name in joined.name
+    assert MEMBER.name in joined.name or MEMBER.public_key.hex() in joined.name
     assert joined.offer.models == {model.name}
     assert joined.offer.slots == MEMBER.slots
     assert joined.offer.features <= model.features
@@ -118,9 +119,7 @@ def test_workers_of_different_names_or_models_are_different(protocol: Protocol) 
     names = {
         heard[0].name
         for name, has in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
-        for _, heard in [
-            connect(protocol, replace(MEMBER, name=name, model=Model(has)))
-        ]
+        for _, heard in [connect(protocol, somebody(name, has))]
         if isinstance(heard[0], Joined)
     }
 
@@ -163,7 +162,7 @@ def test_a_job_arrives_as_it_was_issued(
 def test_an_answer_arrives_as_it_was_given(
     protocol: Protocol, pieces: list[Piece], reason: str, usage: Usage | None
 ) -> None:
-    pair, _ = connect(protocol)
+    pair, joined = connect(protocol)
     run = given_job(pair)
 
     heard: list[Event] = []
@@ -172,9 +171,15 @@ def test_an_answer_arrives_as_it_was_given(
     heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
 
     *progress, end = heard
-    assert [x for p in progress if isinstance(p, Progress) for x in p.pieces] == pieces
-    assert len(progress) == len(pieces)
     assert isinstance(end, Completed)
+    said = [x for p in progress if isinstance(p, Progress) for x in p.pieces]
+    if streams(joined):
+        assert said == pieces
+        assert len(progress) == len(pieces)
+        assert not end.rest
+    else:
+        assert not progress
+        assert assemble(end.rest, reason, usage) == assemble(pieces, reason, usage)
     assert (end.job_id, end.lease) == (RUN.job_id, RUN.lease)
     assert end.finish_reason == reason
     assert end.usage == usage
@@ -219,18 +224,25 @@ def test_a_cancelled_job_is_over_at_both_ends(protocol: Protocol) -> None:
 
 @every_protocol
 def test_two_leases_of_one_job_are_told_apart(protocol: Protocol) -> None:
-    pair, _ = connect(protocol)
+    pair, joined = connect(protocol)
     first = given_job(pair)
     (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
 
     assert isinstance(second, RunJob)
     heard = pair.issue_event(Progress(second.job_id, second.lease, ["new"]))
     heard += pair.issue_event(Completed(first.job_id, first.lease))
+    heard += pair.issue_event(Completed(second.job_id, second.lease))
 
-    assert heard == [
-        Progress(RUN.job_id, LeaseNumber(3), ["new"]),
-        Completed(RUN.job_id, RUN.lease),
+    said = [
+        (each.lease, each.pieces if isinstance(each, Progress) else [*each.rest])
+        for each in heard
+        if isinstance(each, Progress | Completed) and each.job_id == RUN.job_id
     ]
+    new: tuple[LeaseNumber, list[Piece]] = (LeaseNumber(3), ["new"])
+    if streams(joined):
+        assert said == [new, (RUN.lease, []), (LeaseNumber(3), [])]
+    else:
+        assert said == [(RUN.lease, []), new]
 
 
 @every_protocol
@@ -246,6 +258,7 @@ def test_no_message_whatever_breaks_either_end(
         Progress(run.job_id, run.lease, [Delta(1, {"content": "more than text"})]),
         Completed(run.job_id, run.lease, "length", Usage(1, 2)),
         Draining("why"),
+        Reported(Health(12.5, 50.0, 1)),
     ):
         if type(event) in pair.worker.accepts:
             pair.issue_event(event)
@@ -267,7 +280,7 @@ def test_nothing_follows_a_close(protocol: Protocol) -> None:
 
     outputs = pair.coordinator.issue(Dismiss("not needed"), 1.0)
 
-    (close,) = outputs
+    *_, close = outputs  # some wires have words of farewell
     assert isinstance(close, Close)
     assert len(close.text.encode()) <= 123  # RFC 6455, section 5.5
     assert pair.coordinator.deadline is None
@@ -321,6 +334,13 @@ def test_memory_does_not_grow_with_the_messages(protocol: Protocol) -> None:
 
     assert footprint(pair.coordinator) < 3000
     assert footprint(pair.worker) < 100
+
+
+def streams(heard: list[Event]) -> bool:
+    """Say whether a worker's answers come piece by piece, by how it joined."""
+    (joined,) = heard
+    assert isinstance(joined, Joined)
+    return joined.offer.streams
 
 
 def given_job(pair: Pair, name: str = "job") -> RunJob:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
+from protocols.settings import SIGNER
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId
@@ -30,11 +31,13 @@ from shoal.domain.work import (
     Limits,
     Outcome,
     Piece,
+    Task,
     Work,
 )
 from shoal.domain.worker import CHATS, Offer
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
+from shoal.store.entries import NO_ENTRIES, Entries
 from shoal.store.memory import MemoryStore
 from shoal.store.port import Recorded
 from simulation import virtual
@@ -56,12 +59,16 @@ class SlowStore(MemoryStore):
         self.full = False
 
     async def append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded] = (),
+        entries: Entries = NO_ENTRIES,
     ) -> None:
         await self.working.wait()
         if self.full:
             raise StoreError("shoal.db: disk I/O error")
-        await super().append(facts, at, earlier)
+        await super().append(facts, at, earlier, entries)
 
 
 class Member:
@@ -176,6 +183,7 @@ class Coordinator:
             Kind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
             Kind.COMPLETION: Completion(model, prompt),
             Kind.EMBEDDING: Embedding(model, (prompt,)),
+            Kind.TASK: Task("classify", {"input": prompt}),
         }
         return Job(self.hub.new_id(), works[kind], limits, owner, idempotency_key=key)
 
@@ -224,7 +232,12 @@ async def coordinator(
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop.time)
     hub = Hub(
-        store, clock, lambda: JobId(f"job{next(numbers)}"), queue_max, hedge_after
+        store,
+        clock,
+        lambda: JobId(f"job{next(numbers)}"),
+        SIGNER,
+        queue_max,
+        hedge_after,
     )
     await hub.restore()
     task = asyncio.create_task(hub.run())

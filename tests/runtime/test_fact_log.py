@@ -52,7 +52,7 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
         ),
         (
             JobCompleted(J, TWO, Outcome("a secret")),
-            "fact=JobCompleted job=7f3a lease=2",
+            "fact=JobCompleted job=7f3a lease=2 verdict=unsigned",
         ),
         (
             JobFailed(J, "two\nlines", lost=True),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
+from protocols.settings import SIGNER, setting
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.facts import (
     Fact,
@@ -20,7 +21,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits, Priority
 from shoal.protocols import Protocol
-from shoal.protocols.session import Hello, Member, by_token
+from shoal.protocols.session import Hello, Member
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
 from shoal.runtime.link import LinkClosed
@@ -82,12 +83,12 @@ class World:
     async def start(self) -> None:
         """Start the coordinator, on what its predecessor left in the store."""
         self.hub = Hub(
-            self.store, self.clock, self._new_id, hedge_after=self._hedge_after
+            self.store, self.clock, self._new_id, SIGNER, hedge_after=self._hedge_after
         )
         await self.hub.restore()
         start = int(self.clock.wall() * 1000)
         (self._route,) = self._protocol.endpoints(
-            self._protocol.config(), start, by_token("")
+            self._protocol.config(), setting(start)
         )
         self._hub_task = asyncio.create_task(self.hub.run())
         self._up = True

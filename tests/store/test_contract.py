@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountFact,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -25,12 +28,16 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     PassedOver,
+    ReceiptPresented,
     WorkerDraining,
     WorkerFact,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
     Chat,
     Choice,
@@ -46,7 +53,7 @@ from shoal.domain.work import (
     Usage,
     Work,
 )
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Device, Offer
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
 from shoal.store.port import Recorded, Store, StoredJob
@@ -117,6 +124,7 @@ WHOLE_STORY: list[Fact] = [
     leased(lease=4),
     CameLate(JobId("j"), ONE, W, "completed"),
     end_of(JobCompleted),
+    ReceiptPresented(JobId("j"), W, Verdict.VALID),
 ]
 
 OF_WORKERS: list[Fact] = [
@@ -130,11 +138,25 @@ OF_WORKERS: list[Fact] = [
             4096,
             frozenset({"al", "bo"}),
             "odd",
+            frozenset({"classify"}),
+            streams=False,
+            device=Device.PHONE,
+            public_key="8a" * 32,
+            proven=True,
+            price="$0.010",
         ),
         cancels=True,
     ),
     WorkerDraining(W, "bye"),
     WorkerLost(W, "reset"),
+    WorkerMarked(W, 3, "another answer than others", JobId("j")),
+    WorkerTrusted("al", "u1", "8a" * 32),
+]
+
+OF_ACCOUNTS: list[Fact] = [
+    AccountCredited("user:al", 5_000_000, "default"),
+    AccountLimited("user:al", 0, "default"),
+    AccountLimited("user:al", None, "default"),
 ]
 
 
@@ -157,9 +179,15 @@ async def test_nothing_is_there_at_first(store: Store) -> None:
 
 
 def test_every_fact_is_tried_here() -> None:
-    tried = {type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS]} | set(STATES)
+    tried = {type(fact) for fact in [*WHOLE_STORY, *OF_WORKERS, *OF_ACCOUNTS]}
 
-    assert tried == {*get_args(JobFact), *get_args(WorkerFact), CameLate}
+    assert tried | set(STATES) == {
+        *get_args(JobFact),
+        *get_args(WorkerFact),
+        *get_args(AccountFact),
+        CameLate,
+        ReceiptPresented,
+    }
 
 
 async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
@@ -181,7 +209,9 @@ async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
     assert (stored.state, stored.lease) == (JobState.DONE, 4)
 
 
-@pytest.mark.parametrize("fact", OF_WORKERS, ids=lambda fact: type(fact).__name__)
+@pytest.mark.parametrize(
+    "fact", [*OF_WORKERS, *OF_ACCOUNTS], ids=lambda fact: type(fact).__name__
+)
 async def test_facts_of_workers_belong_to_no_job(store: Store, fact: Fact) -> None:
     await store.append([fact], 1.0)
 

@@ -16,6 +16,7 @@ from aiohttp import WSMsgType, web
 
 from models.pairs import COUNT, PAIRS
 from shoal.engines.llama import LlamaEngine
+from shoal.engines.tasks import WithTasks
 from shoal.protocols import discover
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
@@ -66,7 +67,7 @@ async def node_at(
     agent = Agent(
         PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
-        engine,
+        WithTasks(engine, member.model),
         LoopClock(),
         random.Random(0),
         Slots(slots),

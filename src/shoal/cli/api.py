@@ -80,6 +80,15 @@ def ask(
             ) from error
 
 
+def fetch(args: argparse.Namespace, path: str) -> bytes:
+    """Return the answer to a request, byte for byte.
+
+    Raises ApiError.
+    """
+    with _open(args, path, None) as answer:
+        return answer.read()
+
+
 def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
     """Yield the JSON of each server-sent event of the answer, up to ``[DONE]``.
 

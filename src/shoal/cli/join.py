@@ -2,42 +2,50 @@
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.flags import add_config, add_config_file, given
+from shoal.cli.pairing import check_pairing, pair_up
+from shoal.cli.reporting import reporter, tell_of_others
 from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
-from shoal.cli.terminal import shown
 from shoal.cli.whereto import Target, target
 from shoal.config import USER_DATA, JoinConfig, check_file, load
 from shoal.domain.errors import ConfigError
-from shoal.domain.worker import Model
+from shoal.domain.work import Kind
+from shoal.domain.worker import Device, Model
 from shoal.engines import gguf_files, local
 from shoal.engines.choose import (
     Source,
     Surroundings,
     Wishes,
+    first_of,
     model_and_path,
     open_engines,
 )
+from shoal.engines.tasks import TASK_NAMES, WithTasks
+from shoal.ledger.keys import Signer
 from shoal.protocols import discover
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.health import Meter
+from shoal.worker.identity import identity, identity_of
 from shoal.worker.offering import Offering
 from shoal.worker.own_name import own_name
 from shoal.worker.slots import Slots
 
 DRAIN = 60.0  # seconds that running jobs get to end when told to stop
+IDENTITIES = "identities"  # the folder of workers' keys
+DEVICES = {"DESKTOP": Device.DESKTOP, "SEEKER": Device.PHONE}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,18 +73,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What all that a worker offers has in common.
+
+    ``signer`` is None where the wire knows workers by their names.
+    """
+
+    name: str
+    there: Target
+    config: JoinConfig
+    device: Device
+    signer: Signer | None
+    meter: Meter
+    tell: Callable[[str, Mapping[str, object], Happening], None]
+
+
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     check_file(args.config, {"serve", "join", *discover()})
     config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
-    there = target(args.url, config.wire, config.token, data)
     # What is wrong with the words is said before a model is loaded for them.
-    there.protocol.dial(there.url, Member("", Model(""), 1, token=there.token))
     for each in args.model:
         model_and_path(each)
-    for engine in config.engine:
-        _refuse_itself(engine, there.url)
+    device = _device(config.provider_type)
     wishes = Wishes(
         config.engine,
         tuple(args.model),
@@ -88,55 +109,104 @@ def run(args: argparse.Namespace) -> int:
     around = Surroundings(local.usual_places(), gguf_files.usual_places(data))
 
     async def join(stop: asyncio.Event) -> int:
+        there = await target(args.url, config.wire, config.token, data)
+        there.protocol.dial(there.url, Member("", Model(""), 1, token=there.token))
+        if config.pairing_code:
+            check_pairing(there)
+        for engine in config.engine:
+            _refuse_itself(engine, there.url)
         named = nullcontext(config.name) if config.name else own_name(data)
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
+            signer = _signer(there, config, name, data)
             sources = await open_engines(wishes, around, stack)
-            # Of several engines, each may have a model of the same name.
-            several = len({source.label for source in sources}) > 1
-            offerings = [
-                _offering(
-                    source,
-                    there,
-                    f"{name}-{source.label}" if several else name,
-                    config,
-                    as_json=args.json,
-                )
-                for source in sources
-            ]
-            return await _serve(offerings, stop)
+            sources, left_out = first_of(sources, there.protocol.models_max)
+            if left_out:
+                tell_of_others([each for s in sources for each in s.names], left_out)
+            tell = reporter(there, as_json=args.json)
+            worker = Worker(name, there, config, device, signer, Meter(), tell)
+            return await _serve(worker, sources, stop)
 
     return run_loop(join)
 
 
+def _device(provider_type: str) -> Device:
+    """Return what sort of machine a word means; raises ConfigError if none."""
+    if provider_type not in DEVICES:
+        known = " or ".join(DEVICES)
+        raise ConfigError(f"--provider-type {provider_type}: expected {known}")
+    return DEVICES[provider_type]
+
+
+def _signer(there: Target, config: JoinConfig, name: str, data: Path) -> Signer | None:
+    """Return the worker's key, where one is wanted."""
+    if config.identity is not None:
+        return identity(config.identity)
+    if there.protocol.signs:
+        return identity(identity_of(name, data / IDENTITIES))
+    return None
+
+
 def _offering(
-    source: Source, there: Target, name: str, config: JoinConfig, *, as_json: bool
+    worker: Worker, source: Source, name: str, joined: Callable[[], None]
 ) -> Offering:
     """Return what keeps an engine's models offered under ``name``."""
+    there, config, signer = worker.there, worker.config, worker.signer
     slots = Slots(config.slots or source.engine.slots)
     clock = LoopClock()
 
     def enlist(model: Model, trouble: Callable[[], None]) -> Agent:
-        only_for = frozenset(config.only_for)
-        member = Member(name, model, slots.size, there.token, only_for)
-        about = {"model": model.name, "slots": slots.size}
+        about: dict[str, object] = {"model": model.name, "slots": slots.size}
+        member = Member(
+            name,
+            model,
+            slots.size,
+            there.token,
+            frozenset(config.only_for),
+            TASK_NAMES if Kind.CHAT in model.kinds else frozenset(),
+            worker.device,
+            epoch=clock.wall() - clock.now(),
+        )
+        if signer is not None:
+            about["public_key"] = signer.public_key.hex()
+            member = replace(member, public_key=signer.public_key, sign=signer.sign)
+
+        def report(happening: Happening) -> None:
+            worker.tell(name, about, happening)
+            if happening.event == "joined":
+                joined()
+
         return Agent(
             there.protocol.dial(there.url, member),
             partial(websocket.dial, fingerprint=there.fingerprint),
-            source.engine,
+            WithTasks(source.engine, model),
             clock,
             random.Random(),
             slots,
-            _reporter(there, name, about, as_json=as_json),
+            report,
             trouble,
+            worker.meter.measure,
         )
 
-    report = _reporter(there, name, {"engine": source.label}, as_json=as_json)
+    about = {"engine": source.label}
+    report = partial(worker.tell, name, about)
     return Offering(source.engine, source.chosen, enlist, report)
 
 
-async def _serve(offerings: list[Offering], stop: asyncio.Event) -> int:
+async def _serve(worker: Worker, sources: list[Source], stop: asyncio.Event) -> int:
     """Run until nothing is offered any more; return 1 if not because of ``stop``."""
+    joined = asyncio.Event()
+    # Of several engines, each may have a model of the same name.
+    several = len({source.label for source in sources}) > 1
+    offerings = [
+        _offering(
+            worker,
+            source,
+            f"{worker.name}-{source.label}" if several else worker.name,
+            joined.set,
+        )
+        for source in sources
+    ]
 
     async def leave() -> None:
         await stop.wait()
@@ -145,10 +215,19 @@ async def _serve(offerings: list[Offering], stop: asyncio.Event) -> int:
         await asyncio.sleep(DRAIN)
         raise ConfigError(f"jobs were still running after {DRAIN:g} s: cut off")
 
+    async def pair() -> None:
+        code, signer = worker.config.pairing_code, worker.signer
+        if not code or signer is None:
+            return
+        await joined.wait()
+        paired = await pair_up(worker.there, code, signer.public_key)
+        worker.tell(worker.name, {"public_key": signer.public_key.hex()}, paired)
+
     async with asyncio.TaskGroup() as tasks:
-        leaving = tasks.create_task(leave())
+        beside = [tasks.create_task(leave()), tasks.create_task(pair())]
         await asyncio.gather(*(offering.run() for offering in offerings))
-        leaving.cancel()
+        for each in beside:
+            each.cancel()
     return 0 if stop.is_set() else 1
 
 
@@ -159,29 +238,3 @@ def _refuse_itself(engine: str, coordinator: str) -> None:
         raise ConfigError(
             f"--engine: {place} is the coordinator to join; it would ask itself"
         )
-
-
-def _reporter(
-    there: Target, name: str, about: Mapping[str, object], *, as_json: bool
-) -> Callable[[Happening], None]:
-    """Return what tells the user about a model, or an engine, of a worker."""
-    key, what = next(iter(about.items()))
-    if key == "engine":
-        what = f"engine {what}"
-
-    def report(happening: Happening) -> None:
-        if as_json:
-            fields: dict[str, object] = {
-                "event": happening.event,
-                "url": there.shown,
-                "name": name,
-            }
-            if happening.reason:
-                fields["reason"] = happening.reason
-            print(json.dumps({**fields, **about}), flush=True)
-        else:
-            reason = f": {happening.reason}" if happening.reason else ""
-            line = f"{happening.event} {name} with {what}{reason}"
-            print(shown(line), file=sys.stderr, flush=True)
-
-    return report

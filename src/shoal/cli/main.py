@@ -18,6 +18,8 @@ COMMANDS = {
     "keys": "make, list and revoke API keys",
     "tokens": "make, list and revoke what workers join by",
     "jobs": "list jobs, explain why one went as it did, and cancel",
+    "accounts": "show what jobs cost whom, and top accounts up",
+    "receipts": "list and export receipts, and verify them offline",
     "status": "show a pool's workers and jobs",
     "demo": "see a pool survive the loss of a worker, on this machine",
     "version": "print the version",

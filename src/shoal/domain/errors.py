@@ -70,8 +70,16 @@ class BudgetSpent(ClientError):
     """What is left of the key's budget is not enough."""
 
 
+class InsufficientFunds(ClientError):
+    """The account's budget does not cover the job."""
+
+
 class NotFound(ClientError):
     """What the request names does not exist."""
+
+
+class AlreadyEnded(ClientError):
+    """The job has ended, so that nothing about it can be changed."""
 
 
 class UnknownModel(NotFound):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import Verdict
 from shoal.domain.work import Fault, Job, Limit, Outcome
 from shoal.domain.worker import Offer
 
@@ -29,6 +30,28 @@ class WorkerDraining:
 class WorkerLost:
     worker_id: WorkerId
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMarked:
+    """A worker did what it should not; with enough points it gets no work for a while.
+
+    ``job_id`` is the job that it was about, which may be forgotten before this is.
+    """
+
+    worker_id: WorkerId
+    points: int
+    reason: str
+    about: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerTrusted:
+    """A user of a key's owner lets private jobs go to whoever has this public key."""
+
+    owner: str
+    user: str
+    public_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +127,21 @@ class JobRequeued:
 
 @dataclass(frozen=True, slots=True)
 class JobCompleted:
+    """``verdict`` is on the receipt that the worker gave with the answer."""
+
     job_id: JobId
     lease: LeaseNumber
     outcome: Outcome
+    verdict: Verdict = Verdict.UNSIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiptPresented:
+    """A worker gave a receipt apart from the answer, and after it."""
+
+    job_id: JobId
+    worker_id: WorkerId
+    verdict: Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,5 +200,28 @@ JobFact: TypeAlias = (
     | JobCancelled
     | JobExpired
 )
-WorkerFact: TypeAlias = WorkerJoined | WorkerDraining | WorkerLost
-Fact: TypeAlias = JobFact | WorkerFact | CameLate
+
+
+@dataclass(frozen=True, slots=True)
+class AccountCredited:
+    """Someone was given money, in micro-dollars; ``by`` is the key of who did it."""
+
+    account: str
+    amount: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimited:
+    """How far below zero an account may go, in micro-dollars; None: without limit."""
+
+    account: str
+    budget: int | None
+    by: str
+
+
+AccountFact: TypeAlias = AccountCredited | AccountLimited
+WorkerFact: TypeAlias = (
+    WorkerJoined | WorkerDraining | WorkerLost | WorkerMarked | WorkerTrusted
+)
+Fact: TypeAlias = JobFact | WorkerFact | AccountFact | CameLate | ReceiptPresented

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Fault, Piece, Usage, Work
-from shoal.domain.worker import Offer
+from shoal.domain.receipts import SignedReceipt
+from shoal.domain.work import PLAIN, Fault, Piece, Terms, Usage, Work
+from shoal.domain.worker import Health, Offer
 
 # Commands: what the coordinator asks of a worker.
 
@@ -26,6 +27,7 @@ class RunJob:
     lease: LeaseNumber
     work: Work
     continues: str = ""
+    terms: Terms = PLAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,13 @@ class Draining:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """How the worker's machine is doing."""
+
+    health: Health
+
+
 @dataclass(slots=True)
 class Progress:
     """Pieces of the answer, in order: whole characters, never empty.
@@ -79,12 +88,27 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The answer is whole."""
+    """The answer is whole.
+
+    ``rest`` is what of it was not sent before; all of it, where a wire does not stream.
+    ``output`` is as in ``Outcome``, and ``receipt`` what the worker signed.
+    """
 
     job_id: JobId
     lease: LeaseNumber
     finish_reason: str = "stop"
     usage: Usage | None = None  # None where the wire cannot tell
+    rest: tuple[Piece, ...] = ()
+    output: str = ""
+    receipt: SignedReceipt | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """A worker's receipt for a job, apart from its answer.  Nothing else is claimed."""
+
+    job_id: JobId
+    receipt: SignedReceipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,4 +130,6 @@ class Failed:
     fault: Fault = Fault.WORKER
 
 
-Event: TypeAlias = Joined | Draining | Progress | Completed | Rejected | Failed
+Event: TypeAlias = (
+    Joined | Draining | Reported | Progress | Completed | Rejected | Failed | Presented
+)

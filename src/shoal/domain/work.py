@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, WorkerId
 
 JSON: TypeAlias = (
     "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -18,6 +18,21 @@ class Kind(Enum):
     CHAT = "chat"
     COMPLETION = "completion"  # going on from a text as it is
     EMBEDDING = "embedding"
+    TASK = "task"  # something with a name, whatever it takes and gives
+
+
+class Policy(Enum):
+    """Which workers a job should rather go to, and what it costs."""
+
+    FAST = "fast"
+    CHEAP = "cheap"
+
+
+class Privacy(Enum):
+    """Who may see what a job is about."""
+
+    PUBLIC = "public"
+    PRIVATE = "private"  # only workers that the asker trusts and that proved their key
 
 
 class Feature(Enum):
@@ -135,12 +150,54 @@ class Embedding:
         return max(self.inputs, key=len, default="")
 
 
-Work: TypeAlias = Chat | Completion | Embedding
+Inference: TypeAlias = Chat | Completion | Embedding
+"""What a model does."""
+
+ANY_MODEL = "*"
+"""The model of a job for which any will do."""
+
+TASKS = "*task"
+"""What stands for a model where there is none: tasks wait in one queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Something to be done that has a name, with whatever it takes.
+
+    ``payload`` is as the asker wrote it, and need not even have a ``name``.  The answer
+    is the JSON text of what came of it.
+    """
+
+    name: str
+    payload: JSON = None
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.TASK
+
+    @property
+    def model(self) -> str:
+        return TASKS
+
+    @property
+    def needs(self) -> frozenset[Feature]:
+        """What a worker must be able to do for the answer to be right."""
+        return frozenset()
+
+    @property
+    def text(self) -> str:
+        """All that a model is to read, if a model does the task."""
+        given = self.payload.get("input") if isinstance(self.payload, Mapping) else None
+        return given if isinstance(given, str) else ""
+
+
+Work: TypeAlias = Inference | Task
 
 WORKS: Mapping[Kind, type[Work]] = {
     Kind.CHAT: Chat,
     Kind.COMPLETION: Completion,
     Kind.EMBEDDING: Embedding,
+    Kind.TASK: Task,
 }
 
 _PARTS: Mapping[str, Feature] = {
@@ -211,6 +268,37 @@ class Priority(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Webhook:
+    """Where to tell that a job has ended; ``secret`` signs what is told."""
+
+    url: str
+    secret: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a job is done.
+
+    ``user`` is for whom the owner asks: a sub-account of the owner's.  ``form`` is the
+    JSON text of the work as its asker put it, for wires that carry work in that form.
+    """
+
+    policy: Policy = Policy.FAST
+    privacy: Privacy = Privacy.PUBLIC
+    user: str = ""
+    price: int = 0  # micro-dollars
+    payment_ref: str = ""  # what the payment is known by elsewhere
+    form: str = ""
+    webhook: Webhook | None = None
+    avoid: frozenset[WorkerId] = frozenset()  # workers that are not to have it
+    detached: bool = False  # whether it goes on when nobody waits for it
+
+
+PLAIN = Terms()
+"""The terms of whoever says nothing about them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """What a user wants, as accepted.
 
@@ -226,10 +314,16 @@ class Job:
     priority: Priority = Priority.NORMAL
     session: str = ""
     idempotency_key: str = ""
+    terms: Terms = PLAIN
 
     @property
     def kind(self) -> Kind:
         return self.work.kind
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is done also if nobody waits for it."""
+        return self.terms.detached or bool(self.idempotency_key)
 
     @property
     def model(self) -> str:
@@ -296,10 +390,12 @@ class Outcome:
     """What came of a job that was done.
 
     ``text`` is the text of the first choice; ``choices`` is empty if there is no more
-    to the answer.
+    to the answer.  ``output`` is the whole as JSON text, where the wire has a form for
+    it: what the worker's receipt is about.
     """
 
     text: str
     finish_reason: str = "stop"
     usage: Usage | None = None  # None where the wire cannot tell
     choices: tuple[Choice, ...] = ()
+    output: str = ""

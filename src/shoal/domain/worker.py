@@ -1,8 +1,9 @@
 """What a worker is willing to do."""
 
 from dataclasses import dataclass
+from enum import Enum
 
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import ANY_MODEL, TASKS, Feature, Kind
 
 CHATS = frozenset({Kind.CHAT})
 
@@ -21,6 +22,22 @@ class Model:
     context: int = 0
 
 
+class Device(Enum):
+    """What sort of machine a worker is."""
+
+    DESKTOP = "desktop"
+    PHONE = "phone"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a machine is doing; None where nobody measured."""
+
+    cpu: float | None = None  # percent of all processors
+    memory: float | None = None  # percent
+    jobs: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """What a worker will run, as it declared when it joined.
@@ -28,6 +45,9 @@ class Offer:
     ``context`` is as in ``Model``.  ``only_for`` names the keys whose jobs it takes;
     empty: everybody's.  ``remark`` says what is odd about the declaration, for whoever
     asks why the worker gets no work.
+
+    ``public_key`` is what the worker signs receipts with, in hexadecimal, and empty
+    where its wire has none; ``proven`` says that it has shown to have the other half.
     """
 
     kinds: frozenset[Kind]
@@ -37,3 +57,19 @@ class Offer:
     context: int = 0
     only_for: frozenset[str] = frozenset()
     remark: str = ""
+    tasks: frozenset[str] = frozenset()  # names of tasks; empty: any
+    streams: bool = True  # whether answers come piece by piece
+    device: Device | None = None
+    public_key: str = ""
+    proven: bool = False
+    price: str = ""  # what it would like to be paid, in its own words
+
+    @property
+    def queues(self) -> frozenset[str]:
+        """The models under which it is looked for, with what stands for others."""
+        beyond = set()
+        if Kind.TASK in self.kinds:
+            beyond.add(TASKS)
+        if self.models and not CHATS.isdisjoint(self.kinds):
+            beyond.add(ANY_MODEL)
+        return self.models | beyond

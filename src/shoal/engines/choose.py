@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from glob import escape
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.work import Kind
 from shoal.domain.worker import Model
 from shoal.engines import gguf_files, local
 from shoal.engines.demo_model import DEMO_MODEL, INSTALL, demo_model, has_demo_model
@@ -107,6 +109,30 @@ async def open_engines(
         assert path is not None
         sources.append(await _open_file(name, path, wishes, stack))
     return sources
+
+
+def first_of(
+    sources: Sequence[Source], limit: int | None
+) -> tuple[list[Source], list[str]]:
+    """Return what offers no more than ``limit`` models, and the names of the others.
+
+    Those that chat go first.  They stay the same if the engine orders them anew.
+    """
+    if limit is None:
+        return list(sources), []
+    there = [
+        (number, model)
+        for number, source in enumerate(sources)
+        for model in source.chosen(source.engine.models)
+    ]
+    there.sort(key=lambda each: Kind.CHAT not in each[1].kinds)
+    taken: dict[int, list[str]] = {}
+    for number, model in there[:limit]:
+        # It may look like a pattern.
+        taken.setdefault(number, []).append(escape(model.name))
+    return [
+        replace(sources[number], names=tuple(names)) for number, names in taken.items()
+    ], [model.name for _, model in there[limit:]]
 
 
 def model_and_path(text: str) -> tuple[str, Path | None]:

@@ -19,8 +19,8 @@ from shoal.domain.errors import (
 from shoal.domain.work import (
     Embedding,
     Feature,
+    Inference,
     Usage,
-    Work,
 )
 from shoal.domain.worker import Model
 from shoal.engines.chunks import Problem, reason_of
@@ -113,7 +113,9 @@ class LlamaEngine:
         if wait > 0:
             raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Inference, continues: str = ""
+    ) -> AsyncGenerator[Item, None]:
         job = Run(
             0,
             work.kind,

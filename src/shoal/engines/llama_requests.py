@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Work, text_of
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Inference, text_of
 
 # What the engine decides; an option of that name would contradict it.
 OURS = frozenset(
@@ -19,7 +19,7 @@ OURS = frozenset(
 IGNORED = ("tools", "functions", "echo", "suffix", "best_of", "dimensions")
 
 
-def request_of(work: Work) -> dict[str, Any]:
+def request_of(work: Inference) -> dict[str, Any]:
     """Return the job as llama.cpp wants it, but for its limit of tokens.
 
     Raises InvalidRequest for what it cannot do.

@@ -19,7 +19,7 @@ from shoal.domain.errors import (
     ShoalError,
     Unavailable,
 )
-from shoal.domain.work import Embedding, Kind, Work
+from shoal.domain.work import Embedding, Inference, Kind
 from shoal.domain.worker import Model
 from shoal.engines.answers import AnswerReader
 from shoal.engines.catalog import Catalog, Listed, NoList, Question, Reply
@@ -135,7 +135,9 @@ class OpenAIEngine:
             self.slots = catalog.slots
         await self._try_doubtful()
 
-    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    async def run(
+        self, work: Inference, continues: str = ""
+    ) -> AsyncGenerator[Item, None]:
         assert not continues, "going on is not offered"
         if self._session is None:
             raise Unavailable("the engine is not running")

@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from shoal.domain.work import Piece, Usage, Work
+from shoal.domain.work import Inference, Piece, Usage, Work
 from shoal.domain.worker import Model
 
 
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """
         ...
 
-    def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+    def run(self, work: Inference, continues: str = "") -> AsyncGenerator[Item, None]:
         """Do ``work``: pieces that are not empty, then one Finished.
 
         With ``Feature.CONTINUE`` the answer begins after ``continues``, and its usage
@@ -59,4 +59,12 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Stop whatever runs and give everything back."""
+        ...
+
+
+class Runner(Protocol):
+    """Does work of any kind, for one of an engine's models."""
+
+    def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        """Do ``work`` as ``Engine.run`` does."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Work
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Inference
 from shoal.engines.flavours import Flavour
 
 
@@ -22,7 +22,7 @@ class Request:
     body: bytes
 
 
-def request_of(work: Work, model: str) -> Request:
+def request_of(work: Inference, model: str) -> Request:
     """Return the job as a request to ``model``, streamed if it can be."""
     body: dict[str, object] = {**work.options, "model": model}
     match work:
@@ -51,7 +51,7 @@ def choices_in(options: Mapping[str, JSON]) -> int:
     return n if isinstance(n, int) and n > 1 else 1
 
 
-def prompts_in(work: Work) -> int:
+def prompts_in(work: Inference) -> int:
     """Return how many prompts there are: a list of numbers is one, in tokens."""
     prompt = work.prompt if isinstance(work, Completion) else ""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -60,7 +60,7 @@ def prompts_in(work: Work) -> int:
     return 1
 
 
-def refuse_ignored(work: Work, flavour: Flavour) -> None:
+def refuse_ignored(work: Inference, flavour: Flavour) -> None:
     """Raise InvalidRequest for an option that the server would pass over in silence."""
     for option in flavour.ignores & work.options.keys():
         value = work.options[option]

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from shoal.domain.work import Chat, Completion, Embedding, Kind, Work
+from shoal.domain.work import Chat, Completion, Embedding, Inference, Kind
 from shoal.domain.worker import Model
 
 TRY_AGAIN = 60.0  # seconds between trials of something that was refused
@@ -48,7 +48,7 @@ class Doubts:
         return replace(model, kinds=left) if left else None
 
 
-def trial_of(name: str, kind: Kind) -> Work:
+def trial_of(name: str, kind: Kind) -> Inference:
     """Return the least job of a kind."""
     match kind:
         case Kind.CHAT:
@@ -57,3 +57,5 @@ def trial_of(name: str, kind: Kind) -> Work:
             return Completion(name, "a", max_tokens=1)
         case Kind.EMBEDDING:
             return Embedding(name, ("a",))
+        case Kind.TASK:
+            raise AssertionError("no model does tasks by itself")

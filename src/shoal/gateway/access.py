@@ -17,7 +17,7 @@ from shoal.domain.errors import (
     Unauthorized,
 )
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.work import Embedding, Job, Outcome, Piece, Usage, Work
+from shoal.domain.work import Embedding, Job, Outcome, Piece, Task, Usage, Work
 from shoal.gateway.allowance import Allowance, Allowances, Taken
 from shoal.gateway.auth import REVOKED, Keyring
 from shoal.gateway.loopback import is_local
@@ -35,7 +35,10 @@ FIRST_KEY = "default"
 LOOPBACK = Key("", "loopback", b"", "", Scope.USE, 0.0)
 """Who asks from this machine without a key, where that is allowed."""
 
-RESERVED = (FIRST_KEY, LOOPBACK.name)
+OPEN = Key("", "open", b"", "", Scope.USE, 0.0)
+"""Who asks for jobs without a key, where that is allowed to everybody."""
+
+RESERVED = (FIRST_KEY, LOOPBACK.name, OPEN.name)
 """Names of keys that are in no book."""
 
 
@@ -86,14 +89,21 @@ class Access:
         self._allowances = Allowances()
 
     async def admit(
-        self, request: web.Request, needed: Scope, *, exact: bool = False
+        self,
+        request: web.Request,
+        needed: Scope,
+        *,
+        exact: bool = False,
+        stranger: Key | None = None,
     ) -> Caller:
         """Return who sends a request, if they may do what it is for.
+
+        ``stranger`` is who it is that shows no key at all, if such may come in.
 
         Raises Unauthorized (for ``exact``, see ``Keyring.identify``), Forbidden, or
         TooManyFailures.
         """
-        caller = Caller(await self._key(request, exact=exact))
+        caller = Caller(await self._key(request, stranger, exact=exact))
         request[CALLER] = caller
         if not caller.may(needed):
             raise Forbidden(
@@ -151,7 +161,21 @@ class Access:
         book.forget_ended(before)
         self._allowances.keep(key.id for key in book)
 
-    async def _key(self, request: web.Request, *, exact: bool) -> Key:
+    def check_address(self, request: web.Request) -> None:
+        """Raise TooManyFailures if nothing from there is to be looked at now."""
+        self._failures.check(request.remote or "", self._clock.now())
+
+    async def note_failure(self, request: web.Request) -> None:
+        """Note that a request guessed a secret wrongly; wait if others did before.
+
+        Raises TooManyFailures if there were too many.
+        """
+        slowness = self._failures.failed(request.remote or "", self._clock.now())
+        await asyncio.sleep(slowness)
+
+    async def _key(
+        self, request: web.Request, stranger: Key | None, *, exact: bool
+    ) -> Key:
         authorization = request.headers.get("Authorization")
         address = request.remote or ""
         if (
@@ -160,15 +184,16 @@ class Access:
             and is_local(address, request.headers)
         ):
             return LOOPBACK
-        self._failures.check(address, self._clock.now())
+        if stranger is not None and authorization is None:
+            return stranger
+        self.check_address(request)
         try:
             return self.keyring.identify(authorization, self._clock.wall(), exact=exact)
         except (KeyExpired, KeyRevoked):
             raise  # nobody guesses such a key
         except Unauthorized:
             if authorization:
-                slowness = self._failures.failed(address, self._clock.now())
-                await asyncio.sleep(slowness)
+                await self.note_failure(request)
             raise
 
     async def _take(self, allowance: Allowance, work: Work, caller: Caller) -> Taken:
@@ -230,6 +255,8 @@ def _tokens_of(work: Work) -> int:
     """Return about how many tokens a job will take."""
     if isinstance(work, Embedding):
         return tokens_to_read(work)
+    if isinstance(work, Task):
+        return tokens_to_read(work) + ANSWER_GUESS
     choices = work.options.get("n")
     answers = choices if isinstance(choices, int) and choices > 0 else 1
     return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)

@@ -10,14 +10,12 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.ids import JobId
 from shoal.domain.work import Choice, Outcome
-from shoal.gateway.chat_answer import PREFIX as CHAT
-from shoal.gateway.completion_answer import PREFIX as COMPLETION
-from shoal.gateway.decoding import misfit
 from shoal.gateway.parts import Gateway
+from shoal.gateway.query import job_in, read_query
 from shoal.gateway.respond import json_answer
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
-from shoal.store.port import StoredJob
+from shoal.store.port import StoredJob, Wanted
 
 LISTED_MAX = 1000
 
@@ -95,27 +93,16 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _list(gateway: Gateway, request: web.Request) -> web.Response:
     caller = await gateway.access.admit(request, Scope.READ)
-    query = _query(request)
+    query = read_query(request, JobQuery)
     owner = query.owner or None
     if not caller.may(Scope.ADMIN):
         if owner not in (None, caller.name):
             raise Forbidden("jobs of other keys: this takes a key with the scope admin")
         owner = caller.name
-    stored = await gateway.store.recent(owner, query.state or None, query.limit)
+    states = frozenset({query.state} if query.state else ())
+    wanted = Wanted(owner, states)
+    stored = await gateway.store.recent(wanted, query.limit)
     return json_answer(JobList([_summary(each) for each in stored]))
-
-
-def _query(request: web.Request) -> JobQuery:
-    """Return what is asked for; what is misspelt or said twice is no good."""
-    given: dict[str, str] = {}
-    for name, value in request.query.items():
-        if name in given:
-            raise InvalidRequest(f"{name}: given more than once", name)
-        given[name] = value
-    try:
-        return msgspec.convert(given, JobQuery, strict=False)
-    except msgspec.ValidationError as error:
-        raise misfit(str(error)) from error
 
 
 async def _show(gateway: Gateway, request: web.Request) -> web.Response:
@@ -146,7 +133,7 @@ async def _stored(gateway: Gateway, request: web.Request, needed: Scope) -> Stor
     Raises NotFound, or whatever ``Access.admit`` does.
     """
     caller = await gateway.access.admit(request, needed)
-    job_id = _job_id(request)
+    job_id = job_in(request)
     stored = await gateway.store.job(job_id)
     if stored is None:
         raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
@@ -155,11 +142,6 @@ async def _stored(gateway: Gateway, request: web.Request, needed: Scope) -> Stor
             f"job {job_id} belongs to another key: this takes one with the scope admin"
         )
     return stored
-
-
-def _job_id(request: web.Request) -> JobId:
-    """Return the job's id, which clients know with a prefix."""
-    return JobId(request.match_info["id"].removeprefix(CHAT).removeprefix(COMPLETION))
 
 
 def _summary(stored: StoredJob) -> JobSummary:

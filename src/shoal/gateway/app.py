@@ -9,6 +9,7 @@ from aiohttp import web
 from shoal.domain.errors import ShoalError
 from shoal.gateway import (
     admin,
+    admin_accounts,
     admin_jobs,
     admin_keys,
     admin_tokens,
@@ -18,6 +19,7 @@ from shoal.gateway import (
     metrics,
     openai,
     problems,
+    receipts,
     results,
 )
 from shoal.gateway.access import CALLER
@@ -35,10 +37,12 @@ FACES = (
     openai,
     results,
     grandsage,
+    receipts,
     admin,
     admin_jobs,
     admin_keys,
     admin_tokens,
+    admin_accounts,
     health,
     description,
 )
@@ -86,7 +90,7 @@ async def _handled(
         response = await handler(request)
     except ShoalError as error:
         record.error = problems.problem(error).code
-        response = problems.response(error)
+        response = problems.response(error, problems.form_at(request.path))
     except web.HTTPException as error:
         record.error = problems.http_code(error)
         response = problems.http_response(request, error)

@@ -8,7 +8,16 @@ from dataclasses import replace
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import Chat, Job, Limits, Priority, Work, text_of
+from shoal.domain.work import (
+    Chat,
+    Job,
+    Limits,
+    Policy,
+    Priority,
+    Terms,
+    Work,
+    text_of,
+)
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
 
@@ -47,8 +56,11 @@ def job_of(
     *,
     session: str = "",
     tier: str = "",
+    terms: Terms | None = None,
 ) -> Job:
     """Make a job of a request, and note it in the request's record.
+
+    Without ``terms`` it is done fast, in public, and at the price of that.
 
     Raises InvalidRequest naming the header that is no good.
     """
@@ -61,6 +73,7 @@ def job_of(
         _priority(headers.get(PRIORITY), tier),
         _session(headers.get(SESSION) or session, work, owner),
         _key(headers.get(IDEMPOTENCY_KEY)),
+        terms or Terms(price=gateway.prices.price(Policy.FAST, work.kind)),
     )
     record_of(request).asked(job)
     return job

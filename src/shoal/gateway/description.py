@@ -10,7 +10,15 @@ import msgspec
 from aiohttp import web
 
 import shoal
-from shoal.gateway import admin, admin_jobs, admin_keys, admin_tokens, problems
+from shoal.gateway import (
+    admin,
+    admin_accounts,
+    admin_jobs,
+    admin_keys,
+    admin_tokens,
+    problems,
+    receipts,
+)
 from shoal.gateway.chat_answer import ChatCompletion
 from shoal.gateway.chat_body import CreateChatCompletion
 from shoal.gateway.completion_answer import TextCompletion
@@ -18,6 +26,8 @@ from shoal.gateway.completion_request import CreateCompletion
 from shoal.gateway.embeddings import CreateEmbedding, CreateEmbeddingResponse
 from shoal.gateway.openai import Model, ModelList
 from shoal.gateway.parts import Gateway
+from shoal.ledger.bundle import Bundle
+from shoal.ledger.growth import Growth
 
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
@@ -37,12 +47,12 @@ class Operation:
     method: str
     path: str
     summary: str
-    answer: type[msgspec.Struct] | None = None
-    body: type[msgspec.Struct] | None = None
+    answer: type[Any] | None = None
+    body: type[Any] | None = None
     streams: bool = False
     media: str = JSON_TYPE
     open: bool = False
-    query: type[msgspec.Struct] | None = None
+    query: type[Any] | None = None
 
 
 OPERATIONS = (
@@ -63,6 +73,31 @@ OPERATIONS = (
     Operation(
         *("post", "/v1/embeddings", "Turn texts into vectors"),
         *(CreateEmbeddingResponse, CreateEmbedding),
+    ),
+    Operation(
+        *("get", "/v1/receipts", "List receipts, the newest first"),
+        receipts.ReceiptList,
+        query=receipts.ReceiptQuery,
+    ),
+    Operation("get", "/v1/receipts/{id}", "Export a job's receipt", Bundle),
+    Operation("get", "/v1/log", "Show the log of receipts", receipts.Log, open=True),
+    Operation(
+        *("get", "/v1/log/growth", "Prove that the log has only grown", Growth),
+        open=True,
+        query=receipts.GrowthQuery,
+    ),
+    Operation("get", "/admin/accounts", "List accounts", admin_accounts.AccountList),
+    Operation(
+        *("get", "/admin/accounts/{name}", "Show an account"),
+        admin_accounts.AccountDetail,
+    ),
+    Operation(
+        *("post", "/admin/accounts/{name}/credit", "Top an account up"),
+        *(admin_accounts.AccountDetail, admin_accounts.Credit),
+    ),
+    Operation(
+        *("put", "/admin/accounts/{name}/budget", "Bound an account"),
+        *(admin_accounts.AccountDetail, admin_accounts.Limit),
     ),
     Operation("get", "/admin/status", "Show workers and jobs", admin.Status),
     Operation(
@@ -111,7 +146,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 def describe() -> dict[str, Any]:
     """Return the description as JSON."""
-    types: set[type[msgspec.Struct]] = {problems.ErrorBody}
+    types: set[type[Any]] = {problems.ErrorBody}
     for operation in OPERATIONS:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
@@ -199,7 +234,7 @@ def _schema(operation: Operation) -> dict[str, Any]:
     return {"type": "object" if operation.media == JSON_TYPE else "string"}
 
 
-def _ref(type_: type[msgspec.Struct]) -> dict[str, Any]:
+def _ref(type_: type[Any]) -> dict[str, Any]:
     return {"$ref": REF.format(name=type_.__name__)}
 
 

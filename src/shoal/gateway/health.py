@@ -4,6 +4,7 @@ from functools import partial
 
 from aiohttp import web
 
+from shoal import __version__
 from shoal.gateway.parts import Gateway
 
 
@@ -16,7 +17,8 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 
 async def _healthz(request: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
+    # By the second word workers tell it from other coordinators.
+    return web.json_response({"status": "ok", "shoal": __version__})
 
 
 async def _readyz(gateway: Gateway, request: web.Request) -> web.Response:

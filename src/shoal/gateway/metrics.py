@@ -37,6 +37,7 @@ OPERATIONS = {
     Kind.CHAT: "chat",
     Kind.COMPLETION: "text_completion",
     Kind.EMBEDDING: "embeddings",
+    Kind.TASK: "task",
 }
 
 
@@ -165,7 +166,7 @@ class _PoolCollector(Collector):
         yield GaugeMetricFamily(
             "shoal_models",
             "Models that workers have",
-            value=len(pool.roster.with_model),
+            value=len(pool.roster.models),
         )
 
 

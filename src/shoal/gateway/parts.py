@@ -7,6 +7,7 @@ from shoal.domain.work import Limits
 from shoal.gateway.access import Access
 from shoal.gateway.body import Bodies
 from shoal.gateway.moderation import Moderation
+from shoal.ledger.prices import PriceList
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
 from shoal.runtime.hub import Hub
@@ -18,7 +19,8 @@ class Gateway:
     """The coordinator, as the HTTP faces see it.
 
     ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
-    the keys whose requests are not moderated.
+    the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
+    asked for without a key, and ``webhooks`` that somebody may be told of their end.
     """
 
     hub: Hub
@@ -31,12 +33,15 @@ class Gateway:
     new_secret: Callable[[], str]
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()
+    prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
+    open_jobs: bool = False
+    webhooks: bool = True
     bodies: Bodies = field(default_factory=Bodies)
 
     @property
     def models(self) -> Collection[str]:
         """The models of the workers that are there."""
-        return self.hub.pool.roster.with_model.keys()
+        return self.hub.pool.roster.models
 
     def moderation_for(self, owner: str) -> Moderation | None:
         """Return what the owner's requests and answers must pass, if anything."""

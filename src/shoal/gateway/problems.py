@@ -1,19 +1,22 @@
 """Errors as HTTP answers: the only place that gives a fault its status."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import TypeAlias
 
 import msgspec
 from aiohttp import web
 
 from shoal.domain.errors import (
+    AlreadyEnded,
     BudgetSpent,
     Cancelled,
     CannotDo,
     ContextExceeded,
     DaySpent,
     Forbidden,
+    InsufficientFunds,
     InvalidRequest,
     JobError,
     KeyExpired,
@@ -67,6 +70,7 @@ class Problem:
 
 PROBLEMS: Mapping[type[ShoalError], Problem] = {
     InvalidRequest: Problem(400, CLIENT, "invalid_request"),
+    AlreadyEnded: Problem(409, CLIENT, "already_ended"),
     Unauthorized: Problem(401, CLIENT, "invalid_api_key", BEARER),
     KeyExpired: Problem(401, CLIENT, "expired_api_key", BEARER),
     KeyRevoked: Problem(401, CLIENT, "revoked_api_key", BEARER),
@@ -83,6 +87,7 @@ PROBLEMS: Mapping[type[ShoalError], Problem] = {
     TooManyFailures: Problem(429, LIMIT, "too_many_failures"),
     DaySpent: Problem(429, QUOTA, QUOTA, NOT_AGAIN),
     BudgetSpent: Problem(429, QUOTA, QUOTA, NOT_AGAIN),
+    InsufficientFunds: Problem(429, QUOTA, QUOTA, NOT_AGAIN),
     # nginx's number: nobody else's fault than whoever cancelled, and not retried.
     Cancelled: Problem(499, CLIENT, "cancelled", {}, "Cancelled"),
     # Running it again would fail again, so clients are told not to.
@@ -111,19 +116,50 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: Error
 
 
+class PlainError(msgspec.Struct, frozen=True):
+    """An error as clients of the job interface know it."""
+
+    error: str
+
+
+Form: TypeAlias = Callable[[Error], bytes]
+"""How an error is written."""
+
+_encode = msgspec.json.encode
+
+PLAIN_PATHS = ("/v1/health", "/v1/quote", "/v1/jobs", "/v1/trust")
+"""Where errors are plain, with all that is below; elsewhere they are OpenAI's."""
+
+
+def as_openai(error: Error) -> bytes:
+    """Write an error as OpenAI does."""
+    return _encode(ErrorBody(error))
+
+
+def as_plain(error: Error) -> bytes:
+    """Write an error as no more than its message."""
+    return _encode(PlainError(error.message))
+
+
+def form_at(path: str) -> Form:
+    """Return how errors are written at a path."""
+    plain = any(path == each or path.startswith(f"{each}/") for each in PLAIN_PATHS)
+    return as_plain if plain else as_openai
+
+
 def problem(error: ShoalError) -> Problem:
     """Return the row of the nearest class."""
     return next(PROBLEMS[each] for each in type(error).__mro__ if each in PROBLEMS)
 
 
-def body(error: ShoalError) -> bytes:
-    """Write an error as OpenAI does: one JSON object, also used inside a stream."""
+def body(error: ShoalError, form: Form = as_openai) -> bytes:
+    """Write an error as one JSON object, also used inside a stream."""
     row = problem(error)
     param = error.field if isinstance(error, InvalidRequest) else None
-    return _encoded(str(error), row.type, row.code, param)
+    return form(_error(str(error), row.type, row.code, param))
 
 
-def response(error: ShoalError) -> web.Response:
+def response(error: ShoalError, form: Form = as_openai) -> web.Response:
     """Return the answer to a request that failed before anything was sent."""
     row = problem(error)
     headers = dict(row.headers)
@@ -132,7 +168,7 @@ def response(error: ShoalError) -> web.Response:
     return web.Response(
         status=row.status,
         reason=row.reason,
-        body=body(error),
+        body=body(error, form),
         content_type="application/json",
         headers=headers,
     )
@@ -147,12 +183,13 @@ def http_response(request: web.Request, error: web.HTTPException) -> web.Respons
     elif error.text and not error.text.startswith(str(error.status)):
         message = error.text.strip()
     code = http_code(error)
+    kind = CLIENT if error.status < 500 else SERVER
     headers = {
         name: error.headers[name] for name in ("Allow",) if name in error.headers
     }
     return web.Response(
         status=error.status,
-        body=_encoded(message, CLIENT if error.status < 500 else SERVER, code, None),
+        body=form_at(request.path)(_error(message, kind, code, None)),
         content_type="application/json",
         headers=headers,
     )
@@ -163,8 +200,8 @@ def http_code(error: web.HTTPException) -> str:
     return HTTPStatus(error.status).name.lower()
 
 
-def _encoded(message: str, type_: str, code: str, param: str | None) -> bytes:
+def _error(message: str, type_: str, code: str, param: str | None) -> Error:
     # Messages quote what clients sent, which need not be good text.
     message = well_formed(message)
     param = None if param is None else well_formed(param)
-    return msgspec.json.encode(ErrorBody(Error(message, type_, param, code)))
+    return Error(message, type_, param, code)

@@ -15,6 +15,7 @@ from shoal.domain.errors import (
 from shoal.domain.work import Feature, Job
 from shoal.pool.match import refusal
 from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob
+from shoal.pool.roster import NO_MODELS
 from shoal.pool.state import Pool
 
 NAMED_MAX = 5  # models named where none comes near
@@ -40,8 +41,11 @@ FIELDS = {
 def impossible(pool: Pool, job: Job, now: float) -> ShoalError | None:
     """Say why nobody in the pool can ever do ``job`` as it is, or None.
 
-    Workers that are expected back are given the benefit of the doubt.
+    Workers that are expected back are given the benefit of the doubt, and a job for
+    which no model is named may wait for whoever joins.
     """
+    if job.model in NO_MODELS:
+        return None
     if not pool.roster.knows(job.model, now):
         return UnknownModel(unknown(pool, job.model))
     workers = pool.roster.with_model.get(job.model, {})
@@ -117,7 +121,7 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
 
 def unknown(pool: Pool, model: str) -> str:
     """Say that nobody has the model, and which name may have been meant."""
-    models = sorted(islice(pool.roster.with_model, NEAR_AMONG))
+    models = sorted(islice(pool.roster.models, NEAR_AMONG))
     if not models:
         return f"no worker has the model {model}: no worker has joined yet"
     near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)

@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 from typing import Protocol
 
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -18,10 +20,15 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     PassedOver,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
+from shoal.domain.money import dollars
+from shoal.domain.receipts import Verdict
 from shoal.domain.work import Outcome
 
 
@@ -67,8 +74,10 @@ def _lines(fact: Fact) -> Iterator[str]:
             yield f"back in the queue after attempt {lease}: {reason}"
         case JobRequeued(_, lease, reason, refused_by):
             yield f"refused by {refused_by}, back in the queue: {reason}"
-        case JobCompleted(_, lease, outcome):
+        case JobCompleted(_, lease, outcome, verdict):
             yield f"done by attempt {lease}: {_end(outcome)}"
+            if verdict is not Verdict.UNSIGNED:
+                yield f"  receipt: {verdict.value}"
         case JobFailed(_, error):
             yield f"failed: {error}"
         case JobCancelled(_, reason):
@@ -86,6 +95,17 @@ def _lines(fact: Fact) -> Iterator[str]:
             yield f"{worker_id} takes nothing new: {reason}"
         case WorkerLost(worker_id, reason):
             yield f"{worker_id} lost: {reason}"
+        case ReceiptPresented(_, worker_id, verdict):
+            yield f"{worker_id} gave a receipt later: {verdict.value}"
+        case WorkerMarked(worker_id, points, reason):
+            yield f"{worker_id} marked with {points}: {reason}"
+        case WorkerTrusted(owner, user, public_key):
+            yield f"{owner}/{user} trusts {public_key}"
+        case AccountCredited(account, amount, by):
+            yield f"{account} credited with {dollars(amount)} by {by}"
+        case AccountLimited(account, budget, by):
+            far = "as far as it likes" if budget is None else dollars(budget)
+            yield f"{account} may go below zero: {far}, says {by}"
 
 
 def _workers(group: PassedOver) -> str:

@@ -2,20 +2,28 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TypeAlias
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import Feature, Kind, Policy
+from shoal.domain.worker import Device
 from shoal.pool.match import why_not
-from shoal.pool.open_job import OpenJob
+from shoal.pool.open_job import Alike, OpenJob
 from shoal.pool.state import Pool
 from shoal.pool.worker import Worker
 
 SESSION_WORTH = 1.5  # times the least cost that a worker with the session may have
 ROOM_MATTERS = 512  # tokens from which on a worker with enough context is looked for
+
+PREFERRED: Mapping[tuple[Policy, bool], Device] = {
+    (Policy.FAST, False): Device.DESKTOP,
+    (Policy.FAST, True): Device.DESKTOP,
+    (Policy.CHEAP, True): Device.PHONE,
+}
+"""The machine that a job should rather go to, by its policy, and if it is a task."""
 
 Promised: TypeAlias = defaultdict[WorkerId, int]  # slots given away in the plan so far
 Wish: TypeAlias = Callable[[Worker], bool]
@@ -76,7 +84,7 @@ class Free:
         self._count = 0
         # The fewest tokens with which a job was too much for everybody, among those
         # that are alike.  A thousand may wait while workers are free for others only.
-        self._nobody: dict[tuple[str, Kind, frozenset[Feature]], int] = {}
+        self._nobody: dict[Alike, int] = {}
         self._groups: dict[float, _Group] = {}
         for level, workers in pool.roster.available.get(model, {}).items():
             self._count += len(workers)
@@ -88,7 +96,7 @@ class Free:
         # A worker with several models may have been promised to a job of another.
         for worker_id in list(promised):
             worker = pool.workers[worker_id]
-            if model in worker.offer.models:
+            if model in worker.queues:
                 self._count -= 1
                 self._put(worker)
 
@@ -97,12 +105,12 @@ class Free:
 
     def take(self, job: OpenJob) -> tuple[Worker, str] | None:
         """Promise a slot of the best worker for ``job``; say why it is best."""
-        alike = (job.job.owner, job.kind, job.needs)
+        alike = job.alike
         if job.tokens_min >= self._nobody.get(alike, math.inf):
             return None
         if (worker := self._familiar(job)) is not None:
             return worker, self._promise(worker, "had the conversation before")
-        for wish, reason in _wishes(job):
+        for wish, reason in _wishes(job, self._pool):
             if (worker := self._find(job, wish)) is not None:
                 return worker, self._promise(worker, reason)
         if not job.given:  # nobody has refused it, or is at it
@@ -171,8 +179,12 @@ class Free:
         return group
 
 
-def _wishes(job: OpenJob) -> Iterator[tuple[Wish | None, str]]:
+def _wishes(job: OpenJob, pool: Pool) -> Iterator[tuple[Wish | None, str]]:
     """Yield what is looked for in a worker, the best first, and how that is said."""
+    device = PREFERRED.get((job.job.terms.policy, job.kind is Kind.TASK))
+    if device is not None and 0 < pool.roster.devices[device] < len(pool.workers):
+        kind = f"is a {device.value}, as its policy prefers"
+        yield (lambda worker: worker.offer.device is device), kind
     if job.started:
         yield _goes_on, "can go on with the answer"
     if job.tokens > ROOM_MATTERS:

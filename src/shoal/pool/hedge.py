@@ -53,5 +53,11 @@ def _hedgeable(pool: Pool, now: float, after: float) -> Iterator[OpenJob]:
     for job in pool.silent.values():
         if job.leased_at + after > now:
             return
-        if job.kind in KINDS and job.model in pool.roster.available:
+        # Silence says nothing on a wire where an answer comes as a whole.
+        if (
+            job.kind in KINDS
+            and job.model in pool.roster.available
+            and job.worker_id is not None
+            and pool.workers[job.worker_id].offer.streams
+        ):
             yield job

@@ -5,11 +5,13 @@ from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
+from shoal.domain.work import Kind
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
 from shoal.pool.worker import Worker
 
 NAMED_MAX = 8  # workers named in an explanation; the others are counted
+POINTS_MAX = 3  # points against a worker from which on it gets no work
 LOOKED_AT_MAX = 64  # workers asked one by one why they cannot take a job
 
 
@@ -23,8 +25,18 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         return "draining"
     if job.kind not in offer.kinds:
         return f"does not run {job.kind.value} jobs"
-    if job.model not in offer.models:
+    if job.model not in worker.queues:
         return f"does not have {job.model}"
+    if offer.tasks and job.kind is Kind.TASK and job.task not in offer.tasks:
+        return f"does not do the task {job.task!r}"
+    if job.trusted is not None and offer.public_key not in job.trusted:
+        return "is not paired with the asker, and the job is private"
+    if job.trusted is not None and not offer.proven:
+        return "has not proved its key, and the job is private"
+    if worker.id in job.job.terms.avoid:
+        return "did what this job checks"
+    if worker.points >= POINTS_MAX:
+        return "has lost its standing"
     if not job.needs <= offer.features:
         missing = job.needs - offer.features
         names = ", ".join(sorted(feature.value for feature in missing))

@@ -1,7 +1,8 @@
 """A job that has not ended, and who works on it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
 from shoal.domain.work import Feature, Job, Kind
@@ -10,6 +11,10 @@ from shoal.pool.lifecycle import JobState
 NO_LEASE = LeaseNumber(0)
 CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for English
 SURELY_PER_TOKEN = 8  # characters: no text but odd ones has more in a token
+
+Alike: TypeAlias = tuple[
+    str, Kind, frozenset[Feature], str, str | None, frozenset[WorkerId]
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,9 @@ class OpenJob:
     model: str = field(init=False)
     characters: int = field(init=False)  # of what the model is to read
     needs: frozenset[Feature] = field(init=False)
+    task: str = field(init=False)
+    trusted: Set[str] | None = None
+    """Public keys of the workers that may have it, which may grow; None: any may."""
 
     def __post_init__(self) -> None:
         # Looked at for each worker while the job waits, and never changed.
@@ -49,6 +57,15 @@ class OpenJob:
         self.model = self.job.model
         self.characters = len(self.job.work.text)
         self.needs = self.job.work.needs
+        self.task = getattr(self.job.work, "name", "")
+
+    @property
+    def alike(self) -> Alike:
+        """What it has in common with jobs that the same workers can take."""
+        terms = self.job.terms
+        private = None if self.trusted is None else terms.user
+        rest = (self.task, private, terms.avoid)
+        return self.job.owner, self.kind, self.needs, *rest
 
     @property
     def tokens_min(self) -> int:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -14,11 +16,15 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -26,13 +32,21 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Job, Limit, Outcome
+from shoal.domain.work import Job, Limit, Outcome, Privacy
 from shoal.domain.worker import Offer
 from shoal.pool.match import refusal
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
 
 NOTHING = Outcome("")
+NO_TRUSTED_WORKER = "no_trusted_worker"
+"""How the error of a private job begins that no worker may have."""
+
+HONEST = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
+"""Verdicts that speak against nobody."""
+
+UNPROVEN = 1  # points against a worker whose receipt proves nothing
+DIFFERENT = 3  # and against one that answered otherwise than two others
 WORKERS_LOST_MAX = 3  # a job that takes this many workers down with it is to blame
 
 
@@ -96,11 +110,43 @@ class Departed:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A worker's word on a job.  ``outcome`` is the whole answer, if it is complete."""
+    """A worker's word on a job.
+
+    ``outcome`` is the whole answer, if it is complete, and ``verdict`` on the receipt
+    that came with it.
+    """
 
     worker_id: WorkerId
     event: Completed | Rejected | Failed
     outcome: Outcome = NOTHING
+    verdict: Verdict = Verdict.UNSIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class Proved:
+    """A worker's receipt came apart from the answer, and was looked at."""
+
+    worker_id: WorkerId
+    job_id: JobId
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """A worker gave another answer than others to the same question."""
+
+    worker_id: WorkerId
+    reason: str
+    about: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """A user lets private jobs go to a worker."""
+
+    owner: str
+    user: str
+    public_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +155,24 @@ class Retiring:
 
     worker_id: WorkerId
     event: Draining
+
+
+@dataclass(frozen=True, slots=True)
+class Funded:
+    """Someone tops up an account, by so many micro-dollars."""
+
+    account: str
+    amount: int
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bounded:
+    """Someone says how far below zero an account may go; None: as far as it likes."""
+
+    account: str
+    budget: int | None
+    by: str
 
 
 Stimulus: TypeAlias = (
@@ -121,6 +185,11 @@ Stimulus: TypeAlias = (
     | Departed
     | Answered
     | Retiring
+    | Proved
+    | Accused
+    | Paired
+    | Funded
+    | Bounded
 )
 
 
@@ -135,6 +204,8 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
     """
     match stimulus:
         case Submitted(job):
+            if (hindrance := _nobody_trusted(pool, job)) is not None:
+                return [JobSubmitted(job), JobFailed(job.id, hindrance)]
             return [JobSubmitted(job)]
         case Withdrawn(job_id, reason):
             return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
@@ -162,8 +233,20 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
         case Retiring(worker_id, event):
             known = worker_id in pool.workers
             return [WorkerDraining(worker_id, event.reason)] if known else []
-        case Answered(worker_id, event, outcome):
-            return _answered(pool, worker_id, event, outcome)
+        case Answered():
+            return _answered(pool, stimulus)
+        case Proved(worker_id, job_id, verdict):
+            presented = ReceiptPresented(job_id, worker_id, verdict)
+            return [presented, *_marked(worker_id, job_id, verdict)]
+        case Accused(worker_id, reason, about):
+            return [WorkerMarked(worker_id, DIFFERENT, reason, about)]
+        case Paired(owner, user, public_key):
+            known = public_key in pool.trusted.get((owner, user), ())
+            return [] if known else [WorkerTrusted(owner, user, public_key)]
+        case Funded(account, amount, by):
+            return [AccountCredited(account, amount, by)]
+        case Bounded(account, budget, by):
+            return [AccountLimited(account, budget, by)]
 
 
 def recalls(pool: Pool, fact: Fact) -> list[Recall]:
@@ -179,19 +262,47 @@ def recalls(pool: Pool, fact: Fact) -> list[Recall]:
     return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
 
 
-def _answered(
-    pool: Pool,
-    worker_id: WorkerId,
-    event: Completed | Rejected | Failed,
-    outcome: Outcome,
-) -> list[Fact]:
+def _nobody_trusted(pool: Pool, job: Job) -> str | None:
+    """Say why a private job cannot be done, though it might wait; None if it can."""
+    if job.terms.privacy is not Privacy.PRIVATE:
+        return None
+    trusted = pool.trusted.get((job.owner, job.terms.user), set())
+    workers = pool.roster.with_model.get(job.model, {}).values()
+    offers = [each.offer for each in workers if each.offer.public_key in trusted]
+    if any(offer.proven for offer in offers):
+        return None
+    why = (
+        "those that are there have not proved their key"
+        if offers
+        else "none of those is there"
+        if trusted
+        else "no worker is paired"
+    )
+    return f"{NO_TRUSTED_WORKER}: only paired workers may have a private job, and {why}"
+
+
+def _marked(worker_id: WorkerId, job_id: JobId, verdict: Verdict) -> list[Fact]:
+    """Hold a receipt that proves nothing against the worker that gave it."""
+    if verdict in HONEST:
+        return []
+    reason = f"a receipt that proves nothing: {verdict.value}"
+    return [WorkerMarked(worker_id, UNPROVEN, reason, job_id)]
+
+
+def _answered(pool: Pool, answered: Answered) -> list[Fact]:
+    worker_id, event = answered.worker_id, answered.event
+    outcome, verdict = answered.outcome, answered.verdict
     job = pool.jobs.get(event.job_id)
     if job is None or (worker_id, event.lease) not in job.holders:
         what = type(event).__name__.lower()
         return [CameLate(event.job_id, event.lease, worker_id, what)]
     match event:
         case Completed(job_id, lease):
-            return [*_first_was(job, lease), JobCompleted(job_id, lease, outcome)]
+            return [
+                *_first_was(job, lease),
+                JobCompleted(job_id, lease, outcome, verdict),
+                *_marked(worker_id, job_id, verdict),
+            ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
         case Rejected(job_id, lease, reason):

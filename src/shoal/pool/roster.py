@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shoal.domain.ids import WorkerId
+from shoal.domain.work import ANY_MODEL, TASKS
+from shoal.domain.worker import Device
 from shoal.pool.worker import Level, Worker
 
 MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
+
+NO_MODELS = frozenset({ANY_MODEL, TASKS})
+"""What workers are looked for under that is no model."""
 
 Key = TypeVar("Key", str, Level)
 
@@ -17,8 +22,13 @@ class Roster:
     """The workers by what they have and how busy they are."""
 
     with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
+    """All workers, by model, and by what stands for one (``Offer.queues``)."""
+
     slots: Counter[str] = field(default_factory=Counter)
     """Slots of all workers that take new jobs, by model."""
+
+    devices: Counter[Device | None] = field(default_factory=Counter)
+    """How many workers are what sort of machine."""
 
     available: dict[str, dict[Level, dict[WorkerId, Worker]]] = field(
         default_factory=dict
@@ -31,6 +41,11 @@ class Roster:
 
     last_seen: dict[str, float] = field(default_factory=dict)
     """When the last worker with a model went, or when it was first expected."""
+
+    @property
+    def models(self) -> set[str]:
+        """The models that there are workers for."""
+        return self.with_model.keys() - NO_MODELS
 
     def knows(self, model: str, now: float) -> bool:
         """Say whether some worker has the model, or had it a short while ago."""
@@ -45,7 +60,8 @@ class Roster:
 
     def enter(self, worker: Worker) -> None:
         """Take a worker in."""
-        for model in worker.offer.models:
+        self.devices[worker.offer.device] += 1
+        for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
             self.slots[model] += worker.offer.slots
         self.file(worker)
@@ -55,7 +71,7 @@ class Roster:
         before = worker.filed
         free = worker.free_slots > 0 and not worker.draining
         worker.filed = worker.level() if free else None
-        for model in worker.offer.models:
+        for model in worker.queues:
             levels = self.available.setdefault(model, {})
             if before is not None:
                 _remove(levels, before, worker.id)
@@ -67,18 +83,21 @@ class Roster:
     def retire(self, worker: Worker, reason: str) -> None:
         """Look for a worker no more."""
         if not worker.draining:
-            self.slots.subtract(dict.fromkeys(worker.offer.models, worker.offer.slots))
+            self.slots.subtract(dict.fromkeys(worker.queues, worker.offer.slots))
         worker.draining = reason
         self.file(worker)
 
     def leave(self, worker: Worker, now: float) -> list[str]:
         """Let a worker go; return the models that nobody else has."""
         self.retire(worker, "lost")
+        self.devices[worker.offer.device] -= 1
         gone = []
-        for model in worker.offer.models:
+        for model in worker.queues:
             _remove(self.with_model, model, worker.id)
             if model not in self.with_model:
                 del self.slots[model]
+                if model in NO_MODELS:
+                    continue
                 # Put at the end again, so that the oldest stays in front.
                 self.last_seen.pop(model, None)
                 self.last_seen[model] = now

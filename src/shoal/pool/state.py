@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -18,12 +20,15 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Job
+from shoal.domain.work import Job, Privacy
 from shoal.pool.lifecycle import ENDED, after
 from shoal.pool.open_job import Held, OpenJob
 from shoal.pool.queue import Queue
@@ -32,6 +37,8 @@ from shoal.pool.speed import Speeds
 from shoal.pool.worker import Level, Worker
 
 REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
+MARK_MEMORY = 86_400.0  # seconds for which points stand against a worker
+MARKS_MAX = 65_536  # marks of all workers; beyond it the oldest are forgotten
 SESSIONS_MAX = 65_536  # conversations of which it is known who had them last
 
 
@@ -63,6 +70,11 @@ class Pool:
     """Who had each session's last job, and which that was; the oldest first."""
 
     speeds: Speeds = field(default_factory=Speeds)
+    marks: deque[tuple[float, WorkerId, int]] = field(default_factory=deque)
+    """Points against workers, with the time at which they are forgotten."""
+
+    trusted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    """Public keys of the workers that an owner's user trusts with private jobs."""
 
     def cost(self, level: Level) -> float:
         """Return how long one more job would take there, in no particular unit.
@@ -82,8 +94,7 @@ class Pool:
         Nobody holds it, and none of its earlier leases is honoured any more.
         """
         opened = OpenJob(job, now, since=now, queued_at=now, lease=lease, given=lease)
-        self.jobs[job.id] = opened
-        self._queue(opened)
+        self._open(opened)
 
     def forgive(self, now: float) -> float | None:
         """Let workers be asked again that refused a job a while ago.
@@ -94,7 +105,12 @@ class Pool:
             _, job_id, worker_id = self.refusals.popleft()
             if job_id in self.jobs:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
-        return self.refusals[0][0] if self.refusals else None
+        while self.marks and self.marks[0][0] <= now:
+            _, worker_id, points = self.marks.popleft()
+            if worker_id in self.workers:
+                self.workers[worker_id].points -= points
+        times = [waiting[0][0] for waiting in (self.refusals, self.marks) if waiting]
+        return min(times, default=None)
 
     def held_by(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
         """Yield the open jobs that the worker has a lease on, each with the lease."""
@@ -111,9 +127,7 @@ class Pool:
         match fact:
             case JobSubmitted(job):
                 assert job.id not in self.jobs, f"{job.id} submitted twice"
-                opened = OpenJob(job, now, since=now, queued_at=now)
-                self.jobs[job.id] = opened
-                self._queue(opened)
+                self._open(OpenJob(job, now, since=now, queued_at=now))
             case JobLeased() | JobStarted() | JobRequeued():
                 self._advance(fact, now)
             case JobHedged():
@@ -129,7 +143,20 @@ class Pool:
             case WorkerJoined(worker_id, offer, cancels):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
                 worker = self.workers[worker_id] = Worker(worker_id, offer, cancels)
+                worker.points = sum(
+                    points for _, marked, points in self.marks if marked == worker_id
+                )
                 self.roster.enter(worker)
+            case WorkerMarked(worker_id, points):
+                self.marks.append((now + MARK_MEMORY, worker_id, points))
+                if len(self.marks) > MARKS_MAX:
+                    self.forgive(self.marks[0][0])
+                if worker_id in self.workers:
+                    self.workers[worker_id].points += points
+            case WorkerTrusted(owner, user, public_key):
+                self.trusted.setdefault((owner, user), set()).add(public_key)
+            case ReceiptPresented() | AccountCredited() | AccountLimited():
+                pass  # nobody's work depends on it
             case WorkerDraining(worker_id, reason):
                 self.roster.retire(self.workers[worker_id], reason or "draining")
             case WorkerLost(worker_id):
@@ -214,6 +241,14 @@ class Pool:
             isinstance(fact, JobFailed) and fact.cut
         )
         self._take_back(job, cut=cut)
+
+    def _open(self, job: OpenJob) -> None:
+        terms = job.job.terms
+        if terms.privacy is Privacy.PRIVATE:
+            account = (job.job.owner, terms.user)
+            job.trusted = self.trusted.setdefault(account, set())
+        self.jobs[job.job.id] = job
+        self._queue(job)
 
     def _queue(self, job: OpenJob) -> None:
         self.queues.setdefault(job.model, Queue()).add(job)

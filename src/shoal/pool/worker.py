@@ -28,7 +28,13 @@ class Worker:
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes nothing new
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
+    points: int = 0  # against it; see ``Pool.marks``
     filed: Level | None = None  # what it stands under in ``Roster.available``
+
+    queues: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.queues = self.offer.queues
 
     @property
     def free_slots(self) -> int:

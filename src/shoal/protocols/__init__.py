@@ -6,7 +6,33 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.protocols.session import Admission, Dialer, Endpoint, Member
+from shoal.protocols.session import Dialer, Endpoint, Member, Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """What coordinators of a wire that are not ours answer over HTTP.
+
+    ``path`` is asked for below the coordinator's URL, and ``is_theirs`` says whether
+    the JSON that comes is theirs.
+    """
+
+    path: str
+    is_theirs: Callable[[object], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """How a worker becomes one that a user trusts, by a code that the user was given.
+
+    What ``claim`` makes of a code and a public key is posted to ``path`` below the
+    coordinator's URL.  ``user`` reads from the answer whom the worker is paired with;
+    it raises NotAdmitted, saying why not.
+    """
+
+    path: str
+    claim: Callable[[str, bytes], Mapping[str, object]]
+    user: Callable[[object], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +46,19 @@ class Protocol:
 
     name: str
     config: type[Any]
-    endpoints: Callable[[Any, int, Admission], Sequence[Endpoint]]
-    """Takes the configuration, a number that grows with every start, and who decides
-    whether a worker may join."""
+    endpoints: Callable[[Any, Setting], Sequence[Endpoint]]
+    """Takes the configuration, and what is around."""
     schemes: frozenset[str]
     """The URL schemes for which this wire is taken when none is named."""
     dial: Callable[[str, Member], Dialer]
     """Takes the coordinator's URL; raises ConfigError if it is no good."""
+    models_max: int | None = None
+    """How many models one worker can offer; None: any, with a connection each."""
+    signs: bool = False
+    """Whether a worker is known by a key, and signs what it did."""
+    face: Face | None = None
+    """Tells coordinators that speak this wire alone from ours, which speak them all."""
+    pairing: Pairing | None = None
 
 
 def discover() -> Mapping[str, Protocol]:

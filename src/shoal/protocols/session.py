@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Command, Event
-from shoal.domain.worker import Model
+from shoal.domain.worker import Device, Model
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -183,11 +183,33 @@ class WebSocketRoute:
 Endpoint: TypeAlias = WebSocketRoute
 
 
+def _cannot_sign(message: bytes) -> bytes:
+    raise AssertionError("a worker without an identity has nothing to sign with")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a protocol's endpoints have to know of the coordinator around them.
+
+    ``start`` is in milliseconds since the epoch, and grows with every start.  ``draw``
+    returns that many random bytes.  ``verifies`` says whether a signature (second) of a
+    message (third) was made by the owner of a public key (first).
+    """
+
+    start: int
+    admission: Admission
+    draw: Callable[[int], bytes]
+    public_key: bytes
+    verifies: Callable[[bytes, bytes, bytes], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class Member:
     """How a worker presents itself to a coordinator, for one model.
 
-    ``only_for`` names the keys that it works for; empty: all.
+    ``only_for`` names the keys that it works for; empty: all.  ``public_key`` and
+    ``sign`` are of its Ed25519 identity.  ``epoch`` is the Unix time at which the clock
+    passed as ``now`` was at 0.
     """
 
     name: str
@@ -195,6 +217,11 @@ class Member:
     slots: int
     token: str = ""
     only_for: frozenset[str] = frozenset()
+    tasks: frozenset[str] = frozenset()  # names of tasks that it does as well
+    device: Device = Device.DESKTOP
+    public_key: bytes = b""
+    sign: Callable[[bytes], bytes] = _cannot_sign
+    epoch: float = 0.0  # seconds
 
 
 class Dialer(Protocol):

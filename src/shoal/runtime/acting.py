@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -15,9 +17,12 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import CancelJob, RunJob
@@ -82,7 +87,15 @@ class Acting:
                 self._peers.entered(worker_id)
             case WorkerLost(worker_id=worker_id):
                 self._peers.left(worker_id)
-            case WorkerDraining() | CameLate():
+            case (
+                WorkerDraining()
+                | WorkerMarked()
+                | WorkerTrusted()
+                | AccountCredited()
+                | AccountLimited()
+                | ReceiptPresented()
+                | CameLate()
+            ):
                 pass
         for worker_id, cancel in recalled:
             peer = self._peers.of(worker_id)
@@ -108,13 +121,13 @@ class Acting:
             return
         # If the worker has gone meanwhile, it does not hear this, and that it went is
         # in the mailbox.
-        run = RunJob(fact.job_id, fact.lease, job.job.work, beginning)
+        run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
         self._peers.of(fact.worker_id).issue(run)
 
     def _hedge(self, fact: JobHedged) -> None:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a
         # wire that cannot cancel frees its slot only when the job ends there.
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
-        work = self._pool.jobs[fact.job_id].job.work
-        run = RunJob(fact.job_id, fact.lease, work)
+        job = self._pool.jobs[fact.job_id].job
+        run = RunJob(fact.job_id, fact.lease, job.work, terms=job.terms)
         self._peers.of(fact.worker_id).issue(run)

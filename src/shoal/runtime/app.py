@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -19,11 +20,15 @@ from shoal.config import ServeConfig
 from shoal.domain.credentials import DAY
 from shoal.domain.errors import ConfigError, StoreError
 from shoal.domain.ids import JobId
+from shoal.domain.money import Micros, parse_dollars
 from shoal.domain.work import Limits
 from shoal.gateway.access import FIRST_KEY, Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
+from shoal.ledger.accounts import WHOLE
+from shoal.ledger.keys import Signer
+from shoal.ledger.prices import PriceList
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
@@ -34,6 +39,7 @@ from shoal.runtime.secret_files import (
     first_token,
     keep_certificate,
     new_secret,
+    signing_seed,
 )
 from shoal.runtime.upgrades import Upgrades
 from shoal.store.sqlite import SqliteStore
@@ -41,6 +47,7 @@ from shoal.transports.tls import fingerprint_of, own_certificate, server_context
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
+ASIDE = 4  # signatures that may hold up the loop: half a millisecond of checking them
 PRUNE_EVERY = 3600.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 PORT_MAX = 65_535
@@ -90,6 +97,7 @@ async def coordinator(
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         api_key = first_key(folder, config.api_key)
         token = first_token(folder, config.join_token)
+        signer = Signer.from_seed(signing_seed(folder))
         keep_certificate(folder, certificate)
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
@@ -103,8 +111,11 @@ async def coordinator(
             store,
             clock,
             lambda: JobId(new_id()),
+            signer,
             config.queue_max,
             hedge_after=config.hedge_after or None,
+            fee=_fee(config.fee),
+            aside=ASIDE,
         )
         restored = await hub.restore()
         log.info("restored jobs=%d", restored)
@@ -122,8 +133,13 @@ async def coordinator(
             replace(Limits(), queue=config.queue_wait),
             new_secret,
             _moderation(config.moderation),
+            prices=_prices(config),
+            open_jobs=any(getattr(wire, "open", False) for wire in wires.values()),
+            webhooks=config.webhooks != "off",
         )
-        upgrades = Upgrades(hub, clock, door, wires, token)
+        upgrades = Upgrades(
+            hub, clock, door, wires, token, signer.public_key, secrets.token_bytes
+        )
         app = make_app(gateway, upgrades.handle)
         # Clients that still wait at the end are cut off when the hub has stopped: that
         # must not cancel their jobs, which go on after the next start.
@@ -200,6 +216,35 @@ def _moderation(file: Path | None) -> Moderation | None:
         return Moderation(file.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--moderation {file}: {error}") from error
+
+
+def _prices(config: ServeConfig) -> PriceList:
+    return PriceList(
+        *(
+            _price(name, getattr(config, name))
+            for name in (
+                "price_fast_inference",
+                "price_fast_task",
+                "price_cheap_inference",
+                "price_cheap_task",
+            )
+        )
+    )
+
+
+def _price(name: str, text: str) -> Micros:
+    try:
+        return parse_dollars(text)
+    except ConfigError as error:
+        raise ConfigError(f"--{name.replace('_', '-')}: {error}") from error
+
+
+def _fee(percent: float) -> int:
+    """Return the pool's share in basis points."""
+    share = round(percent * 100)
+    if not 0 <= share <= WHOLE:
+        raise ConfigError(f"--fee {percent:g}: expected percent, from 0 to 100")
+    return share
 
 
 def _tls(config: ServeConfig) -> tuple[ssl.SSLContext | None, str | None]:

@@ -8,7 +8,7 @@ from enum import Enum
 from shoal.domain.facts import Fact, JobSubmitted
 
 UNLOGGED = ("outcome", "passed_over", "offer")  # long, or somebody's text
-OURS = frozenset({"fact", "job", "limit", "fault"})  # words that are our own
+OURS = frozenset({"fact", "job", "limit", "fault", "verdict"})  # words that are our own
 
 log = logging.getLogger("shoal.hub")
 

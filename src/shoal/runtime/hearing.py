@@ -1,6 +1,7 @@
 """What workers say: their text goes straight into answers, the rest becomes stimuli."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.vocabulary import (
@@ -10,9 +11,13 @@ from shoal.domain.vocabulary import (
     Event,
     Failed,
     Joined,
+    Presented,
     Progress,
     Rejected,
+    Reported,
 )
+from shoal.domain.worker import Health
+from shoal.pool.open_job import NO_LEASE
 from shoal.pool.react import (
     Answered,
     Arrived,
@@ -20,11 +25,11 @@ from shoal.pool.react import (
     Departed,
     Retiring,
     Spoiled,
-    Stimulus,
     Withdrawn,
 )
 from shoal.pool.state import Pool
 from shoal.runtime.answer import Answer, Slow, Spoilt
+from shoal.runtime.clerk import Mail, Shown
 from shoal.runtime.clock import Clock
 from shoal.runtime.peers import Connection, Peers
 
@@ -38,8 +43,11 @@ class Hearing:
         answers: Mapping[JobId, Answer],
         peers: Peers,
         clock: Clock,
-        post: Callable[[Stimulus], None],
+        post: Callable[[Mail], None],
     ) -> None:
+        self.healths: dict[WorkerId, Health] = {}
+        """How the workers' machines are, as far as they say so."""
+
         self._pool = pool
         self._answers = answers
         self._peers = peers
@@ -67,10 +75,18 @@ class Hearing:
                 self._post(Answered(speaker, event))
             case Draining():
                 self._post(Retiring(speaker, event))
+            case Reported(health):
+                self.healths[speaker] = health
+            case Presented(job_id, receipt):
+                worker = self._pool.workers.get(speaker)
+                if worker is not None and worker.offer.public_key:
+                    key = worker.offer.public_key
+                    self._post(Shown(speaker, key, job_id, receipt))
 
     def gone(self, connection: Connection, reason: str) -> None:
         """Take note that a connection has ended."""
         if (worker_id := self._peers.leave(connection)) is not None:
+            self.healths.pop(worker_id, None)
             self._post(Departed(worker_id, reason))
 
     def _progress(self, event: Progress) -> None:
@@ -89,20 +105,28 @@ class Hearing:
 
     def _completed(self, worker_id: WorkerId, event: Completed) -> None:
         answer = self._answers.get(event.job_id)
-        if answer is None or not answer.admits(event.lease):
+        if answer is None or event.lease == NO_LEASE or not answer.admits(event.lease):
             self._post(Answered(worker_id, event))
             return
         try:
+            if event.rest:
+                # That it began need not be told: the end is on its way.
+                answer.put(event.rest, self._clock.now())
             answer.check_whole()
+        except Slow:
+            if not self._goes_on_unread(event.job_id):
+                self._post(Withdrawn(event.job_id, "the client reads too slowly"))
         except Spoilt as spoilt:
             self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
         # Said in any case, for it is what frees the slot on a wire that cannot cancel.
         outcome = answer.whole(event.finish_reason, event.usage)
+        if event.output:
+            outcome = replace(outcome, output=event.output)
         self._post(Answered(worker_id, event, outcome))
 
     def _goes_on_unread(self, job_id: JobId) -> bool:
         job = self._pool.jobs.get(job_id)
-        return job is not None and bool(job.job.idempotency_key)
+        return job is not None and job.job.goes_on
 
 
 class Port:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import TypeAlias
@@ -16,16 +16,20 @@ from shoal.domain.facts import (
     JobRequeued,
     JobStarted,
 )
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.work import Job
+from shoal.domain.worker import Health
+from shoal.ledger.accounts import Books
+from shoal.ledger.keys import Signer
 from shoal.pool.admit import hopeless, impossible
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.lifecycle import JobState
 from shoal.pool.plan import plan
 from shoal.pool.react import Recall, Stimulus, Submitted, Withdrawn, react, recalls
-from shoal.pool.state import Pool
+from shoal.pool.state import MARK_MEMORY, Pool
 from shoal.runtime.acting import Acting
 from shoal.runtime.answer import Answer
+from shoal.runtime.clerk import Clerk, Mail
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.fact_log import log_fact
 from shoal.runtime.hearing import Hearing, Port
@@ -54,7 +58,8 @@ class Hub:
     the rest.  Nothing is acted on before it is in the store.
 
     ``hedge_after`` is for how many seconds a worker may be silent before another one
-    is given the job as well; None: no other is.
+    is given the job as well; None: no other is.  ``signer`` countersigns receipts, and
+    ``fee`` and ``aside`` are as in ``Clerk``.
     """
 
     def __init__(
@@ -62,8 +67,11 @@ class Hub:
         store: Store,
         clock: Clock,
         new_id: Callable[[], JobId],
+        signer: Signer,
         queue_max: int = QUEUE_MAX,
         hedge_after: float | None = None,
+        fee: int = 0,
+        aside: float = math.inf,
     ) -> None:
         self.pool = Pool()
         self.new_id = new_id
@@ -71,7 +79,9 @@ class Hub:
         self._clock = clock
         self._queue_max = queue_max
         self._hedge_after = hedge_after
-        self._mailbox: list[Stimulus] = []
+        self._clerk = Clerk(self.pool, store.ledger, signer, fee, aside)
+        self._mailbox: list[Mail] = []
+        self._told: list[asyncio.Future[None]] = []  # who waits for the next batch
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._accepting: dict[JobId, asyncio.Future[None]] = {}
@@ -106,12 +116,12 @@ class Hub:
         """Have ``job`` done for the length of the block; leaving early cancels it.
 
         However the block ends, by return, disconnect or error, no worker is left
-        working for a client that has gone.  A job with an idempotency key goes on; the
-        next who asks for the same under the same key is given the same answer, from
+        working for a client that has gone, unless the job ``goes_on``.  The next who
+        asks for the same under the same idempotency key is given the same answer, from
         its beginning, also when it has ended.
 
-        Raises UnknownModel, CannotDo, ContextExceeded, QueueFull, KeyReused,
-        ShuttingDown or StoreError before the job is accepted.
+        Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
+        KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
         answer = await self._named.answer_to(job) or self._submit(job)
         reading = answer.reading()
@@ -124,7 +134,7 @@ class Hub:
             yield reading
         finally:
             answer.leave(reading)
-            if not (answer.ended or answer.wanted or job.idempotency_key):
+            if not (answer.ended or answer.wanted or job.goes_on):
                 self._post(Withdrawn(answer.job_id, "the client left"))
 
     @contextmanager
@@ -164,6 +174,33 @@ class Hub:
             return str(self._broken)
         return "stopping" if self._stopping else None
 
+    async def tell(self, stimulus: Stimulus) -> None:
+        """Have the hub decide about something; return when that is in the store.
+
+        Raises StoreError.
+        """
+        if self._broken is not None:
+            raise self._broken
+        told = asyncio.get_running_loop().create_future()
+        self._told.append(told)
+        self._post(stimulus)
+        await told
+
+    @property
+    def books(self) -> Books:
+        """What is on which account; whoever reads it changes nothing."""
+        return self._clerk.books
+
+    @property
+    def public_key(self) -> bytes:
+        """What receipts and checkpoints are verified with, 32 bytes."""
+        return self._clerk.public_key
+
+    @property
+    def healths(self) -> Mapping[WorkerId, Health]:
+        """How the workers' machines are, as far as they say so."""
+        return self._hearing.healths
+
     def watch(self, witness: Callable[[Fact], None]) -> None:
         """Tell ``witness`` of every fact from now on, once it is in the store."""
         self._witnesses.append(witness)
@@ -177,7 +214,8 @@ class Hub:
     # For whoever owns the hub.
 
     async def restore(self) -> int:
-        """Take up the jobs that were open when the last coordinator ended."""
+        """Take up the books, and the jobs that were open when the last one ended."""
+        await self._clerk.open()
         stored = await self._store.open_jobs()
         given_out = [
             JobRequeued(each.job.id, each.lease, "the coordinator restarted")
@@ -189,6 +227,10 @@ class Hub:
         recently = self._clock.wall() - MODELS_SINCE
         for model in await self._store.models(recently):
             self.pool.roster.expect(model, now)
+        for trusted in await self._store.trusted():
+            self.pool.apply(trusted, now)
+        for marked in await self._store.marked(self._clock.wall() - MARK_MEMORY):
+            self.pool.apply(marked.fact, now - (self._clock.wall() - marked.at))
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
             # the result can be asked for.
@@ -205,19 +247,24 @@ class Hub:
             await self._wake.wait()
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
-            decided = self._decide(batch)
-            if not decided and self._clock.now() < self._record_by:
-                self._count()
-                continue
+            told, self._told = self._told, []
             try:
+                decided = self._decide(await self._clerk.examine(batch))
+                if not (decided or told) and self._clock.now() < self._record_by:
+                    self._count()
+                    continue
                 await self._record(decided)
             except StoreError as error:
+                self._told += told
                 self._break(error)
                 return
             for fact, recalled in decided:
                 for witness in self._witnesses:
                     witness(fact)
                 self._acting.act(fact, recalled)
+            for each in told:
+                if not each.done():
+                    each.set_result(None)
             self._count()
 
     async def _record(self, decided: list[Decided]) -> None:
@@ -235,7 +282,8 @@ class Hub:
             return
         earlier, self._unrecorded = self._unrecorded, []
         self._record_by = math.inf
-        await self._store.append([fact for fact, _ in decided], at, earlier)
+        entries = await self._clerk.entries(at)
+        await self._store.append([fact for fact, _ in decided], at, earlier, entries)
 
     def _record_now(self) -> None:
         # Not left to comparing times: a timer may fire a little early.
@@ -255,11 +303,11 @@ class Hub:
 
     # Stimuli.
 
-    def _post(self, stimulus: Stimulus) -> None:
+    def _post(self, mail: Mail) -> None:
         # Not bounded here, for everything that posts is: clients by the queue,
         # workers by one joining each and a few words for each lease.
         if self._broken is None:
-            self._mailbox.append(stimulus)
+            self._mailbox.append(mail)
             self._wake.set()
 
     def _submit(self, job: Job) -> Answer:
@@ -281,15 +329,21 @@ class Hub:
 
     def _decide(self, batch: list[Stimulus]) -> list[Decided]:
         """Apply what follows from a batch, leases last; return the facts."""
-        now = self._clock.now()
+        now, at = self._clock.now(), self._clock.wall()
         decided: list[Decided] = []
 
         def apply(fact: Fact) -> None:
             fact = self._with_size(fact)
             decided.append((fact, recalls(self.pool, fact)))
+            self._clerk.note(fact, at)
             self.pool.apply(fact, now)
 
         for index, stimulus in enumerate(batch):
+            if isinstance(stimulus, Submitted) and (
+                error := self._clerk.refusal(stimulus.job)
+            ):
+                self._refuse(stimulus.job, error)
+                continue
             if isinstance(stimulus, Submitted) and (error := self._hopeless(stimulus)):
                 if plan(self.pool):
                     # The queue is full only because a burst was not given out yet.  No
@@ -357,6 +411,8 @@ class Hub:
         self._broken = error
         for job_id in list(self._accepting):
             self._settle(job_id, error)
+        for told in self._told:
+            told.set_exception(error)
         for answer in self._answers.values():
             answer.fail(error)
         self._watch.stop()

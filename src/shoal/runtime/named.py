@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shoal.domain.errors import KeyReused
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job
+from shoal.domain.work import Job, Policy, Privacy
 from shoal.runtime.answer import Answer
 from shoal.store.port import Store
 
@@ -65,8 +65,12 @@ class Named:
 
 
 def _check_same(job: Job, known: Job) -> None:
-    if job.work != known.work:
+    if job.work != known.work or _for_whom(job) != _for_whom(known):
         raise KeyReused(
             "the Idempotency-Key stands for another request: send a new key with a new "
             "request"
         )
+
+
+def _for_whom(job: Job) -> tuple[str, Privacy, Policy]:
+    return job.terms.user, job.terms.privacy, job.terms.policy

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import string
 from contextlib import suppress
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from shoal.domain.errors import ConfigError
 
 SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
 KEY_FILE = "api-key"
+SEED_FILE = "signing-key"
+SEED_SIZE = 32  # bytes
 TOKEN_FILE = "join-token"
 CERTIFICATE_FILE = "certificate.pem"
 
@@ -39,6 +42,25 @@ def first_token(folder: Path, given: str | None) -> str:
     Raises ConfigError, OSError.
     """
     return _kept(folder / TOKEN_FILE, "") if given is None else given
+
+
+def signing_seed(folder: Path) -> bytes:
+    """Return what the coordinator signs receipts with, 32 bytes.
+
+    Raises ConfigError if it is damaged, OSError.
+    """
+    file = folder / SEED_FILE
+    made = secrets.token_hex(SEED_SIZE)
+    with suppress(FileExistsError), open(file, "x", opener=_private) as new:
+        new.write(made + "\n")
+    kept = file.read_text().strip()
+    if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
+        # Not made anew: receipts signed with it could not be told from forged ones.
+        raise ConfigError(
+            f"{file} is damaged: put back a copy of it; if there is none, delete it, "
+            "and receipts are signed with a new key from now on"
+        )
+    return bytes.fromhex(kept)
 
 
 def keep_certificate(folder: Path, certificate: str | None) -> None:

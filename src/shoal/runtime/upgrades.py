@@ -2,14 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import web
 
 from shoal.domain.errors import NotAdmitted, Refused
+from shoal.ledger.keys import verify
 from shoal.protocols import discover
-from shoal.protocols.session import Accepted, Hello, WebSocketRoute
+from shoal.protocols.session import Accepted, Hello, Setting, WebSocketRoute
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import POLICY, Door
 from shoal.runtime.hub import Hub
@@ -36,6 +37,8 @@ class Upgrades:
         door: Door,
         wires: Mapping[str, Any],
         token: str,
+        public_key: bytes,
+        draw: Callable[[int], bytes],
     ) -> None:
         self._hub = hub
         self._clock = clock
@@ -47,7 +50,8 @@ class Upgrades:
         for name, protocol in discover().items():
             config = wires.get(name) or protocol.config()
             admission = door.admission(name, config.token or token)
-            for endpoint in protocol.endpoints(config, start, admission):
+            setting = Setting(start, admission, draw, public_key, verify)
+            for endpoint in protocol.endpoints(config, setting):
                 self._routes.append((name, endpoint))
         self._routes.sort(key=lambda route: route[1].rank)
 

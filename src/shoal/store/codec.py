@@ -6,18 +6,38 @@ from typing import Any, get_args
 import msgspec
 
 from shoal.domain.facts import (
+    AccountFact,
     CameLate,
     Fact,
     JobCompleted,
     JobFact,
     JobSubmitted,
+    ReceiptPresented,
     WorkerFact,
+    WorkerMarked,
 )
-from shoal.domain.work import WORKS, Choice, Job, Kind, Limits, Outcome, Usage, Work
+from shoal.domain.receipts import Verdict
+from shoal.domain.work import (
+    WORKS,
+    Choice,
+    Job,
+    Kind,
+    Limits,
+    Outcome,
+    Terms,
+    Usage,
+    Work,
+)
 
 FACTS: Mapping[str, type[Fact]] = {
     fact.__name__: fact
-    for fact in (*get_args(JobFact), *get_args(WorkerFact), CameLate)
+    for fact in (
+        *get_args(JobFact),
+        *get_args(WorkerFact),
+        *get_args(AccountFact),
+        CameLate,
+        ReceiptPresented,
+    )
 }
 
 
@@ -54,7 +74,16 @@ def decode_outcome(text: str) -> Outcome:
         fields["finish_reason"],
         None if usage is None else Usage(**usage),
         tuple(Choice(**choice) for choice in fields.get("choices", ())),
+        fields.get("output", ""),
     )
+
+
+def encode_terms(terms: Terms) -> str:
+    return msgspec.json.encode(terms).decode()
+
+
+def decode_terms(text: str) -> Terms:
+    return msgspec.json.decode(text, type=Terms)
 
 
 def encode_fact(fact: Fact) -> str:
@@ -62,10 +91,15 @@ def encode_fact(fact: Fact) -> str:
     match fact:
         case JobSubmitted(job):
             return msgspec.json.encode({"job_id": job.id}).decode()
-        case JobCompleted(job_id, lease):
-            return msgspec.json.encode({"job_id": job_id, "lease": lease}).decode()
+        case JobCompleted(job_id, lease, _, verdict):
+            fields = {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+            return msgspec.json.encode(fields).decode()
         case _:
             return msgspec.json.encode(fact).decode()
+
+
+def decode_marked(text: str) -> WorkerMarked:
+    return msgspec.json.decode(text, type=WorkerMarked)
 
 
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
@@ -75,6 +109,7 @@ def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact
         return JobSubmitted(job)
     if type_ is JobCompleted:
         fields = msgspec.json.decode(text)
-        return JobCompleted(job.id, fields["lease"], outcome or Outcome(""))
+        verdict = Verdict[fields.get("verdict", Verdict.UNSIGNED.name)]
+        return JobCompleted(job.id, fields["lease"], outcome or Outcome(""), verdict)
     fact: Fact = msgspec.json.decode(text, type=type_)
     return fact

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import dropwhile, islice
 from typing import assert_never
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -20,14 +22,21 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.pool.lifecycle import ENDED, JobState, after
+from shoal.store.entries import NO_ENTRIES, Entries
+from shoal.store.memory_calls import MemoryCalls
 from shoal.store.memory_keys import MemoryKeys
-from shoal.store.port import Recorded, StoredJob
+from shoal.store.memory_ledger import MemoryLedger
+from shoal.store.memory_pairing import MemoryPairing
+from shoal.store.port import Recorded, StoredJob, Wanted
 
 
 class MemoryStore:
@@ -35,32 +44,53 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.keys = MemoryKeys()
+        self.ledger = MemoryLedger(self._owner_of)
+        self.calls = MemoryCalls()
+        self._trusted: dict[WorkerTrusted, float] = {}  # since when
+        self.pairing = MemoryPairing(self._trusted)
+        self._marked: list[Recorded] = []
         self._jobs: dict[JobId, StoredJob] = {}
         self._named: dict[tuple[str, str], JobId] = {}  # by owner and idempotency key
         self._stories: dict[JobId, list[Recorded]] = {}
         self._models: dict[str, float] = {}  # when a worker joined with it last
 
     async def append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded] = (),
+        entries: Entries = NO_ENTRIES,
     ) -> None:
         for each in earlier:
             await self.append([each.fact], each.at)
         changed: dict[JobId, StoredJob] = {}
         told: list[tuple[JobId, Recorded]] = []
         joined: dict[str, float] = {}
+        marked: list[Recorded] = []
+        trusted: list[WorkerTrusted] = []
+        limited: list[AccountLimited] = []
         for fact in facts:
             match fact:
                 case WorkerJoined(offer=offer):
                     joined |= dict.fromkeys(offer.models, at)
                     continue
-                case WorkerDraining() | WorkerLost():
+                case WorkerMarked():
+                    marked.append(Recorded(at, fact))
+                    continue
+                case WorkerTrusted():
+                    trusted.append(fact)
+                    continue
+                case AccountLimited():
+                    limited.append(fact)
+                    continue
+                case WorkerDraining() | WorkerLost() | AccountCredited():
                     continue
                 case JobSubmitted(job):
                     if job.id in self._jobs or job.id in changed:
                         raise StoreError(f"there is a job {job.id} already")
                     none = LeaseNumber(0)
                     changed[job.id] = StoredJob(job, JobState.QUEUED, none, at)
-                case CameLate():
+                case CameLate() | ReceiptPresented():
                     pass
                 case _:
                     stored = changed.get(fact.job_id) or self._jobs.get(fact.job_id)
@@ -70,6 +100,13 @@ class MemoryStore:
             told.append((fact.job_id, Recorded(at, fact)))
         self._jobs |= changed
         self._models |= joined
+        self._marked += marked
+        for pairing in trusted:
+            self._trusted.setdefault(pairing, at)
+        for limit in limited:
+            self.ledger.limit(limit)
+        self.ledger.write(entries, at)
+        self.calls.write(entries.calls, at)
         for fact in facts:
             if isinstance(fact, JobSubmitted) and fact.job.idempotency_key:
                 self._named[fact.job.owner, fact.job.idempotency_key] = fact.job.id
@@ -87,15 +124,20 @@ class MemoryStore:
     async def job(self, job_id: JobId) -> StoredJob | None:
         return self._jobs.get(job_id)
 
-    async def recent(
-        self, owner: str | None, state: JobState | None, limit: int
-    ) -> list[StoredJob]:
-        wanted = (
+    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+        newest = iter(reversed(self._jobs.values()))
+        if wanted.before is not None:
+            newest = dropwhile(lambda each: each.job.id != wanted.before, newest)
+            next(newest, None)
+        found = (
             stored
-            for stored in reversed(self._jobs.values())
-            if owner in (None, stored.job.owner) and state in (None, stored.state)
+            for stored in newest
+            if wanted.owner in (None, stored.job.owner)
+            and (not wanted.states or stored.state in wanted.states)
+            and wanted.user in (None, stored.job.terms.user)
+            and wanted.kind in (None, stored.job.kind)
         )
-        return list(islice(wanted, limit))
+        return list(islice(found, limit))
 
     async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
         job_id = self._named.get((owner, idempotency_key))
@@ -103,6 +145,12 @@ class MemoryStore:
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         return list(self._stories.get(job_id, ()))
+
+    async def trusted(self) -> list[WorkerTrusted]:
+        return list(self._trusted)
+
+    async def marked(self, since: float) -> list[Recorded]:
+        return [marked for marked in self._marked if marked.at >= since]
 
     async def models(self, since: float) -> set[str]:
         return {model for model, at in self._models.items() if at >= since}
@@ -119,11 +167,17 @@ class MemoryStore:
             name = (job.owner, job.idempotency_key)
             if self._named.get(name) == job_id:
                 del self._named[name]
+        self.calls.forget(old)
         self.keys.forget_ended(before)
+        self.pairing.forget_expired(before)
         return len(old)
 
     async def close(self) -> None:
         pass
+
+    def _owner_of(self, job_id: JobId) -> str | None:
+        stored = self._jobs.get(job_id)
+        return None if stored is None else stored.job.owner
 
 
 def _after(stored: StoredJob, fact: JobFact, at: float) -> StoredJob:

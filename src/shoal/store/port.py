@@ -5,10 +5,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.domain.credentials import JoinToken, Key, Used
-from shoal.domain.facts import Fact
+from shoal.domain.facts import Fact, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job, Outcome
+from shoal.domain.work import Job, Kind, Outcome
 from shoal.pool.lifecycle import JobState
+from shoal.store.calls import CallStore
+from shoal.store.entries import NO_ENTRIES, Entries, LedgerStore
+from shoal.store.pairing import PairingStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,40 @@ class Recorded:
     fact: Fact
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs to look for; None, or no states: any."""
+
+    owner: str | None = None
+    states: frozenset[JobState] = frozenset()
+    user: str | None = None
+    kind: Kind | None = None
+    before: JobId | None = None  # those that were submitted before this one
+
+
 class Store(Protocol):
     """Tables hold the state, ``facts`` holds the story; both change together."""
 
+    @property
+    def ledger(self) -> LedgerStore: ...
+
+    @property
+    def calls(self) -> CallStore: ...
+
+    @property
+    def pairing(self) -> PairingStore: ...
+
     async def append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded] = (),
+        entries: Entries = NO_ENTRIES,
     ) -> None:
         """Record facts, all or none; they are on disk when this returns.
 
-        Before them come those that happened ``earlier`` and could wait.
+        Before them come those that happened ``earlier`` and could wait; with them, what
+        they mean for the books.
 
         Raises StoreError.
         """
@@ -52,10 +80,8 @@ class Store(Protocol):
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...
 
-    async def recent(
-        self, owner: str | None, state: JobState | None, limit: int
-    ) -> list[StoredJob]:
-        """Return the jobs submitted last, the newest first; None: of any."""
+    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+        """Return the jobs submitted last that are ``wanted``, the newest first."""
         ...
 
     async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
@@ -66,6 +92,14 @@ class Store(Protocol):
         """Return what happened to a job, in order."""
         ...
 
+    async def trusted(self) -> list[WorkerTrusted]:
+        """Return which workers users trust with private jobs."""
+        ...
+
+    async def marked(self, since: float) -> list[Recorded]:
+        """Return what was marked against workers since, the oldest first."""
+        ...
+
     async def models(self, since: float) -> set[str]:
         """Return the models of the workers that have joined since."""
         ...
@@ -73,7 +107,7 @@ class Store(Protocol):
     async def prune(self, before: float) -> int:
         """Forget jobs that ended before then, and their story; say how many.
 
-        Keys and tokens that had ended by then are forgotten as well.
+        Keys, tokens and pairing codes that had ended by then are forgotten as well.
         """
         ...
 

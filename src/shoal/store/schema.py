@@ -86,6 +86,74 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX jobs_of_owner ON jobs (owner, submitted_at);
     """,
+    # Amounts are micro-dollars.  The log of receipts is a Merkle tree (RFC 6962): the
+    # leaves are receipts, and ``tree`` has the hashes of complete subtrees.
+    """
+    ALTER TABLE jobs ADD COLUMN terms TEXT NOT NULL DEFAULT '{}';
+    ALTER TABLE jobs ADD COLUMN user TEXT NOT NULL DEFAULT '';
+    CREATE INDEX jobs_of_user ON jobs (owner, user) WHERE user <> '';
+    CREATE TABLE accounts (
+        name TEXT PRIMARY KEY,
+        balance INTEGER NOT NULL,
+        budget INTEGER
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE transfers (
+        number INTEGER PRIMARY KEY,
+        at REAL NOT NULL,
+        job_id TEXT,
+        debit TEXT NOT NULL,
+        credit TEXT NOT NULL,
+        amount INTEGER NOT NULL CHECK (amount > 0),
+        why TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX transfers_from ON transfers (debit);
+    CREATE INDEX transfers_to ON transfers (credit);
+    CREATE TABLE receipts (
+        leaf INTEGER PRIMARY KEY,
+        job_id TEXT NOT NULL,
+        at REAL NOT NULL,
+        body BLOB NOT NULL,
+        signature BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX receipts_of_job ON receipts (job_id);
+    CREATE TABLE tree (
+        level INTEGER NOT NULL,
+        position INTEGER NOT NULL,
+        hash BLOB NOT NULL,
+        PRIMARY KEY (level, position)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE checkpoints (
+        size INTEGER PRIMARY KEY,
+        root BLOB NOT NULL,
+        at REAL NOT NULL,
+        note TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE trusted (
+        owner TEXT NOT NULL,
+        user TEXT NOT NULL,
+        public_key TEXT NOT NULL,
+        paired_at REAL NOT NULL,
+        PRIMARY KEY (owner, user, public_key)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE pairing_codes (
+        code TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        user TEXT NOT NULL,
+        expires_at REAL NOT NULL,
+        public_key TEXT,
+        claimed_at REAL
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE calls (
+        job_id TEXT PRIMARY KEY,
+        url TEXT NOT NULL,
+        secret TEXT NOT NULL,
+        host TEXT NOT NULL,
+        attempts INTEGER NOT NULL DEFAULT 0,
+        due_at REAL,
+        error TEXT
+    ) STRICT;
+    CREATE INDEX calls_due ON calls (due_at) WHERE due_at IS NOT NULL;
+    """,
 )
 
 

@@ -1,6 +1,7 @@
 """The store in one SQLite file: a writer thread, one commit for each batch."""
 
 import asyncio
+import json
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import Any, TypeAlias, TypeVar
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -22,17 +25,24 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job, Priority
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
-from shoal.store.port import Recorded, StoredJob
+from shoal.store.entries import NO_ENTRIES, Entries
+from shoal.store.port import Recorded, StoredJob, Wanted
 from shoal.store.schema import migrate
+from shoal.store.sqlite_calls import SqliteCalls, write_calls
 from shoal.store.sqlite_keys import SqliteKeys, count_usage, forget_ended
+from shoal.store.sqlite_ledger import SqliteLedger, write_entries, write_limit
+from shoal.store.sqlite_pairing import SqlitePairing, forget_expired
 
 T = TypeVar("T")
 FactRow: TypeAlias = tuple[float, str, JobId | None, str]
@@ -43,8 +53,8 @@ STATE_AFTER = {
     fact: state.value for facts in TRANSITIONS.values() for fact, state in facts.items()
 }
 
-JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, lease,
-                outcome, error, submitted_at, ended_at FROM jobs"""
+JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
+                lease, outcome, error, submitted_at, ended_at FROM jobs"""
 
 
 class SqliteStore:
@@ -52,6 +62,9 @@ class SqliteStore:
 
     def __init__(self, path: Path) -> None:
         self.keys = SqliteKeys(self)
+        self.ledger = SqliteLedger(self)
+        self.calls = SqliteCalls(self)
+        self.pairing = SqlitePairing(self)
         self._path = path
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
         self._database: sqlite3.Connection | None = None
@@ -64,9 +77,13 @@ class SqliteStore:
         await self._run(self._open)
 
     async def append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded] = ()
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded] = (),
+        entries: Entries = NO_ENTRIES,
     ) -> None:
-        await self._run(lambda: self._append(facts, at, earlier))
+        await self._run(lambda: self._append(facts, at, earlier, entries))
 
     async def open_jobs(self) -> list[StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
@@ -79,12 +96,18 @@ class SqliteStore:
 
         return await self._run(read)
 
-    async def recent(
-        self, owner: str | None, state: JobState | None, limit: int
-    ) -> list[StoredJob]:
-        wanted = {"owner": owner, "state": None if state is None else state.value}
-        given = {name: value for name, value in wanted.items() if value is not None}
-        where = " AND ".join(f"{name} = ?" for name in given) or "TRUE"
+    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+        asked = {
+            "owner = ?": wanted.owner,
+            "user = ?": wanted.user,
+            "kind = ?": wanted.kind and wanted.kind.value,
+            "rowid < (SELECT rowid FROM jobs WHERE id = ?)": wanted.before,
+        }
+        given = {test: value for test, value in asked.items() if value is not None}
+        if wanted.states:
+            states = json.dumps([state.value for state in wanted.states])
+            given["state IN (SELECT value FROM json_each(?))"] = states
+        where = " AND ".join(given) or "TRUE"
         query = f"{JOB} WHERE {where} ORDER BY rowid DESC LIMIT ?"
         values = (*given.values(), limit)
         return await self._run(lambda: [_job(row) for row in self._sql(query, *values)])
@@ -108,6 +131,23 @@ class SqliteStore:
                 Recorded(at, codec.decode_fact(name, body, stored.job, stored.outcome))
                 for at, name, body in self._sql(query, job_id)
             ]
+
+        return await self._run(read)
+
+    async def trusted(self) -> list[WorkerTrusted]:
+        query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
+        return await self._run(
+            lambda: [WorkerTrusted(*row) for row in self._sql(query)]
+        )
+
+    async def marked(self, since: float) -> list[Recorded]:
+        query = """SELECT at, body FROM facts
+                   WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
+                   ORDER BY number"""
+
+        def read() -> list[Recorded]:
+            rows = self._sql(query, since)
+            return [Recorded(at, codec.decode_marked(body)) for at, body in rows]
 
         return await self._run(read)
 
@@ -204,7 +244,11 @@ class SqliteStore:
             raise
 
     def _append(
-        self, facts: Sequence[Fact], at: float, earlier: Sequence[Recorded]
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[Recorded],
+        entries: Entries,
     ) -> None:
         with self._transaction() as database:
             rows = [self._write(each.fact, each.at) for each in earlier]
@@ -213,13 +257,28 @@ class SqliteStore:
                 "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
                 [row for row in rows if row is not None],
             )
+            write_entries(database, entries, at)
+            write_calls(database, entries.calls, at)
 
     def _write(self, fact: Fact, at: float) -> FactRow | None:
         """Write what a fact changes; return its own row, if it is worth one."""
         match fact:
-            case WorkerJoined() | WorkerDraining() | WorkerLost():
+            case WorkerTrusted(owner, user, public_key):
+                query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
+                self._sql(query, owner, user, public_key, at)
                 return _row(fact, None, at)
-            case CameLate(job_id=job_id):
+            case AccountLimited():
+                write_limit(self._opened, fact)
+                return _row(fact, None, at)
+            case (
+                WorkerJoined()
+                | WorkerDraining()
+                | WorkerLost()
+                | WorkerMarked()
+                | AccountCredited()
+            ):
+                return _row(fact, None, at)
+            case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
                 if not self._sql("SELECT 1 FROM jobs WHERE id = ?", job_id).fetchone():
                     return None  # pruned: nobody could ask for its story
             case JobSubmitted(job):
@@ -254,7 +313,8 @@ class SqliteStore:
             )
         self._sql(
             "INSERT INTO jobs (id, kind, model, owner, state, work, limits, priority,"
-            " idempotency_key, submitted_at) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            " idempotency_key, terms, user, submitted_at)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             job.id,
             job.kind.value,
             job.model,
@@ -264,6 +324,8 @@ class SqliteStore:
             codec.encode_limits(job.limits),
             job.priority.value,
             name,
+            codec.encode_terms(job.terms),
+            job.terms.user,
             at,
         )
 
@@ -280,8 +342,10 @@ class SqliteStore:
         with self._transaction():
             old = "SELECT id FROM jobs WHERE ended_at < ?"
             self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
+            self._sql(f"DELETE FROM calls WHERE job_id IN ({old})", before)
             self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
             forget_ended(self._opened, before)
+            forget_expired(self._opened, before)
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
 
 
@@ -290,7 +354,7 @@ def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:
 
 
 def _job(row: tuple[Any, ...]) -> StoredJob:
-    id_, kind, owner, state, work, limits, priority, name, *rest = row
+    id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
     lease, outcome, error, submitted_at, ended_at = rest
     return StoredJob(
         Job(
@@ -300,6 +364,7 @@ def _job(row: tuple[Any, ...]) -> StoredJob:
             owner,
             Priority(priority),
             idempotency_key=name or "",
+            terms=codec.decode_terms(terms),
         ),
         JobState(state),
         LeaseNumber(lease),

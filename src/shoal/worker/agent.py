@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeAlias
 
@@ -25,12 +25,14 @@ from shoal.domain.vocabulary import (
     Failed,
     Progress,
     Rejected,
+    Reported,
     RunJob,
 )
 from shoal.domain.work import Fault
-from shoal.engines.port import Engine, Finished
+from shoal.domain.worker import Health
+from shoal.engines.port import Finished, Runner
 from shoal.protocols.session import Dialer
-from shoal.runtime.clock import Clock
+from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.driver import Driver, End
 from shoal.runtime.link import Link, LinkClosed
 from shoal.worker.slots import Slots
@@ -39,6 +41,7 @@ RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
 STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
 WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
+REPORT_EVERY = 10.0  # seconds between words on how the machine is doing
 WRONG_CERTIFICATE = 1015  # close code that stands for it (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
@@ -71,18 +74,20 @@ class Agent:
     Args:
         slots: those of the engine, which other models may use too.
         trouble: told when the engine did not take a job.
+        measure: how the machine is doing; None: nothing is said of it.
     """
 
     def __init__(
         self,
         dialer: Dialer,
         dial: Dial,
-        engine: Engine,
+        engine: Runner,
         clock: Clock,
         random: Random,
         slots: Slots,
         report: Callable[[Happening], None],
         trouble: Callable[[], None] = lambda: None,
+        measure: Callable[[], Health] | None = None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -91,6 +96,7 @@ class Agent:
         self._random = random
         self._report = report
         self._trouble = trouble
+        self._measure = measure
         self._slots = slots
         self._jobs: dict[JobId, asyncio.Task[None]] = {}
         self._driver: Driver[Command, Event] | None = None
@@ -164,16 +170,13 @@ class Agent:
                     return End(self._why_left)
                 session = dialer.connected(headers)
                 driver = Driver(session, link, self._clock, self._told)
-                welcome = self._clock.call_at(
-                    self._clock.now() + WELCOME_AFTER,
-                    self._joined,
-                )
                 self._driver = driver
+                self._call_after(WELCOME_AFTER, self._joined)
                 self._online.set()
                 try:
                     return await driver.run()
                 finally:
-                    welcome.cancel()
+                    self._timer.cancel()
                     self._driver = None
                     self._online.clear()
         except LinkClosed as closed:
@@ -183,6 +186,18 @@ class Agent:
         self._waiting = False
         self._was_there = True
         self._report(Happening("joined"))
+        self._tell_health()
+
+    def _tell_health(self) -> None:
+        driver = self._driver
+        if self._measure is None or driver is None or Reported not in driver.accepts:
+            return
+        driver.issue(Reported(replace(self._measure(), jobs=len(self._jobs))))
+        self._call_after(REPORT_EVERY, self._tell_health)
+
+    def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Call for as long as there is this connection; nothing else is called then."""
+        self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
     def _told(self, command: Command) -> None:
         match command:

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from protocols.pairs import START
+from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, Event, Progress, RunJob
 from shoal.domain.work import Chat, Feature, Work
@@ -44,7 +45,7 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> Accepted:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = PROTOCOL.endpoints(Config(), START, by_token("nt"))
+    (endpoint,) = PROTOCOL.endpoints(Config(), setting(START, by_token("nt")))
     path, _, query = target.partition("?")
     hello = Hello(path, query, headers or {})
     assert endpoint.claims(hello)

@@ -8,6 +8,7 @@ import pytest
 
 from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
 from protocols.pairs import CHAT, sent
+from protocols.settings import setting
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
@@ -43,7 +44,6 @@ from shoal.protocols.session import (
     Hello,
     Notice,
     Send,
-    by_token,
 )
 
 JOB = JobId("job")
@@ -226,7 +226,7 @@ def test_ids_go_on_across_connections_and_wrap() -> None:
 
 
 def test_two_nodes_never_have_the_same_task_id() -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), 5, by_token(""))
+    (endpoint,) = PROTOCOL.endpoints(Config(), setting(5))
     path, _, query = NODE.partition("?")
     one, other = (endpoint.accept(Hello(path, query), 0.0).session for _ in range(2))
 

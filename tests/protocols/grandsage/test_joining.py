@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protocols.grandsage.recorded import NODE, OURS, accept
 from protocols.pairs import START
+from protocols.settings import setting
 from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
 from shoal.domain.work import Feature, Kind
@@ -184,6 +185,6 @@ def test_a_node_is_offered_as_what_it_announces() -> None:
 def test_connections_that_look_like_a_nodes_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), START, by_token(""))
+    (endpoint,) = PROTOCOL.endpoints(Config(), setting(START))
 
     assert endpoint.claims(Hello(path, query)) == claimed

@@ -20,21 +20,21 @@ from shoal.protocols.grandsage.joining import (
 from shoal.protocols.grandsage.worker import NodeDialer
 from shoal.protocols.session import (
     Accepted,
-    Admission,
     Endpoint,
     Hello,
+    Setting,
     WebSocketRoute,
 )
 
 __all__ = ["PROTOCOL", "Config"]
 
 
-def endpoints(config: Config, start: int, admission: Admission) -> Sequence[Endpoint]:
-    """Return the one endpoint; ``start`` is in milliseconds since the epoch."""
-    desk = Desk(start)
+def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+    """Return the one endpoint."""
+    desk = Desk(setting.start)
 
     def accept(hello: Hello, now: float) -> Accepted:
-        node = admit(hello, admission)
+        node = admit(hello, setting.admission)
         headers = {}
         if node.extended:
             headers[HEADER] = write_extensions()

@@ -17,6 +17,7 @@ SHOAL = "shoal"
 CONTEXT = "context"
 ONLY_FOR = "only-for"
 
+KINDS = frozenset(Kind) - {Kind.TASK}  # a node has no words for tasks
 CONTEXT_MAX = 2**31 - 1  # tokens
 ONLY_FOR_MAX = 256  # keys that a node may name
 
@@ -43,7 +44,7 @@ def read_extensions(value: str) -> Extensions:
     only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
     return Extensions(
         True,
-        frozenset(kind for kind in Kind if kind.value in names) or CHATS,
+        frozenset(kind for kind in KINDS if kind.value in names) or CHATS,
         frozenset(feature for feature in Feature if feature.value in names),
         _context(contexts[-1] if contexts else ""),
         frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),

@@ -13,15 +13,16 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from shoal.domain.errors import PeerError
+from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import (
     JSON,
     Chat,
     Completion,
     Embedding,
+    Inference,
     Kind,
-    Work,
+    Task,
     text_of,
 )
 from shoal.protocols.grandsage.codec import TaskId, fault_of, well_formed
@@ -57,6 +58,8 @@ def encode_task(
         extended: whether to add the field ``shoal``, with what the others cannot say.
     """
     work = job.work
+    if isinstance(work, Task):
+        raise Unsupported("a node does no tasks")
     plain = _plain_fields(work, max_new_tokens)
     task: dict[str, JSON] = {
         "state": 0,
@@ -70,7 +73,7 @@ def encode_task(
     }
     if extended:
         try:
-            return _dump(task | {"shoal": _more_fields(job, plain)})
+            return _dump(task | {"shoal": _more_fields(work, job.continues, plain)})
         except (ValueError, RecursionError):
             # Nested too deeply, or not a number: the plain fields say what matters.
             pass
@@ -148,7 +151,7 @@ def decode_text(data: bytes | str) -> tuple[Head, str]:
     return head, text
 
 
-def decode_work(text: str, model: str, *, extended: bool) -> tuple[Work, str]:
+def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, str]:
     """Read what a task asks for, and the beginning of its answer if it has one.
 
     A system message may be missing, and so may the limits.  A token limit below 1
@@ -183,6 +186,8 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Work, str]:
             return completion, more.continues
         case Kind.EMBEDDING:
             return Embedding(model, tuple(more.inputs), more.options), ""
+        case Kind.TASK:
+            raise PeerError("shoal.kind: a node does no tasks")
 
 
 def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
@@ -203,7 +208,7 @@ def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Message
 # Private parts, in the order in which they are called.
 
 
-def _plain_fields(work: Work, max_new_tokens: int) -> dict[str, JSON]:
+def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
     """Return what every node is told; work that is no chat is told of elsewhere."""
     if not isinstance(work, Chat):
         return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
@@ -216,9 +221,10 @@ def _plain_fields(work: Work, max_new_tokens: int) -> dict[str, JSON]:
     }
 
 
-def _more_fields(job: RunJob, plain: Mapping[str, Any]) -> dict[str, JSON]:
+def _more_fields(
+    work: Inference, continues: str, plain: Mapping[str, Any]
+) -> dict[str, JSON]:
     """Return what a node of ours is told beside: what the plain fields cannot say."""
-    work = job.work
     more: dict[str, JSON] = {}
     match work:
         case Chat(max_tokens=limit, temperature=temperature):
@@ -233,8 +239,8 @@ def _more_fields(job: RunJob, plain: Mapping[str, Any]) -> dict[str, JSON]:
             more |= {"kind": work.kind.value, "inputs": inputs}
     if work.options:
         more["options"] = work.options
-    if job.continues:
-        more["continues"] = job.continues
+    if continues:
+        more["continues"] = continues
     return more
 
 

@@ -14,8 +14,10 @@ from shoal.domain.vocabulary import (
     Event,
     Failed,
     Joined,
+    Presented,
     Progress,
     Rejected,
+    Reported,
     RunJob,
 )
 from shoal.domain.work import Delta, Piece
@@ -173,6 +175,8 @@ class ServerSession:
         match message:
             case Joined():
                 raise Unsupported("a node joins by its URL")
+            case Reported() | Presented():
+                raise Unsupported("a node has no words for it")
             case Draining(reason):
                 # A plain server finds out when the connection ends.
                 return self._say(Word(draining=_short(reason)))

@@ -1,0 +1,102 @@
+"""Show what jobs cost whom, and top accounts up."""
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote
+
+from shoal.cli import api
+from shoal.cli.actions import add_action
+from shoal.cli.table import day, print_table
+from shoal.domain.money import dollars, parse_dollars
+
+PATH = "/admin/accounts"
+HEAD = ("ACCOUNT", "BALANCE", "WITH SUBS", "MAY GO BELOW ZERO BY")
+MOVED = ("AT", "FROM", "TO", "AMOUNT", "WHY", "JOB")
+NAMING = "the name of a key, or an account as `shoal accounts ls` shows it"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = add_action(actions, "ls", "show all accounts")
+    show = add_action(actions, "show", "show an account and what moved last")
+    credit = add_action(actions, "credit", "top an account up")
+    budget = add_action(actions, "budget", "say how far below zero an account may go")
+    for each in (show, credit, budget):
+        each.add_argument("name", help=NAMING)
+    credit.add_argument("amount", help="such as 5 or $0.50")
+    budget.add_argument(
+        "amount", help="such as 5; 0: it has to be topped up first; none: without limit"
+    )
+    for each in (listing, show, credit, budget):
+        each.add_argument("--json", action="store_true", help="print JSON")
+        api.add_arguments(each)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"ls": _list, "show": _show, "credit": _credit, "budget": _budget}[
+        args.action
+    ](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    listed = api.ask(args, PATH)
+    if args.json:
+        print(json.dumps(listed))
+    elif listed["data"]:
+        print_table(HEAD, [_row(account) for account in listed["data"]])
+        print(f"in all {dollars(listed['total'])}")
+    else:
+        print("nothing was earned or spent yet")
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    return _print(args, api.ask(args, _path(args)))
+
+
+def _credit(args: argparse.Namespace) -> int:
+    amount = {"amount": parse_dollars(args.amount)}
+    return _print(args, api.ask(args, f"{_path(args)}/credit", amount))
+
+
+def _budget(args: argparse.Namespace) -> int:
+    amount = None if args.amount == "none" else parse_dollars(args.amount)
+    path = f"{_path(args)}/budget"
+    return _print(args, api.ask(args, path, {"budget": amount}, method="PUT"))
+
+
+def _path(args: argparse.Namespace) -> str:
+    return f"{PATH}/{quote(args.name, safe='')}"
+
+
+def _print(args: argparse.Namespace, account: dict[str, Any]) -> int:
+    if args.json:
+        print(json.dumps(account))
+        return 0
+    print_table(HEAD, [_row(account)])
+    if account["transfers"]:
+        print()
+        print_table(MOVED, [_moved(each) for each in account["transfers"]])
+    return 0
+
+
+def _row(account: dict[str, Any]) -> tuple[str, ...]:
+    budget = account["budget"]
+    return (
+        account["name"],
+        dollars(account["balance"]),
+        dollars(account["standing"]),
+        "any amount" if budget is None else dollars(budget),
+    )
+
+
+def _moved(transfer: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        day(transfer["at"]),
+        transfer["debit"],
+        transfer["credit"],
+        dollars(transfer["amount"]),
+        transfer["why"],
+        transfer["job_id"] or "",
+    )

@@ -1,0 +1,51 @@
+"""Tells the user what becomes of a worker."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+from shoal.cli.terminal import shown
+from shoal.cli.whereto import Target
+from shoal.worker.agent import Happening
+
+NAMED_MAX = 10  # models that a message names
+
+
+def reporter(
+    there: Target, *, as_json: bool
+) -> Callable[[str, Mapping[str, object], Happening], None]:
+    """Return what tells of a worker, what it is about, and what happened.
+
+    ``about`` begins with what the line for people names: a model, an engine or a key.
+    """
+
+    def tell(name: str, about: Mapping[str, object], happening: Happening) -> None:
+        if as_json:
+            fields: dict[str, object] = {
+                "event": happening.event,
+                "url": there.shown,
+                "name": name,
+            }
+            if happening.reason:
+                fields["reason"] = happening.reason
+            print(json.dumps({**fields, **about}), flush=True)
+            return
+        kind, what = next(iter(about.items()))
+        what = what if kind == "model" else f"{kind.replace('_', ' ')} {what}"
+        reason = f": {happening.reason}" if happening.reason else ""
+        line = f"{happening.event} {name} with {what}{reason}"
+        print(shown(line), file=sys.stderr, flush=True)
+
+    return tell
+
+
+def tell_of_others(offered: Sequence[str], others: Sequence[str]) -> None:
+    """Say which models a wire has no room for, and how they can be had."""
+    named = ", ".join(others[:NAMED_MAX])
+    if len(others) > NAMED_MAX:
+        named += f" and {len(others) - NAMED_MAX} more"
+    line = (
+        f"only {', '.join(offered)} is offered, as the wire takes no more; for another "
+        f"({named}) join under another --name, with --model"
+    )
+    print(shown(line), file=sys.stderr, flush=True)

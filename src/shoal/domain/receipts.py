@@ -1,0 +1,28 @@
+"""What a worker signs about a job, and what its signature was found to be worth."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+SIGNED_MAX = 65_536
+"""Bytes of a worker's receipt; real ones have some three hundred."""
+
+
+class Verdict(Enum):
+    """What came of checking a worker's receipt; the value is for people to read."""
+
+    VALID = "the worker signed this output of this job"
+    UNSIGNED = "the worker's wire carries no receipts"
+    MISSING = "the worker gave no receipt"
+    MALFORMED = "the worker's receipt cannot be read"
+    WRONG_JOB = "the worker's receipt is for another job"
+    WRONG_WORKER = "the worker's receipt names the key of another worker"
+    WRONG_OUTPUT = "the worker's receipt is for another output"
+    BAD_SIGNATURE = "the signature is not the worker's"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedReceipt:
+    """A worker's receipt; ``body`` holds exactly the bytes that were signed."""
+
+    body: bytes
+    signature: bytes

@@ -1,0 +1,74 @@
+"""Finds the JSON that stands in a text among other words."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.domain.nesting import NESTING_MAX, is_deep
+
+VAIN_MAX = 4 << 20  # characters that are read as JSON and turn out to be none
+
+OPENINGS = "{["
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object or a list.
+
+    ``text`` is what stands there, exactly; ``value`` is what it means, but that whole
+    numbers are floats: there is no limit to their digits.
+    """
+
+    text: str
+    value: Any  # as JSON is
+
+
+def json_in(text: str, openings: str = OPENINGS) -> Iterator[Found]:
+    """Yield the JSON objects and lists in a text, in order, the outermost of each.
+
+    What is nested more deeply than ``NESTING_MAX`` does not count, but what is in it
+    may.  ``openings`` says with which brackets a value may begin.
+
+    Raises ValueError if so much looks like JSON and is none that it would take too
+    long.
+    """
+    constants: list[str] = []  # NaN and Infinity, which are no JSON
+    decoder = json.JSONDecoder(parse_int=float, parse_constant=constants.append)
+    opening = re.compile(f"[{re.escape(openings)}]")
+    position = vain = 0
+    while (begin := opening.search(text, position)) is not None:
+        start = begin.start()
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            vain += error.pos - start
+        except RecursionError:
+            vain += len(text) - start  # how far it read is not told
+        else:
+            if not constants and not is_deep(value):
+                yield Found(text[start:end], value)
+                position = end
+                continue
+            vain += end - start
+        if vain > VAIN_MAX:
+            raise ValueError(
+                "too much of the text begins like JSON and does not end like it, or is "
+                f"nested more than {NESTING_MAX} deep"
+            )
+        constants.clear()
+        position = start + 1
+
+
+def written(value: object) -> str:
+    """Return the JSON text of a value, without spaces."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    return sayable(text)
+
+
+def sayable(text: str) -> str:
+    """Return JSON text in a form that can be encoded: lone surrogates are escaped."""
+    return _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

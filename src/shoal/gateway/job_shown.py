@@ -1,0 +1,227 @@
+"""Jobs as clients of the job interface are shown them, whatever came of them."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Raw
+
+from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
+from shoal.domain.money import dollars
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.work import Kind, Limit, Outcome, Work
+from shoal.gateway.text import encode_text, well_formed
+from shoal.ledger.canonical import to_base64
+from shoal.ledger.outputs import output_of
+from shoal.pool.lifecycle import ENDED, JobState
+from shoal.pool.react import NO_TRUSTED_WORKER
+from shoal.store.entries import Filed
+from shoal.store.port import Store, StoredJob
+
+Status: TypeAlias = Literal["pending", "assigned", "completed", "failed"]
+
+STATUSES: Mapping[JobState, Status] = {
+    JobState.QUEUED: "pending",
+    JobState.LEASED: "assigned",
+    JobState.STREAMING: "assigned",
+    JobState.DONE: "completed",
+    JobState.FAILED: "failed",
+    JobState.CANCELLED: "failed",
+    JobState.EXPIRED: "failed",
+}
+
+JobType: TypeAlias = Literal["LLM_INFER", "TASK", "COMPLETION", "EMBEDDING"]
+
+JOB_TYPES: Mapping[Kind, JobType] = {
+    Kind.CHAT: "LLM_INFER",
+    Kind.TASK: "TASK",
+    Kind.COMPLETION: "COMPLETION",
+    Kind.EMBEDDING: "EMBEDDING",
+}
+
+NO_WORKER = "no_eligible_worker"
+WORKER_LOST = "worker_disconnected"
+CANCELLED = "cancelled"
+WITHHELD = "content_filter"
+
+Anything = Annotated[Raw, Meta(extra_json_schema={})]
+
+NULL = Raw(b"null")
+
+
+class CoordinatorReceipt(msgspec.Struct, frozen=True):
+    """The coordinator's own receipt: its place in the log, and the text it signed."""
+
+    index: int
+    body: str
+    signature: str  # base64
+
+
+class JobListed(msgspec.Struct, frozen=True):
+    """A job in a list.  Times are in UTC; ``detail`` says what went wrong."""
+
+    id: str
+    status: Status
+    created_at: str
+    completed_at: str | None
+    job_type: JobType
+    user_id: str
+    policy: str
+    privacy_class: str
+    price: str
+    attempts: int
+    detail: str | None
+
+
+class JobShown(msgspec.Struct, frozen=True):
+    """A job; the first six fields are those of the original, in its order.
+
+    ``receipt`` has what the worker signed, the signature, whether that proves the
+    result, and the verdict in a word.  Of a job that failed, ``result`` has an
+    ``error`` for programs, and ``detail`` says the same to people.
+    """
+
+    id: str
+    status: Status
+    result: Anything
+    receipt: Anything
+    created_at: str
+    completed_at: str | None
+    job_type: JobType
+    user_id: str
+    policy: str
+    privacy_class: str
+    price: str
+    attempts: int
+    detail: str | None
+    coordinator_receipt: CoordinatorReceipt | None
+
+
+async def show(store: Store, stored: StoredJob, *, withheld: bool = False) -> bytes:
+    """Write a job as JSON; what is ``withheld`` is not shown of its result.
+
+    Raises StoreError.
+    """
+    filed: Sequence[Filed] = ()
+    result = NULL
+    fields = msgspec.structs.asdict(listed(stored))
+    if stored.outcome is not None:
+        filed = await store.ledger.receipts_of(stored.job.id)
+        result = Raw(_result(stored.job.work, stored.outcome))
+        if withheld:
+            result = _error(WITHHELD)
+            fields["detail"] = "the result matches the moderation list"
+    elif stored.state in ENDED:
+        story = await store.story(stored.job.id)
+        result = _error(_why(stored, [each.fact for each in story]))
+    shown = JobShown(
+        **fields,
+        result=result,
+        receipt=_receipt(filed),
+        coordinator_receipt=_countersigned(filed),
+    )
+    return msgspec.json.encode(shown)
+
+
+def listed(stored: StoredJob) -> JobListed:
+    """Return what of a job stands in a list."""
+    terms = stored.job.terms
+    done = stored.ended_at if stored.state is JobState.DONE else None
+    return JobListed(
+        stored.job.id,
+        STATUSES[stored.state],
+        to_seconds(stored.submitted_at),
+        None if done is None else to_seconds(done),
+        JOB_TYPES[stored.job.kind],
+        terms.user,
+        terms.policy.name,
+        terms.privacy.name,
+        dollars(terms.price),
+        stored.lease,
+        _detail(stored),
+    )
+
+
+def to_seconds(at: float) -> str:
+    """Write a Unix time as the original does: in UTC, to the second."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def error_word(end: JobFailed | JobCancelled | JobExpired) -> str:
+    """Say in a word, where the original has one, how a job came to nothing."""
+    match end:
+        case JobCancelled():
+            return CANCELLED
+        case JobExpired(limit=Limit.QUEUE):
+            return NO_WORKER
+        case JobFailed(error=error) if error.startswith(NO_TRUSTED_WORKER):
+            return NO_TRUSTED_WORKER
+        case JobFailed(lost=True):
+            return WORKER_LOST
+        case JobFailed(error=error) | JobExpired(error=error):
+            return well_formed(error)
+
+
+# Private parts, in the order in which they are called.
+
+_whole = msgspec.json.Decoder(Raw)
+_objects = msgspec.json.Decoder(dict[str, Raw])
+
+
+def _result(work: Work, outcome: Outcome) -> bytes:
+    output = output_of(work, outcome)
+    try:
+        _whole.decode(output)
+    except (msgspec.DecodeError, RecursionError):
+        # A task's answer is JSON, but that is a worker's word.
+        return encode_text(output.decode(errors="replace"))
+    return output
+
+
+def _error(word: str) -> Raw:
+    return Raw(b'{"error":' + encode_text(word) + b"}")
+
+
+def _why(stored: StoredJob, story: Sequence[Fact]) -> str:
+    for fact in reversed(story):
+        if isinstance(fact, JobFailed | JobCancelled | JobExpired):
+            return error_word(fact)
+    return _detail(stored) or stored.state.value  # its story was just pruned
+
+
+def _detail(stored: StoredJob) -> str | None:
+    return None if stored.error is None else well_formed(stored.error)
+
+
+def _receipt(filed: Sequence[Filed]) -> Raw:
+    """Write a worker's receipt as the original shows it, and our verdict on it."""
+    given = [each for each in filed if each.claims.worker_receipt is not None]
+    if not given:
+        return NULL
+    claims = given[-1].claims
+    receipt = claims.worker_receipt
+    assert receipt is not None, "only those were looked for"
+    ours = {
+        "signature": to_base64(receipt.signature),
+        "verified": claims.verdict is Verdict.VALID,
+        "verdict": claims.verdict.name.lower(),
+    }
+    return Raw(msgspec.json.encode(_fields(receipt) | ours))
+
+
+def _fields(receipt: SignedReceipt) -> dict[str, object]:
+    """Return the fields that were signed, in their order; none if it has no such."""
+    try:
+        return {**_objects.decode(receipt.body)}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return {}
+
+
+def _countersigned(filed: Sequence[Filed]) -> CoordinatorReceipt | None:
+    if not filed:
+        return None
+    newest = filed[-1]
+    return CoordinatorReceipt(
+        newest.index, newest.body.decode(), to_base64(newest.signature)
+    )

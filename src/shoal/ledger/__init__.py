@@ -1,0 +1,1 @@
+"""Who did what, for how much, so that nobody has to take our word for it."""

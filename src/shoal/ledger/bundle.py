@@ -1,0 +1,138 @@
+"""A receipt with all that is needed to verify it offline, as a file.
+
+Whoever verifies has to know the coordinator's public key from elsewhere: the one in the
+file only tells whose to ask for.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.receipts import Verdict
+from shoal.ledger import checkpoint, files, keys, merkle, receipts
+from shoal.ledger.checks import Check, Step, WhyNot, in_order
+from shoal.ledger.worker_receipts import hash_of, verify_hash
+
+_WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A receipt, and what proves it; the file has these very names.
+
+    ``receipt`` is its body as text, ``path`` the proof that it is leaf ``index`` of the
+    log of the ``checkpoint``, ``output`` the JSON text of what the job came to, if it
+    is to go along.
+    """
+
+    coordinator_key: str  # hexadecimal, lower case
+    receipt: str
+    signature: bytes
+    index: int
+    path: tuple[bytes, ...]
+    checkpoint: str
+    output: str | None = None
+    type: Literal["shoal/bundle"] = "shoal/bundle"
+    version: Literal[1] = 1
+
+
+def write(bundle: Bundle) -> bytes:
+    """Write a bundle as a file."""
+    return files.write(bundle)
+
+
+def read(data: bytes) -> Bundle:
+    """Read a bundle, without verifying it.
+
+    Raises InvalidRequest for anything that ``write`` would not have written.
+    """
+    return files.read(data, Bundle)
+
+
+def verify(data: bytes, public_key: bytes) -> list[Check]:
+    """Verify the file of a bundle, with the coordinator's key as known from elsewhere.
+
+    Returns the steps that were taken, in order; if one is wrong, it is the last.  A
+    worker's receipt that is no good is not wrong in itself, if the coordinator says so.
+    """
+    try:
+        bundle = read(data)
+    except InvalidRequest as error:
+        return [Check(Step.FORM, str(error))]
+    steps = [each for each in _STEPS if bundle.output is not None or each[1] != _output]
+    return in_order(steps, bundle, public_key)
+
+
+def _key(bundle: Bundle, public_key: bytes) -> str | None:
+    if bundle.coordinator_key == public_key.hex():
+        return None
+    return f"it is about {bundle.coordinator_key}, the key given is {public_key.hex()}"
+
+
+def _signature(bundle: Bundle, public_key: bytes) -> str | None:
+    message = receipts.PREFIX + bundle.receipt.encode()
+    if keys.verify(public_key, bundle.signature, message):
+        return None
+    return "the signature is not the coordinator's"
+
+
+def _receipt(bundle: Bundle, public_key: bytes) -> str | None:
+    try:
+        receipts.read(bundle.receipt.encode())
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+def _checkpoint(bundle: Bundle, public_key: bytes) -> str | None:
+    try:
+        checkpoint.verify(bundle.checkpoint, public_key)
+    except InvalidRequest as error:
+        return str(error)
+    return None
+
+
+def _logged(bundle: Bundle, public_key: bytes) -> str | None:
+    head = checkpoint.verify(bundle.checkpoint, public_key)
+    body = bundle.receipt.encode()
+    leaf = merkle.leaf_hash(body)
+    root = merkle.root_from_inclusion(bundle.index, head.size, leaf, bundle.path)
+    if root != head.root:
+        return f"it does not lead from leaf {bundle.index} to the checkpoint's root"
+    if (size := receipts.read(body).checkpoint_size) > bundle.index:
+        return f"leaf {bundle.index} cannot come after a checkpoint of {size} receipts"
+    return None
+
+
+def _output(bundle: Bundle, public_key: bytes) -> str | None:
+    named = receipts.read(bundle.receipt.encode()).claims.output_hash
+    found = hash_of((bundle.output or "").encode())
+    return None if named == found else f"the receipt names {named}, this is {found}"
+
+
+def _worker(bundle: Bundle, public_key: bytes) -> str | None:
+    claims = receipts.read(bundle.receipt.encode()).claims
+    if claims.worker_receipt is None:
+        if claims.verdict in _WITHOUT_RECEIPT:
+            return None
+        return f"there is none, and yet it is said that {claims.verdict.value}"
+    found = verify_hash(
+        claims.worker_receipt,
+        job_id=claims.job_id,
+        public_key=keys.public_key_of(claims.worker_key or "") or b"",
+        output_hash=claims.output_hash,
+    )
+    if found is claims.verdict:
+        return None
+    return f"{found.value}, and yet it is said that {claims.verdict.value}"
+
+
+_STEPS: tuple[tuple[Step, WhyNot[Bundle]], ...] = (
+    (Step.KEY, _key),
+    (Step.SIGNATURE, _signature),
+    (Step.RECEIPT, _receipt),
+    (Step.CHECKPOINT, _checkpoint),
+    (Step.LOGGED, _logged),
+    (Step.OUTPUT, _output),
+    (Step.WORKER, _worker),
+)

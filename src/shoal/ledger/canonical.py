@@ -1,0 +1,101 @@
+"""The one way in which each thing is written: JSON, base64, time.
+
+What is signed or hashed has to come out as the same bytes everywhere, and a file in
+which every bit counts must not be writable in two ways.
+
+Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 4648, section 4 (base64), and
+ISO 8601 as JavaScript's ``toISOString`` writes it.
+"""
+
+import binascii
+import re
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import msgspec
+import rfc8785
+
+from shoal.domain.work import JSON
+
+_sorted: Final = msgspec.json.Encoder(order="sorted")
+_EXACT_MAX = 2**53 - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z", re.ASCII
+)
+
+
+def encode(value: JSON) -> bytes:
+    """Write a JSON value after RFC 8785.
+
+    Raises ValueError for what it cannot write: numbers beyond 2**53 or not finite,
+    lone surrogates, and what is no JSON.
+    """
+    if _is_plain(value):
+        return _sorted.encode(value)
+    written: bytes = rfc8785.dumps(value)
+    return written
+
+
+def _is_plain(value: object) -> bool:
+    """Say whether msgspec, some eight times as fast, certainly writes the same.
+
+    It escapes as RFC 8785 does.  It writes floats otherwise, keeps large integers, and
+    sorts names by code point, not UTF-16 unit: that is the same for ASCII.
+    """
+    kind = type(value)
+    if kind is str or value is None or kind is bool:
+        return True
+    if kind is int:
+        return -_EXACT_MAX <= value <= _EXACT_MAX  # type: ignore[operator]  # an int
+    if kind is dict:
+        assert isinstance(value, dict)  # for the type checker
+        return all(
+            type(name) is str and name.isascii() and _is_plain(each)
+            for name, each in value.items()
+        )
+    if kind is list:
+        assert isinstance(value, list)  # for the type checker
+        return all(map(_is_plain, value))
+    return False
+
+
+def whole_text(text: str) -> str:
+    """Return a text that can be written: lone surrogates become U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def to_base64(data: bytes) -> str:
+    """Write bytes in base64, padded and in one line."""
+    return binascii.b2a_base64(data, newline=False).decode("ascii")
+
+
+def from_base64(text: str) -> bytes:
+    """Read what ``to_base64`` writes; ValueError for any other way to write it."""
+    data = binascii.a2b_base64(text)
+    # Bits that no byte has room for would be dropped, and so would odd characters.
+    if to_base64(data) != text:
+        raise ValueError("not in the one form of base64")
+    return data
+
+
+def to_time(at: float) -> str:
+    """Write Unix seconds as ISO 8601, in UTC, with milliseconds.
+
+    Raises ValueError outside the years 1 to 9999.
+    """
+    try:
+        # Not fromtimestamp: what is left of a second would be cut, not rounded.
+        moment = _EPOCH + timedelta(milliseconds=round(at * 1000))
+    except OverflowError as error:
+        raise ValueError(f"{at} is no time") from error
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def from_time(text: str) -> float:
+    """Read what ``to_time`` writes; ValueError for anything else."""
+    if _TIME.fullmatch(text) is None:
+        raise ValueError(f"expected a time such as 2026-02-09T12:00:05.000Z: {text!r}")
+    return (datetime.fromisoformat(text) - _EPOCH) / timedelta(seconds=1)

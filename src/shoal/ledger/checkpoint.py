@@ -1,0 +1,89 @@
+"""A signed statement of how large the log was at a time, and of its root.
+
+Sources: C2SP ``tlog-checkpoint`` for what it says, C2SP ``signed-note`` for how it is
+signed.  The name of a log is made from its key, so that a checkpoint says whose it is.
+An extension line, which the first source allows, has the time.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from shoal.domain.errors import InvalidRequest
+from shoal.ledger import keys
+from shoal.ledger.canonical import from_base64, from_time, to_base64, to_time
+from shoal.ledger.keys import Signer
+
+_ED25519 = b"\x01"  # the sort of signature, as signed-note numbers them
+_ID_SIZE = 4  # bytes
+
+_NOTE = re.compile(
+    r"(?P<text>"
+    r"(?P<origin>shoal/[0-9a-f]{16})\n"
+    r"(?P<size>0|[1-9][0-9]{0,15})\n"
+    r"(?P<root>[A-Za-z0-9+/]{43}=)\n"
+    r"at (?P<at>[0-9T:.Z-]{24})\n"
+    r")\n"
+    r"\u2014 (?P<name>shoal/[0-9a-f]{16}) (?P<signature>[A-Za-z0-9+/]{91}=)\n",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a checkpoint says; ``at`` is Unix seconds."""
+
+    size: int
+    root: bytes
+    at: float
+
+
+def name_of(public_key: bytes) -> str:
+    """Return what the log of a key is called."""
+    return f"shoal/{hashlib.sha256(public_key).hexdigest()[:16]}"
+
+
+def make(signer: Signer, size: int, root: bytes, at: float) -> str:
+    """Write and sign a checkpoint; ``at`` is Unix seconds."""
+    name = name_of(signer.public_key)
+    text = _text(name, size, root, at)
+    signed = _key_id(name, signer.public_key) + signer.sign(text.encode())
+    return f"{text}\n\u2014 {name} {to_base64(signed)}\n"
+
+
+def verify(note: str, public_key: bytes) -> Checkpoint:
+    """Read a checkpoint that the owner of the key signed.
+
+    It has to be as ``make`` writes it, with this one signature: of any other nobody
+    could say here whether it is good.
+
+    Raises InvalidRequest saying what is wrong.
+    """
+    name = name_of(public_key)
+    found = _NOTE.fullmatch(note)
+    if found is None:
+        raise InvalidRequest("the checkpoint is not in the form of a signed checkpoint")
+    if (found["origin"], found["name"]) != (name, name):
+        raise InvalidRequest(f"the checkpoint is of {found['origin']}, not of {name}")
+    try:
+        signed = from_base64(found["signature"])
+        root = from_base64(found["root"])
+        at = from_time(found["at"])
+    except ValueError as error:
+        raise InvalidRequest(f"the checkpoint cannot be read: {error}") from error
+    key_id, signature = signed[:_ID_SIZE], signed[_ID_SIZE:]
+    if key_id != _key_id(name, public_key):
+        raise InvalidRequest("the checkpoint is signed by another key")
+    if not keys.verify(public_key, signature, found["text"].encode()):
+        raise InvalidRequest("the checkpoint's signature is wrong")
+    return Checkpoint(int(found["size"]), root, at)
+
+
+def _text(name: str, size: int, root: bytes, at: float) -> str:
+    lines = name, str(size), to_base64(root), f"at {to_time(at)}"
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _key_id(name: str, public_key: bytes) -> bytes:
+    named = name.encode() + b"\n" + _ED25519 + public_key
+    return hashlib.sha256(named).digest()[:_ID_SIZE]

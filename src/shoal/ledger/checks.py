@@ -1,0 +1,52 @@
+"""What verifying consists of: steps in order, each with what is wrong, if anything."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+
+class Step(Enum):
+    """One thing that is looked at; the value says what holds if it is all right."""
+
+    FORM = "the file is whole and in its one form"
+    KEY = "it is about the coordinator whose key was given"
+    SIGNATURE = "the coordinator signed the receipt"
+    RECEIPT = "the receipt says all that a receipt says"
+    CHECKPOINT = "the coordinator signed the checkpoint"
+    LOGGED = "the receipt is in the log of that checkpoint"
+    OUTPUT = "the output is the one that the receipt names"
+    WORKER = "the worker's own receipt is as the coordinator says"
+    EARLIER = "the coordinator signed the earlier checkpoint"
+    LATER = "the coordinator signed the later checkpoint"
+    GROWN = "the later log begins with all of the earlier one"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A step that was taken; ``wrong`` is None if it is all right."""
+
+    step: Step
+    wrong: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.wrong is None
+
+
+WhyNot: TypeAlias = Callable[[T, bytes], str | None]
+"""Takes what is verified and the coordinator's public key."""
+
+
+def in_order(
+    steps: Iterable[tuple[Step, WhyNot[T]]], what: T, public_key: bytes
+) -> list[Check]:
+    """Take steps until one is wrong: what comes after it would mean nothing."""
+    checks = [Check(Step.FORM)]
+    for step, why_not in steps:
+        checks.append(Check(step, why_not(what, public_key)))
+        if not checks[-1].ok:
+            break
+    return checks

@@ -1,0 +1,230 @@
+"""A Merkle tree that grows at its right, and proofs about it.
+
+Source: RFC 6962, section 2.1 (the hashes of RFC 9162 are the same).  A node is named by
+its level, 0 for leaves, and its position there; it is complete when it covers
+``2**level`` leaves, and then never changes.  Every hash that a proof needs is the hash
+of a range of leaves, which a few complete nodes cover: a store keeps only these.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import TypeAlias
+
+Place: TypeAlias = tuple[int, int]
+"""The level of a complete node, and its position there."""
+
+Node: TypeAlias = tuple[int, int, bytes]
+"""A complete node: its level, its position there, its hash."""
+
+Range: TypeAlias = tuple[int, int]
+"""Leaves from one up to, and without, another."""
+
+EMPTY_ROOT = hashlib.sha256(b"").digest()
+HASH_SIZE = 32  # bytes
+
+
+def leaf_hash(data: bytes) -> bytes:
+    """Return the hash of a leaf."""
+    return hashlib.sha256(b"\x00" + data).digest()
+
+
+def node_hash(left: bytes, right: bytes) -> bytes:
+    """Return the hash of the node over two others."""
+    return hashlib.sha256(b"\x01" + left + right).digest()
+
+
+class Frontier:
+    """As much of a tree as is needed to go on with it.
+
+    ``hashes`` are those of the largest complete nodes that cover the ``size`` leaves,
+    from the left: one for each bit of ``size``.
+    """
+
+    def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
+        """Go on from ``size`` leaves; ValueError if these are not its hashes."""
+        if size < 0 or len(hashes) != size.bit_count():
+            raise ValueError(f"{len(hashes)} hashes for a tree of {size} leaves")
+        if any(len(each) != HASH_SIZE for each in hashes):
+            raise ValueError(f"a hash has {HASH_SIZE} bytes")
+        self._size = size
+        self._hashes = list(hashes)
+
+    @property
+    def size(self) -> int:
+        """How many leaves there are."""
+        return self._size
+
+    @property
+    def hashes(self) -> tuple[bytes, ...]:
+        return tuple(self._hashes)
+
+    def copy(self) -> "Frontier":
+        """Return another that grows for itself."""
+        return Frontier(self._size, self._hashes)
+
+    def root(self) -> bytes:
+        """Return the hash of the whole tree."""
+        return _folded(self._hashes)
+
+    def append(self, leaf_data: bytes) -> list[Node]:
+        """Add a leaf; return the nodes that became complete, the leaf's own first."""
+        level, position, hash = 0, self._size, leaf_hash(leaf_data)
+        nodes = [(level, position, hash)]
+        while position & 1:  # a right child: with it, its parent is complete
+            hash = node_hash(self._hashes.pop(), hash)
+            level, position = level + 1, position >> 1
+            nodes.append((level, position, hash))
+        self._hashes.append(hash)
+        self._size += 1
+        return nodes
+
+
+def frontier_places(size: int) -> list[Place]:
+    """Return the nodes whose hashes make the frontier of a tree of ``size`` leaves."""
+    return _cover(0, size)
+
+
+def nodes_for_inclusion(index: int, size: int) -> list[Place]:
+    """Return the nodes that ``inclusion_path`` reads."""
+    return [place for each in _beside(index, size) for place in _cover(*each)]
+
+
+def inclusion_path(
+    index: int, size: int, node: Callable[[int, int], bytes]
+) -> list[bytes]:
+    """Return the proof that a leaf is in the tree of the first ``size`` leaves.
+
+    ``node`` has the hash of a complete node, by level and position.
+    """
+    return [_hash_of(each, node) for each in _beside(index, size)]
+
+
+def nodes_for_consistency(first: int, second: int) -> list[Place]:
+    """Return the nodes that ``consistency_path`` reads."""
+    return [place for each in _between(first, second) for place in _cover(*each)]
+
+
+def consistency_path(
+    first: int, second: int, node: Callable[[int, int], bytes]
+) -> list[bytes]:
+    """Return the proof that the tree of ``second`` leaves begins with the ``first``."""
+    return [_hash_of(each, node) for each in _between(first, second)]
+
+
+def root_from_inclusion(
+    index: int, size: int, leaf_hash: bytes, path: Sequence[bytes]
+) -> bytes | None:
+    """Return the root that a proof leads to; None if it cannot be one."""
+    if not 0 <= index < size:
+        return None
+    ranges = _beside(index, size)
+    if len(path) != len(ranges):
+        return None
+    hash = leaf_hash
+    for (begin, _), beside in zip(ranges, path, strict=True):
+        left = begin < index
+        hash = node_hash(beside, hash) if left else node_hash(hash, beside)
+    return hash
+
+
+def verify_consistency(
+    first: int,
+    second: int,
+    first_root: bytes,
+    second_root: bytes,
+    path: Sequence[bytes],
+) -> bool:
+    """Say whether a proof shows that the second tree begins with all of the first.
+
+    The first has a leaf at least: of the empty one there is nothing to prove.
+    """
+    if not 0 < first <= second:
+        return False
+    ranges = _between(first, second)
+    if len(path) != len(ranges):
+        return False
+    rest = list(zip(ranges, path, strict=True))
+    if rest and rest[0][0][1] == first:
+        (_, begun), *rest = rest
+    else:
+        begun = first_root  # the first tree is a complete node of the second
+    old = new = begun
+    for (begin, _), beside in rest:
+        if begin < first:
+            old, new = node_hash(beside, old), node_hash(beside, new)
+        else:
+            new = node_hash(new, beside)
+    return old == first_root and new == second_root
+
+
+def _beside(index: int, size: int) -> list[Range]:
+    """Return what lies beside the way from a leaf up to the root, in that order.
+
+    RFC 6962, section 2.1.1, PATH.
+    """
+    assert 0 <= index < size
+    ranges = []
+    begin, end = 0, size
+    while end - begin > 1:
+        middle = _split(begin, end)
+        if index < middle:
+            ranges.append((middle, end))
+            end = middle
+        else:
+            ranges.append((begin, middle))
+            begin = middle
+    return ranges[::-1]
+
+
+def _between(first: int, second: int) -> list[Range]:
+    """Return what a proof of consistency consists of, in its order.
+
+    RFC 6962, section 2.1.2, PROOF.
+    """
+    assert 0 < first <= second
+    ranges: list[Range] = []
+    begin, end = 0, second
+    while first != end:
+        middle = _split(begin, end)
+        if first <= middle:
+            ranges.append((middle, end))
+            end = middle
+        else:
+            ranges.append((begin, middle))
+            begin = middle
+    if begin:
+        ranges.append((begin, end))
+    return ranges[::-1]
+
+
+def _split(begin: int, end: int) -> int:
+    """Return where a range of leaves divides: after the largest 2**n short of all.
+
+    RFC 6962, section 2.1.
+    """
+    return begin + (1 << (end - begin - 1).bit_length() - 1)
+
+
+def _cover(begin: int, end: int) -> list[Place]:
+    """Return the complete nodes that cover a range of a proof, from the left.
+
+    Such a range begins where a node as large as its largest part does.
+    """
+    places = []
+    while begin < end:
+        level = (end - begin).bit_length() - 1
+        places.append((level, begin >> level))
+        begin += 1 << level
+    return places
+
+
+def _hash_of(leaves: Range, node: Callable[[int, int], bytes]) -> bytes:
+    return _folded([node(*place) for place in _cover(*leaves)])
+
+
+def _folded(hashes: Sequence[bytes]) -> bytes:
+    """Return the hash over complete nodes, from the left, ever smaller ones."""
+    if not hashes:
+        return EMPTY_ROOT
+    return reduce(lambda right, left: node_hash(left, right), reversed(hashes))

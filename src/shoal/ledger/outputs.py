@@ -1,0 +1,46 @@
+"""What a job came to, as the bytes that receipts are about."""
+
+from collections.abc import Mapping
+
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Outcome, Task, Work
+from shoal.ledger.canonical import encode, whole_text
+
+
+def output_of(work: Work, outcome: Outcome) -> bytes:
+    """Return a job's output as JSON text in UTF-8.
+
+    It is what the worker gave, where its wire has a form for it; else canonical JSON
+    (RFC 8785) with the ``text`` and the ``model``, and the ``choices`` if there is more
+    to the answer than its text.
+    """
+    if outcome.output:
+        return outcome.output.encode()
+    match work:
+        case Task():
+            return outcome.text.encode()
+        case Chat(model=model) | Completion(model=model) | Embedding(model=model):
+            output: dict[str, JSON] = {"model": model, "text": whole_text(outcome.text)}
+            if outcome.choices:
+                output["choices"] = [
+                    _whole(
+                        {
+                            "fields": choice.fields,
+                            "finish_reason": choice.finish_reason,
+                            "logprobs": choice.logprobs,
+                        }
+                    )
+                    for choice in outcome.choices
+                ]
+            return encode(output)
+
+
+def _whole(value: JSON) -> JSON:
+    match value:
+        case str():
+            return whole_text(value)
+        case Mapping():
+            return {whole_text(key): _whole(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_whole(each) for each in value]
+        case _:
+            return value

@@ -1,0 +1,33 @@
+"""What a job costs, by what it is and where it should rather go."""
+
+from dataclasses import dataclass
+
+from shoal.domain.money import Micros
+from shoal.domain.work import Kind, Policy
+
+FAST_INFERENCE = Micros(10_000)
+FAST_TASK = Micros(3_000)
+CHEAP_INFERENCE = Micros(5_000)
+CHEAP_TASK = Micros(1_000)
+
+_INFERENCE = frozenset({Kind.CHAT, Kind.COMPLETION})
+
+
+@dataclass(frozen=True, slots=True)
+class PriceList:
+    """Prices of one job each, in micro-dollars; a task is all that is no inference."""
+
+    fast_inference: Micros = FAST_INFERENCE
+    fast_task: Micros = FAST_TASK
+    cheap_inference: Micros = CHEAP_INFERENCE
+    cheap_task: Micros = CHEAP_TASK
+
+    def price(self, policy: Policy, kind: Kind) -> Micros:
+        """Return what such a job costs."""
+        prices = {
+            (Policy.FAST, True): self.fast_inference,
+            (Policy.FAST, False): self.fast_task,
+            (Policy.CHEAP, True): self.cheap_inference,
+            (Policy.CHEAP, False): self.cheap_task,
+        }
+        return prices[policy, kind in _INFERENCE]

@@ -1,0 +1,215 @@
+"""The coordinator's own receipt of a job: what it says, and the bytes that are signed.
+
+There is one for each job that was done, whatever the wire.  Where the worker signed as
+well, its receipt is inside; where it did not, the receipt says so.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.work import JSON
+from shoal.ledger import keys
+from shoal.ledger.canonical import (
+    encode,
+    from_base64,
+    from_time,
+    to_base64,
+    whole_text,
+)
+
+PREFIX = b"shoal receipt v1\n"
+"""Comes before the body in what is signed, so that it can be taken for nothing else.
+
+A checkpoint, which the same key signs, begins with ``shoal/``.
+"""
+
+TYPE = "shoal/receipt"
+VERSION = 1
+
+_HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
+_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+_ROOT_SIZE = 32  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """What the coordinator says about a job that was done.
+
+    ``output_hash`` is ``sha256:`` and the hash of the output's JSON text, ``at`` the
+    time in ISO 8601, UTC, with milliseconds.  ``price`` and ``fee``, which is part of
+    it, are in micro-dollars, and what was charged.  Tokens are None where nobody
+    counted.  ``verdict`` is about ``worker_receipt``.
+    """
+
+    job_id: JobId
+    worker: str
+    worker_key: str | None  # hexadecimal
+    output_hash: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    price: int
+    fee: int
+    payment_ref: str | None
+    at: str
+    verdict: Verdict
+    worker_receipt: SignedReceipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a receipt says: the claims, and the last checkpoint before it."""
+
+    claims: Claims
+    checkpoint_size: int
+    checkpoint_root: bytes
+
+
+def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
+    """Write a receipt, in canonical JSON.
+
+    What came from elsewhere never stops it: lone surrogates in a text become U+FFFD,
+    and a worker's key that is none is left out.
+    """
+    key = keys.public_key_of(claims.worker_key or "")
+    ref = claims.payment_ref
+    return encode(
+        {
+            "type": TYPE,
+            "version": VERSION,
+            "job_id": whole_text(claims.job_id),
+            "worker": whole_text(claims.worker),
+            "worker_key": None if key is None else key.hex(),
+            "output_hash": claims.output_hash,
+            "prompt_tokens": claims.prompt_tokens,
+            "completion_tokens": claims.completion_tokens,
+            "price": claims.price,
+            "fee": claims.fee,
+            "payment_ref": None if ref is None else whole_text(ref),
+            "at": claims.at,
+            "verdict": claims.verdict.name.lower(),
+            "worker_receipt": _signed(claims.worker_receipt),
+            "checkpoint": {
+                "size": checkpoint_size,
+                "root": to_base64(checkpoint_root),
+            },
+        }
+    )
+
+
+def _signed(receipt: SignedReceipt | None) -> JSON:
+    if receipt is None:
+        return None
+    signature = to_base64(receipt.signature)
+    try:
+        return {"body": receipt.body.decode("utf-8"), "signature": signature}
+    except UnicodeDecodeError:
+        inside = to_base64(receipt.body)
+        return {"body_base64": inside, "signature": signature}
+
+
+def read(body: bytes) -> Receipt:
+    """Read a receipt.  Whether it is signed has to be asked apart.
+
+    Raises InvalidRequest for anything that ``body`` would not write.
+    """
+    try:
+        receipt = _typed(_reader.decode(body))
+        # What is there beyond the fields, twice, or in another order or spelling, is
+        # not there any more: one receipt has one form.
+        if _rewritten(receipt) != body:
+            raise ValueError("it is not in its one canonical form")
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the receipt cannot be read: {error}") from error
+    return receipt
+
+
+def _rewritten(receipt: Receipt) -> bytes:
+    return body(receipt.claims, receipt.checkpoint_size, receipt.checkpoint_root)
+
+
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    signature: str
+    body: str | None = None
+    body_base64: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    size: int
+    root: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    type: Literal["shoal/receipt"]
+    version: Literal[1]
+    job_id: JobId
+    worker: str
+    worker_key: str | None
+    output_hash: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    price: int
+    fee: int
+    payment_ref: str | None
+    at: str
+    verdict: str
+    worker_receipt: _Signed | None
+    checkpoint: _Checkpoint
+
+
+_reader = msgspec.json.Decoder(_Body)
+
+
+def _typed(body: _Body) -> Receipt:
+    """Check what the types do not say; raises ValueError."""
+    for name in ("prompt_tokens", "completion_tokens", "price", "fee"):
+        if (getattr(body, name) or 0) < 0:
+            raise ValueError(f"{name} is below zero")
+    if body.fee > body.price:
+        raise ValueError("the fee is more than the price")
+    if _HASH.fullmatch(body.output_hash) is None:
+        raise ValueError("output_hash is not sha256: and 64 hexadecimal digits")
+    if body.worker_key is not None and _KEY.fullmatch(body.worker_key) is None:
+        raise ValueError("worker_key is not 64 hexadecimal digits")
+    from_time(body.at)
+    root = from_base64(body.checkpoint.root)
+    if len(root) != _ROOT_SIZE or body.checkpoint.size < 0:
+        raise ValueError("checkpoint is none")
+    claims = Claims(
+        body.job_id,
+        body.worker,
+        body.worker_key,
+        body.output_hash,
+        body.prompt_tokens,
+        body.completion_tokens,
+        body.price,
+        body.fee,
+        body.payment_ref,
+        body.at,
+        _verdict(body.verdict),
+        None if body.worker_receipt is None else _as_signed(body.worker_receipt),
+    )
+    return Receipt(claims, body.checkpoint.size, root)
+
+
+def _verdict(name: str) -> Verdict:
+    try:
+        return Verdict[name.upper()]
+    except KeyError as error:
+        raise ValueError(f"there is no verdict {name!r}") from error
+
+
+def _as_signed(written: _Signed) -> SignedReceipt:
+    if written.body is not None:
+        body = written.body.encode("utf-8")
+    else:
+        body = from_base64(written.body_base64 or "")
+    return SignedReceipt(body, from_base64(written.signature))

@@ -1,0 +1,80 @@
+"""Checking a worker's receipt: ordered checks, one verdict, the bytes as signed.
+
+Source: the receipts' document, and what real workers send: the output's hash with or
+without ``sha256:`` before it, fields in any order, and others beside them.
+"""
+
+import hashlib
+import json
+
+from shoal.domain.ids import JobId
+from shoal.domain.nesting import may_be_deep
+from shoal.domain.receipts import SIGNED_MAX, SignedReceipt, Verdict
+from shoal.ledger import keys
+
+HASH = "sha256:"
+
+
+def hash_of(output_json: bytes) -> str:
+    """Return an output's hash, as the coordinator's receipts name it."""
+    return HASH + hashlib.sha256(output_json).hexdigest()
+
+
+def verify(
+    receipt: SignedReceipt, *, job_id: JobId, public_key: bytes, output_json: bytes
+) -> Verdict:
+    """Decide whether ``receipt`` proves that this worker made this output.
+
+    Args:
+        public_key: the 32-byte Ed25519 key the worker registered with, never the one
+            named in the receipt: a receipt must not vouch for itself.
+        output_json: the output's JSON text exactly as received.
+    """
+    return verify_hash(
+        receipt, job_id=job_id, public_key=public_key, output_hash=hash_of(output_json)
+    )
+
+
+def verify_hash(
+    receipt: SignedReceipt, *, job_id: JobId, public_key: bytes, output_hash: str
+) -> Verdict:
+    """Decide the same where of the output only ``hash_of`` it is at hand."""
+    if (claims := _claims(receipt.body)) is None:
+        return Verdict.MALFORMED
+    named_job, named_worker, named_output = claims
+    if named_job != job_id:
+        return Verdict.WRONG_JOB
+    if keys.public_key_of(named_worker) != public_key:
+        return Verdict.WRONG_WORKER
+    # The document writes "sha256:<hex>", its own workers send bare hex: take both.
+    if named_output.removeprefix(HASH) != output_hash.removeprefix(HASH):
+        return Verdict.WRONG_OUTPUT
+    if not keys.verify(public_key, receipt.signature, receipt.body):
+        return Verdict.BAD_SIGNATURE
+    return Verdict.VALID
+
+
+def _claims(body: bytes) -> tuple[str, str, str] | None:
+    """Read which job, worker and output are named; None if that cannot be read."""
+    if len(body) > SIGNED_MAX:
+        return None
+    try:
+        # As text, since json would also guess at UTF-16.
+        text = body.decode("utf-8")
+        # Whoever reads it later has to come to the same: neither how deep a parser can
+        # go nor how many digits it bears may decide.
+        if may_be_deep(text):
+            return None
+        # Of a name that is there twice the last counts, as it does in JavaScript.
+        claims = json.loads(text, parse_int=float)
+        named = claims["job_id"], claims["provider_pubkey"], claims["output_hash"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    job_id, worker, output_hash = named
+    if not (
+        isinstance(job_id, str)
+        and isinstance(worker, str)
+        and isinstance(output_hash, str)
+    ):
+        return None
+    return job_id, worker, output_hash

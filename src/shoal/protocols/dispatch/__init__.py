@@ -1,0 +1,50 @@
+"""Dispatch: desktops and phones dial in, and sign what they did.
+
+Source: the Dispatch WebSocket protocol document, and exchanges recorded with the real
+coordinator and workers; see ``docs/protocols/dispatch.md``.
+"""
+
+from collections.abc import Sequence
+
+from shoal.protocols import Protocol
+from shoal.protocols.dispatch.coordinator import ProviderSession
+from shoal.protocols.dispatch.dialer import ProviderDialer
+from shoal.protocols.dispatch.face import FACE, PAIRING
+from shoal.protocols.dispatch.joining import Config, answer_headers, receive_visitor
+from shoal.protocols.dispatch.messages import MESSAGE_MAX
+from shoal.protocols.session import (
+    Accepted,
+    Endpoint,
+    Hello,
+    Setting,
+    WebSocketRoute,
+)
+
+__all__ = ["PROTOCOL", "Config"]
+
+LAST = 100  # rank: original workers use any path, so what no other wire claims is ours
+
+
+def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+    """Return the one endpoint."""
+
+    def accept(hello: Hello, now: float) -> Accepted:
+        visitor = receive_visitor(hello, config, setting)
+        session = ProviderSession(visitor, config, setting)
+        headers = answer_headers(hello, visitor, setting)
+        return Accepted(session, headers, visitor.admitted)
+
+    return [WebSocketRoute(LAST, lambda hello: True, accept, MESSAGE_MAX)]
+
+
+PROTOCOL = Protocol(
+    name="dispatch",
+    config=Config,
+    endpoints=endpoints,
+    schemes=frozenset({"http", "https"}),
+    dial=ProviderDialer,
+    models_max=1,
+    signs=True,
+    face=FACE,
+    pairing=PAIRING,
+)

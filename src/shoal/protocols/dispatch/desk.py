@@ -1,0 +1,63 @@
+"""What a worker has for one coordinator, across all its connections to it."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.work import Kind, Piece
+from shoal.domain.worker import Health
+
+KEPT_MAX = 64  # messages kept for a coordinator that cannot be reached
+KEPT_SIZE_MAX = 16 << 20  # characters of them
+ANSWER_MAX = 16 << 20  # characters of an answer that is being put together
+JOBS_MAX = 4096  # jobs that a coordinator may give us at a time
+
+
+@dataclass(slots=True)
+class Running:
+    """A job that the worker does; ``wire_id`` is what the coordinator calls it."""
+
+    wire_id: str
+    lease: LeaseNumber
+    kind: Kind
+    pieces: list[Piece] = field(default_factory=list)
+    size: int = 0  # characters, about
+
+
+@dataclass(slots=True)
+class Desk:
+    """The jobs at work, what could not be said yet, and how the machine is doing."""
+
+    running: dict[JobId, Running] = field(default_factory=dict)
+    kept: deque[str] = field(default_factory=deque)
+    kept_size: int = 0
+    health: Health | None = None
+    refusal: str = ""  # what the coordinator said when it would not have us
+
+    def take(self, wire_id: str, lease: LeaseNumber, kind: Kind) -> JobId | None:
+        """Note a job; return our name for it, or None if it is at work already.
+
+        Two leases of one job have different names.
+        """
+        job_id = JobId(f"{wire_id}#{lease}" if lease else wire_id)
+        if job_id in self.running:
+            return None
+        self.running[job_id] = Running(wire_id, lease, kind)
+        return job_id
+
+    def keep(self, message: str) -> None:
+        """Keep a message for later.  When there are too many, the oldest are lost.
+
+        Whom they are for has given those jobs to others long since.
+        """
+        self.kept.append(message)
+        self.kept_size += len(message)
+        while len(self.kept) > KEPT_MAX or self.kept_size > KEPT_SIZE_MAX:
+            self.kept_size -= len(self.kept.popleft())
+
+    def say_kept(self) -> list[str]:
+        """Return what was kept, oldest first, and forget it."""
+        kept = list(self.kept)
+        self.kept.clear()
+        self.kept_size = 0
+        return kept

@@ -1,0 +1,236 @@
+"""The wire's small messages, and what is said of those that are no good.
+
+Source: the WebSocket protocol document, and what real workers send; see
+``docs/protocols/dispatch.md``.  Jobs are in ``jobs.py``, answers in ``answers.py``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.dispatch.javascript import (
+    NotJson,
+    mended,
+    parse,
+    string_of,
+    stringify,
+    written,
+)
+from shoal.protocols.session import Data
+
+MESSAGE_MAX = 32 << 20  # bytes of a message: a job of 10 MB, escaped
+JOB_ID_MAX = 256  # characters
+REPLACED = 4000  # close code of ours: a newer connection has the worker's place
+REASON_MAX = 1000  # characters of an error or reason that are kept
+SHOWN_MAX = 100  # characters of something unknown that are repeated to who sent it
+
+JobIdText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_MAX)]
+KeyText: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+Lease: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+"""Which attempt at a job is meant; 0 where the peer does not say."""
+
+_Percent: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=100)]
+_Count: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
+_Short: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
+
+
+class Code(StrEnum):
+    """What is wrong, for programs.  The original knows the first two."""
+
+    PARSE_ERROR = "PARSE_ERROR"
+    UNKNOWN_MSG = "UNKNOWN_MSG"
+    INVALID_MESSAGE = "INVALID_MESSAGE"
+    NOT_REGISTERED = "NOT_REGISTERED"
+    NOT_YOUR_JOB = "NOT_YOUR_JOB"
+    REPLACED = "REPLACED"
+
+
+class ProviderType(StrEnum):
+    """What sort of machine a worker is."""
+
+    DESKTOP = "DESKTOP"
+    SEEKER = "SEEKER"
+
+
+class JobType(StrEnum):
+    """What a worker is asked to do."""
+
+    LLM_INFER = "LLM_INFER"
+    TASK = "TASK"
+
+
+# From a worker.  What may be anything stays as it was sent: some of it is signed.
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    provider_pubkey: KeyText
+    provider_type: ProviderType
+    capabilities: Annotated[list[JobType], msgspec.Meta(max_length=16)]
+    pricing_hint: _Short | UnsetType | None = UNSET
+    shoal: Raw | UnsetType = UNSET
+
+
+class Metrics(msgspec.Struct, frozen=True, omit_defaults=True):
+    cpu_pct: _Percent | None = None
+    mem_pct: _Percent | None = None
+    active_jobs: _Count | None = None
+
+
+class Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, tag="heartbeat"):
+    provider_pubkey: KeyText
+    metrics: Metrics | None = None
+
+
+class JobComplete(msgspec.Struct, frozen=True, tag="job_complete"):
+    job_id: JobIdText
+    output: Raw | UnsetType = UNSET
+    output_hash: Raw | UnsetType = UNSET
+    receipt: Raw | UnsetType = UNSET
+    receipt_signature: Raw | UnsetType = UNSET
+    shoal: Raw | UnsetType = UNSET
+
+
+class JobReject(msgspec.Struct, frozen=True, tag="job_reject"):
+    job_id: JobIdText
+    reason: str
+    shoal: Raw | UnsetType = UNSET
+
+
+class ReceiptSubmit(msgspec.Struct, frozen=True, tag="receipt_submit"):
+    receipt: Raw
+    signature: str
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """Ours: the worker finishes what it has and takes nothing new."""
+
+    reason: str = ""
+
+
+FromWorker: TypeAlias = (
+    Register | Heartbeat | JobComplete | JobReject | ReceiptSubmit | Drain
+)
+
+# From a coordinator.
+
+
+class RegisterAck(msgspec.Struct, frozen=True, tag="register_ack"):
+    status: str
+    worker_id: str | UnsetType = UNSET
+    error: str | UnsetType = UNSET
+
+
+class HeartbeatAck(msgspec.Struct, frozen=True, tag="heartbeat_ack"):
+    status: str = "ok"
+
+
+class JobCancel(msgspec.Struct, frozen=True, tag="job_cancel"):
+    """Ours: nobody waits for the job any more."""
+
+    job_id: JobIdText
+    lease: Lease = 0
+
+
+class Error(msgspec.Struct, frozen=True, tag="error"):
+    code: str
+    message: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Any message of a coordinator, as a worker reads it: it may be anything."""
+
+    type: Any = None
+    status: Any = None
+    error: Any = None
+    code: Any = None
+    message: Any = None
+    job_id: Any = None
+    lease: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """What is wrong with a message; ``about`` is its type, if that is known."""
+
+    code: Code
+    text: str
+    about: str = ""
+
+
+def decode(data: Data) -> FromWorker | Complaint:
+    """Decode a worker's message, or say what is wrong with it.
+
+    The original treats text and binary frames alike.
+    """
+    try:
+        message: FromWorker = _messages.decode(
+            data if isinstance(data, str) else data.decode()
+        )
+    except UnicodeDecodeError:
+        return _NOT_JSON
+    except (msgspec.DecodeError, RecursionError):
+        return _look_again(data)
+    return message
+
+
+_RAW = ("output", "output_hash", "receipt", "receipt_signature", "shoal")
+_UNDEFINED: Any = object()
+_NOT_JSON = Complaint(Code.PARSE_ERROR, "Invalid JSON")
+_messages = msgspec.json.Decoder(FromWorker)
+_told = msgspec.json.Decoder(Told)
+_known = frozenset(
+    str(each.__struct_config__.tag)
+    for each in (Register, Heartbeat, JobComplete, JobReject, ReceiptSubmit, Drain)
+)
+
+
+def _look_again(data: Data) -> FromWorker | Complaint:
+    """Find out slowly what is wrong, if anything is: half a character is not."""
+    try:
+        value = parse(data)
+    except NotJson:
+        return _NOT_JSON
+    except PeerError as error:
+        return Complaint(Code.INVALID_MESSAGE, str(error))
+    if value is None:
+        # The original dies of it.
+        return Complaint(Code.INVALID_MESSAGE, "expected an object, got null")
+    kind = value.get("type", _UNDEFINED) if isinstance(value, dict) else _UNDEFINED
+    if not isinstance(kind, str) or kind not in _known:
+        return unknown("undefined" if kind is _UNDEFINED else string_of(kind))
+    raw = {name: Raw(stringify(value.pop(name))) for name in _RAW if name in value}
+    try:
+        message: FromWorker = msgspec.convert(mended(value) | raw, FromWorker)
+    except msgspec.ValidationError as error:
+        text = f"{kind}: {error}"[:REASON_MAX]
+        return Complaint(Code.INVALID_MESSAGE, text, kind)
+    return message
+
+
+def decode_told(data: Data) -> tuple[Told, str]:
+    """Read a coordinator's message; return it and the text that it was.
+
+    Half a character, which original coordinators pass on, becomes U+FFFD.
+
+    Raises PeerError if it is no object.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode()
+        try:
+            return _told.decode(text), text
+        except msgspec.ValidationError as error:
+            raise PeerError(f"expected an object: {error}") from error
+        except (msgspec.DecodeError, RecursionError):
+            text = written(mended(parse(text)))
+            return _told.decode(text), text
+    except ValueError as error:
+        raise PeerError("not JSON") from error
+
+
+def unknown(kind: str) -> Complaint:
+    """Say, in the original's words, that there is no such type."""
+    return Complaint(Code.UNKNOWN_MSG, f"Unknown type: {kind[:SHOWN_MAX]}")

@@ -1,0 +1,136 @@
+"""What a worker says, in the words that the coordinator at hand understands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec import UNSET, Raw, UnsetType
+
+from shoal.domain.assembly import assemble
+from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.vocabulary import Completed, Failed, Rejected
+from shoal.domain.work import Fault
+from shoal.domain.worker import Device, Health
+from shoal.protocols.dispatch.answers import (
+    encode_answer,
+    ending_of,
+    error_output,
+    output_of,
+)
+from shoal.protocols.dispatch.desk import Running
+from shoal.protocols.dispatch.extension import (
+    Announcement,
+    Attempt,
+    kinds_of,
+    present,
+    proof_of,
+)
+from shoal.protocols.dispatch.javascript import well_formed, written
+from shoal.protocols.dispatch.joining import CAPABILITIES, DEVICES
+from shoal.protocols.dispatch.messages import (
+    REASON_MAX,
+    Drain,
+    Heartbeat,
+    JobReject,
+    Metrics,
+    ProviderType,
+    Register,
+)
+from shoal.protocols.session import Member
+
+TYPES: Mapping[Device, ProviderType] = {
+    device: type_ for type_, device in DEVICES.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """Speaks for a worker to a coordinator that announced itself so, or not at all."""
+
+    member: Member
+    announced: Announcement
+
+    @property
+    def extended(self) -> bool:
+        return self.announced.known
+
+    def registration(self) -> str:
+        """Return the message that registers, with a proof of the key for ours."""
+        member = self.member
+        kinds = kinds_of(member)
+        shoal: Raw | UnsetType = UNSET
+        if self.extended:
+            challenge, coordinator = self.announced.challenge, self.announced.key
+            proof = member.sign(proof_of(challenge, coordinator, member.public_key))
+            shoal = Raw(written(present(member, proof)))
+        return written(
+            Register(
+                member.public_key.hex(),
+                TYPES[member.device],
+                [name for name, kind in CAPABILITIES.items() if kind in kinds],
+                shoal=shoal,
+            )
+        )
+
+    def heartbeat(self, health: Health | None) -> str:
+        """Return a sign of life, with what is known of the machine."""
+        metrics = None
+        if health is not None:
+            metrics = Metrics(health.cpu, health.memory, health.jobs)
+        return written(Heartbeat(self.member.public_key.hex(), metrics))
+
+    def draining(self, reason: str) -> str:
+        """Return that nothing new is taken; only ours understand it."""
+        return written(Drain(well_formed(reason[:REASON_MAX])))
+
+    def ended(
+        self, running: Running, event: Completed | Rejected | Failed, now: float
+    ) -> str:
+        """Return how a job ended.
+
+        Raises Unsupported if it cannot be said to an original coordinator.
+        """
+        match event:
+            case Completed():
+                try:
+                    return self._completion(running, event, now)
+                except PeerError as error:
+                    return self.failure(running, str(error), Fault.WORKER, now)
+            case Rejected(_, _, reason):
+                if not self.extended:
+                    raise Unsupported("an original coordinator would forget the job")
+                return self._rejection(running, reason, Attempt(running.lease))
+            case Failed(_, _, error, fault):
+                return self.failure(running, error, fault, now)
+
+    def refusal(self, running: Running, why: str, now: float) -> str:
+        """Return that a job was not begun."""
+        if self.extended:
+            return self._rejection(running, why, Attempt(running.lease))
+        return self.failure(running, why, Fault.REQUEST, now)
+
+    def failure(self, running: Running, why: str, fault: Fault, now: float) -> str:
+        """Return that a job was run and failed."""
+        if self.extended:
+            attempt = Attempt(running.lease, failed=True, fault=fault.value)
+            return self._rejection(running, why, attempt)
+        # As original workers say it: what is rejected hangs for ever there.
+        output = error_output(why[:REASON_MAX])
+        return encode_answer(running.wire_id, output, self.member, self._at(now))
+
+    def _completion(self, running: Running, event: Completed, now: float) -> str:
+        pieces = [*running.pieces, *event.rest]
+        outcome = assemble(pieces, event.finish_reason, event.usage)
+        output = output_of(running.kind, self.member.model.name, outcome)
+        ending = None
+        if self.extended:
+            ending = ending_of(running.lease, event.finish_reason, outcome)
+        return encode_answer(
+            running.wire_id, output, self.member, self._at(now), ending
+        )
+
+    def _rejection(self, running: Running, why: str, attempt: Attempt) -> str:
+        reason = well_formed(why[:REASON_MAX])
+        return written(JobReject(running.wire_id, reason, Raw(written(attempt))))
+
+    def _at(self, now: float) -> float:
+        return now + self.member.epoch

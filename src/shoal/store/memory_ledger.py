@@ -1,0 +1,83 @@
+"""Receipts, their log, and accounts, until the process ends."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+from shoal.domain.facts import AccountLimited
+from shoal.domain.ids import JobId
+from shoal.store.entries import (
+    Account,
+    Entries,
+    Filed,
+    Head,
+    Node,
+    Opening,
+    Posted,
+)
+
+
+class MemoryLedger:
+    """Keeps the books in lists."""
+
+    def __init__(self, owner_of: Callable[[JobId], str | None]) -> None:
+        self._owner_of = owner_of
+        self._accounts: dict[str, Account] = {}
+        self._transfers: list[Posted] = []
+        self._receipts: list[Filed] = []
+        self._nodes: dict[Node, bytes] = {}
+        self._heads: dict[int, Head] = {}
+
+    def write(self, entries: Entries, at: float) -> None:
+        """Take in what belongs to a batch of facts."""
+        for transfer in entries.transfers:
+            posted = Posted(len(self._transfers) + 1, at, transfer)
+            self._transfers.append(posted)
+            self._add(transfer.debit, -transfer.amount)
+            self._add(transfer.credit, transfer.amount)
+        self._receipts += entries.receipts
+        self._nodes |= {(level, place): node for level, place, node in entries.nodes}
+        if entries.head is not None:
+            self._heads[entries.head.size] = entries.head
+
+    def limit(self, fact: AccountLimited) -> None:
+        """Take in how far an account may go."""
+        account = self._accounts.get(fact.account, Account(fact.account, 0))
+        self._accounts[fact.account] = replace(account, budget=fact.budget)
+
+    async def opening(self) -> Opening:
+        return Opening(dict(self._accounts), await self.head())
+
+    async def nodes(self, wanted: Sequence[Node]) -> dict[Node, bytes]:
+        return {node: self._nodes[node] for node in wanted if node in self._nodes}
+
+    async def receipts_of(self, job_id: JobId) -> list[Filed]:
+        return [filed for filed in self._receipts if filed.claims.job_id == job_id]
+
+    async def recent_receipts(self, owner: str | None, limit: int) -> list[Filed]:
+        found = (
+            filed
+            for filed in reversed(self._receipts)
+            if owner is None or self._owner_of(filed.claims.job_id) == owner
+        )
+        return list(islice(found, limit))
+
+    async def head(self, size: int | None = None) -> Head | None:
+        if size is not None:
+            return self._heads.get(size)
+        return self._heads[max(self._heads)] if self._heads else None
+
+    async def accounts(self) -> list[Account]:
+        return sorted(self._accounts.values(), key=lambda account: account.name)
+
+    async def transfers(self, account: str, limit: int) -> list[Posted]:
+        found = [
+            posted
+            for posted in reversed(self._transfers)
+            if account in (posted.transfer.debit, posted.transfer.credit)
+        ]
+        return found[:limit]
+
+    def _add(self, name: str, amount: int) -> None:
+        account = self._accounts.get(name, Account(name, 0))
+        self._accounts[name] = replace(account, balance=account.balance + amount)

@@ -1,0 +1,161 @@
+"""Receipts, their log, and accounts in the SQLite store."""
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.domain.facts import AccountLimited
+from shoal.domain.ids import JobId
+from shoal.domain.money import Micros
+from shoal.ledger.accounts import Transfer
+from shoal.ledger.receipts import read
+from shoal.store.entries import (
+    Account,
+    Entries,
+    Filed,
+    Head,
+    Node,
+    Opening,
+    Posted,
+)
+from shoal.store.sqlite_keys import Database
+
+RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
+HEAD = "SELECT size, root, note, at FROM checkpoints"
+
+
+class SqliteLedger:
+    """Reads what ``write_entries`` has written beside the jobs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def opening(self) -> Opening:
+        def opening(sql: sqlite3.Connection) -> Opening:
+            found = {each.name: each for each in _accounts(sql)}
+            return Opening(found, _head(sql, None))
+
+        return await self._database.transact(opening)
+
+    async def nodes(self, wanted: Sequence[Node]) -> dict[Node, bytes]:
+        query = "SELECT hash FROM tree WHERE level = ? AND position = ?"
+
+        def nodes(sql: sqlite3.Connection) -> dict[Node, bytes]:
+            rows = ((node, sql.execute(query, node).fetchone()) for node in wanted)
+            return {node: row[0] for node, row in rows if row is not None}
+
+        return await self._database.transact(nodes)
+
+    async def receipts_of(self, job_id: JobId) -> list[Filed]:
+        return await self._receipts("WHERE job_id = ? ORDER BY leaf", job_id)
+
+    async def recent_receipts(self, owner: str | None, limit: int) -> list[Filed]:
+        if owner is None:
+            return await self._receipts("ORDER BY leaf DESC LIMIT ?", limit)
+        where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
+        return await self._receipts(f"{where} ORDER BY leaf DESC LIMIT ?", owner, limit)
+
+    async def head(self, size: int | None = None) -> Head | None:
+        return await self._database.transact(lambda sql: _head(sql, size))
+
+    async def accounts(self) -> list[Account]:
+        return await self._database.transact(_accounts)
+
+    async def transfers(self, account: str, limit: int) -> list[Posted]:
+        # Both ways at once, each by its own index.
+        query = """
+            SELECT number, at, debit, credit, amount, why, job_id FROM (
+                SELECT * FROM (SELECT * FROM transfers WHERE debit = :account
+                               ORDER BY number DESC LIMIT :most)
+                UNION
+                SELECT * FROM (SELECT * FROM transfers WHERE credit = :account
+                               ORDER BY number DESC LIMIT :most)
+            ) ORDER BY number DESC LIMIT :most"""
+
+        def transfers(sql: sqlite3.Connection) -> list[Posted]:
+            rows = sql.execute(query, {"account": account, "most": limit})
+            return [_posted(row) for row in rows]
+
+        return await self._database.transact(transfers)
+
+    async def _receipts(self, rest: str, *values: object) -> list[Filed]:
+        def receipts(sql: sqlite3.Connection) -> list[Filed]:
+            return [_filed(row) for row in sql.execute(f"{RECEIPT} {rest}", values)]
+
+        return await self._database.transact(receipts)
+
+
+def write_entries(sql: sqlite3.Connection, entries: Entries, at: float) -> None:
+    """Write what belongs to a batch of facts, in the transaction that writes them."""
+    if entries.transfers:
+        _write_transfers(sql, entries.transfers, at)
+    if entries.head is not None:
+        head = entries.head
+        sql.executemany(
+            "INSERT INTO receipts VALUES (?, ?, ?, ?, ?)",
+            [
+                (filed.index, filed.claims.job_id, at, filed.body, filed.signature)
+                for filed in entries.receipts
+            ],
+        )
+        sql.executemany("INSERT INTO tree VALUES (?, ?, ?)", entries.nodes)
+        sql.execute(
+            "INSERT INTO checkpoints VALUES (?, ?, ?, ?)",
+            (head.size, head.root, at, head.note),
+        )
+
+
+def write_limit(sql: sqlite3.Connection, fact: AccountLimited) -> None:
+    """Write how far an account may go."""
+    sql.execute(
+        "INSERT INTO accounts (name, balance, budget) VALUES (?, 0, ?)"
+        " ON CONFLICT DO UPDATE SET budget = excluded.budget",
+        (fact.account, fact.budget),
+    )
+
+
+def _write_transfers(
+    sql: sqlite3.Connection, transfers: Sequence[Transfer], at: float
+) -> None:
+    changes: dict[str, int] = {}
+    for each in transfers:
+        changes[each.debit] = changes.get(each.debit, 0) - each.amount
+        changes[each.credit] = changes.get(each.credit, 0) + each.amount
+    sql.executemany(
+        "INSERT INTO transfers (at, job_id, debit, credit, amount, why)"
+        " VALUES (?, ?, ?, ?, ?, ?)",
+        [
+            (at, each.job_id, each.debit, each.credit, each.amount, each.why)
+            for each in transfers
+        ],
+    )
+    # One row for each account that a batch touches, however often.
+    sql.executemany(
+        "INSERT INTO accounts (name, balance) VALUES (?, ?)"
+        " ON CONFLICT DO UPDATE SET balance = balance + excluded.balance",
+        changes.items(),
+    )
+
+
+def _accounts(sql: sqlite3.Connection) -> list[Account]:
+    rows = sql.execute("SELECT name, balance, budget FROM accounts ORDER BY name")
+    return [Account(*row) for row in rows]
+
+
+def _head(sql: sqlite3.Connection, size: int | None) -> Head | None:
+    if size is None:
+        row = sql.execute(f"{HEAD} ORDER BY size DESC LIMIT 1").fetchone()
+    else:
+        row = sql.execute(f"{HEAD} WHERE size = ?", (size,)).fetchone()
+    return None if row is None else Head(*row)
+
+
+def _filed(row: tuple[Any, ...]) -> Filed:
+    index, body, signature, at = row
+    return Filed(index, read(body).claims, body, signature, at)
+
+
+def _posted(row: tuple[Any, ...]) -> Posted:
+    number, at, debit, credit, amount, why, job_id = row
+    transfer = Transfer(debit, credit, Micros(amount), why, job_id)
+    return Posted(number, at, transfer)

@@ -1,0 +1,64 @@
+"""Pairing codes in the SQLite store."""
+
+import sqlite3
+
+from shoal.store.pairing import PairingCode, Partner
+from shoal.store.sqlite_keys import Database
+
+CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claimed_at
+          FROM pairing_codes"""
+
+
+class SqlitePairing:
+    """Keeps codes beside the keys."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def add(self, code: PairingCode) -> bool:
+        def add(sql: sqlite3.Connection) -> bool:
+            query = """INSERT OR IGNORE INTO pairing_codes
+                       (code, owner, user, expires_at) VALUES (?, ?, ?, ?)"""
+            values = (code.code, code.owner, code.user, code.expires_at)
+            return sql.execute(query, values).rowcount > 0
+
+        return await self._database.transact(add)
+
+    async def find(self, code: str) -> PairingCode | None:
+        def find(sql: sqlite3.Connection) -> PairingCode | None:
+            # Which letters of a wrong code are right cannot be told from how long
+            # this takes, with the few guesses that an address has.
+            row = sql.execute(f"{CODE} WHERE code = ?", (code,)).fetchone()
+            return None if row is None else PairingCode(*row)
+
+        return await self._database.transact(find)
+
+    async def claim(self, code: str, public_key: str, at: float) -> bool:
+        def claim(sql: sqlite3.Connection) -> bool:
+            query = """UPDATE pairing_codes SET public_key = ?, claimed_at = ?
+                       WHERE code = ? AND claimed_at IS NULL AND expires_at > ?"""
+            return sql.execute(query, (public_key, at, code, at)).rowcount > 0
+
+        return await self._database.transact(claim)
+
+    async def waiting(self, owner: str, at: float) -> int:
+        def count(sql: sqlite3.Connection) -> int:
+            query = """SELECT count(*) FROM pairing_codes
+                       WHERE owner = ? AND claimed_at IS NULL AND expires_at > ?"""
+            ((waiting,),) = sql.execute(query, (owner, at))
+            return int(waiting)
+
+        return await self._database.transact(count)
+
+    async def partners(self, owner: str, user: str) -> list[Partner]:
+        def partners(sql: sqlite3.Connection) -> list[Partner]:
+            query = """SELECT public_key, paired_at FROM trusted
+                       WHERE owner = ? AND user = ? ORDER BY paired_at, public_key"""
+            return [Partner(*row) for row in sql.execute(query, (owner, user))]
+
+        return await self._database.transact(partners)
+
+
+def forget_expired(sql: sqlite3.Connection, before: float) -> None:
+    """Forget the codes that nobody could claim any more by then."""
+    sql.execute("DELETE FROM pairing_codes WHERE expires_at < ?", (before,))

@@ -1,0 +1,68 @@
+"""Asks a web server something small, in JSON."""
+
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import (
+    ClientConnectorError,
+    ClientError,
+    ClientResponse,
+    ClientSession,
+    ClientTimeout,
+    Fingerprint,
+)
+from yarl import URL
+
+from shoal.domain.errors import Unavailable
+
+ANSWER_MAX = 1 << 16  # bytes; what is longer is taken for something else
+SERVER_ERRORS = 500  # the first HTTP status of those that say the server is not well
+
+
+async def ask_json(
+    url: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    fingerprint: bytes | None = None,
+) -> object:
+    """Return the JSON that a server answers; None if it is none.
+
+    With a ``body`` the request is a POST.  The answer's HTTP status does not matter,
+    unless it says that the server is not well.  The caller limits the time.
+    ``fingerprint`` is as in ``websocket.dial``.
+
+    Raises Unavailable if the server cannot be asked now.
+    """
+    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+        try:
+            async with session.request(
+                "GET" if body is None else "POST",
+                URL(url, encoded=True),
+                json=body,
+                # Whoever was told a secret meant this server and no other.
+                allow_redirects=False,
+                ssl=True if fingerprint is None else Fingerprint(fingerprint),
+            ) as response:
+                if response.status >= SERVER_ERRORS:
+                    raise Unavailable(f"{url} answers with HTTP {response.status}")
+                answer = await _read(response)
+        except ClientConnectorError as error:
+            if isinstance(error.os_error, ConnectionRefusedError):
+                raise Unavailable(f"{url}: connection refused") from error
+            raise Unavailable(f"{url}: {error}") from error
+        except (ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{url}: {error}") from error
+    try:
+        return msgspec.json.decode(answer)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _read(response: ClientResponse) -> bytes:
+    """Return the body; nothing if it is too long."""
+    body = bytearray()
+    async for data in response.content.iter_any():
+        body += data
+        if len(body) > ANSWER_MAX:
+            return b""
+    return bytes(body)

@@ -1,0 +1,102 @@
+"""The JSON that is found among other words."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.nesting import NESTING_MAX
+from shoal.engines.json_in_text import json_in, sayable, written
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=10,
+)
+data = st.lists(values) | st.dictionaries(st.text(), values)
+
+
+def found(text: str, openings: str = "{[") -> list[str]:
+    return [each.text for each in json_in(text, openings)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("nothing here", []),
+        ('a {"x":1} b {"y":{"z":[1,2]}} c', ['{"x":1}', '{"y":{"z":[1,2]}}']),
+        ("{bad} {'a': 1} {\"ok\": true}", ['{"ok": true}']),
+        ('{"a":{"b":{"c":1}}}', ['{"a":{"b":{"c":1}}}']),
+        ('{"open": {"inner": 1}', ['{"inner": 1}']),
+        ('```json\n[{"a": 1}]\n```', ['[{"a": 1}]']),
+        ('{"n": 1.10, "big": 12345678901234567890123}',) * 2,
+        ('{"brackets": "}]{["}',) * 2,
+        ("{} []", ["{}", "[]"]),
+        ('{"a": NaN} {"a": Infinity} {"a": 1}', ['{"a": 1}']),
+        ('{"a": "line\nbreak"}', []),
+    ],
+)
+def test_what_is_found_stands_there_exactly(
+    text: str, expected: str | list[str]
+) -> None:
+    assert found(text) == ([expected] if isinstance(expected, str) else expected)
+
+
+@given(st.lists(data, max_size=4))
+def test_values_come_back_in_their_order(originals: list[object]) -> None:
+    text = "; then: ".join(["so", *map(json.dumps, originals), "and so on"])
+
+    assert [json.loads(each) for each in found(text)] == originals
+
+
+@given(st.text(alphabet='{}[]",:1a \\'))
+def test_whatever_is_found_is_json(text: str) -> None:
+    for each in json_in(text):
+        assert each.value == json.loads(each.text)
+
+
+def test_lists_are_looked_into_where_they_do_not_count() -> None:
+    assert found('[{"a":1},{"b":2}]', "{") == ['{"a":1}', '{"b":2}']
+
+
+def test_a_number_of_any_length_is_one() -> None:
+    text = '{"n": ' + "9" * 5000 + "}"
+
+    assert found(text) == [text]
+
+
+def test_what_is_nested_too_deeply_counts_only_inside() -> None:
+    depth = NESTING_MAX + 50
+    deep = "[" * depth + "]" * depth
+
+    (inner,) = found(deep)
+
+    assert inner.count("[") == NESTING_MAX + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 1_000_000,
+        "[1," * 200_000,
+        '{"a":' * 200_000,
+        ("[1,[" + "1," * 5000) * 900,
+        "[1," * 900 + "1," * 500_000,
+        "[1," * 900 + "1," * 500_000 + "NaN" + "]" * 900,
+    ],
+    ids=["opened", "lists", "objects", "deep and wide", "wide", "constant"],
+)
+def test_brackets_without_end_have_an_end(text: str) -> None:
+    with pytest.raises(ValueError, match="begins like JSON"):
+        list(json_in(text))
+
+
+@given(values)
+def test_what_is_written_can_be_sent_and_read(value: object) -> None:
+    assert json.loads(written(value).encode()) == value
+
+
+def test_half_a_character_is_escaped() -> None:
+    assert sayable('"a\ud800b"') == '"a\\ud800b"'
+    assert written({"é": "\udfff"}) == '{"é":"\\udfff"}'

@@ -1,0 +1,93 @@
+"""The second verifier, as a command; what it says is compared in tests/ledger."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from ledger.given import EXAMPLE, KEY, OUTPUT, WORKER, grown
+from shoal.ledger import bundle, growth
+
+LINES_MAX = 100
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, EXAMPLE, *words], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_receipt_is_verified_with_nothing_but_the_key(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    file.write_bytes(bundle.write(grown(3).bundle(0, OUTPUT)))
+
+    done = run(file, "--key", KEY.hex())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "the file is whole, and in its one form (RFC 8785)",
+        "the coordinator of this key signed the receipt",
+        "the receipt is in the log, of a size that the coordinator signed",
+        "the output is the one that the receipt names",
+        "the worker signed a receipt of its own for it",
+        "verified",
+    ]
+
+
+def test_the_first_step_that_fails_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    file.write_bytes(bundle.write(grown(3).bundle(0, "{}")))
+
+    done = run(file, "--key", KEY.hex())
+
+    assert done.returncode == 1
+    assert done.stderr == "FAILED: the output is the one that the receipt names\n"
+    assert "verified" not in done.stdout
+
+
+def test_another_coordinators_key_verifies_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    file.write_bytes(bundle.write(grown(3).bundle()))
+
+    done = run(file, "--key", WORKER.public_key.hex())
+
+    assert done.returncode == 1
+    assert done.stderr == "FAILED: the coordinator of this key signed the receipt\n"
+
+
+def test_a_log_that_grew_is_verified(tmp_path: Path) -> None:
+    file = tmp_path / "growth.json"
+    file.write_bytes(growth.write(grown(7).growth(3, 7)))
+
+    done = run(file, "--key", KEY.hex())
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("begins with all of the earlier one\nverified\n")
+
+
+def test_what_is_no_file_of_ours_fails(tmp_path: Path) -> None:
+    file = tmp_path / "bundle.json"
+    for data in (b"", b"\xff", b"{}\n", b"[" * 100_000):
+        file.write_bytes(data)
+
+        done = run(file, "--key", KEY.hex())
+
+        assert done.returncode == 1
+        assert done.stderr.startswith("FAILED: the file is whole")
+
+
+def test_it_is_short_and_stands_alone() -> None:
+    text = EXAMPLE.read_text()
+    imported = {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else [each.name for each in node.names]
+        )
+    }
+
+    assert len(text.splitlines()) <= LINES_MAX
+    assert imported - set(sys.stdlib_module_names) == {"cryptography"}

@@ -1,0 +1,283 @@
+from collections.abc import Callable
+from typing import TypeAlias
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    invariant,
+    multiple,
+    rule,
+)
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.money import Micros
+from shoal.ledger.accounts import (
+    FEES,
+    HELD,
+    UNPROVEN,
+    WHOLE,
+    WORLD,
+    Books,
+    Transfer,
+    credit,
+    fee_of,
+    parent,
+    pay_withheld,
+    release,
+    reserve,
+    settle,
+    user,
+    withhold,
+    worker,
+)
+
+Asked: TypeAlias = tuple[JobId, str, int]
+"""A job, who asked for it, and its price."""
+
+JOB = JobId("j")
+ANN = user("ann")
+CAT = user("ann", "cat")
+WORKER = worker(WorkerId("w"))
+
+
+@pytest.mark.parametrize(
+    ("key", "sub", "account"),
+    [
+        ("ann", "", "user:ann"),
+        ("ann", "cat", "user:ann/cat"),
+        ("ann", "a/b c%", "user:ann/a%2Fb%20c%25"),
+        ("ann", "\u00fc", "user:ann/%C3%BC"),
+        ("ann", "\ud800", "user:ann/%ED%A0%80"),
+        ("", "", "user:"),
+    ],
+)
+def test_an_account_is_named_for_its_key_and_whom_it_asks_for(
+    key: str, sub: str, account: str
+) -> None:
+    assert user(key, sub) == account
+    assert parent(account) == (user(key) if sub else None)
+
+
+@given(st.text(min_size=1))
+def test_no_name_of_a_user_makes_another_account(sub: str) -> None:
+    assert user("ann", sub).count("/") == 1
+    assert parent(user("ann", sub)) == ANN
+
+
+def test_workers_have_accounts_of_their_own() -> None:
+    assert worker(WorkerId("w/1")) == "worker:w/1"
+    assert parent("worker:w/1") is None
+
+
+def test_a_job_moves_its_price_from_who_asked_to_who_did_it() -> None:
+    assert reserve(JOB, ANN, 100) == [Transfer(ANN, HELD, Micros(100), "reserved", JOB)]
+    assert settle(JOB, WORKER, 100, 500) == [
+        Transfer(HELD, WORKER, Micros(95), "paid", JOB),
+        Transfer(HELD, FEES, Micros(5), "fee", JOB),
+    ]
+    assert release(JOB, ANN, 100) == [Transfer(HELD, ANN, Micros(100), "released", JOB)]
+
+
+def test_a_job_that_is_not_proved_is_paid_once_it_is() -> None:
+    assert withhold(JOB, 100) == [
+        Transfer(HELD, UNPROVEN, Micros(100), "withheld", JOB)
+    ]
+    assert pay_withheld(JOB, WORKER, 100, 5) == [
+        Transfer(UNPROVEN, WORKER, Micros(95), "paid", JOB),
+        Transfer(UNPROVEN, FEES, Micros(5), "fee", JOB),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("price", "share", "fee"),
+    [(100, 0, 0), (100, WHOLE, 100), (99, 100, 0), (100, 100, 1), (1, WHOLE, 1)],
+)
+def test_what_cannot_be_divided_is_the_workers(
+    price: int, share: int, fee: int
+) -> None:
+    assert fee_of(price, share) == fee
+    assert sum(each.amount for each in settle(JOB, WORKER, price, share)) == price
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: reserve(JOB, ANN, 0),
+        lambda: settle(JOB, WORKER, 0, 500),
+        lambda: withhold(JOB, 0),
+        lambda: pay_withheld(JOB, WORKER, 0, 0),
+        lambda: release(JOB, ANN, 0),
+        lambda: credit(ANN, 0),
+    ],
+)
+def test_what_costs_nothing_moves_nothing(made: Callable[[], list[Transfer]]) -> None:
+    assert made() == []
+
+
+def test_credit_comes_from_the_world() -> None:
+    assert credit(ANN, 5) == [Transfer(WORLD, ANN, Micros(5), "credited")]
+    with pytest.raises(InvalidRequest, match=r"expected an amount above \$0, got -\$0"):
+        credit(ANN, -5)
+
+
+def test_books_go_on_from_what_was_stored() -> None:
+    books = Books({ANN: -3, CAT: -2, WORKER: 5})
+    books.apply(credit(ANN, 10))
+
+    assert books.accounts() == {CAT: -2, ANN: 7, WORKER: 5, WORLD: -10}
+    assert list(books.accounts()) == sorted(books.accounts())
+    assert (books.balance(ANN), books.standing(ANN), books.standing(CAT)) == (7, 5, -2)
+    assert books.balance("user:nobody") == books.standing("user:nobody") == 0
+    assert books.total() == 0
+
+
+def test_without_a_budget_anything_is_affordable() -> None:
+    assert Books({}).refusal(ANN, 10**15) is None
+
+
+def test_a_budget_says_how_far_below_zero_one_may_go() -> None:
+    books = Books({}, {ANN: 100})
+
+    assert books.refusal(ANN, 100) is None
+    books.apply(reserve(JOB, ANN, 60))
+    assert books.refusal(ANN, 40) is None
+    assert books.refusal(ANN, 41) == (
+        "user:ann has $0.00004 left to spend, and this costs $0.000041: "
+        "have it credited, or its budget raised"
+    )
+    books.apply(credit(ANN, 1))
+    assert books.refusal(ANN, 41) is None
+
+
+def test_a_budget_of_nothing_allows_what_was_credited() -> None:
+    books = Books({}, {ANN: 0})
+    books.apply(credit(ANN, 10))
+
+    assert books.refusal(ANN, 10) is None
+    assert books.refusal(ANN, 11) is not None
+    assert books.refusal(ANN, 0) is None
+
+
+def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
+    books = Books({}, {ANN: 100})
+    books.apply(reserve(JOB, CAT, 60))
+    books.apply(reserve(JOB, user("ann", "dog"), 30))
+
+    refusal = books.refusal(CAT, 11)
+
+    assert refusal is not None
+    assert refusal.startswith("user:ann has $0.00001 left")
+    assert books.refusal(ANN, 11) is not None
+    assert books.refusal(ANN, 10) is None
+    assert books.refusal(user("bob"), 11) is None
+
+
+def test_a_budget_of_its_own_binds_a_sub_account_as_well() -> None:
+    books = Books({}, {ANN: 100, CAT: 10})
+
+    refusal = books.refusal(CAT, 11)
+
+    assert refusal is not None
+    assert refusal.startswith("user:ann/cat has $0.00001 left")
+    assert books.refusal(ANN, 100) is None
+
+
+def test_a_budget_may_change_and_go() -> None:
+    books = Books({ANN: -50, HELD: 50}, {ANN: 100})
+
+    books.set_budget(ANN, 20)
+    assert books.budget(ANN) == 20
+    assert books.refusal(ANN, 1) == (
+        "user:ann has $0.000 left to spend, and this costs $0.000001: "
+        "have it credited, or its budget raised"
+    )
+    books.set_budget(ANN, None)
+    assert books.budget(ANN) is None
+    assert books.refusal(ANN, 1) is None
+
+
+USERS = [ANN, CAT, user("ann", "dog"), user("bob"), user("bob", "cat")]
+WORKERS = [WORKER, worker(WorkerId("v"))]
+BUDGETS = {ANN: 300, CAT: 100, user("bob"): 0}
+
+
+class Accounting(RuleBasedStateMachine):
+    """Jobs and credits in any order, as long as each is asked for before."""
+
+    held: Bundle[Asked] = Bundle("held")
+    unproven: Bundle[Asked] = Bundle("unproven")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = Books({}, BUDGETS)
+        self.jobs = 0
+        self.open: dict[JobId, int] = {}
+        self.withheld: dict[JobId, int] = {}
+
+    @rule(target=held, payer=st.sampled_from(USERS), price=st.integers(0, 120))
+    def ask(self, payer: str, price: int) -> Asked | MultipleResults[Asked]:
+        if self.books.refusal(payer, price) is not None:
+            return multiple()
+        self.jobs += 1
+        job_id = JobId(str(self.jobs))
+        self.books.apply(reserve(job_id, payer, price))
+        self.open[job_id] = price
+        return (job_id, payer, price)
+
+    @rule(job=consumes(held), to=st.sampled_from(WORKERS), share=st.integers(0, WHOLE))
+    def pay(self, job: Asked, to: str, share: int) -> None:
+        job_id, _, price = job
+        self.books.apply(settle(job_id, to, price, share))
+        del self.open[job_id]
+
+    @rule(job=consumes(held))
+    def give_back(self, job: Asked) -> None:
+        job_id, payer, price = job
+        self.books.apply(release(job_id, payer, price))
+        del self.open[job_id]
+
+    @rule(target=unproven, job=consumes(held))
+    def keep(self, job: Asked) -> Asked:
+        job_id, _, price = job
+        self.books.apply(withhold(job_id, price))
+        self.withheld[job_id] = self.open.pop(job_id)
+        return job
+
+    @rule(job=consumes(unproven), to=st.sampled_from(WORKERS), fee=st.integers(0, 120))
+    def pay_late(self, job: Asked, to: str, fee: int) -> None:
+        job_id, _, price = job
+        self.books.apply(pay_withheld(job_id, to, price, min(fee, price)))
+        del self.withheld[job_id]
+
+    @rule(account=st.sampled_from(USERS), amount=st.integers(0, 200))
+    def top_up(self, account: str, amount: int) -> None:
+        self.books.apply(credit(account, amount))
+
+    @invariant()
+    def all_sum_to_zero(self) -> None:
+        assert self.books.total() == 0
+
+    @invariant()
+    def nobody_is_below_a_budget(self) -> None:
+        for account, budget in BUDGETS.items():
+            mine = [name for name in USERS if account in (name, parent(name))]
+            assert sum(map(self.books.balance, mine)) >= -budget
+
+    @invariant()
+    def pool_holds_what_open_jobs_cost(self) -> None:
+        assert self.books.balance(HELD) == sum(self.open.values())
+        assert self.books.balance(UNPROVEN) == sum(self.withheld.values())
+
+    @invariant()
+    def nobody_owes_a_worker_or_the_pool(self) -> None:
+        assert all(self.books.balance(name) >= 0 for name in [*WORKERS, FEES])
+
+
+Accounting.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+TestAccounting = Accounting.TestCase

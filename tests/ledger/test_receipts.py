@@ -1,0 +1,183 @@
+import json
+from typing import Any
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.given import OUTPUT, WORKER, claims, signed, unsigned
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.ledger.merkle import EMPTY_ROOT
+from shoal.ledger.receipts import Claims, Receipt, body, read
+from shoal.ledger.worker_receipts import hash_of
+
+ROOT = bytes(range(32))
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+MANY = st.integers(0, 2**53 - 1)
+SIGNED = st.builds(SignedReceipt, st.binary(), st.binary())
+CLAIMS = st.builds(
+    lambda price, fee, **rest: Claims(price=price, fee=min(fee, price), **rest),
+    job_id=TEXTS.map(JobId),
+    worker=TEXTS,
+    worker_key=st.none() | st.binary(min_size=32, max_size=32).map(bytes.hex),
+    output_hash=st.binary().map(hash_of),
+    prompt_tokens=st.none() | MANY,
+    completion_tokens=st.none() | MANY,
+    price=MANY,
+    fee=MANY,
+    payment_ref=st.none() | TEXTS,
+    at=st.just("2026-02-09T12:00:05.000Z"),
+    verdict=st.sampled_from(Verdict),
+    worker_receipt=st.none() | SIGNED,
+)
+
+
+def test_a_receipt_says_all_under_plain_names() -> None:
+    written = json.loads(body(claims(), 5, ROOT))
+
+    assert written == {
+        "type": "shoal/receipt",
+        "version": 1,
+        "job_id": "job-1",
+        "worker": "w-1",
+        "worker_key": WORKER.public_key.hex(),
+        "output_hash": hash_of(OUTPUT.encode()),
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "price": 10_000,
+        "fee": 500,
+        "payment_ref": None,
+        "at": "2026-02-09T12:00:05.000Z",
+        "verdict": "valid",
+        "worker_receipt": {
+            "body": signed().body.decode(),
+            "signature": written["worker_receipt"]["signature"],
+        },
+        "checkpoint": {
+            "size": 5,
+            "root": "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=",
+        },
+    }
+
+
+def test_a_receipt_of_a_wire_without_receipts_says_so() -> None:
+    written = json.loads(body(unsigned(), 0, EMPTY_ROOT))
+
+    assert written["verdict"] == "unsigned"
+    assert written["worker_receipt"] is None
+    assert written["worker_key"] is None
+
+
+def test_a_worker_receipt_that_is_no_text_is_kept_as_it_is() -> None:
+    odd = SignedReceipt(b"\xff\x00", b"short")
+    given = claims(worker_receipt=odd, verdict=Verdict.MALFORMED)
+
+    written = body(given, 0, EMPTY_ROOT)
+
+    inside = json.loads(written)["worker_receipt"]
+    assert inside == {"body_base64": "/wA=", "signature": "c2hvcnQ="}
+    assert read(written).claims.worker_receipt == odd
+
+
+@given(CLAIMS, MANY, st.binary(min_size=32, max_size=32))
+def test_a_receipt_is_canonical_and_read_as_it_was_written(
+    given: Claims, size: int, root: bytes
+) -> None:
+    written = body(given, size, root)
+
+    assert rfc8785.dumps(json.loads(written)) == written
+    assert read(written) == Receipt(given, size, root)
+
+
+def test_half_characters_do_not_stop_a_receipt() -> None:
+    given = claims(job_id=JobId("\ud800"), worker="a\udc00", payment_ref="\udfff")
+
+    found = read(body(given, 0, EMPTY_ROOT)).claims
+
+    assert (found.job_id, found.worker, found.payment_ref) == (
+        "\ufffd",
+        "a\ufffd",
+        "\ufffd",
+    )
+
+
+@pytest.mark.parametrize("key", ["", "android_seeker_18f", "ab", "g" * 64])
+def test_a_key_that_is_none_is_left_out(key: str) -> None:
+    assert read(body(claims(worker_key=key), 0, EMPTY_ROOT)).claims.worker_key is None
+
+
+def changed(**fields: Any) -> bytes:
+    return rfc8785.dumps(json.loads(body(claims(), 5, ROOT)) | fields)
+
+
+def without(name: str) -> bytes:
+    fields = json.loads(body(claims(), 5, ROOT))
+    del fields[name]
+    return rfc8785.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b"[" * 100_000,
+        b'{"checkpoint":' * 100_000,
+        without("verdict"),
+        without("worker_receipt"),
+        without("checkpoint"),
+        changed(extra=1),
+        changed(type="shoal/bundle"),
+        changed(version=2),
+        changed(version=True),
+        changed(job_id=None),
+        changed(worker_key="A" * 64),
+        changed(worker_key=""),
+        changed(output_hash="a" * 64),
+        changed(output_hash="sha256:" + "A" * 64),
+        changed(prompt_tokens=-1),
+        changed(completion_tokens=1.5),
+        changed(price=-1),
+        changed(price=499),
+        changed(fee=True),
+        changed(payment_ref=7),
+        changed(at="2026-02-09"),
+        changed(at="2026-02-30T12:00:05.000Z"),
+        changed(verdict="VALID"),
+        changed(verdict="good"),
+        changed(verdict="\u00df"),
+        changed(worker_receipt={}),
+        changed(worker_receipt={"body": "", "signature": "A"}),
+        changed(worker_receipt={"body": "", "body_base64": "", "signature": ""}),
+        changed(worker_receipt={"body_base64": "e30=", "signature": ""}),
+        changed(worker_receipt={"body_base64": "/x==", "signature": ""}),
+        changed(checkpoint={"size": -1, "root": "A" * 43 + "="}),
+        changed(checkpoint={"size": 1, "root": "AAAA"}),
+        changed(checkpoint={"size": 1, "root": ""}),
+        body(claims(), 5, ROOT) + b"\n",
+        b" " + body(claims(), 5, ROOT),
+        body(claims(), 5, ROOT).replace(b'"fee":500', b'"fee":500,"fee":500'),
+        body(claims(), 5, ROOT).replace(b'"fee":500', b'"fee":5e2'),
+        body(claims(), 5, ROOT).replace(b'"size":5', b'"size":9007199254740993'),
+        body(claims(), 5, ROOT).replace(b'"size":5', b'"size":' + b"9" * 5000),
+        body(claims(), 5, ROOT).replace(b"job-1", b"job\\u002d1"),
+        json.dumps(json.loads(body(claims(), 5, ROOT))).encode(),
+    ],
+    ids=lambda written: repr(written[:40]),
+)
+def test_what_would_not_be_written_so_is_refused(written: bytes) -> None:
+    with pytest.raises(InvalidRequest, match=r"the receipt cannot be read: .+"):
+        read(written)
+
+
+@given(st.binary())
+def test_no_bytes_do_more_than_be_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read(data)

@@ -1,0 +1,167 @@
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger.given import COORDINATOR, JOB, OUTPUT, VECTORS, WORKER, signed
+from shoal.domain.ids import JobId
+from shoal.domain.receipts import SIGNED_MAX, SignedReceipt, Verdict
+from shoal.ledger.worker_receipts import hash_of, verify, verify_hash
+
+
+def judged(receipt: SignedReceipt, **changed: Any) -> Verdict:
+    known: dict[str, Any] = {
+        "job_id": JOB,
+        "public_key": WORKER.public_key,
+        "output_json": OUTPUT.encode(),
+    }
+    return verify(receipt, **(known | changed))
+
+
+def malformed(body: bytes) -> SignedReceipt:
+    return SignedReceipt(body, WORKER.sign(body))
+
+
+@pytest.mark.parametrize("case", VECTORS["signed"], ids=lambda case: case["id"])
+def test_receipts_of_real_workers_are_valid(case: dict[str, Any]) -> None:
+    body = case["canonical_receipt"].encode()
+    receipt = SignedReceipt(body, base64.b64decode(case["signature_base64"]))
+    output = case["canonical_output"].encode()
+
+    verdict = verify(
+        receipt,
+        job_id=JobId(case["job_id"]),
+        public_key=bytes.fromhex(case["public_key_hex"]),
+        output_json=output,
+    )
+
+    assert verdict is Verdict.VALID
+    assert hash_of(output) == f"sha256:{case['output_hash']}"
+
+
+def test_hash_may_come_with_its_name_or_without() -> None:
+    named = hash_of(OUTPUT.encode())
+
+    assert judged(signed(output_hash=named)) is Verdict.VALID
+    assert judged(signed(output_hash=named[7:])) is Verdict.VALID
+
+
+def test_key_may_be_written_in_capitals() -> None:
+    receipt = signed(provider_pubkey=WORKER.public_key.hex().upper())
+
+    assert judged(receipt) is Verdict.VALID
+
+
+def test_fields_beyond_those_known_are_signed_with_the_rest() -> None:
+    assert judged(signed(extra={"n": [1, None]})) is Verdict.VALID
+
+
+def test_fields_may_come_in_any_order() -> None:
+    fields = json.loads(signed().body)
+    body = json.dumps(dict(reversed(fields.items()))).encode()
+
+    assert judged(malformed(body)) is Verdict.VALID
+
+
+def test_receipt_for_another_job_is_told() -> None:
+    assert judged(signed(job_id="job-0")) is Verdict.WRONG_JOB
+
+
+def test_receipt_must_not_vouch_for_itself() -> None:
+    assert judged(signed(COORDINATOR)) is Verdict.WRONG_WORKER
+
+
+def test_receipt_for_another_output_is_told() -> None:
+    assert judged(signed(), output_json=b"{}") is Verdict.WRONG_OUTPUT
+    assert judged(signed(output_hash="sha512:")) is Verdict.WRONG_OUTPUT
+    assert judged(signed(output_hash="\u00fc")) is Verdict.WRONG_OUTPUT
+
+
+@pytest.mark.parametrize("change", ["body", "signature", "length", "nothing"])
+def test_signature_that_does_not_fit_is_told(change: str) -> None:
+    receipt = signed()
+    changed = {
+        "body": SignedReceipt(receipt.body + b" ", receipt.signature),
+        "signature": SignedReceipt(receipt.body, bytes(64)),
+        "length": SignedReceipt(receipt.body, receipt.signature[:63]),
+        "nothing": SignedReceipt(receipt.body, b""),
+    }
+
+    assert judged(changed[change]) is Verdict.BAD_SIGNATURE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b"7",
+        b'"job_id"',
+        b"{}",
+        b"\xff\xfe{}",
+        signed().body[:-1],
+        signed().body.decode().encode("utf-16"),
+        signed(job_id=None).body,
+        signed(job_id=[JOB]).body,
+        signed(provider_pubkey=7).body,
+        signed(output_hash={}).body,
+        b"[" * 100_000,
+        signed(extra=[[]] * 101).body,
+        signed(extra="x" * SIGNED_MAX).body,
+    ],
+    ids=lambda body: repr(body[:20]),
+)
+def test_what_cannot_be_read_is_malformed(body: bytes) -> None:
+    assert judged(malformed(body)) is Verdict.MALFORMED
+
+
+def test_a_number_of_many_digits_changes_nothing() -> None:
+    body = signed().body[:-1] + b',"n":' + b"9" * 10_000 + b"}"
+
+    assert judged(malformed(body)) is Verdict.VALID
+
+
+def test_the_last_of_two_fields_of_a_name_counts() -> None:
+    body = b'{"job_id":"other",' + signed().body[1:]
+
+    assert judged(malformed(body)) is Verdict.VALID
+
+
+@pytest.mark.parametrize("size", [0, 31, 33])
+def test_a_worker_without_a_key_signs_nothing(size: int) -> None:
+    assert judged(signed(), public_key=bytes(size)) is Verdict.WRONG_WORKER
+
+
+@given(st.binary(), st.binary(max_size=70))
+def test_no_bytes_are_more_than_malformed(body: bytes, signature: bytes) -> None:
+    assert judged(SignedReceipt(body, signature)) is Verdict.MALFORMED
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            name: st.none() | st.integers() | st.text() | st.lists(st.text())
+            for name in ("job_id", "provider_pubkey", "output_hash", "other")
+        },
+    )
+)
+def test_every_receipt_gets_a_verdict(fields: dict[str, Any]) -> None:
+    body = json.dumps(fields).encode()
+
+    assert judged(malformed(body)) is not Verdict.VALID
+
+
+def test_the_hash_of_the_output_is_enough() -> None:
+    found = verify_hash(
+        signed(),
+        job_id=JOB,
+        public_key=WORKER.public_key,
+        output_hash=hash_of(OUTPUT.encode()),
+    )
+
+    assert found is Verdict.VALID
