@@ -20,10 +20,19 @@ async def join(
     port: int, name: str, slots: int = 1
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Open a node's WebSocket.  Raises RuntimeError if it is refused."""
+    return await upgrade(
+        port, f"/ws?token=t&model=m&max_concurrency={slots}&name={name}"
+    )
+
+
+async def upgrade(
+    port: int, target: str
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a WebSocket.  Raises RuntimeError if it is refused."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     key = base64.b64encode(os.urandom(16)).decode()
     writer.write(
-        f"GET /ws?token=t&model=m&max_concurrency={slots}&name={name} HTTP/1.1\r\n"
+        f"GET {target} HTTP/1.1\r\n"
         f"Host: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
         f"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: {key}\r\n\r\n".encode()
     )
@@ -42,9 +51,13 @@ async def receive(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 def frame(opcode: int, payload: bytes) -> bytes:
-    """Return a whole frame of at most 125 bytes."""
+    """Return a whole frame of at most 65,535 bytes."""
     # Masked, as a client's must be, with a key of zeros, which changes nothing.
-    return bytes((0x80 | opcode, 0x80 | len(payload), 0, 0, 0, 0)) + payload
+    size = len(payload)
+    if size < 126:
+        return bytes((0x80 | opcode, 0x80 | size, 0, 0, 0, 0)) + payload
+    head = struct.pack("!BBH4x", 0x80 | opcode, 0x80 | 126, size)
+    return head + payload
 
 
 KEEPALIVE = frame(TEXT, b"")

@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 from processes import allow_files
 
-BENCHES = ("gateway", "grandsage", "idle", "leaving", "startup")
+BENCHES = ("gateway", "grandsage", "idle", "jobs", "leaving", "startup")
 
 
 def main() -> int:

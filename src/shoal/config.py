@@ -94,6 +94,26 @@ class ServeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class X402Config:
+    """How jobs over HTTP are paid for, if they are to be."""
+
+    facilitator: str = setting(
+        "the x402 facilitator that checks and settles payments of jobs; empty: nothing "
+        "is to be paid",
+        "",
+        "URL",
+    )
+    pay_to: str = setting("the address that payments go to", "", "ADDRESS")
+    network: str = setting(
+        "the chain, by its CAIP-2 name, such as eip155:8453", "", "CHAIN"
+    )
+    asset: str = setting("the token to be paid in, worth a dollar", "", "ADDRESS")
+    decimals: int = setting("the token's decimals", 6, "N")
+    name: str = setting("the name of the token's EIP-712 domain, on EVM chains", "")
+    version: str = setting("its version", "")
+
+
+@dataclass(frozen=True, slots=True)
 class JoinConfig:
     """What ``shoal join`` is told, besides where to."""
 
@@ -179,6 +199,27 @@ def check_file(file: Path, sections: Collection[str]) -> None:
         if name not in sections:
             known = ", ".join(f"[{section}]" for section in sorted(sections))
             raise ConfigError(f"{file}: there is no table [{name}], but {known}")
+
+
+def check_x402(config: X402Config) -> None:
+    """Raise ConfigError if something of what payments need is missing or no good."""
+    needed = ["facilitator", "pay_to", "network", "asset"]
+    if config.network.startswith("eip155:"):
+        needed += ["name", "version"]  # without, nobody can sign a payment
+    given = {each.name: getattr(config, each.name) for each in fields(config)}
+    for each in fields(config):
+        if each.name in needed and not given[each.name]:
+            raise ConfigError(
+                f"{flag('x402', each)}: payments need it, together with "
+                + ", ".join(
+                    flag("x402", other)
+                    for other in fields(config)
+                    if other.name in needed and other is not each
+                )
+            )
+    url = config.facilitator
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(f"--x402-facilitator {url}: expected http:// or https://")
 
 
 def flag(section: str, each: "Field[Any]") -> str:

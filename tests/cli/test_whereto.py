@@ -5,47 +5,51 @@ from pathlib import Path
 import pytest
 import trustme
 
+from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
+from gateway.serving import serving
+from shoal.cli import whereto
 from shoal.cli.whereto import target
+from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError
 from shoal.transports.tls import fingerprint_of
 
 
-def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
+async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
 
-    there = target("", "auto", "", tmp_path)
+    there = await target("", "auto", "", tmp_path)
 
     assert there.url == "http://127.0.0.1:4010"
     assert there.token == "secret"
     assert there.protocol.name == "grandsage"
 
 
-def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
+async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
 
-    assert target("", "auto", "mine", tmp_path).token == "mine"
+    assert (await target("", "auto", "mine", tmp_path)).token == "mine"
 
 
-def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) -> None:
+async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) -> None:
     (tmp_path / "join-token").write_text("secret\n")
 
-    assert target("http://elsewhere:4010", "auto", "", tmp_path).token == ""
+    assert (await target("http://elsewhere:4010", "auto", "", tmp_path)).token == ""
 
 
-def test_without_a_folder_there_is_no_token(tmp_path: Path) -> None:
-    assert target("", "auto", "", tmp_path / "none").token == ""
+async def test_without_a_folder_there_is_no_token(tmp_path: Path) -> None:
+    assert (await target("", "auto", "", tmp_path / "none")).token == ""
 
 
-def test_a_coordinator_with_a_certificate_is_known_by_it(
+async def test_a_coordinator_with_a_certificate_is_known_by_it(
     tmp_path: Path, certificate: str
 ) -> None:
     (tmp_path / "certificate.pem").write_text(certificate)
 
-    there = target("", "auto", "", tmp_path)
+    there = await target("", "auto", "", tmp_path)
 
     assert there.url == "https://127.0.0.1:4010"
     assert there.fingerprint == fingerprint_of(certificate)
@@ -65,14 +69,146 @@ def certificate() -> str:
         ("http://127.0.0.1", "pigeon", "there is no such wire"),
     ],
 )
-def test_a_place_that_makes_no_sense_is_refused(
+async def test_a_place_that_makes_no_sense_is_refused(
     url: str, wire: str, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        target(url, wire, "", tmp_path)
+        await target(url, wire, "", tmp_path)
 
 
-def test_a_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
-    there = target("ws://host/ws?token=secret", "auto", "", tmp_path)
+async def test_a_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
+    there = await target("ws://host/ws?token=secret", "auto", "", tmp_path)
 
     assert there.shown == "ws://host/ws"
+
+
+async def test_our_coordinator_is_joined_by_the_wire_that_streams(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as pool:
+        there = await target(pool.url, "auto", "", tmp_path)
+
+    assert there.protocol.name == "grandsage"
+
+
+@pytest.mark.parametrize("path", ["", "/", "/below/"])
+async def test_an_original_coordinator_is_joined_by_its_own_wire(
+    sites: Sites, tmp_path: Path, path: str
+) -> None:
+    url = await sites({path.rstrip("/") + "/v1/health": ORIGINAL})
+
+    there = await target(url + path, "auto", "", tmp_path)
+
+    assert there.protocol.name == "dispatch"
+    assert there.web + "/v1/health" == url + path.rstrip("/") + "/v1/health"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"/healthz": {"status": "ok", "shoal": "0.1"}, "/v1/health": ORIGINAL},
+        {"/v1/health": {**ORIGINAL, "network": "shoal"}},
+    ],
+    ids=["both faces", "behind a proxy"],
+)
+async def test_ours_is_not_taken_for_an_original_one(
+    sites: Sites, tmp_path: Path, answers: Answers
+) -> None:
+    there = await target(await sites(answers), "auto", "", tmp_path)
+
+    assert there.protocol.name == "grandsage"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        {"/healthz": {"status": "ok"}, "/v1/health": {"status": "ok"}},
+        {"/healthz": [1, 2], "/v1/health": "shoal"},
+        {"/v1/health": "x" * 100_000},
+    ],
+    ids=["nothing", "another service", "odd JSON", "a flood"],
+)
+async def test_what_is_no_coordinator_is_told_apart(
+    sites: Sites, tmp_path: Path, answers: Answers
+) -> None:
+    url = await sites(answers)
+
+    with pytest.raises(ConfigError, match="--wire grandsage or dispatch"):
+        await target(url, "auto", "", tmp_path)
+
+
+async def test_a_wire_that_is_named_is_not_doubted(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({})
+
+    assert (await target(url, "dispatch", "", tmp_path)).protocol.name == "dispatch"
+
+
+async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
+    elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
+    url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
+
+    with pytest.raises(ConfigError, match="no coordinator that is known"):
+        await target(url, "auto", "", tmp_path)
+
+
+async def test_a_coordinator_that_is_away_is_taken_for_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = await target("http://127.0.0.1:1", "auto", "", tmp_path)
+
+    assert there.protocol.name == "grandsage"
+    assert "--wire" in caplog.text
+    assert "connection refused" in caplog.text
+
+
+async def test_one_that_is_not_well_is_taken_for_ours(
+    sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = await sites({"/healthz": {"error": "starting"}}, status=503)
+
+    there = await target(url, "auto", "", tmp_path)
+
+    assert there.protocol.name == "grandsage"
+    assert "HTTP 503" in caplog.text
+
+
+async def test_one_that_never_answers_is_not_waited_for(
+    sites: Sites,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(whereto, "ASK_LIMIT", 0.05)
+
+    there = await target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
+
+    assert there.protocol.name == "grandsage"
+    assert "no answer within 0.05 s" in caplog.text
+
+
+async def test_a_token_with_a_certificate_is_of_ours(
+    tmp_path: Path, certificate: str
+) -> None:
+    token = with_fingerprint("secret", fingerprint_of(certificate))
+
+    there = await target("https://127.0.0.1:1", "auto", token, tmp_path)
+
+    assert there.protocol.name == "grandsage"
+    assert there.token == "secret"
+
+
+@pytest.mark.parametrize(
+    ("url", "web"),
+    [
+        ("http://host:1", "http://host:1"),
+        ("ws://host:1/a/?b", "http://host:1/a"),
+        ("wss://host", "https://host"),
+    ],
+)
+async def test_a_coordinator_is_asked_over_http(
+    url: str, web: str, tmp_path: Path
+) -> None:
+    assert (await target(url, "dispatch", "", tmp_path)).web == web

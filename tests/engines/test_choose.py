@@ -21,6 +21,7 @@ from shoal.engines.choose import (
     Surroundings,
     Wishes,
     chosen,
+    first_of,
     model_and_path,
     open_engines,
 )
@@ -287,3 +288,56 @@ async def test_a_key_is_sent_to_the_servers_that_were_named_alone(
 
     assert set(sent["named"]) == {"Bearer secret"}
     assert set(sent["found"]) == {None}
+
+
+async def test_of_many_models_the_first_that_chats_is_taken(
+    fake: Fakes, stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    models: dict[str, object] = {
+        "data": [{"id": "nomic-embed"}, {"id": "big[1]"}, {"id": "small"}]
+    }
+    url = await fake({"GET /v1/models": models})
+    sources = await open_engines(
+        Wishes((url, "embedded"), (f"tiny={TINY}",)), nothing, stack
+    )
+
+    kept, left_out = first_of(sources, 1)
+
+    assert [offered(source) for source in kept] == [["big[1]"]]
+    assert left_out == ["small", "tiny", "nomic-embed"]
+
+
+async def test_a_model_that_was_taken_stays_if_the_server_lists_it_elsewhere(
+    fake: Fakes, stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    models: dict[str, object] = {"data": [{"id": "one"}, {"id": "two"}]}
+    url = await fake({"GET /v1/models": models})
+    sources = await open_engines(Wishes((url,)), nothing, stack)
+    (kept,), _ = first_of(sources, 1)
+
+    models["data"] = [{"id": "two"}, {"id": "one"}]
+    await kept.engine.refresh()
+
+    assert offered(kept) == ["one"]
+
+
+async def test_of_two_files_the_first_is_taken(
+    stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    files = (f"one={TINY}", f"two={TINY}")
+    sources = await open_engines(Wishes(models=files), nothing, stack)
+
+    kept, left_out = first_of(sources, 1)
+
+    assert [offered(source) for source in kept] == [["one"]]
+    assert left_out == ["two"]
+
+
+async def test_all_models_are_taken_where_there_is_no_limit(
+    stack: AsyncExitStack, nothing: Surroundings
+) -> None:
+    files = (f"one={TINY}", f"two={TINY}")
+    sources = await open_engines(Wishes(models=files), nothing, stack)
+
+    assert first_of(sources, None) == (sources, [])
+    assert len(first_of(sources, 2)[0]) == 2

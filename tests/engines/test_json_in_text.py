@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.nesting import NESTING_MAX
-from shoal.engines.json_in_text import json_in, sayable, written
+from shoal.engines.json_in_text import compact, json_in, sayable, written
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -95,6 +95,13 @@ def test_brackets_without_end_have_an_end(text: str) -> None:
 @given(values)
 def test_what_is_written_can_be_sent_and_read(value: object) -> None:
     assert json.loads(written(value).encode()) == value
+
+
+@given(values)
+def test_spaces_go_and_nothing_else(value: object) -> None:
+    spaced = json.dumps(value, indent=3, separators=(" ,", " :\t"))
+
+    assert compact(spaced) == json.dumps(value, separators=(",", ":"))
 
 
 def test_half_a_character_is_escaped() -> None:

@@ -2,9 +2,10 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from shoal.gateway.access import Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
-from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols import discover
 from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
@@ -151,8 +152,14 @@ async def serving(
     moderation: Moderation | None = None,
     bypass: frozenset[str] = frozenset(),
     open_loopback: bool = False,
+    open_jobs: bool = False,
+    webhooks: bool = True,
+    wires: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Pool]:
-    """Run a coordinator for the length of the block."""
+    """Run a coordinator for the length of the block.
+
+    ``wires`` holds protocols' configurations by name.
+    """
     clock = LoopClock()
     store = SqliteStore(folder / "shoal.db")
     await store.open()
@@ -171,9 +178,11 @@ async def serving(
         new_secret,
         moderation,
         bypass,
+        open_jobs=open_jobs,
+        webhooks=webhooks,
     )
     runner = web.AppRunner(
-        make_app(gateway, _upgrades(hub, clock, door)),
+        make_app(gateway, _upgrades(hub, clock, door, wires or {})),
         access_log=None,
         handler_cancellation=True,
         shutdown_timeout=0.1,
@@ -202,16 +211,23 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def _upgrades(
-    hub: Hub, clock: LoopClock, door: Door
+    hub: Hub, clock: LoopClock, door: Door, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    admission = door.admission("grandsage", TOKEN)
-    (route,) = PROTOCOL.endpoints(Config(), setting(START, admission))
+    routes = []
+    for name, protocol in discover().items():
+        config = wires.get(name) or protocol.config()
+        given = setting(START, door.admission(name, TOKEN))
+        given = replace(given, draw=secrets.token_bytes)
+        routes += [(name, route) for route in protocol.endpoints(config, given)]
+    routes.sort(key=lambda each: each[1].rank)
 
     async def upgrade(request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
         headers = {name.lower(): value for name, value in request.headers.items()}
+        hello = Hello(path, query, headers, request.remote or "")
+        wire, route = next(each for each in routes if each[1].claims(hello))
         try:
-            accepted = route.accept(Hello(path, query, headers), clock.now())
+            accepted = route.accept(hello, clock.now())
         except Refused as refused:
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
@@ -221,7 +237,7 @@ def _upgrades(
             request, accepted.headers, route.message_max
         )
         with door.entered(accepted.admitted, link):
-            await serve_worker(hub, clock, "grandsage", accepted.session, link)
+            await serve_worker(hub, clock, wire, accepted.session, link)
         return response
 
     return upgrade

@@ -11,7 +11,6 @@ from ledger.given import (
     grown,
     growth_holds,
     second_holds,
-    unsigned,
 )
 from shoal.domain.errors import InvalidRequest
 from shoal.ledger import bundle, checkpoint, growth
@@ -60,7 +59,3 @@ def test_every_bit_of_a_checkpoint_counts() -> None:
     for changed in flips(note):
         with pytest.raises((InvalidRequest, UnicodeDecodeError)):
             checkpoint.verify(changed.decode(), KEY)
-
-
-def test_the_log_has_both_sorts_of_receipts() -> None:
-    assert LOG.receipts[4].job_id == unsigned("job-5").job_id

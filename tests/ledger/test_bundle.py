@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from ledger.given import (
     AT,
     COORDINATOR,
-    JOB,
     KEY,
     OUTPUT,
     WORKER,
@@ -186,21 +185,9 @@ def test_a_receipt_beyond_the_log_is_refused() -> None:
     assert last(older).step is Step.LOGGED
 
 
-@pytest.mark.parametrize("index", [-1, 0, 2, 3, 2**60])
+@pytest.mark.parametrize("index", [-1, 0, 2, 3, 2**53 - 1])
 def test_a_receipt_at_another_place_is_refused(index: int) -> None:
-    bundle = replace(grown(3).bundle(1), index=index)
-
-    data_or_error = write_or_error(bundle)
-
-    if isinstance(data_or_error, bytes):
-        assert last(bundle).step is Step.LOGGED
-
-
-def write_or_error(bundle: Bundle) -> bytes | ValueError:
-    try:
-        return write(bundle)
-    except ValueError as error:  # no number that JSON can carry
-        return error
+    assert last(replace(grown(3).bundle(1), index=index)).step is Step.LOGGED
 
 
 def test_a_receipt_before_the_checkpoint_it_names_is_refused() -> None:
@@ -259,9 +246,3 @@ def test_a_key_that_is_none_verifies_nothing(key: bytes) -> None:
     bundle = replace(grown(2).bundle(), coordinator_key=key.hex())
 
     assert not bundle_holds(write(bundle), key)
-
-
-def test_a_job_is_named_as_it_is() -> None:
-    assert receipts.read(read(write(of(claims()))).receipt.encode()).claims.job_id == (
-        JOB
-    )

@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 from protocols.settings import SIGNER
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId
+from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -22,6 +23,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import (
+    PLAIN,
     Chat,
     Completion,
     Embedding,
@@ -32,6 +34,7 @@ from shoal.domain.work import (
     Outcome,
     Piece,
     Task,
+    Terms,
     Work,
 )
 from shoal.domain.worker import CHATS, Offer
@@ -83,12 +86,22 @@ class Member:
         features: frozenset[Feature] = NOTHING,
         accepts: frozenset[type] = EVERYTHING,
         kinds: frozenset[Kind] = CHATS,
+        public_key: str = "",
+        *,
+        proven: bool = False,
     ) -> None:
         self.accepts = accepts
         self.told: list[Command] = []
         self.hung_up: list[tuple[str, int]] = []
         self.port = hub.connect(self, "wire")
-        offer = Offer(kinds, frozenset({model}), slots, features)
+        offer = Offer(
+            kinds,
+            frozenset({model}),
+            slots,
+            features,
+            public_key=public_key,
+            proven=proven,
+        )
         self.say(Joined(name, offer))
 
     def issue(self, message: Command) -> bool:
@@ -119,6 +132,16 @@ class Member:
     def complete(self, run: int = -1) -> None:
         job = self.runs[run]
         self.say(Completed(job.job_id, job.lease))
+
+    def give(
+        self, output: str, receipt: SignedReceipt | None = None, run: int = -1
+    ) -> None:
+        """Give the whole answer to a job at once, with what was signed about it."""
+        job = self.runs[run]
+        whole = Completed(job.job_id, job.lease, rest=(output,), receipt=receipt)
+        if not isinstance(job.work, Task):
+            whole = replace(whole, rest=("hi",), output=output)
+        self.say(whole)
 
     def refuse(self, reason: str = "loading", run: int = -1) -> None:
         job = self.runs[run]
@@ -178,6 +201,7 @@ class Coordinator:
         key: str = "",
         prompt: str = SECRET,
         kind: Kind = Kind.CHAT,
+        terms: Terms = PLAIN,
     ) -> Job:
         works: dict[Kind, Work] = {
             Kind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
@@ -185,7 +209,14 @@ class Coordinator:
             Kind.EMBEDDING: Embedding(model, (prompt,)),
             Kind.TASK: Task("classify", {"input": prompt}),
         }
-        return Job(self.hub.new_id(), works[kind], limits, owner, idempotency_key=key)
+        return Job(
+            self.hub.new_id(),
+            works[kind],
+            limits,
+            owner,
+            idempotency_key=key,
+            terms=terms,
+        )
 
     async def ask(
         self,
@@ -196,8 +227,11 @@ class Coordinator:
         key: str = "",
         prompt: str = SECRET,
         kind: Kind = Kind.CHAT,
+        terms: Terms = PLAIN,
     ) -> Client:
-        job = self.job(model, limits, owner=owner, key=key, prompt=prompt, kind=kind)
+        job = self.job(
+            model, limits, owner=owner, key=key, prompt=prompt, kind=kind, terms=terms
+        )
         client = Client(self.hub, job)
         await moment()
         return client
@@ -210,8 +244,21 @@ class Coordinator:
         features: frozenset[Feature] = NOTHING,
         accepts: frozenset[type] = EVERYTHING,
         kinds: frozenset[Kind] = CHATS,
+        public_key: str = "",
+        *,
+        proven: bool = False,
     ) -> Member:
-        member = Member(self.hub, name, model, slots, features, accepts, kinds)
+        member = Member(
+            self.hub,
+            name,
+            model,
+            slots,
+            features,
+            accepts,
+            kinds,
+            public_key,
+            proven=proven,
+        )
         await moment()
         return member
 
@@ -224,6 +271,7 @@ async def coordinator(
     store: SlowStore | None = None,
     queue_max: int = 1000,
     hedge_after: float | None = None,
+    fee: int = 0,
 ) -> AsyncIterator[Coordinator]:
     """Run a hub for the length of the block; then end it as ``kill -9`` does."""
     store = store or SlowStore()
@@ -238,6 +286,7 @@ async def coordinator(
         SIGNER,
         queue_max,
         hedge_after,
+        fee,
     )
     await hub.restore()
     task = asyncio.create_task(hub.run())

@@ -2,6 +2,7 @@
 engines and faults that are made up, all of it reproducible from one seed."""
 
 import asyncio
+import hashlib
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits, Priority
+from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
 from shoal.protocols.session import Hello, Member
 from shoal.runtime.clock import LoopClock
@@ -145,7 +147,16 @@ class World:
             refuses=self._refusals,
             stalls=self._stalls,
         )
-        member = Member(name, engine.models[0], slots)
+        # One key for one name, as it is kept in a file.
+        signer = Signer.from_seed(hashlib.sha256(name.encode()).digest())
+        member = Member(
+            name,
+            engine.models[0],
+            slots,
+            public_key=signer.public_key,
+            sign=signer.sign,
+            epoch=EPOCH,
+        )
         dialer = self._protocol.dial("ws://coordinator", member)
         wires: list[Wire] = []
         dial = partial(self._dial, wires)

@@ -65,7 +65,7 @@ async def test_what_an_earlier_version_wrote_can_be_gone_on_with(
     await store.open()
 
     await store.keys.add_key(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
-    assert await store.keys.used("default", 0) == Used()
+    assert await store.keys.used("nobody", 0) == Used()
     assert await store.prune(1000.0) == 4
     await store.close()
 

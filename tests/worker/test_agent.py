@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import chain, count, pairwise
 from random import Random
 
 import pytest
@@ -26,16 +26,18 @@ from shoal.domain.vocabulary import (
     Failed,
     Progress,
     Rejected,
+    Reported,
     RunJob,
 )
 from shoal.domain.work import Chat, Fault, Usage, Work
-from shoal.domain.worker import Model
+from shoal.domain.worker import Health, Model
 from shoal.engines.port import Finished, Item
 from shoal.protocols.session import Batch, Close, Output, WorkerSession
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import (
     BACKLOG_MAX,
+    REPORT_EVERY,
     RETRY_FIRST,
     RETRY_MAX,
     STEADY_AFTER,
@@ -186,7 +188,12 @@ class Membership:
 Script = Callable[[Membership], Awaitable[None]]
 
 
-def play(script: Script, network: Network | None = None, size: int = 2) -> None:
+def play(
+    script: Script,
+    network: Network | None = None,
+    size: int = 2,
+    measure: Callable[[], Health] | None = None,
+) -> None:
     async def scenario() -> None:
         place, engine, slots = network or Network(), Echo(), Slots(size)
         troubles: list[float] = []
@@ -200,6 +207,7 @@ def play(script: Script, network: Network | None = None, size: int = 2) -> None:
             slots,
             happened.append,
             lambda: troubles.append(asyncio.get_running_loop().time()),
+            measure,
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(1.0)
@@ -523,3 +531,67 @@ def test_worker_says_why_it_leaves() -> None:
         assert its.network.said == [Draining("the model is gone")]
 
     play(script)
+
+
+def meter() -> Callable[[], Health]:
+    """Return a measure of a machine that gets busier."""
+    loads = count(1)
+    return lambda: Health(float(next(loads)), 50.0)
+
+
+def reported(its: Membership) -> list[Health]:
+    return [each.health for each in its.network.said if isinstance(each, Reported)]
+
+
+def test_how_the_machine_does_is_told_at_once_and_again_and_again() -> None:
+    async def script(its: Membership) -> None:
+        assert reported(its) == [Health(1.0, 50.0, 0)]
+
+        its.network.tell(run_job(prompt="a " * 15))
+        await asyncio.sleep(REPORT_EVERY)
+        assert reported(its)[1:] == [Health(2.0, 50.0, 1)]
+
+        await asyncio.sleep(REPORT_EVERY)
+        assert reported(its)[2:] == [Health(3.0, 50.0, 0)]
+
+    play(script, Network(accepts=ALL | {Reported}), measure=meter())
+
+
+def test_a_wire_that_cannot_tell_is_told_nothing() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(5 * REPORT_EVERY)
+
+        assert its.network.said == []
+
+    play(script, Network(accepts=ALL), measure=meter())
+
+
+def test_nothing_is_told_where_nobody_measures() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(5 * REPORT_EVERY)
+
+        assert its.network.said == []
+
+    play(script, Network(accepts=ALL | {Reported}))
+
+
+def test_each_connection_is_told_from_its_own_beginning() -> None:
+    async def script(its: Membership) -> None:
+        its.network.links[-1].cut()
+        await asyncio.sleep(REPORT_EVERY - 1.0)
+
+        assert len(its.network.links) == 2
+        assert reported(its) == [Health(1.0, 50.0, 0), Health(2.0, 50.0, 0)]
+
+    play(script, Network(accepts=ALL | {Reported}), measure=meter())
+
+
+def test_nothing_is_told_while_nobody_is_there() -> None:
+    async def script(its: Membership) -> None:
+        its.network.down = True
+        its.network.links[-1].cut()
+        await asyncio.sleep(5 * REPORT_EVERY)
+
+        assert reported(its) == [Health(1.0, 50.0, 0)]
+
+    play(script, Network(accepts=ALL | {Reported}), measure=meter())

@@ -2,7 +2,8 @@
 
 Starts a coordinator and two workers that run a real language model, asks a question
 through the official OpenAI client, kills the worker that answers in the middle of its
-answer, and shows the whole answer that the other one finished.
+answer, and shows the whole answer that the other one finished.  Then a third worker
+joins by another protocol, does a task, and signs a receipt, which is verified.
 """
 
 import argparse
@@ -18,10 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from shoal.cli import api
+from shoal.cli.demo_job import job_with_receipt
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.engines.demo_model import DEMO_MODEL
+from shoal.protocols import discover
 
 WORKERS = ("otter", "beaver")
+THIRD = "heron"
 QUESTION = "Why is the sea salty?  Explain it to a child."
 ANSWER_MAX = 160  # tokens
 KILL_AFTER = 25  # pieces of the answer
@@ -111,6 +115,12 @@ def run(args: argparse.Namespace) -> int:
             f"\n{GREEN}No piece is missing: {usage.completion_tokens} tokens, begun by "
             f"{killed}, finished by the other.{PLAIN}"
         )
+        signing = next(name for name, wire in discover().items() if wire.signs)
+        third = _program(THIRD, [*join, "--name", THIRD, "--wire", signing], folder)
+        stack.enter_context(third)
+        _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
+        job_with_receipt(ask, lambda line: _say(f"{DIM}{line}{PLAIN}"))
+        _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
     return 0
 
 

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import os
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,7 +91,7 @@ class Worker:
 
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args)
-    check_file(args.config, {"serve", "join", *discover()})
+    check_file(args.config, {"serve", "join", "x402", *discover()})
     config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
     # What is wrong with the words is said before a model is loaded for them.
@@ -110,7 +110,6 @@ def run(args: argparse.Namespace) -> int:
 
     async def join(stop: asyncio.Event) -> int:
         there = await target(args.url, config.wire, config.token, data)
-        there.protocol.dial(there.url, Member("", Model(""), 1, token=there.token))
         if config.pairing_code:
             check_pairing(there)
         for engine in config.engine:
@@ -119,13 +118,15 @@ def run(args: argparse.Namespace) -> int:
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
             signer = _signer(there, config, name, data)
+            there.protocol.dial(there.url, _member(there, signer, Model(""), name))
             sources = await open_engines(wishes, around, stack)
-            sources, left_out = first_of(sources, there.protocol.models_max)
+            kept, left_out = first_of(sources, there.protocol.models_max)
             if left_out:
-                tell_of_others([each for s in sources for each in s.names], left_out)
+                tell_of_others([name for each in kept for name in each.names], left_out)
+                await _close_others(sources, kept)
             tell = reporter(there, as_json=args.json)
             worker = Worker(name, there, config, device, signer, Meter(), tell)
-            return await _serve(worker, sources, stop)
+            return await _serve(worker, kept, stop)
 
     return run_loop(join)
 
@@ -147,6 +148,13 @@ def _signer(there: Target, config: JoinConfig, name: str, data: Path) -> Signer 
     return None
 
 
+async def _close_others(sources: Sequence[Source], kept: Sequence[Source]) -> None:
+    """Give back the memory of models that are not offered."""
+    for source in sources:
+        if all(each.engine is not source.engine for each in kept):
+            await source.engine.close()
+
+
 def _offering(
     worker: Worker, source: Source, name: str, joined: Callable[[], None]
 ) -> Offering:
@@ -157,19 +165,16 @@ def _offering(
 
     def enlist(model: Model, trouble: Callable[[], None]) -> Agent:
         about: dict[str, object] = {"model": model.name, "slots": slots.size}
-        member = Member(
-            name,
-            model,
-            slots.size,
-            there.token,
-            frozenset(config.only_for),
-            TASK_NAMES if Kind.CHAT in model.kinds else frozenset(),
-            worker.device,
-            epoch=clock.wall() - clock.now(),
-        )
         if signer is not None:
             about["public_key"] = signer.public_key.hex()
-            member = replace(member, public_key=signer.public_key, sign=signer.sign)
+        member = replace(
+            _member(there, signer, model, name),
+            slots=slots.size,
+            only_for=frozenset(config.only_for),
+            tasks=TASK_NAMES if Kind.CHAT in model.kinds else frozenset(),
+            device=worker.device,
+            epoch=clock.wall() - clock.now(),
+        )
 
         def report(happening: Happening) -> None:
             worker.tell(name, about, happening)
@@ -191,6 +196,13 @@ def _offering(
     about = {"engine": source.label}
     report = partial(worker.tell, name, about)
     return Offering(source.engine, source.chosen, enlist, report)
+
+
+def _member(there: Target, signer: Signer | None, model: Model, name: str) -> Member:
+    member = Member(name, model, 1, there.token)
+    if signer is None:
+        return member
+    return replace(member, public_key=signer.public_key, sign=signer.sign)
 
 
 async def _serve(worker: Worker, sources: list[Source], stop: asyncio.Event) -> int:

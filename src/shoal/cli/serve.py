@@ -10,7 +10,7 @@ import sys
 from shoal.cli.flags import add_config, add_config_file, given
 from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
-from shoal.config import USER_DATA, ServeConfig, check_file, load
+from shoal.config import USER_DATA, ServeConfig, X402Config, check_file, load
 from shoal.protocols import discover
 from shoal.runtime.app import Coordinator, coordinator
 
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config(parser, ServeConfig, "serve")
     for name, protocol in discover().items():
         add_config(parser, protocol.config, name)
+    add_config(parser, X402Config, "x402")
     add_config_file(parser)
     add_log_arguments(parser, "info")
     parser.add_argument(
@@ -28,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args)
-    check_file(args.config, {"serve", "join", *discover()})
+    check_file(args.config, {"serve", "join", "x402", *discover()})
     config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
     wires = {
         name: load(
@@ -37,8 +38,10 @@ def run(args: argparse.Namespace) -> int:
         for name, protocol in discover().items()
     }
 
+    x402 = load(X402Config, "x402", given(args, X402Config, "x402"), args.config)
+
     async def serve(stop: asyncio.Event) -> int:
-        async with coordinator(config, wires) as running:
+        async with coordinator(config, wires, x402) as running:
             _spare_the_collector()
             _announce(running, config, as_json=args.json)
             await stop.wait()

@@ -18,7 +18,7 @@ PORT = 4010  # of a coordinator
 HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 SECURE = frozenset({"https", "wss"})
 HEALTH = "/healthz"
-OURS = "shoal"  # in what our coordinators answer, asked how they are
+OURS = "shoal"  # which our coordinators say, asked how they are
 ASK_LIMIT = 5.0  # seconds to find out who answers at a URL
 
 log = logging.getLogger("shoal.worker")
@@ -145,7 +145,7 @@ async def _asked(url: str, ours: Protocol) -> Protocol:
 
 
 def _is_ours(answer: object) -> bool:
-    return isinstance(answer, Mapping) and OURS in answer
+    return isinstance(answer, Mapping) and (OURS in answer or OURS in answer.values())
 
 
 def _web(url: str) -> str:

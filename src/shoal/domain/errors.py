@@ -74,6 +74,14 @@ class InsufficientFunds(ClientError):
     """The account's budget does not cover the job."""
 
 
+class PaymentDue(ClientError):
+    """The request has to come with a payment; ``headers`` say which."""
+
+    def __init__(self, message: str, headers: dict[str, str]) -> None:
+        super().__init__(message)
+        self.headers = headers
+
+
 class NotFound(ClientError):
     """What the request names does not exist."""
 
@@ -92,6 +100,10 @@ class Unavailable(ShoalError):
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class PaymentsDown(Unavailable):
+    """Whoever collects payments cannot be asked, so that nothing can be paid."""
 
 
 class RateLimited(Unavailable):

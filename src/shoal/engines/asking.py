@@ -1,14 +1,15 @@
 """Asks a model about a text, and has it answer in JSON."""
 
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.domain.errors import ContextExceeded, JobError
 from shoal.domain.work import JSON, Chat, Feature, Piece, Usage
 from shoal.domain.worker import Model
+from shoal.engines.json_in_text import json_in
 from shoal.engines.port import Engine, Finished
 
 T = TypeVar("T")
@@ -151,3 +152,15 @@ def _text_of(piece: Piece) -> str:
         return piece
     content = piece.fields.get("content")
     return content if isinstance(content, str) else ""
+
+
+def object_in(answer: Answer) -> Mapping[str, Any]:
+    """Return the first JSON object of an answer: some models say more than that.
+
+    Empty if there is none.  Raises JobError if it cannot be told.
+    """
+    try:
+        found = next(json_in(answer.text, "{"), None)
+    except ValueError as error:
+        raise JobError(f"the model's answer: {error}") from error
+    return found.value if found is not None else {}

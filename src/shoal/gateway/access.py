@@ -1,10 +1,10 @@
 """Lets callers in, for what their keys allow, and as much as they allow."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -20,12 +20,14 @@ from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.work import Embedding, Job, Outcome, Piece, Task, Usage, Work
 from shoal.gateway.allowance import Allowance, Allowances, Taken
 from shoal.gateway.auth import REVOKED, Keyring
+from shoal.gateway.detached import Detached
 from shoal.gateway.loopback import is_local
 from shoal.runtime.book import Book
 from shoal.runtime.clock import Clock
 from shoal.runtime.failures import Failures
 from shoal.runtime.hub import Hub
 from shoal.runtime.reading import Reader
+from shoal.runtime.spot_checks import CHECKER
 from shoal.store.port import KeyStore
 
 ANSWER_GUESS = 256  # tokens, where the request names no limit
@@ -38,7 +40,7 @@ LOOPBACK = Key("", "loopback", b"", "", Scope.USE, 0.0)
 OPEN = Key("", "open", b"", "", Scope.USE, 0.0)
 """Who asks for jobs without a key, where that is allowed to everybody."""
 
-RESERVED = (FIRST_KEY, LOOPBACK.name, OPEN.name)
+RESERVED = (FIRST_KEY, LOOPBACK.name, OPEN.name, CHECKER)
 """Names of keys that are in no book."""
 
 
@@ -46,6 +48,10 @@ async def key_book(store: KeyStore) -> Book[Key]:
     """Open the book of the keys that are stored.  Raises StoreError."""
     kept = await store.keys()
     return Book("key", kept, store.add_key, store.revoke_key, RESERVED)
+
+
+Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
+"""Has a job paid for, and returns it with what the payment is known by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,8 @@ class Access:
         self._open_loopback = open_loopback
         self._failures = Failures()
         self._allowances = Allowances()
+        self._detached = Detached(clock.now)
+        hub.watch(self._detached.saw)
 
     async def admit(
         self,
@@ -113,8 +121,12 @@ class Access:
         return caller
 
     @asynccontextmanager
-    async def answering(self, job: Job, caller: Caller) -> AsyncIterator[Reader]:
+    async def answering(
+        self, job: Job, caller: Caller, pay: Pay | None = None
+    ) -> AsyncIterator[Reader]:
         """Have ``job`` done for the length of the block, see ``Hub.answering``.
+
+        ``pay`` is asked last before it is handed over.
 
         Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the caller's key
         does not allow it, and KeyRevoked if it was revoked meanwhile.
@@ -126,6 +138,8 @@ class Access:
             taken = await self._take(allowance, job.work, caller)
         used: int | None = 0  # until the job is accepted
         try:
+            if pay is not None:
+                job = await pay(job)
             async with self._hub.answering(job) as answer:
                 self._check(caller.key, answer.job_id)
                 reader = _Guarded(answer, self.keyring, caller.key)
@@ -137,7 +151,10 @@ class Access:
                         used = _sum(usage_of(job.work, reader.ended))
         finally:
             if allowance is not None and taken is not None:
-                allowance.leave(taken, used, self._clock.now())
+                if used is None and reader.job_id in self._hub.pool.jobs:
+                    self._detached.hold(reader.job_id, job.work, allowance, taken)
+                else:
+                    allowance.leave(taken, used, self._clock.now())
 
     def check(self, caller: Caller) -> None:
         """Raise KeyRevoked if a caller that was let in is not welcome any more."""

@@ -16,14 +16,19 @@ from shoal.gateway import (
     admin_jobs,
     admin_keys,
     admin_tokens,
+    jobs,
     problems,
+    quotes,
     receipts,
+    trust,
 )
 from shoal.gateway.chat_answer import ChatCompletion
 from shoal.gateway.chat_body import CreateChatCompletion
 from shoal.gateway.completion_answer import TextCompletion
 from shoal.gateway.completion_request import CreateCompletion
 from shoal.gateway.embeddings import CreateEmbedding, CreateEmbeddingResponse
+from shoal.gateway.job_request import CommitJob
+from shoal.gateway.job_shown import JobShown
 from shoal.gateway.openai import Model, ModelList
 from shoal.gateway.parts import Gateway
 from shoal.ledger.bundle import Bundle
@@ -41,7 +46,7 @@ class Operation:
     """What can be done at a path.
 
     ``streams`` says that the answer is server-sent events if the body asks for it,
-    ``open`` that it takes no key, and ``listed`` what the query may hold.
+    ``open`` that it takes no key, and ``query`` what the query may hold.
     """
 
     method: str
@@ -53,6 +58,7 @@ class Operation:
     media: str = JSON_TYPE
     open: bool = False
     query: type[Any] | None = None
+    status: int = 200
 
 
 OPERATIONS = (
@@ -85,6 +91,51 @@ OPERATIONS = (
         *("get", "/v1/log/growth", "Prove that the log has only grown", Growth),
         open=True,
         query=receipts.GrowthQuery,
+    ),
+    Operation(
+        *("get", "/v1/health", "Whether there are workers", quotes.Health),
+        open=True,
+    ),
+    Operation(
+        *("get", "/v1/quote", "Tell what a job costs", quotes.Quote),
+        query=quotes.QuoteQuery,
+    ),
+    Operation(
+        *("post", "/v1/jobs/commit/fast", "Commit a job that is to be done fast"),
+        *(jobs.Committed, CommitJob),
+        status=201,
+    ),
+    Operation(
+        *("post", "/v1/jobs/commit/cheap", "Commit a job that is to be done cheaply"),
+        *(jobs.Committed, CommitJob),
+        status=201,
+    ),
+    Operation(
+        *("get", "/v1/jobs", "List jobs, the newest first", jobs.JobPage),
+        query=jobs.ListQuery,
+    ),
+    Operation(
+        *("get", "/v1/jobs/{id}", "Show a job, or wait for its end", JobShown),
+        query=jobs.ShowQuery,
+    ),
+    Operation("delete", "/v1/jobs/{id}", "Cancel a job", JobShown),
+    Operation(
+        *("get", "/v1/jobs/{id}/events", "Tell what happens to a job as it happens"),
+        media=SSE_TYPE,
+    ),
+    Operation(
+        *("post", "/v1/trust/create", "Make a code to pair a worker with"),
+        *(trust.CodeCreated, trust.CreateCode),
+        status=201,
+    ),
+    Operation(
+        *("post", "/v1/trust/claim", "Be paired by a code"),
+        *(trust.CodeClaimed, trust.ClaimCode),
+        open=True,
+    ),
+    Operation(
+        *("get", "/v1/trust/list", "List a user's workers", trust.ProviderList),
+        query=trust.ProviderQuery,
     ),
     Operation("get", "/admin/accounts", "List accounts", admin_accounts.AccountList),
     Operation(
@@ -146,7 +197,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 def describe() -> dict[str, Any]:
     """Return the description as JSON."""
-    types: set[type[Any]] = {problems.ErrorBody}
+    types: set[type[Any]] = {problems.ErrorBody, problems.PlainError}
     for operation in OPERATIONS:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
@@ -176,16 +227,18 @@ def describe() -> dict[str, Any]:
 
 def _operation(operation: Operation) -> dict[str, Any]:
     answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
+    plain = problems.form_at(operation.path) is problems.as_plain
+    error = problems.PlainError if plain else problems.ErrorBody
     if operation.streams:
         answer[SSE_TYPE] = {"schema": {"type": "string"}}
     described: dict[str, Any] = {
         "operationId": _id(operation),
         "summary": operation.summary,
         "responses": {
-            "200": {"description": "The answer", "content": answer},
+            str(operation.status): {"description": "The answer", "content": answer},
             "default": {
                 "description": "What went wrong",
-                "content": {JSON_TYPE: {"schema": _ref(problems.ErrorBody)}},
+                "content": {JSON_TYPE: {"schema": _ref(error)}},
             },
         },
     }

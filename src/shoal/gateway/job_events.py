@@ -5,8 +5,8 @@ that whoever comes back says how far they had come.
 """
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -16,6 +16,8 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
 from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
     CameLate,
     Fact,
     JobCancelled,
@@ -29,6 +31,11 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLost,
+    WorkerMarked,
+    WorkerTrusted,
 )
 from shoal.domain.ids import JobId
 from shoal.gateway import problems
@@ -40,12 +47,13 @@ from shoal.gateway.query import job_in
 from shoal.gateway.record import record_of
 from shoal.gateway.stream import KEEPALIVE, ClientGone, write
 from shoal.gateway.streaming import SSE
-from shoal.gateway.text import encode_json, well_formed
+from shoal.gateway.text import encode_json
 from shoal.ledger.canonical import to_time
 from shoal.store.port import Recorded
 
 PATH = f"{BASE}/{{id}}/events"
 LISTENERS_MAX = 1000  # clients that hear of jobs at a time, each on a connection
+ID_DIGITS_MAX = 15  # of an event's id
 LOOK_AGAIN = 0.5  # seconds until what was told of is in the store, though it may wait
 LAST_ID = "Last-Event-ID"
 COMMENT = b": keep-alive\n\n"
@@ -76,9 +84,8 @@ class Listeners:
         """Wake who listens to the job that a fact is about."""
         if not self._signals:
             return
-        submitted = isinstance(fact, JobSubmitted)
-        job_id = fact.job.id if submitted else getattr(fact, "job_id", None)
-        for signal in self._signals.get(job_id, ()):
+        job_id = getattr(fact, "job_id", None)  # not every fact is about a job
+        for signal in self._signals.get(job_id, ()) if job_id else ():
             signal.set()
 
     @contextmanager
@@ -114,49 +121,122 @@ async def _events(
     seen = _last_seen(request)
     with listeners.listening(job_id) as signal:
         story = await gateway.store.story(job_id)
-        if _ended(story) and seen >= len(story):
+        if _has_ended(story) and seen >= len(story):
             # By this a browser knows that there is no point in coming back.
             return web.Response(status=204)
         response = web.StreamResponse(headers=SSE)
         await response.prepare(request)
+        news = _news(gateway, caller, job_id, min(seen, len(story)), signal)
         try:
-            last = await _tell(gateway, caller, job_id, seen, signal, request, response)
-            await write(request, response, last, last=True)
+            async with aclosing(news):
+                async for text in news:
+                    await write(request, response, text)
+            await write(request, response, b"", last=True)
         except ClientGone:
             record_of(request).error = "client_gone"
+        except ShoalError as error:
+            record_of(request).error = problems.problem(error).code
+            await _fail(request, response, error)
     return response
 
 
-async def _tell(
-    gateway: Gateway,
-    caller: Caller,
-    job_id: JobId,
-    seen: int,
-    signal: asyncio.Event,
-    request: web.Request,
-    response: web.StreamResponse,
-) -> bytes:
-    """Write the job's story from ``seen`` on as it comes; return the last of it."""
+async def _news(
+    gateway: Gateway, caller: Caller, job_id: JobId, seen: int, signal: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
+    """Yield the job's story from its place ``seen`` on, until the job has ended."""
+    woken = False
     while True:
         signal.clear()
-        try:
-            gateway.access.check(caller)
-            story = await gateway.store.story(job_id)
-        except ShoalError as error:
-            record_of(request).error = problems.problem(error).code
-            return b"event: error\ndata: %b\n\n" % problems.body(
-                error, problems.as_plain
-            )
-        told = b"".join(
-            _written(job_id, number, each)
-            for number, each in enumerate(story[seen:], start=seen + 1)
-        )
-        if _ended(story):
-            return told
-        if told:
-            await write(request, response, told)
+        gateway.access.check(caller)  # who may have been shut out while this waited
+        story = await gateway.store.story(job_id)
+        new = story[seen:]
+        told = [_event(job_id, seen + n, each) for n, each in enumerate(new, start=1)]
+        if text := b"".join(told):
+            yield text
+        if _has_ended(story):
+            return
+        seen += len(new)
         # Some facts are told of a little before they are stored.
-        fresh = len(story) > seen
-        seen = max(seen, len(story))
-        if not await _signalled(signal, KEEPALIVE if fresh else LOOK_AGAIN):
-            await write(request, response, COMMENT)
+        pause = LOOK_AGAIN if woken and not new else KEEPALIVE
+        woken = await _signalled(signal, pause)
+        if not woken and pause is KEEPALIVE:
+            yield COMMENT
+
+
+async def _signalled(signal: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await signal.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _fail(
+    request: web.Request, response: web.StreamResponse, error: ShoalError
+) -> None:
+    """Tell of an error, as the status is sent already."""
+    body = problems.body(error, problems.as_plain)
+    with suppress(ClientGone):
+        text = b"event: error\ndata: " + body + b"\n\n"
+        await write(request, response, text, last=True)
+
+
+def _last_seen(request: web.Request) -> int:
+    """Return how far in the story a client has come: 0 at its beginning."""
+    given = request.headers.get(LAST_ID, "")
+    if not given:
+        return 0
+    if not (given.isascii() and given.isdigit() and len(given) <= ID_DIGITS_MAX):
+        raise InvalidRequest(
+            f"{LAST_ID}: expected the id of an event, got {given[:40]!r}", LAST_ID
+        )
+    return int(given)
+
+
+def _has_ended(story: Sequence[Recorded]) -> bool:
+    return any(isinstance(each.fact, ENDS) for each in story)
+
+
+def _event(job_id: JobId, number: int, recorded: Recorded) -> bytes:
+    """Write an event; nothing for what is no news to whoever asked for the job."""
+    at = to_time(recorded.at)
+    match recorded.fact:
+        case JobSubmitted():
+            name, told = "queued", JobEvent(job_id, at)
+        case JobLeased(_, worker, lease) | JobHedged(_, worker, lease):
+            name, told = "assigned", JobEvent(job_id, at, lease, worker)
+        case JobStarted(_, lease):
+            name, told = "running", JobEvent(job_id, at, lease)
+        case JobRequeued(_, lease, reason):
+            name, told = "requeued", JobEvent(job_id, at, lease, detail=reason)
+        case JobUnhedged(_, lease, reason):
+            name, told = "unassigned", JobEvent(job_id, at, lease, detail=reason)
+        case JobCompleted(_, lease, _, verdict):
+            told = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
+            name = "completed"
+        case JobFailed(error=error) | JobExpired(error=error) as end:
+            word = error_word(end)
+            name, told = "failed", JobEvent(job_id, at, error=word, detail=error)
+        case JobCancelled(reason=reason) as end:
+            word = error_word(end)
+            name, told = "cancelled", JobEvent(job_id, at, error=word, detail=reason)
+        case ReceiptPresented(verdict=verdict):
+            told = JobEvent(job_id, at, verdict=verdict.name.lower())
+            name = "receipt"
+        case (
+            CameLate()  # which changes nothing
+            | WorkerJoined()
+            | WorkerDraining()
+            | WorkerLost()
+            | WorkerMarked()
+            | WorkerTrusted()
+            | AccountCredited()
+            | AccountLimited()
+        ):
+            return b""
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (
+        number,
+        name.encode(),
+        encode_json(told),
+    )

@@ -30,6 +30,7 @@ from shoal.gateway.decoding import (
     misfit,
     size_of,
 )
+from shoal.gateway.webhooks import key_of
 from shoal.ledger.prices import PriceList
 
 USER_MAX = 256  # characters of a user's id
@@ -218,4 +219,5 @@ def _webhook(wanted: NewWebhook | None) -> Webhook | None:
         raise InvalidRequest(
             "webhook.url: leave out the user: the messages are signed", "webhook.url"
         )
+    key_of(wanted.secret)  # which says what is wrong with it
     return Webhook(wanted.url, wanted.secret)

@@ -1,9 +1,9 @@
 """Jobs over HTTP: committed, waited for, listed and cancelled, whatever their kind."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 from aiohttp import web
@@ -14,10 +14,11 @@ from shoal.domain.errors import (
     AlreadyEnded,
     InvalidRequest,
     NotFound,
+    PaymentDue,
     ShoalError,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Policy, Privacy
+from shoal.domain.work import Job, Policy, Privacy
 from shoal.gateway.access import OPEN, Caller
 from shoal.gateway.asking import job_of
 from shoal.gateway.job_request import USER_MAX, read_commit
@@ -31,6 +32,9 @@ from shoal.gateway.job_shown import (
     show,
 )
 from shoal.gateway.parts import Gateway
+from shoal.gateway.paying import pay, to_the_end
+from shoal.gateway.payments import NO_PAYMENTS
+from shoal.gateway.problems import problem
 from shoal.gateway.query import job_in, read_query
 from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer, json_bytes
@@ -56,11 +60,18 @@ class Committed(msgspec.Struct, frozen=True):
     job_id: str
 
 
-class Untrusted(msgspec.Struct, frozen=True):
+class Nothing(msgspec.Struct, frozen=True):
+    """An empty object."""
+
+
+NOTHING = Nothing()
+
+
+class Untrusted(msgspec.Struct, frozen=True, kw_only=True):
     """That nobody may have a private job."""
 
-    job_id: str
     error: str = NO_TRUSTED_WORKER
+    job_id: str
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -135,13 +146,30 @@ async def _commit(
     if moderation is not None and moderation.matches(work.text):
         raise InvalidRequest("the payload matches the moderation list", "payload")
     job = job_of(gateway, request, work, caller.name, terms=terms)
-    async with gateway.access.answering(job, caller) as reader:
-        record_of(request).reading(reader)
+    accepting = _accepted(gateway, request, caller, job)
+    if gateway.payments is not NO_PAYMENTS:
+        accepting = to_the_end(accepting)
+    try:
+        job_id = await accepting
+    except PaymentDue as error:
+        record_of(request).error = problem(error).code
+        # Its clients read the header; the original's body is empty as well.
+        return _json(402, NOTHING, error.headers)
     if terms.privacy is Privacy.PRIVATE:
-        stored = await gateway.store.job(reader.job_id)
+        stored = await gateway.store.job(job_id)
         if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
-            return _json(422, Untrusted(reader.job_id))
-    return _json(201, Committed(reader.job_id))
+            return _json(422, Untrusted(job_id=job_id))
+    return _json(201, Committed(job_id))
+
+
+async def _accepted(
+    gateway: Gateway, request: web.Request, caller: Caller, job: Job
+) -> JobId:
+    """Hand a job over; return its id, which is an earlier one's if that is the same."""
+    paying = partial(pay, gateway, request, caller)
+    async with gateway.access.answering(job, caller, paying) as reader:
+        record_of(request).reading(reader)
+    return reader.job_id
 
 
 def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
@@ -184,6 +212,11 @@ async def _ended(gateway: Gateway, job_id: JobId, seconds: float) -> None:
 
 
 async def _shown(gateway: Gateway, stored: StoredJob) -> web.Response:
+    return json_bytes(await written(gateway, stored))
+
+
+async def written(gateway: Gateway, stored: StoredJob) -> bytes:
+    """Write a job as its owner is shown it.  Raises StoreError."""
     moderation = gateway.moderation_for(stored.job.owner)
     withheld = (
         moderation is not None
@@ -193,7 +226,7 @@ async def _shown(gateway: Gateway, stored: StoredJob) -> web.Response:
             or moderation.matches(stored.outcome.output)
         )
     )
-    return json_bytes(await show(gateway.store, stored, withheld=withheld))
+    return await show(gateway.store, stored, withheld=withheld)
 
 
 async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
@@ -210,15 +243,15 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
         caller.name,
         frozenset(state for state in JobState if STATUSES[state] == query.status),
         query.user_id if isinstance(query.user_id, str) else None,
-        next((kind for kind, name in JOB_TYPES.items() if name == query.job_type), None),
+        next(
+            (kind for kind, name in JOB_TYPES.items() if name == query.job_type), None
+        ),
         before,
     )
     stored = await gateway.store.recent(wanted, query.limit)
     more = len(stored) == query.limit
     return json_answer(
-        JobPage(
-            [listed(each) for each in stored], stored[-1].job.id if more else None
-        )
+        JobPage([listed(each) for each in stored], stored[-1].job.id if more else None)
     )
 
 
@@ -237,7 +270,12 @@ async def _cancel(gateway: Gateway, enter: Enter, request: web.Request) -> web.R
     )
 
 
-def _json(status: int, value: msgspec.Struct) -> web.Response:
+def _json(
+    status: int, value: msgspec.Struct, headers: Mapping[str, str] | None = None
+) -> web.Response:
     return web.Response(
-        status=status, body=msgspec.json.encode(value), content_type=BODY_TYPE
+        status=status,
+        body=msgspec.json.encode(value),
+        content_type=BODY_TYPE,
+        headers=headers,
     )

@@ -7,6 +7,7 @@ from shoal.domain.work import Limits
 from shoal.gateway.access import Access
 from shoal.gateway.body import Bodies
 from shoal.gateway.moderation import Moderation
+from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
@@ -20,7 +21,8 @@ class Gateway:
 
     ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
     the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
-    asked for without a key, and ``webhooks`` that somebody may be told of their end.
+    asked for without a key, and ``webhooks`` that somebody may be told of their end;
+    ``payments`` collects what they cost.
     """
 
     hub: Hub
@@ -36,6 +38,7 @@ class Gateway:
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
     open_jobs: bool = False
     webhooks: bool = True
+    payments: Payments = NO_PAYMENTS
     bodies: Bodies = field(default_factory=Bodies)
 
     @property

@@ -204,7 +204,7 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
     """
     match stimulus:
         case Submitted(job):
-            if (hindrance := _nobody_trusted(pool, job)) is not None:
+            if (hindrance := nobody_trusted(pool, job)) is not None:
                 return [JobSubmitted(job), JobFailed(job.id, hindrance)]
             return [JobSubmitted(job)]
         case Withdrawn(job_id, reason):
@@ -262,7 +262,7 @@ def recalls(pool: Pool, fact: Fact) -> list[Recall]:
     return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
 
 
-def _nobody_trusted(pool: Pool, job: Job) -> str | None:
+def nobody_trusted(pool: Pool, job: Job) -> str | None:
     """Say why a private job cannot be done, though it might wait; None if it can."""
     if job.terms.privacy is not Privacy.PRIVATE:
         return None

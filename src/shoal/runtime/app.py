@@ -4,28 +4,35 @@ import asyncio
 import contextlib
 import errno
 import logging
+import random
 import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from shoal.config import ServeConfig
+from shoal.config import ServeConfig, X402Config, check_x402
 from shoal.domain.credentials import DAY
-from shoal.domain.errors import ConfigError, StoreError
+from shoal.domain.errors import ConfigError, PaymentsDown, StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.money import Micros, parse_dollars
 from shoal.domain.work import Limits
 from shoal.gateway.access import FIRST_KEY, Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
+from shoal.gateway.calling import Calling
+from shoal.gateway.jobs import written
 from shoal.gateway.moderation import Moderation
+from shoal.gateway.payments import NO_PAYMENTS, Payments
+from shoal.gateway.reach import Reach
 from shoal.ledger.accounts import WHOLE
 from shoal.ledger.keys import Signer
 from shoal.ledger.prices import PriceList
@@ -41,7 +48,9 @@ from shoal.runtime.secret_files import (
     new_secret,
     signing_seed,
 )
+from shoal.runtime.spot_checks import SpotChecks
 from shoal.runtime.upgrades import Upgrades
+from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.tls import fingerprint_of, own_certificate, server_context
 
@@ -52,6 +61,7 @@ PRUNE_EVERY = 3600.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 PORT_MAX = 65_535
 NO_WIRES: Mapping[str, Any] = {}
+NO_X402 = X402Config()
 
 log = logging.getLogger("shoal.app")
 http_log = logging.getLogger("shoal.http")
@@ -81,16 +91,19 @@ class Coordinator:
 
 @asynccontextmanager
 async def coordinator(
-    config: ServeConfig, wires: Mapping[str, Any] = NO_WIRES
+    config: ServeConfig,
+    wires: Mapping[str, Any] = NO_WIRES,
+    x402: X402Config = NO_X402,
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator for the length of the block.
 
     ``wires`` holds protocols' configurations by name; a protocol without one gets its
     defaults.
 
-    Raises ConfigError if a port or folder cannot be used, StoreError if the database
-    cannot.
+    Raises ConfigError if a setting, port or folder cannot be used, StoreError if the
+    database cannot.
     """
+    reach = _reach(config)
     tls, certificate = _tls(config)
     folder = config.data_dir
     try:
@@ -105,8 +118,9 @@ async def coordinator(
         log.warning("anybody who reaches this machine can join: --join-token is empty")
     clock = LoopClock()
     store = SqliteStore(folder / "shoal.db")
-    await store.open()
-    try:
+    async with contextlib.AsyncExitStack() as finally_:
+        await store.open()
+        finally_.push_async_callback(store.close)
         hub = Hub(
             store,
             clock,
@@ -123,6 +137,7 @@ async def coordinator(
         door = Door(await token_book(store.keys), store.keys, clock)
         if certificate is not None:
             door.fingerprint = fingerprint_of(certificate)
+        payments = await finally_.enter_async_context(_payments(x402))
         gateway = Gateway(
             hub,
             store,
@@ -135,7 +150,8 @@ async def coordinator(
             _moderation(config.moderation),
             prices=_prices(config),
             open_jobs=any(getattr(wire, "open", False) for wire in wires.values()),
-            webhooks=config.webhooks != "off",
+            webhooks=reach is not Reach.OFF,
+            payments=payments,
         )
         upgrades = Upgrades(
             hub, clock, door, wires, token, signer.public_key, secrets.token_bytes
@@ -145,7 +161,9 @@ async def coordinator(
         # must not cancel their jobs, which go on after the next start.
         async with _listening(app, config, tls) as port, asyncio.TaskGroup() as tasks:
             running = tasks.create_task(hub.run())
+            checking = tasks.create_task(_checks(hub, store, config).run())
             pruning = tasks.create_task(_prune(gateway, config.keep_days))
+            calling = tasks.create_task(_call(gateway, reach))
             door.url = _url(config.host, port, secure=tls is not None)
             upgrades.open(tasks)
             yield Coordinator(hub, door.url, port, api_key, door.invitation(token))
@@ -155,9 +173,9 @@ async def coordinator(
             hub.hang_up_all("the coordinator is stopping")
             await upgrades.close()
             running.cancel()
+            checking.cancel()
             pruning.cancel()
-    finally:
-        await store.close()
+            calling.cancel()
 
 
 @asynccontextmanager
@@ -194,6 +212,17 @@ async def _listening(
         await runner.cleanup()
 
 
+def _checks(hub: Hub, store: Store, config: ServeConfig) -> SpotChecks:
+    if not 0 <= config.spot_checks <= 1:
+        raise ConfigError(
+            f"--spot-checks {config.spot_checks:g}: expected a share from 0 to 1"
+        )
+    checks = SpotChecks(hub, store, Random(), config.spot_checks)
+    if config.spot_checks:
+        hub.watch(checks.saw)
+    return checks
+
+
 async def _prune(gateway: Gateway, keep_days: float) -> None:
     while True:
         before = gateway.clock.wall() - keep_days * DAY
@@ -207,6 +236,58 @@ async def _prune(gateway: Gateway, keep_days: float) -> None:
             if forgotten:
                 log.info("pruned jobs=%d", forgotten)
         await asyncio.sleep(PRUNE_EVERY)
+
+
+async def _call(gateway: Gateway, reach: Reach) -> None:
+    if reach is not Reach.OFF:
+        show = partial(written, gateway)
+        hub, store, clock = gateway.hub, gateway.store, gateway.clock
+        await Calling(hub, store, clock, show, reach, random.random).run()
+
+
+def _reach(config: ServeConfig) -> Reach:
+    try:
+        return Reach(config.webhooks)
+    except ValueError:
+        expected = " or ".join(each.value for each in Reach)
+        raise ConfigError(
+            f"--webhooks {config.webhooks}: expected {expected}"
+        ) from None
+
+
+@asynccontextmanager
+async def _payments(config: X402Config) -> AsyncIterator[Payments]:
+    """Collect payments for the length of the block, if that is wanted."""
+    if config == NO_X402:
+        yield NO_PAYMENTS
+        return
+    check_x402(config)
+    try:
+        from shoal.gateway.x402_payments import Seller, X402Payments
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--x402-facilitator: payments need the package {error.name}, which is not "
+            "installed: pip install 'shoal[x402]'"
+        ) from error
+    domain = {"name": config.name, "version": config.version} if config.name else {}
+    payments = X402Payments(
+        Seller(
+            config.facilitator,
+            config.pay_to,
+            config.network,
+            config.asset,
+            config.decimals,
+            domain,
+        )
+    )
+    try:
+        try:
+            await payments.prepare()
+        except PaymentsDown as error:
+            log.warning("no job can be paid for yet, so none is taken: %s", error)
+        yield payments
+    finally:
+        await payments.close()
 
 
 def _moderation(file: Path | None) -> Moderation | None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from shoal.domain.errors import InsufficientFunds, ShoalError
+from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
@@ -117,8 +117,14 @@ class Clerk:
         if (head := opening.head) is not None:
             places = frontier_places(head.size)
             nodes = await self._store.nodes(places)
-            frontier = Frontier(head.size, [nodes[place] for place in places])
-            self._notary = Notary(self._signer, frontier, head.size, head.root)
+            try:
+                frontier = Frontier(head.size, [nodes[place] for place in places])
+                self._notary = Notary(self._signer, frontier, head.size, head.root)
+            except (KeyError, ValueError) as error:
+                raise StoreError(
+                    f"the log of receipts is damaged ({error}): restore the database "
+                    "from a copy"
+                ) from error
 
     # Before facts are decided on.
 

@@ -137,6 +137,18 @@ class Hub:
             if not (answer.ended or answer.wanted or job.goes_on):
                 self._post(Withdrawn(answer.job_id, "the client left"))
 
+    async def known(self, job: Job) -> bool:
+        """Say whether the same was asked for under the same idempotency key.
+
+        Raises KeyReused if it was something else, StoreError.
+        """
+        return await self._named.answer_to(job) is not None
+
+    def refusal(self, job: Job) -> ShoalError | None:
+        """Say why a job would not be taken now, its price aside; None if it would."""
+        hindrance = self._impossible(job)
+        return hindrance or hopeless(self.pool, job, self._queue_max)
+
     @contextmanager
     def watching(self, job_id: JobId) -> Iterator[Reader | None]:
         """Read an open job's answer beside others, without a say in whether it goes on.
@@ -311,11 +323,7 @@ class Hub:
             self._wake.set()
 
     def _submit(self, job: Job) -> Answer:
-        if self._broken is not None:
-            raise self._broken
-        if self._stopping:
-            raise ShuttingDown("the coordinator is stopping: try again shortly")
-        if (error := impossible(self.pool, job, self._clock.now())) is not None:
+        if (error := self._impossible(job)) is not None:
             raise error
         answer = Answer(job.id)
         self._accepting[job.id] = asyncio.get_running_loop().create_future()
@@ -324,6 +332,13 @@ class Hub:
         self._count()
         self._post(Submitted(job))
         return answer
+
+    def _impossible(self, job: Job) -> ShoalError | None:
+        if self._broken is not None:
+            return self._broken
+        if self._stopping:
+            return ShuttingDown("the coordinator is stopping: try again shortly")
+        return impossible(self.pool, job, self._clock.now())
 
     # Decisions.
 

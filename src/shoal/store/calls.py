@@ -62,8 +62,13 @@ class CallStore(Protocol):
         """
         ...
 
-    async def next_due(self, *, without: Collection[JobId] = ()) -> float | None:
-        """Return when the first call is due; None if none is."""
+    async def next_due(
+        self,
+        *,
+        without: Collection[JobId] = (),
+        hosts_without: Collection[str] = (),
+    ) -> float | None:
+        """Return when the first of them is due; None if none waits."""
         ...
 
     async def tried(

@@ -96,6 +96,11 @@ class LedgerStore(Protocol):
         """Return the newest receipts, of one owner's jobs or all, the newest first."""
         ...
 
+    async def claim(self, reference: str, job_id: JobId, at: float) -> bool:
+        """Note which job a payment is for, unless it is for one; say whether it was
+        noted."""
+        ...
+
     async def head(self, size: int | None = None) -> Head | None:
         """Return the checkpoint of that size, or the newest."""
         ...

@@ -42,11 +42,18 @@ class MemoryCalls:
         waiting.sort(key=lambda each: each[0])
         return [tried for _, tried in waiting[:limit]]
 
-    async def next_due(self, *, without: Collection[JobId] = ()) -> float | None:
+    async def next_due(
+        self,
+        *,
+        without: Collection[JobId] = (),
+        hosts_without: Collection[str] = (),
+    ) -> float | None:
         times = (
             tried.due_at
             for job_id, tried in self._calls.items()
-            if tried.due_at is not None and job_id not in without
+            if tried.due_at is not None
+            and job_id not in without
+            and tried.call.host not in hosts_without
         )
         return min(times, default=None)
 

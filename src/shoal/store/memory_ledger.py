@@ -27,6 +27,7 @@ class MemoryLedger:
         self._receipts: list[Filed] = []
         self._nodes: dict[Node, bytes] = {}
         self._heads: dict[int, Head] = {}
+        self._payments: dict[str, JobId] = {}
 
     def write(self, entries: Entries, at: float) -> None:
         """Take in what belongs to a batch of facts."""
@@ -61,6 +62,12 @@ class MemoryLedger:
             if owner is None or self._owner_of(filed.claims.job_id) == owner
         )
         return list(islice(found, limit))
+
+    async def claim(self, reference: str, job_id: JobId, at: float) -> bool:
+        if reference in self._payments:
+            return False
+        self._payments[reference] = job_id
+        return True
 
     async def head(self, size: int | None = None) -> Head | None:
         if size is not None:

@@ -128,6 +128,11 @@ MIGRATIONS = (
         at REAL NOT NULL,
         note TEXT NOT NULL
     ) STRICT;
+    CREATE TABLE payments (
+        reference TEXT PRIMARY KEY,
+        job_id TEXT NOT NULL,
+        at REAL NOT NULL
+    ) STRICT, WITHOUT ROWID;
     CREATE TABLE trusted (
         owner TEXT NOT NULL,
         user TEXT NOT NULL,

@@ -35,14 +35,21 @@ class SqliteCalls:
             lambda sql: [_tried(row) for row in sql.execute(query, values)]
         )
 
-    async def next_due(self, *, without: Collection[JobId] = ()) -> float | None:
+    async def next_due(
+        self,
+        *,
+        without: Collection[JobId] = (),
+        hosts_without: Collection[str] = (),
+    ) -> float | None:
         query = (
             "SELECT min(due_at) FROM calls WHERE due_at IS NOT NULL"
             f" AND job_id NOT IN ({_marks(without)})"
+            f" AND host NOT IN ({_marks(hosts_without)})"
         )
+        values = (*without, *hosts_without)
 
         def next_due(sql: sqlite3.Connection) -> float | None:
-            ((first,),) = sql.execute(query, tuple(without))
+            ((first,),) = sql.execute(query, values)
             return first  # type: ignore[no-any-return]  # the schema says it is REAL
 
         return await self._database.transact(next_due)

@@ -55,6 +55,14 @@ class SqliteLedger:
         where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
         return await self._receipts(f"{where} ORDER BY leaf DESC LIMIT ?", owner, limit)
 
+    async def claim(self, reference: str, job_id: JobId, at: float) -> bool:
+        query = "INSERT OR IGNORE INTO payments VALUES (?, ?, ?)"
+
+        def claim(sql: sqlite3.Connection) -> bool:
+            return sql.execute(query, (reference, job_id, at)).rowcount == 1
+
+        return await self._database.transact(claim)
+
     async def head(self, size: int | None = None) -> Head | None:
         return await self._database.transact(lambda sql: _head(sql, size))
 

@@ -220,7 +220,8 @@ def _said(output: bytes) -> _Said:
         return _Said()  # it is no object
     except msgspec.DecodeError:  # half a character
         value = parse(output)
-        return msgspec.convert(value, _Said) if isinstance(value, dict) else _Said()
+        said = value if isinstance(value, dict) else {}
+        return _Said(said.get("text"), said.get("error"), said.get("choices"))
 
 
 def _pieces(said: _Said, ending: Ending | None) -> tuple[Piece, ...] | None:

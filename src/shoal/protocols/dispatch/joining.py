@@ -105,7 +105,7 @@ class Visitor:
     model: str
     challenge: bytes
     worker_id: str
-    admitted: Pass = Pass()
+    admitted: Pass = field(default_factory=Pass)
     refusal: str = ""
 
 

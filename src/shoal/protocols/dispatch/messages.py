@@ -172,8 +172,8 @@ def decode(data: Data) -> FromWorker | Complaint:
         )
     except UnicodeDecodeError:
         return _NOT_JSON
-    except (msgspec.DecodeError, RecursionError):
-        return _look_again(data)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return _look_again(data, error)
     return message
 
 
@@ -188,27 +188,32 @@ _known = frozenset(
 )
 
 
-def _look_again(data: Data) -> FromWorker | Complaint:
+def _look_again(data: Data, error: Exception) -> FromWorker | Complaint:
     """Find out slowly what is wrong, if anything is: half a character is not."""
     try:
         value = parse(data)
     except NotJson:
         return _NOT_JSON
-    except PeerError as error:
-        return Complaint(Code.INVALID_MESSAGE, str(error))
+    except PeerError as limit:
+        return Complaint(Code.INVALID_MESSAGE, str(limit))
     if value is None:
         # The original dies of it.
         return Complaint(Code.INVALID_MESSAGE, "expected an object, got null")
     kind = value.get("type", _UNDEFINED) if isinstance(value, dict) else _UNDEFINED
     if not isinstance(kind, str) or kind not in _known:
         return unknown("undefined" if kind is _UNDEFINED else string_of(kind))
+    if isinstance(error, msgspec.ValidationError):
+        return _invalid(kind, error)
     raw = {name: Raw(stringify(value.pop(name))) for name in _RAW if name in value}
     try:
         message: FromWorker = msgspec.convert(mended(value) | raw, FromWorker)
-    except msgspec.ValidationError as error:
-        text = f"{kind}: {error}"[:REASON_MAX]
-        return Complaint(Code.INVALID_MESSAGE, text, kind)
+    except msgspec.ValidationError as fault:
+        return _invalid(kind, fault)
     return message
+
+
+def _invalid(kind: str, error: msgspec.ValidationError) -> Complaint:
+    return Complaint(Code.INVALID_MESSAGE, f"{kind}: {error}"[:REASON_MAX], kind)
 
 
 def decode_told(data: Data) -> tuple[Told, str]:

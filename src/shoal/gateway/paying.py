@@ -1,0 +1,76 @@
+"""Has a job paid for, after all else was checked and before it is handed over.
+
+So nobody pays for what is refused, no work is done that is not paid for, and the
+receipt names the payment.  Between the two lie moments in which a burst may fill the
+queue, or the coordinator be killed: what was taken then stands in the accounts and in
+the log.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from shoal.domain.work import Job, Privacy
+from shoal.gateway.access import Caller
+from shoal.gateway.parts import Gateway
+from shoal.gateway.payments import NO_PAYMENTS, Asked
+from shoal.ledger import accounts
+from shoal.pool.react import Funded, nobody_trusted
+
+T = TypeVar("T")
+
+log = logging.getLogger("shoal.payments")
+
+
+async def pay(gateway: Gateway, request: web.Request, caller: Caller, job: Job) -> Job:
+    """Have ``job`` paid for, if that is asked; return it with what the payment is.
+
+    The payment is credited to the account that the job is charged to.  A job that was
+    asked for before under the same idempotency key is not paid for again.
+
+    Raises PaymentDue, PaymentsDown, StoreError, or what ``Hub.refusal`` returns.
+    """
+    terms, hub = job.terms, gateway.hub
+    if gateway.payments is NO_PAYMENTS or terms.price == 0 or await hub.known(job):
+        return job
+    if terms.privacy is Privacy.PRIVATE and nobody_trusted(hub.pool, job):
+        return job  # it will fail at once
+    if (refusal := hub.refusal(job)) is not None:
+        raise refusal
+    offered = await gateway.payments.ask(_asked(request, job))
+    if offered is None:
+        return job
+    settled = await offered.settle()
+    reference = settled.reference
+    log.info("settled job=%s price=%d reference=%r", job.id, terms.price, reference)
+    at = gateway.clock.wall()
+    if not await gateway.store.ledger.claim(reference, job.id, at):
+        raise offered.used
+    caller.headers.update(settled.headers)
+    account = accounts.user(job.owner, terms.user)
+    await hub.tell(Funded(account, terms.price, f"payment {reference}"))
+    return replace(job, terms=replace(terms, payment_ref=reference))
+
+
+async def to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Do ``work`` to its end even if the client leaves, whose money is on its way."""
+    # In no task group, for that would cancel it; but nobody goes before it has ended.
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+
+
+def _asked(request: web.Request, job: Job) -> Asked:
+    return Asked(
+        str(request.url.with_query(None)),
+        f"{job.terms.policy.name.capitalize()} compute job",
+        job.terms.price,
+        {name.lower(): value for name, value in request.headers.items()},
+    )

@@ -1,0 +1,196 @@
+"""Workers of the Dispatch wire as tests play them, and clients without a key."""
+
+import asyncio
+import base64
+import hashlib
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from io import BytesIO
+from typing import Any
+
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from gateway.serving import Pool, eventually
+from protocols.dispatch.recorded import SIGNERS
+from protocols.settings import SIGNER
+from shoal.domain.ids import JobId
+from shoal.ledger.keys import Signer
+from shoal.pool.react import Withdrawn
+from shoal.protocols.dispatch.extension import HEADER, proof_of, read_header
+
+BARRIER = "Unknown type: barrier"
+TASK = {"job_type": "TASK", "task_type": "classify", "input": "great"}
+COMMIT: dict[str, Any] = {"job_type": "TASK", "user_id": "u1", "payload": TASK}
+
+
+@dataclass(slots=True)
+class Provider:
+    """A worker: what it was told, and what it says."""
+
+    pool: Pool
+    socket: ClientWebSocketResponse
+    texts: list[str] = field(default_factory=list)
+    closed: int | None = None
+    _barriers: int = 0
+
+    @property
+    def jobs(self) -> list[dict[str, Any]]:
+        """The jobs that it was given."""
+        messages = map(json.loads, self.texts)
+        return [each for each in messages if each["type"] == "job_assign"]
+
+    async def read(self) -> None:
+        """Collect texts until the connection ends."""
+        while True:
+            message = await self.socket.receive()
+            match message.type:
+                case WSMsgType.TEXT if BARRIER in message.data:
+                    self._barriers += 1
+                case WSMsgType.TEXT:
+                    self.texts.append(message.data)
+                case WSMsgType.CLOSE:
+                    self.closed = message.data
+                    return
+                case _:
+                    self.closed = self.closed or 1006
+                    return
+
+    async def say(self, text: str | bytes) -> None:
+        """Say something, and wait until all that follows from it was decided."""
+        passed = self._barriers
+        with suppress(ConnectionError):  # what a closed connection is told is lost
+            if isinstance(text, bytes):
+                await self.socket.send_bytes(text)
+            else:
+                await self.socket.send_str(text)
+            await self.socket.send_str('{"type":"barrier"}')
+        await eventually(lambda: self._barriers > passed or self.closed is not None)
+        await settled(self.pool)
+
+    async def job(self, number: int = 0) -> dict[str, Any]:
+        """Wait for a job, the first unless told otherwise."""
+        await eventually(lambda: len(self.jobs) > number)
+        return self.jobs[number]
+
+    async def complete(
+        self, job_id: str, output: Any, signer: Signer = SIGNERS["A"]
+    ) -> None:
+        """Give an answer with a receipt."""
+        await self.say(completion(job_id, output, signer))
+
+
+def written(value: Any) -> str:
+    """Write JSON as JavaScript does, for values that it writes as Python does."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def receipt_of(job_id: str, output: Any, signer: Signer) -> tuple[dict[str, Any], str]:
+    """Return a worker's receipt and its signature."""
+    receipt = {
+        "job_id": job_id,
+        "provider_pubkey": signer.public_key.hex(),
+        "output_hash": hashlib.sha256(written(output).encode()).hexdigest(),
+        "completed_at": "2026-02-09T12:00:05.000Z",
+        "payment_ref": None,
+    }
+    return receipt, signed(receipt, signer)
+
+
+def signed(receipt: dict[str, Any], signer: Signer) -> str:
+    return base64.b64encode(signer.sign(written(receipt).encode())).decode()
+
+
+def completion(job_id: str, output: Any, signer: Signer) -> str:
+    """Return the message that answers a job."""
+    receipt, signature = receipt_of(job_id, output, signer)
+    return written(
+        {
+            "type": "job_complete",
+            "job_id": job_id,
+            "output": output,
+            "output_hash": receipt["output_hash"],
+            "receipt": receipt,
+            "receipt_signature": signature,
+        }
+    )
+
+
+@asynccontextmanager
+async def connected(
+    pool: Pool, path: str = "/", headers: dict[str, str] | None = None
+) -> AsyncIterator[Provider]:
+    """Open a connection that says nothing, and end it with the block."""
+    socket = await pool.session.ws_connect(
+        pool.url + path, max_msg_size=0, headers=headers
+    )
+    provider = Provider(pool, socket)
+    reading = asyncio.create_task(provider.read())
+    try:
+        yield provider
+    finally:
+        await socket.close()
+        await reading
+
+
+@asynccontextmanager
+async def provider(
+    pool: Pool, signer: Signer = SIGNERS["A"], *, proven: bool = False
+) -> AsyncIterator[Provider]:
+    """Join as a worker; a ``proven`` one shows that the key is its own."""
+    headers = {HEADER: "1"} if proven else None
+    async with connected(pool, headers=headers) as each:
+        register: dict[str, Any] = {
+            "type": "register",
+            "provider_pubkey": signer.public_key.hex(),
+            "provider_type": "DESKTOP",
+            "capabilities": ["LLM_INFER", "TASK"],
+        }
+        if proven:
+            answer = read_header(each.socket._response.headers[HEADER])
+            proof = proof_of(answer.challenge, SIGNER.public_key, signer.public_key)
+            text = base64.b64encode(signer.sign(proof)).decode()
+            register["shoal"] = {"proof": text}
+        await each.say(written(register))
+        assert json.loads(each.texts[0])["status"] == "ok", each.texts
+        yield each
+
+
+async def settled(pool: Pool) -> None:
+    """Wait until the hub has decided about all that it was told before."""
+    await pool.hub.tell(Withdrawn(JobId("nobody's"), ""))
+
+
+async def call(
+    pool: Pool, method: str, path: str, body: Any = None, **headers: str
+) -> tuple[int, Any]:
+    """Send a request without a key; return the status and the JSON of the answer."""
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None:
+        sent |= {"Content-Type": "application/json"}
+    async with pool.session.request(
+        method,
+        pool.url + path,
+        data=None if body is None else BytesIO(written(body).encode()),
+        headers=sent,
+    ) as response:
+        text = await response.text()
+        return response.status, json.loads(text) if text else None
+
+
+async def committed(pool: Pool, tier: str = "cheap", **fields: Any) -> str:
+    """Commit a job; return its id."""
+    status, answer = await call(
+        pool, "POST", f"/v1/jobs/commit/{tier}", COMMIT | fields
+    )
+    assert status == 201, answer
+    assert answer.keys() == {"job_id"}
+    return str(answer["job_id"])
+
+
+async def shown(pool: Pool, job_id: str, wait: float = 0) -> Any:
+    """Return a job as it is shown."""
+    status, answer = await call(pool, "GET", f"/v1/jobs/{job_id}?wait={wait}")
+    assert status == 200, answer
+    return answer

@@ -1,0 +1,74 @@
+"""Somebody whom webhooks tell of the end of jobs."""
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+
+@dataclass(slots=True)
+class Receiver:
+    """A real HTTP server, and what it was told.
+
+    It answers with ``statuses`` in turn, and the last of them for ever; ``None`` is no
+    answer at all.
+    """
+
+    url: str = ""
+    statuses: list[int | None] = field(default_factory=lambda: [200])
+    told: list[tuple[Mapping[str, str], bytes]] = field(default_factory=list)
+    open: int = 0
+    open_most: int = 0
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.told.append((dict(request.headers), await request.read()))
+        self.open += 1
+        self.open_most = max(self.open_most, self.open)
+        try:
+            status = self.statuses[0]
+            if len(self.statuses) > 1:
+                self.statuses.pop(0)
+            if status is None:
+                await asyncio.Event().wait()
+            assert status is not None
+            headers = {"Location": self.url} if 300 <= status < 400 else {}
+            return web.Response(status=status, headers=headers)
+        finally:
+            self.open -= 1
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for _, body in self.told]
+
+
+@asynccontextmanager
+async def receiving(*statuses: int | None) -> AsyncIterator[Receiver]:
+    """Receive on 127.0.0.1 for the length of the block."""
+    receiver = Receiver(statuses=[*statuses] or [200])
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", receiver.answer)
+    runner = web.AppRunner(
+        app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+    )
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook?token=t0p"
+        yield receiver
+    finally:
+        await runner.cleanup()
+
+
+def verified(headers: Mapping[str, str], body: bytes, key: bytes) -> bool:
+    """Check a signature as a receiver does, with nothing but the standard library."""
+    signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    digest = hmac.new(key, signed, hashlib.sha256).digest()
+    expected = "v1," + base64.b64encode(digest).decode()
+    return hmac.compare_digest(headers["webhook-signature"], expected)

@@ -1,0 +1,88 @@
+"""Messages that tell of the end of a job."""
+
+import base64
+import hashlib
+import hmac
+import json
+
+import pytest
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.work import Chat, Job
+from shoal.gateway.webhooks import (
+    ATTEMPTS_MAX,
+    TYPES,
+    headers_of,
+    key_of,
+    message,
+    pause_after,
+)
+from shoal.pool.lifecycle import ENDED, JobState
+from shoal.store.port import StoredJob
+
+DAY = 86_400.0
+
+
+def ended(state: JobState = JobState.DONE) -> StoredJob:
+    job = Job(JobId("j1"), Chat("m", ({"role": "user", "content": "hi"},)))
+    return StoredJob(job, state, LeaseNumber(1), 1_700_000_000.0, 1_700_000_001.5)
+
+
+def test_message_has_the_documented_fields() -> None:
+    body = message(ended(), b'{"id": "j1",  "result": 1.0}')
+
+    # The job is as it was written, to the byte.
+    assert body == (
+        b'{"id":"msg_j1","type":"job.completed",'
+        b'"created_at":"2023-11-14T22:13:21.500Z","data":{"id": "j1",  "result": 1.0}}'
+    )
+
+
+def test_every_end_of_a_job_has_a_type() -> None:
+    assert TYPES.keys() == ENDED
+    assert json.loads(message(ended(JobState.EXPIRED), b"{}"))["type"] == "job.expired"
+
+
+def test_signature_is_the_one_of_the_specification() -> None:
+    # Source: the example of the Standard Webhooks specification's libraries.
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    body = b'{"test": 2432232314}'
+
+    headers = headers_of(JobId("p5jXN8AQM9LWM0D4loKWxJek"), body, secret, 1614265330)
+
+    assert headers["webhook-id"] == "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    assert headers["webhook-timestamp"] == "1614265330"
+    assert headers["webhook-signature"] == (
+        "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+    )
+
+
+def test_secret_without_a_prefix_is_its_own_key() -> None:
+    secret = "just some words, ümläuts too"
+
+    headers = headers_of(JobId("j"), b"{}", secret, 7)
+
+    digest = hmac.new(secret.encode(), b"msg_j.7.{}", hashlib.sha256).digest()
+    assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
+
+
+@pytest.mark.parametrize("secret", ["whsec_", "whsec_abc", "whsec_a-b_", "whsec_ä==="])
+def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None:
+    with pytest.raises(InvalidRequest, match="expected base64") as caught:
+        key_of(secret)
+
+    assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
+
+
+def test_eight_attempts_take_about_a_day() -> None:
+    pauses = [pause_after(attempts, 0.5) for attempts in range(1, ATTEMPTS_MAX)]
+
+    assert pauses == [5.0, 25.0, 125.0, 625.0, 3125.0, 15625.0, 78125.0]
+    assert pause_after(ATTEMPTS_MAX, 0.5) is None
+    assert DAY < sum(pause for pause in pauses if pause) < 1.2 * DAY
+
+
+@pytest.mark.parametrize(("chance", "pause"), [(0.0, 20.0), (1.0, 30.0)])
+def test_pauses_are_spread(chance: float, pause: float) -> None:
+    assert pause_after(2, chance) == pytest.approx(pause)

@@ -1,0 +1,106 @@
+"""Exchanges recorded with the real coordinator, and sessions to replay them on."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+
+from protocols.pairs import sent
+from protocols.settings import setting
+from shoal.domain.vocabulary import Event
+from shoal.ledger.keys import Signer
+from shoal.protocols.dispatch import PROTOCOL, Config
+from shoal.protocols.session import (
+    Accepted,
+    Admission,
+    CoordinatorSession,
+    Data,
+    Hello,
+    Output,
+    Setting,
+    by_token,
+)
+
+VECTORS = Path(__file__).parent / "vectors" / "dispatch.json"
+
+Case: TypeAlias = dict[str, Any]  # as recorded; the fields depend on the kind
+RECORDED = json.loads(VECTORS.read_text("utf-8"))
+CASES: dict[str, Case] = {case["id"]: case for case in RECORDED["cases"]}
+
+SIGNERS = {
+    name: Signer.from_seed(bytes.fromhex(key["seed_hex"]))
+    for name, key in RECORDED["meta"]["keys"].items()
+}
+KEY = SIGNERS["A"].public_key.hex()
+REGISTER = (
+    f'{{"type":"register","provider_pubkey":"{KEY}","provider_type":"DESKTOP",'
+    '"capabilities":["LLM_INFER","TASK"]}'
+)
+NOW = 7.0
+
+
+def of_kind(kind: str) -> pytest.MarkDecorator:
+    """Run a test for every recorded case of one kind."""
+    cases = [case for case in CASES.values() if case["kind"] == kind]
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
+
+
+class Draws:
+    """Random bytes that are all different, and the same in each run."""
+
+    def __init__(self) -> None:
+        self._drawn = 0
+
+    def __call__(self, size: int) -> bytes:
+        self._drawn += 1
+        return self._drawn.to_bytes(size)
+
+
+def around(admission: Admission | None = None) -> Setting:
+    """Return what is around an endpoint; nothing that is drawn comes twice."""
+    given = setting(1, admission or by_token(""))
+    return Setting(
+        given.start, given.admission, Draws(), given.public_key, given.verifies
+    )
+
+
+def accept(
+    headers: dict[str, str] | None = None,
+    config: Config | None = None,
+    admission: Admission | None = None,
+    path: str = "/",
+) -> Accepted:
+    """Let somebody connect; ``headers`` are lower case."""
+    (endpoint,) = PROTOCOL.endpoints(config or Config(), around(admission))
+    hello = Hello(path, "", headers or {}, "192.0.2.7")
+    assert endpoint.claims(hello)
+    return endpoint.accept(hello, NOW)
+
+
+def opened(config: Config | None = None) -> CoordinatorSession:
+    """Return the session of a connection that has just been opened."""
+    session = accept(config=config).session
+    assert list(session.tick(NOW)) == []
+    return session
+
+
+def registered(
+    text: Data = REGISTER, config: Config | None = None
+) -> CoordinatorSession:
+    """Return the session of a worker that has registered as an original one does."""
+    session = opened(config)
+    answers(session.receive([text], NOW))
+    return session
+
+
+def answers(outputs: Sequence[Event | Output]) -> list[dict[str, Any]]:
+    """Return the messages that are sent, decoded."""
+    return [json.loads(data) for data in sent(outputs)]
+
+
+def summary(text: Data) -> str:
+    """Say what a message is in a word or two: its type, and its code or status."""
+    message = json.loads(text)
+    return f"{message['type']} {message.get('code', message.get('status', ''))}".strip()

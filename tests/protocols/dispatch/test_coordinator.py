@@ -1,0 +1,648 @@
+"""The coordinator's end of a connection, once a worker has registered."""
+
+import base64
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.dispatch.recorded import (
+    KEY,
+    NOW,
+    SIGNERS,
+    answers,
+    opened,
+    registered,
+    summary,
+)
+from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
+from shoal.domain.errors import Unsupported
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.receipts import SignedReceipt
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Dismiss,
+    Draining,
+    Failed,
+    Presented,
+    Rejected,
+    Reported,
+    RunJob,
+)
+from shoal.domain.work import (
+    Chat,
+    Completion,
+    Embedding,
+    Fault,
+    Policy,
+    Privacy,
+    Task,
+    Terms,
+    Usage,
+    Work,
+)
+from shoal.domain.worker import Health
+from shoal.protocols.dispatch import PROTOCOL
+from shoal.protocols.dispatch.coordinator import INVALID_MAX
+from shoal.protocols.dispatch.held import STRAYS_MAX, UNSIGNED_MAX
+from shoal.protocols.dispatch.javascript import canonical
+from shoal.protocols.session import Close, CoordinatorSession, Data
+
+TASK = RunJob(
+    JobId("job"),
+    LeaseNumber(2),
+    Task("classify", {"task_type": "classify", "input": "great"}),
+    terms=Terms(policy=Policy.CHEAP, user="u1"),
+)
+QUESTION = replace(
+    TASK, work=Chat("dispatch", ({"role": "user", "content": "hi"},), max_tokens=8)
+)
+FORMED = replace(QUESTION, terms=Terms(form='{"prompt":"hi","max_tokens":8}'))
+HEARTBEAT = f'{{"type":"heartbeat","provider_pubkey":"{KEY}"}}'
+
+
+def given_to_it(job: RunJob = TASK) -> CoordinatorSession:
+    session = registered()
+    session.issue(job, NOW)
+    return session
+
+
+def complete(output: str, **fields: object) -> str:
+    """Return a completion; the output is JSON text, for it may be odd."""
+    rest = json.dumps({"type": "job_complete", "job_id": "job"} | fields)
+    return f'{rest[:-1]},"output":{output}}}'
+
+
+def receipt(job_id: str = "job") -> tuple[dict[str, str | None], str]:
+    body = {
+        "job_id": job_id,
+        "provider_pubkey": KEY,
+        "output_hash": "x",
+        "completed_at": "2026-02-09T12:00:05.000Z",
+        "payment_ref": None,
+    }
+    signed = SIGNERS["A"].sign(canonical(json.dumps(body)))
+    return body, base64.b64encode(signed).decode()
+
+
+def submit(job_id: str = "job") -> str:
+    body, signature = receipt(job_id)
+    return json.dumps(
+        {"type": "receipt_submit", "receipt": body, "signature": signature}
+    )
+
+
+def errors(session: CoordinatorSession, *texts: Data) -> list[str]:
+    """Return the codes of the errors that messages are answered with."""
+    outputs = session.receive(list(texts), NOW)
+    assert not meant(outputs)
+    return [each.get("code", each["type"]) for each in answers(outputs)]
+
+
+# Jobs.
+
+
+def assigned(session: CoordinatorSession, job: RunJob) -> dict[str, Any]:
+    (message,) = answers(session.issue(job, NOW))
+    return message
+
+
+def test_a_job_that_came_in_the_original_form_goes_out_as_it_came() -> None:
+    form = '{"2":1,"1":2,"prompt":"hi","max_tokens":8.0,"a":"\\ud800"}'
+    job = replace(QUESTION, terms=Terms(form=form, privacy=Privacy.PRIVATE, user="ü"))
+
+    (text,) = sent(registered().issue(job, NOW))
+
+    assert text == (
+        '{"type":"job_assign","job_id":"job","job_type":"LLM_INFER","payload":'
+        f'{form},"policy":"FAST","privacy_class":"PRIVATE","user_id":"ü"}}'
+    )
+
+
+def test_a_task_has_its_name_in_the_payload() -> None:
+    message = assigned(registered(), TASK)
+
+    assert list(message) == [
+        "type", "job_id", "job_type", "payload", "policy", "privacy_class", "user_id",
+    ]  # fmt: skip
+    assert message["job_type"] == "TASK"
+    assert message["payload"]["task_type"] == "classify"
+    assert message["payload"]["input"] == "great"
+    assert message["policy"] == "CHEAP"
+    bare = replace(TASK, work=Task("summarize", "text"))
+    payload = assigned(registered(), bare)["payload"]
+    assert payload == {"job_type": "TASK", "task_type": "summarize", "input": "text"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt"),
+    [
+        ([("user", "hi")], "hi"),
+        (
+            [("system", "Be brief."), ("user", "hi")],
+            "Be brief.\n\nUser: hi\n\nAssistant:",
+        ),
+        (
+            [("user", "a"), ("assistant", "b"), ("user", "c")],
+            "User: a\n\nAssistant: b\n\nUser: c\n\nAssistant:",
+        ),
+    ],
+)
+def test_a_conversation_becomes_one_prompt(
+    messages: list[tuple[str, str]], prompt: str
+) -> None:
+    chat = Chat("m", tuple({"role": r, "content": c} for r, c in messages))
+
+    message = assigned(registered(), replace(RUN, work=chat))
+
+    assert message["payload"] == {
+        "job_type": "LLM_INFER",
+        "prompt": prompt,
+        "max_tokens": 1024,
+    }
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        replace(RUN, continues="so far"),
+        replace(RUN, work=Completion("m", "once")),
+        replace(RUN, work=Embedding("m", ("a",))),
+    ],
+)
+def test_a_plain_worker_is_not_asked_for_more_than_it_can(job: RunJob) -> None:
+    with pytest.raises(Unsupported):
+        registered().issue(job, NOW)
+
+
+def test_half_a_character_is_not_passed_on() -> None:
+    job = replace(
+        RUN, work=replace(CHAT, messages=({"role": "user", "content": "\ud800"},))
+    )
+
+    assert assigned(registered(), job)["payload"]["prompt"] == "\ufffd"
+
+
+def test_a_job_of_10_mb_is_carried_both_ways() -> None:
+    text = 'a "quoted" text, with ümlauts.\n' * 330_000
+    chat = replace(CHAT, messages=({"role": "user", "content": text},))
+    job = replace(QUESTION, work=chat)
+    session = registered()
+    assert assigned(session, job)["payload"]["prompt"] == text
+
+    output = json.dumps({"text": text})
+    (completed,) = meant(session.receive([complete(output)], NOW))
+
+    assert isinstance(completed, Completed)
+    assert completed.rest == (text,)
+    assert completed.output.encode() == canonical(output)
+    pair, _ = connect(PROTOCOL)
+    (run,) = pair.issue_command(job)
+    assert isinstance(run, RunJob)
+    assert run.work == replace(chat, model=CHAT.model)
+
+
+# Answers.
+
+
+def test_the_answer_of_a_task_is_its_output_as_it_was_signed() -> None:
+    text = '{"b": 1.0, "10": "\\u00fc", "2": [1e21, -0]}'
+
+    (completed,) = meant(given_to_it().receive([complete(text)], NOW))
+
+    written = '{"2":[1e+21,0],"10":"ü","b":1}'
+    assert completed == Completed(TASK.job_id, TASK.lease, rest=(written,))
+
+
+@pytest.mark.parametrize("output", ["null", "5", '"x"', "[]", '{"error":"no"}'])
+def test_any_json_is_the_answer_of_a_task(output: str) -> None:
+    (completed,) = meant(given_to_it().receive([complete(output)], NOW))
+
+    assert completed == Completed(TASK.job_id, TASK.lease, rest=(output,))
+
+
+def test_the_text_of_an_answer_is_well_formed_and_its_output_as_it_was() -> None:
+    session = given_to_it(QUESTION)
+
+    (completed,) = meant(session.receive([complete('{"text":"a\\ud83d..."}')], NOW))
+
+    assert isinstance(completed, Completed)
+    assert completed.rest == ("a\ufffd...",)
+    assert completed.output == '{"text":"a\\ud83d..."}'
+
+
+def test_an_answer_without_a_word_is_an_answer() -> None:
+    (completed,) = meant(given_to_it(QUESTION).receive([complete('{"text":""}')], NOW))
+
+    assert isinstance(completed, Completed)
+    assert completed.rest == ()
+
+
+@pytest.mark.parametrize(
+    ("output", "error"),
+    [
+        ('{"error":"Unsupported job payload"}', "Unsupported job payload"),
+        ('{"error":5}', "the worker's answer has no text"),
+        ('{"text":null}', "the worker's answer has no text"),
+        ('{"text":0.00001}', "the worker's answer has no text"),
+        ("null", "the worker's answer has no text"),
+        ('["text"]', "the worker's answer has no text"),
+        ('{"error":"\\ud800"}', "\ufffd"),
+        ('["\\ud800"]', "the worker's answer has no text"),
+        ('{"\\ud800":1}', "the worker's answer has no text"),
+    ],
+)
+def test_an_answer_without_a_text_is_a_failure(output: str, error: str) -> None:
+    (failed,) = meant(given_to_it(QUESTION).receive([complete(output)], NOW))
+
+    assert failed == Failed(TASK.job_id, TASK.lease, error)
+
+
+@pytest.mark.parametrize("output", ['{"error":"no"}', "null", '{"text":5}'])
+def test_who_asked_in_the_original_form_gets_any_output(output: str) -> None:
+    (completed,) = meant(given_to_it(FORMED).receive([complete(output)], NOW))
+
+    assert completed == Completed(TASK.job_id, TASK.lease, output=output)
+
+
+def test_an_output_that_is_too_deep_goes_to_another_worker() -> None:
+    session = given_to_it()
+    deep = "[" * 200 + "]" * 200
+
+    outputs = session.receive([complete(deep)], NOW)
+
+    assert [type(each) for each in meant(outputs)] == [Rejected]
+    assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
+
+
+# Receipts.
+
+
+def test_a_receipt_that_came_before_the_answer_goes_with_it() -> None:
+    session = given_to_it()
+    body, signature = receipt()
+
+    assert list(session.receive([submit()], NOW)) == []
+    (completed,) = meant(session.receive([complete("{}")], NOW))
+
+    assert isinstance(completed, Completed)
+    assert completed.receipt == SignedReceipt(
+        canonical(json.dumps(body)), base64.b64decode(signature)
+    )
+
+
+def test_a_receipt_after_the_answer_is_presented_once_for_as_many_as_there_are() -> (
+    None
+):
+    session = registered()
+    jobs = [f"job{number}" for number in range(UNSIGNED_MAX)]
+    for name in jobs:
+        session.issue(replace(TASK, job_id=JobId(name)), NOW)
+        session.receive([complete("{}", job_id=name)], NOW)
+
+    for name in jobs:
+        (presented,) = meant(session.receive([submit(job_id=name)], NOW))
+        assert isinstance(presented, Presented)
+        assert presented.job_id == name
+
+
+def test_receipts_for_jobs_of_others_are_heard_to_a_limit() -> None:
+    session = registered()
+
+    outputs = session.receive([submit(job_id=f"x{n}") for n in range(80)], NOW)
+
+    assert len(meant(outputs)) == STRAYS_MAX
+    assert {each["code"] for each in answers(outputs)} == {"NOT_YOUR_JOB"}
+    assert not meant(session.receive([submit(job_id="a\nb")], NOW))
+
+
+def test_a_receipt_that_is_none_does_not_undo_the_answer() -> None:
+    for bad in (
+        {"receipt": "x", "receipt_signature": "AA=="},
+        {"receipt": [], "receipt_signature": 5},
+    ):
+        outputs = given_to_it().receive([complete("{}", **bad)], NOW)
+
+        (completed,) = meant(outputs)
+        assert isinstance(completed, Completed)
+        assert completed.receipt == SignedReceipt(b"", b"")
+        assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
+
+
+# Words about jobs of others.
+
+
+def test_a_completion_of_no_job_is_recorded_as_late_to_a_limit() -> None:
+    session = registered()
+
+    outputs = session.receive([complete("{}", job_id=f"x{n}") for n in range(80)], NOW)
+
+    late = meant(outputs)
+    assert late == [
+        Completed(JobId(f"x{n}"), LeaseNumber(0)) for n in range(STRAYS_MAX)
+    ]
+    assert {each["code"] for each in answers(outputs)} == {"NOT_YOUR_JOB"}
+
+
+def test_each_job_that_is_done_lets_one_more_stray_word_be_heard() -> None:
+    session = registered()
+    for number in range(STRAYS_MAX + 5):
+        session.receive([complete("{}", job_id=f"x{number}")], NOW)
+    session.issue(TASK, NOW)
+    session.receive([complete("{}")], NOW)
+
+    heard = [
+        meant(session.receive([complete("{}", job_id="y")], NOW)) for _ in range(2)
+    ]
+
+    assert [len(each) for each in heard] == [1, 0]
+
+
+def test_a_rejection_of_no_job_is_answered() -> None:
+    text = '{"type":"job_reject","job_id":"x","reason":"r"}'
+
+    assert errors(registered(), text) == ["NOT_YOUR_JOB"]
+
+
+def test_what_was_cancelled_meanwhile_changes_nothing() -> None:
+    pair, _ = connect(PROTOCOL)
+    (run,) = pair.issue_command(RUN)
+    assert isinstance(run, RunJob)
+    crossing = sent(pair.worker.issue(Completed(run.job_id, run.lease), NOW))
+
+    assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
+    heard = meant(pair.coordinator.receive(list(crossing), NOW))
+
+    assert heard == [Completed(RUN.job_id, LeaseNumber(0))]
+
+
+def test_a_worker_without_the_extension_cannot_be_told_of_a_cancel() -> None:
+    with pytest.raises(Unsupported):
+        given_to_it().issue(CancelJob(TASK.job_id, TASK.lease), NOW)
+
+
+# Bad input.
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        ("", "PARSE_ERROR"),
+        ("{", "PARSE_ERROR"),
+        (b"\xff", "PARSE_ERROR"),
+        (b'{"type":"\xff"}', "PARSE_ERROR"),
+        ("null", "INVALID_MESSAGE"),
+        ("[" * 100_000, "INVALID_MESSAGE"),
+        ('{"type":"heartbeat","a":' + "[" * 200 + "]" * 200 + "}", "INVALID_MESSAGE"),
+        ("[1]", "UNKNOWN_MSG"),
+        ('{"type":"drain"}', "UNKNOWN_MSG"),
+        ('{"type":"job_assign"}', "UNKNOWN_MSG"),
+        ('{"type":"heartbeat"}', "INVALID_MESSAGE"),
+        ('{"type":"heartbeat","provider_pubkey":5}', "INVALID_MESSAGE"),
+        (HEARTBEAT[:-1] + ',"metrics":[]}', "INVALID_MESSAGE"),
+        (HEARTBEAT[:-1] + ',"metrics":{"cpu_pct":101}}', "INVALID_MESSAGE"),
+        (HEARTBEAT[:-1] + ',"metrics":{"mem_pct":-1}}', "INVALID_MESSAGE"),
+        (HEARTBEAT[:-1] + ',"metrics":{"mem_pct":1e400}}', "INVALID_MESSAGE"),
+        (HEARTBEAT[:-1] + ',"metrics":{"active_jobs":"1"}}', "INVALID_MESSAGE"),
+        (HEARTBEAT.replace(KEY, "0" * 64), "INVALID_MESSAGE"),
+        ('{"type":"job_complete","output":{}}', "INVALID_MESSAGE"),
+        ('{"type":"job_complete","job_id":null,"output":{}}', "INVALID_MESSAGE"),
+        ('{"type":"job_complete","job_id":"","output":{}}', "INVALID_MESSAGE"),
+        (complete("{}", job_id="x" * 257), "INVALID_MESSAGE"),
+        ('{"type":"job_reject","job_id":"job"}', "INVALID_MESSAGE"),
+        ('{"type":"job_reject","job_id":"job","reason":5}', "INVALID_MESSAGE"),
+        ('{"type":"job_reject","job_id":[],"reason":""}', "INVALID_MESSAGE"),
+        ('{"type":"receipt_submit"}', "INVALID_MESSAGE"),
+        ('{"type":"receipt_submit","receipt":{},"signature":""}', "INVALID_MESSAGE"),
+        ('{"type":"receipt_submit","receipt":null,"signature":""}', "INVALID_MESSAGE"),
+        ('{"type":"receipt_submit","receipt":{},"signature":5}', "INVALID_MESSAGE"),
+    ],
+)  # fmt: skip
+def test_what_is_no_good_is_answered_and_nothing_ends(data: Data, code: str) -> None:
+    session = given_to_it()
+
+    assert errors(session, data) == [code]
+    (completed,) = meant(session.receive([complete("{}")], NOW))
+    assert isinstance(completed, Completed)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"type":"x\\ud800"}', "Unknown type: x\ufffd"),
+        ('{"type":1.50}', "Unknown type: 1.5"),
+        ('{"type":["a",null,{}]}', "Unknown type: a,,[object Object]"),
+        ('{"type":"' + "x" * 9999 + '"}', "Unknown type: " + "x" * 100),
+    ],
+)
+def test_an_unknown_type_is_told_in_the_originals_words(text: str, said: str) -> None:
+    (answer,) = answers(opened().receive([text], NOW))
+
+    assert answer == {"type": "error", "code": "UNKNOWN_MSG", "message": said}
+
+
+def test_an_error_names_the_field() -> None:
+    (answer,) = answers(registered().receive(['{"type":"heartbeat"}'], NOW))
+
+    assert "heartbeat" in answer["message"]
+    assert "provider_pubkey" in answer["message"]
+
+
+def test_who_sends_nothing_but_nonsense_is_hung_up_on() -> None:
+    session = opened()
+
+    outputs = session.receive(["{"] * (INVALID_MAX + 50), NOW)
+
+    assert len(sent(outputs)) == INVALID_MAX
+    (close,) = [each for each in outputs if isinstance(each, Close)]
+    assert outputs[-1] == close
+    assert close.code == 1008
+
+
+def test_a_good_word_between_makes_up_for_nonsense() -> None:
+    session = registered()
+
+    for _ in range(5):
+        outputs = session.receive([*["{"] * (INVALID_MAX - 1), HEARTBEAT], NOW)
+        assert not [each for each in outputs if isinstance(each, Close)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEARTBEAT,
+        complete("{}"),
+        '{"type":"job_reject","job_id":"x","reason":""}',
+        submit(),
+    ],
+)
+def test_before_registering_nothing_is_heard(text: str) -> None:
+    assert errors(opened(), text) == ["NOT_REGISTERED"]
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_no_field_whatever_breaks_it(data: st.DataObject) -> None:
+    values = st.recursive(
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text(st.characters(exclude_categories=[])),
+        lambda inner: (
+            st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
+        ),
+        max_leaves=5,
+    )
+    message = data.draw(
+        st.sampled_from(
+            [json.loads(HEARTBEAT), json.loads(complete("{}")), json.loads(submit()),
+             {"type": "job_reject", "job_id": "job", "reason": "r"}]
+        )
+    )  # fmt: skip
+    field = data.draw(st.sampled_from([*message, "receipt", "output_hash", "shoal"]))
+    message[field] = data.draw(values)
+    pair, _ = connect(PROTOCOL)
+    pair.issue_command(replace(RUN, job_id=JobId("job")))
+
+    for session in (given_to_it(), pair.coordinator):
+        outputs = session.receive(
+            [json.dumps(message).replace("Infinity", "1e999")], NOW
+        )
+        for text in sent(outputs):
+            assert summary(text)
+        for event in meant(outputs):
+            repr(event).encode()  # no half characters go on from here
+
+
+# Time, and health.
+
+
+def test_metrics_are_reported_but_not_more_often_than_anybody_looks() -> None:
+    session = registered()
+    metrics = ',"metrics":{"cpu_pct":45.2,"mem_pct":62.1,"active_jobs":1}}'
+    text = HEARTBEAT[:-1] + metrics
+
+    outputs = session.receive([text] * 5, NOW)
+
+    assert meant(outputs) == [Reported(Health(45.2, 62.1, 1))]
+    assert len(answers(outputs)) == 5
+    assert meant(session.receive([HEARTBEAT[:-1] + ',"metrics":{}}'], NOW + 1)) == [
+        Reported(Health())
+    ]
+
+
+def test_who_does_not_register_is_hung_up_on_whatever_else_is_said() -> None:
+    session = opened()
+    session.receive([HEARTBEAT], NOW + 20)
+
+    assert session.deadline == NOW + 30
+    (close,) = session.tick(NOW + 30)
+
+    assert isinstance(close, Close)
+    assert "not registered" in close.reason
+
+
+def test_a_worker_is_alive_while_it_says_anything() -> None:
+    session = registered()
+    session.receive(["nonsense"], NOW + 20)
+
+    assert session.tick(NOW + 30) == ()
+    assert session.deadline == NOW + 50
+    (close,) = session.tick(NOW + 50)
+    assert isinstance(close, Close)
+    assert close.code == 4008
+
+
+def test_a_worker_that_is_replaced_is_told() -> None:
+    outputs = registered().issue(Dismiss("replaced by a newer connection"), NOW)
+
+    assert [each["code"] for each in answers(outputs)] == ["REPLACED"]
+    assert isinstance(outputs[-1], Close)
+    assert outputs[-1].code == 4000
+
+
+# The extension.
+
+
+def joined(member: object = MEMBER) -> Pair:
+    pair, _ = connect(PROTOCOL)
+    return pair
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Task("summarize", {"task_type": "summarize", "input": "x"}),
+        Task("other", ["any", 1]),
+        Task("", None),
+        Embedding(MEMBER.model.name, ("a", "b"), {"dimensions": 3}),
+    ],
+)
+def test_workers_of_ours_are_told_all_there_is(work: Work) -> None:
+    (run,) = joined().issue_command(replace(RUN, work=work))
+
+    assert isinstance(run, RunJob)
+    assert run.work == work
+
+
+def test_how_an_answer_ended_is_heard_of_ours() -> None:
+    pair = joined()
+    (run,) = pair.issue_command(RUN)
+    assert isinstance(run, RunJob)
+
+    (end,) = pair.issue_event(Completed(run.job_id, run.lease, "length", Usage(1, 2)))
+
+    assert isinstance(end, Completed)
+    assert (end.finish_reason, end.usage) == ("length", Usage(1, 2))
+
+
+def test_a_failure_of_ours_says_whose_fault_it_is() -> None:
+    pair = joined()
+    (run,) = pair.issue_command(RUN)
+    assert isinstance(run, RunJob)
+
+    heard = pair.issue_event(Failed(run.job_id, run.lease, "long", Fault.CONTEXT))
+
+    assert heard == [Failed(RUN.job_id, RUN.lease, "long", Fault.CONTEXT)]
+
+
+def test_draining_is_heard_once() -> None:
+    pair = joined()
+
+    assert pair.issue_event(Draining("why")) == [Draining("why")]
+    assert pair.issue_event(Draining("again")) == []
+
+
+@pytest.mark.parametrize(
+    "shoal",
+    ["5", '{"lease":-1}', '{"usage":{}}', '{"finish_reason":5}', '{"logprobs":5}',
+     '{"logprobs":[' + "[" * 200 + "]" * 200 + "]}"],
+)  # fmt: skip
+def test_an_ending_that_is_none_sends_the_job_to_another(shoal: str) -> None:
+    pair = joined()
+    pair.issue_command(replace(RUN, job_id=JobId("job")))
+
+    outputs = pair.coordinator.receive(
+        [complete('{"text":"x"}')[:-1] + f',"shoal":{shoal}}}'], NOW
+    )
+
+    assert [type(each) for each in meant(outputs)] == [Rejected]
+    assert [each["code"] for each in answers(outputs)] == ["INVALID_MESSAGE"]
+
+
+@pytest.mark.parametrize(
+    "choices", ["5", "[5]", '[{"message":5}]', '[{"message":{"content":5}}]']
+)
+def test_choices_that_are_none_send_the_job_to_another(choices: str) -> None:
+    pair = joined()
+    pair.issue_command(replace(RUN, job_id=JobId("job")))
+
+    text = complete(f'{{"text":"x","choices":{choices}}}')
+    outputs = pair.coordinator.receive([text], NOW)
+
+    assert [type(each) for each in meant(outputs)] == [Rejected]

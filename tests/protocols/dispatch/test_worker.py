@@ -1,0 +1,206 @@
+"""The worker's end at a coordinator of ours."""
+
+import json
+from dataclasses import replace
+
+from protocols.dispatch.recorded import NOW, around, summary
+from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.receipts import Verdict
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Draining,
+    Failed,
+    Progress,
+    Rejected,
+    Reported,
+    RunJob,
+)
+from shoal.domain.work import JSON, Delta, Kind, Task
+from shoal.domain.worker import Health, Model
+from shoal.ledger.worker_receipts import verify
+from shoal.protocols.dispatch import PROTOCOL
+from shoal.protocols.dispatch.desk import ANSWER_MAX, JOBS_MAX
+from shoal.protocols.dispatch.extension import HEADER
+from shoal.protocols.session import Hello, Notice
+
+
+def joined() -> Pair:
+    pair, _ = connect(PROTOCOL)
+    return pair
+
+
+def given_job(pair: Pair, job: RunJob = RUN) -> RunJob:
+    (run,) = pair.issue_command(job)
+    assert isinstance(run, RunJob)
+    return run
+
+
+def test_an_answer_of_ours_is_signed_in_the_documents_form() -> None:
+    pair = joined()
+    run = given_job(pair)
+
+    (completed,) = pair.issue_event(Completed(run.job_id, run.lease, rest=("text",)))
+
+    assert isinstance(completed, Completed)
+    assert completed.receipt is not None
+    claims = json.loads(completed.receipt.body)
+    assert claims["output_hash"].startswith("sha256:")
+    verdict = verify(
+        completed.receipt,
+        job_id=RUN.job_id,
+        public_key=MEMBER.public_key,
+        output_json=completed.output.encode(),
+    )
+    assert verdict is Verdict.VALID
+    assert completed.output == '{"text":"text","model":"family/model:7b"}'
+
+
+def test_what_is_more_than_text_is_signed_as_well_but_for_the_logprobs() -> None:
+    pair = joined()
+    run = given_job(pair)
+    call: dict[str, JSON] = {
+        "index": 0,
+        "id": "c",
+        "function": {"name": "f", "arguments": "{}"},
+    }
+    fields: dict[str, JSON] = {"tool_calls": [call]}
+    delta = Delta(0, fields, {"content": [{"logprob": -0.5}]}, "tool_calls")
+
+    (completed,) = pair.issue_event(Completed(run.job_id, run.lease, rest=(delta,)))
+
+    assert isinstance(completed, Completed)
+    (choice,) = json.loads(completed.output)["choices"]
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+    (heard,) = completed.rest
+    assert isinstance(heard, Delta)
+    assert heard.logprobs == {"content": [{"logprob": -0.5}]}
+    assert heard.finish_reason == "tool_calls"
+
+
+def test_a_job_that_is_not_started_goes_back_with_the_reason() -> None:
+    pair = joined()
+    run = given_job(pair)
+
+    heard = pair.issue_event(Rejected(run.job_id, run.lease, "all slots busy"))
+
+    assert heard == [Rejected(RUN.job_id, RUN.lease, "all slots busy")]
+
+
+def test_an_answer_without_end_is_given_up() -> None:
+    pair = joined()
+    run = given_job(pair)
+    piece = "x" * (ANSWER_MAX // 8)
+
+    heard = [
+        event
+        for _ in range(10)
+        for event in pair.issue_event(Progress(run.job_id, run.lease, [piece]))
+    ]
+
+    (failed,) = heard
+    assert isinstance(failed, Failed)
+    assert "exceeds the limit" in failed.error
+    assert pair.issue_event(Completed(run.job_id, run.lease)) == []
+
+
+def test_a_coordinator_cannot_give_jobs_without_end() -> None:
+    pair = joined()
+    for number in range(JOBS_MAX):
+        given_job(pair, replace(RUN, job_id=JobId(f"j{number}")))
+
+    outputs = pair.coordinator.issue(replace(RUN, job_id=JobId("one more")), NOW)
+    answers = pair.worker.receive(sent(outputs), NOW)
+
+    assert not meant(answers)
+    assert [type(each) for each in answers if isinstance(each, Notice)] == [Notice]
+    (rejected,) = meant(pair.coordinator.receive(sent(answers), NOW))
+    assert isinstance(rejected, Rejected)
+    assert rejected.job_id == "one more"
+
+
+def test_machines_are_reported_on() -> None:
+    pair = joined()
+
+    assert pair.issue_event(Reported(Health(1.5, 20.0, 3))) == [
+        Reported(Health(1.5, 20.0, 3))
+    ]
+
+
+def test_an_embedding_model_alone_is_offered_to_ours() -> None:
+    model = Model("e", frozenset({Kind.EMBEDDING}))
+
+    pair, (event,) = connect(PROTOCOL, replace(MEMBER, model=model))
+
+    assert json.loads(pair.said[0])["capabilities"] == []
+    assert "embedding" in str(event).lower()
+
+
+def reconnected(pair: Pair) -> Pair:
+    """Let the worker dial again; the new connection is open, nobody has spoken."""
+    (endpoint,) = PROTOCOL.endpoints(PROTOCOL.config(), around())
+    headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
+    accepted = endpoint.accept(Hello("/", "", headers), NOW)
+    accepted.session.tick(NOW)
+    return Pair(accepted.session, pair.dialer.connected(accepted.headers), pair.dialer)
+
+
+def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled() -> (
+    None
+):
+    pair = joined()
+    done = given_job(pair, replace(RUN, job_id=JobId("done")))
+    running = given_job(pair, replace(RUN, job_id=JobId("running")))
+    again = reconnected(pair)
+    register = sent(again.worker.tick(NOW))
+    # The agent says at once what it could not say before.
+    assert list(again.worker.issue(Completed(done.job_id, done.lease), NOW)) == []
+    assert list(again.worker.issue(Draining("why"), NOW)) == []
+
+    acknowledged = again.coordinator.receive(register, NOW)
+    outputs = again.worker.receive(sent(acknowledged), NOW)
+
+    assert meant(outputs) == [CancelJob(running.job_id, running.lease)]
+    heard = again.coordinator.receive(sent(outputs), NOW)
+    assert meant(heard) == [
+        Completed(JobId("done"), LeaseNumber(0)),
+        Draining("why"),
+    ]
+    assert [summary(text) for text in sent(heard)] == ["error NOT_YOUR_JOB"]
+
+
+def test_a_refused_worker_of_ours_gives_up() -> None:
+    pair = joined()
+    answer = '{"type":"register_ack","status":"error","error":"Invalid token"}'
+    session = pair.dialer.connected({HEADER: "1"})
+    session.tick(NOW)
+
+    session.receive([answer], NOW)
+
+    assert "Invalid token" in (pair.dialer.final(1000, "") or "")
+
+
+def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:
+    pair, _ = connect(PROTOCOL, replace(MEMBER, tasks=frozenset({"classify"})))
+    run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
+
+    pair.issue_event(Progress(run.job_id, run.lease, ['{"sentiment": ']))
+    pair.issue_event(Progress(run.job_id, run.lease, ['"positive"}']))
+    (completed,) = pair.issue_event(Completed(run.job_id, run.lease))
+
+    assert isinstance(completed, Completed)
+    assert completed.rest == ('{"sentiment":"positive"}',)
+
+
+def test_what_a_job_asks_for_that_is_no_job_is_refused_with_the_reason() -> None:
+    pair = joined()
+    (text,) = sent(pair.coordinator.issue(replace(RUN, work=CHAT), NOW))
+    bad = str(text).replace('"max_tokens"', '"lease":"x","max_tokens"')
+    bad = bad.replace('"lease":2', '"lease":2,"options":5')
+
+    outputs = pair.worker.receive([bad], NOW)
+
+    (rejected,) = meant(pair.coordinator.receive(sent(outputs), NOW))
+    assert isinstance(rejected, Rejected)
+    assert "shoal" in rejected.reason

@@ -1,0 +1,363 @@
+"""What jobs cost, and what is signed about them."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from protocols.settings import SIGNER
+from runtime.hubs import Client, Coordinator, Member, SlowStore, coordinator, moment
+from shoal.domain.errors import InsufficientFunds, JobError
+from shoal.domain.facts import (
+    CameLate,
+    JobCompleted,
+    ReceiptPresented,
+    WorkerMarked,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.vocabulary import Completed, Failed, Presented
+from shoal.domain.work import Kind, Privacy, Terms
+from shoal.ledger import bundle, checkpoint
+from shoal.ledger.bundle import Bundle
+from shoal.ledger.keys import Signer, verify
+from shoal.ledger.merkle import inclusion_path, nodes_for_inclusion
+from shoal.ledger.receipts import PREFIX
+from shoal.ledger.worker_receipts import hash_of
+from shoal.pool.react import Bounded, Funded, Paired
+from shoal.store.entries import Filed
+
+WORKER = Signer.from_seed(b"w" * 32)
+OTHER = Signer.from_seed(b"o" * 32)
+OUTPUT = '{"text":"hi","model":"m"}'
+PRICED = Terms(price=10_000)
+FEE = 500  # basis points: five percent
+
+W = WorkerId("wire:w")
+WORKER_ACCOUNT = f"worker:{WORKER.public_key.hex()}"
+
+
+def receipt(
+    job_id: JobId,
+    output: str = OUTPUT,
+    signer: Signer = WORKER,
+    key: Signer = WORKER,
+    prefix: str = "",
+) -> SignedReceipt:
+    claims = {
+        "job_id": job_id,
+        "provider_pubkey": key.public_key.hex(),
+        "output_hash": prefix + hash_of(output.encode()).removeprefix("sha256:"),
+        "completed_at": "2026-02-09T12:00:05.000Z",
+        "payment_ref": None,
+    }
+    body = json.dumps(claims, separators=(",", ":")).encode()
+    return SignedReceipt(body, signer.sign(body))
+
+
+async def signing(its: Coordinator) -> Member:
+    return await its.join("w", public_key=WORKER.public_key.hex())
+
+
+async def only_receipt(its: Coordinator, job_id: JobId) -> Filed:
+    (filed,) = await its.store.ledger.receipts_of(job_id)
+    return filed
+
+
+async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
+    async with coordinator(fee=FEE) as its:
+        worker = await its.join()
+        client = await its.ask(owner="al", terms=replace(PRICED, user="u 1"))
+        books = its.hub.books
+
+        assert books.balance("user:al/u%201") == -10_000
+        assert books.balance("pool:held") == 10_000
+
+        worker.write("hi")
+        worker.complete()
+        await moment()
+
+        assert client.outcome is not None
+        assert books.balance("worker:wire:w") == 9_500
+        assert books.balance("pool:fees") == 500
+        assert books.balance("pool:held") == 0
+        assert books.total() == 0
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
+    async with coordinator() as its:
+        worker = await its.join()
+        client = await its.ask(owner="al", terms=PRICED)
+        if how == "failed":
+            run = worker.runs[-1]
+            worker.say(Failed(run.job_id, run.lease, "out of memory"))
+        else:
+            await client.leave()
+        await moment()
+
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance("pool:held") == 0
+        assert await its.store.ledger.receipts_of(worker.runs[-1].job_id) == []
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256:"])
+async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
+    prefix: str,
+) -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        signed = receipt(client.job_id, prefix=prefix)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+        assert filed.claims.worker_receipt == signed
+        assert filed.claims.output_hash == hash_of(OUTPUT.encode())
+        assert verify(SIGNER.public_key, filed.signature, PREFIX + filed.body)
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert client.outcome is not None
+        assert client.outcome.output == OUTPUT
+
+
+BAD: dict[str, tuple[SignedReceipt, Verdict]] = {
+    "another job": (receipt(JobId("other")), Verdict.WRONG_JOB),
+    "another key": (receipt(JobId("job1"), key=OTHER), Verdict.WRONG_WORKER),
+    "another output": (receipt(JobId("job1"), "{}"), Verdict.WRONG_OUTPUT),
+    "another signer": (receipt(JobId("job1"), signer=OTHER), Verdict.BAD_SIGNATURE),
+    "no receipt at all": (SignedReceipt(b"", b""), Verdict.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
+    name: str,
+) -> None:
+    signed, verdict = BAD[name]
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        assert client.outcome is not None  # the job is done all the same
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is verdict
+        assert filed.claims.price == 0
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 0
+        (mark,) = await its.store.marked(0.0)
+        assert isinstance(mark.fact, WorkerMarked)
+        assert mark.fact.about == client.job_id
+
+
+async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        for number in range(1, 4):
+            await its.ask()
+            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+
+        assert len(worker.runs) == 3
+
+
+async def test_marks_are_known_after_a_restart() -> None:
+    store = SlowStore()
+    async with coordinator(store) as its:
+        worker = await signing(its)
+        for number in range(1, 4):
+            await its.ask()
+            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+    async with coordinator(store) as its:
+        worker = await signing(its)
+        await its.ask()
+
+        assert worker.runs == []
+
+
+async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
+    async with coordinator(fee=FEE) as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        books = its.hub.books
+
+        assert (await only_receipt(its, client.job_id)).claims.verdict is (
+            Verdict.MISSING
+        )
+        assert books.balance("pool:unproven") == 10_000
+
+        worker.say(Presented(client.job_id, receipt(client.job_id)))
+        worker.say(Presented(client.job_id, receipt(client.job_id)))
+        await moment()
+
+        assert books.balance("pool:unproven") == 0
+        assert books.balance(WORKER_ACCOUNT) == 9_500
+        _, later = await its.store.ledger.receipts_of(client.job_id)
+        assert later.claims.verdict is Verdict.VALID
+        presented = ReceiptPresented(client.job_id, W, Verdict.VALID)
+        assert (await its.story(client.job_id))[-1] == presented
+
+
+async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        thief = await its.join("thief", "n", public_key=OTHER.public_key.hex())
+        signed = receipt(client.job_id, signer=OTHER, key=OTHER)
+        thief.say(Presented(client.job_id, signed))
+        thief.say(Presented(JobId("never was"), signed))
+        await moment()
+
+        assert its.hub.books.balance("pool:unproven") == 10_000
+        assert len(await its.store.ledger.receipts_of(client.job_id)) == 1
+
+
+async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        first = await its.ask(terms=PRICED)
+        signed = receipt(first.job_id)
+        worker.give(OUTPUT, signed)
+        await moment()
+        second = await its.ask(terms=PRICED)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        filed = await only_receipt(its, second.job_id)
+        assert filed.claims.verdict is Verdict.WRONG_JOB
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+
+
+async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        late = await its.join("late", public_key=OTHER.public_key.hex())
+        signed = receipt(client.job_id, '{"text":"forged"}', OTHER, OTHER)
+        none = LeaseNumber(0)
+        late.say(Completed(client.job_id, none, rest=("forged",), receipt=signed))
+        await moment()
+        worker.give(OUTPUT, receipt(client.job_id))
+        await moment()
+
+        assert client.text == "hi"
+        story = await its.story(client.job_id)
+        assert [type(fact) for fact in story[-2:]] == [CameLate, JobCompleted]
+        assert (await only_receipt(its, client.job_id)).claims.worker == "wire:w"
+        assert its.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
+
+
+async def test_task_is_done_and_its_output_signed() -> None:
+    async with coordinator() as its:
+        tasks = frozenset({Kind.TASK})
+        key = WORKER.public_key.hex()
+        worker = await its.join("w", kinds=tasks, public_key=key)
+        client = await its.ask(kind=Kind.TASK)
+        output = '{"sentiment":"positive","confidence":0.5}'
+        worker.give(output, receipt(client.job_id, output))
+        await moment()
+
+        assert client.text == output
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+
+
+async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
+    async with coordinator() as its:
+        await its.join(slots=100)
+        await its.hub.tell(Funded("user:al", 35_000, "default"))
+        await its.hub.tell(Bounded("user:al", 0, "default"))
+        clients = [
+            Client(its.hub, its.job(owner="al", terms=replace(PRICED, user=f"u{n}")))
+            for n in range(100)
+        ]
+        await moment()
+
+        accepted = [client for client in clients if client.accepted]
+        refused = [c for c in clients if isinstance(c.error, InsufficientFunds)]
+        assert (len(accepted), len(refused)) == (3, 97)
+        assert its.hub.books.standing("user:al") == 5_000
+        assert its.hub.books.total() == 0
+
+
+async def test_books_go_on_after_a_restart() -> None:
+    store = SlowStore()
+    async with coordinator(store) as its:
+        worker = await its.join()
+        await its.hub.tell(Bounded("user:al", 15_000, "default"))
+        first = await its.ask(owner="al", terms=PRICED)
+        worker.write("hi")
+        worker.complete()
+        await moment()
+        assert first.outcome is not None
+    async with coordinator(store) as its:
+        worker = await its.join()
+        again = await its.ask(owner="al", terms=PRICED)
+        assert isinstance(again.error, InsufficientFunds)
+        other = await its.ask(owner="bo", terms=PRICED)
+        worker.write("hi")
+        worker.complete()
+        await moment()
+
+        head = await its.store.ledger.head()
+        assert head is not None
+        assert head.size == 2
+        filed = await only_receipt(its, other.job_id)
+        nodes = await its.store.ledger.nodes(nodes_for_inclusion(filed.index, 2))
+        path = inclusion_path(filed.index, 2, lambda *place: nodes[place])
+        made = Bundle(
+            SIGNER.public_key.hex(),
+            filed.body.decode(),
+            filed.signature,
+            filed.index,
+            tuple(path),
+            head.note,
+        )
+        checks = bundle.verify(bundle.write(made), SIGNER.public_key)
+        assert all(check.ok for check in checks), checks
+        assert checkpoint.verify(head.note, SIGNER.public_key).size == 2
+
+
+async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
+    private = Terms(privacy=Privacy.PRIVATE, user="u1")
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        await its.join("public")
+        alone = await its.ask(owner="al", terms=private)
+        assert isinstance(alone.error, JobError)
+        assert str(alone.error).startswith("no_trusted_worker")
+
+        await its.hub.tell(Paired("al", "u1", key))
+        unproven = await its.join("unproven", public_key=key)
+        still = await its.ask(owner="al", terms=private)
+        assert isinstance(still.error, JobError)
+
+        proven = await its.join("proven", public_key=key, proven=True)
+        client = await its.ask(owner="al", terms=private)
+        others = await its.ask(owner="bo", terms=private)
+
+        assert [run.job_id for run in proven.runs] == [client.job_id]
+        assert unproven.runs == []
+        assert isinstance(others.error, JobError)
+
+
+async def test_pairing_is_known_after_a_restart() -> None:
+    store = SlowStore()
+    key = WORKER.public_key.hex()
+    async with coordinator(store) as its:
+        await its.hub.tell(Paired("al", "u1", key))
+        await its.hub.tell(Paired("al", "u1", key))
+    async with coordinator(store) as its:
+        worker = await its.join(public_key=key, proven=True)
+        await its.ask(owner="al", terms=Terms(privacy=Privacy.PRIVATE, user="u1"))
+
+        assert len(worker.runs) == 1

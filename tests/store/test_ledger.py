@@ -1,0 +1,231 @@
+"""What every store keeps of receipts, their log and accounts."""
+
+import sqlite3
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import AccountLimited, JobSubmitted
+from shoal.domain.ids import JobId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.work import Chat, Job
+from shoal.ledger import accounts
+from shoal.ledger.keys import Signer
+from shoal.ledger.merkle import (
+    EMPTY_ROOT,
+    Frontier,
+    consistency_path,
+    frontier_places,
+    inclusion_path,
+    leaf_hash,
+    nodes_for_consistency,
+    nodes_for_inclusion,
+    root_from_inclusion,
+    verify_consistency,
+)
+from shoal.ledger.notary import Notary
+from shoal.ledger.receipts import Claims
+from shoal.store.entries import Entries, Filed, Head
+from shoal.store.memory import MemoryStore
+from shoal.store.port import Store
+from shoal.store.sqlite import SqliteStore
+
+SIGNER = Signer.from_seed(b"s" * 32)
+J = JobId("j1")
+
+
+def claims(job_id: str) -> Claims:
+    return Claims(
+        job_id=JobId(job_id),
+        worker="wire:w",
+        worker_key="8a" * 32,
+        output_hash="sha256:" + "0" * 64,
+        prompt_tokens=3,
+        completion_tokens=None,
+        price=10_000,
+        fee=500,
+        payment_ref="tx1",
+        at="2026-02-09T12:00:05.000Z",
+        verdict=Verdict.VALID,
+        worker_receipt=SignedReceipt(b"{}", b"s" * 64),
+    )
+
+
+class Log:
+    """Seals batches and has a store keep them."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.notary = Notary(SIGNER, Frontier(), 0, EMPTY_ROOT)
+
+    async def add(self, *job_ids: str, at: float = 1.0) -> None:
+        said = [claims(job_id) for job_id in job_ids]
+        sealed = self.notary.seal(said, at)
+        filed = [
+            Filed(logged.index, each, logged.body, logged.signature, at)
+            for each, logged in zip(said, sealed.receipts, strict=True)
+        ]
+        head = sealed.checkpoint
+        entries = Entries(
+            receipts=filed,
+            nodes=sealed.nodes,
+            head=Head(head.size, head.root, sealed.note, at),
+        )
+        await self.store.append([], at, (), entries)
+        self.notary.commit(sealed)
+
+
+@pytest.fixture(params=[MemoryStore, SqliteStore])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param is MemoryStore:
+        yield MemoryStore()
+        return
+    sqlite = SqliteStore(tmp_path / "shoal.db")
+    await sqlite.open()
+    yield sqlite
+    await sqlite.close()
+
+
+async def test_nothing_is_there_at_first(store: Store) -> None:
+    opening = await store.ledger.opening()
+
+    assert opening.accounts == {}
+    assert opening.head is None
+    assert await store.ledger.receipts_of(J) == []
+    assert await store.ledger.recent_receipts(None, 10) == []
+    assert await store.ledger.transfers("user:al", 10) == []
+
+
+async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
+    log = Log(store)
+    await log.add("j1", "j2", at=5.5)
+    await log.add("j1", at=6.5)
+
+    first, second = await store.ledger.receipts_of(J)
+    assert (first.index, second.index) == (0, 2)
+    assert first.claims == claims("j1")
+    assert SIGNER.sign(b"shoal receipt v1\n" + first.body) == first.signature
+    assert (first.at, second.at) == (5.5, 6.5)
+    newest = await store.ledger.recent_receipts(None, 2)
+    assert [each.index for each in newest] == [2, 1]
+
+
+async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
+    for name, owner in (("j1", "al"), ("j2", "bo")):
+        job = Job(JobId(name), Chat("m", ()), owner=owner)
+        await store.append([JobSubmitted(job)], 1.0)
+    await Log(store).add("j1", "j2")
+
+    (found,) = await store.ledger.recent_receipts("bo", 10)
+    assert found.claims.job_id == "j2"
+
+
+@pytest.mark.parametrize("sizes", [[1], [3, 1, 4], [8], [1] * 7, [5, 16]])
+async def test_log_proves_every_leaf_and_every_growth(
+    store: Store, sizes: list[int]
+) -> None:
+    log, names = Log(store), iter(range(100))
+    for size in sizes:
+        await log.add(*(f"j{next(names)}" for _ in range(size)))
+    ledger = store.ledger
+    last = await ledger.head()
+    assert last is not None
+    assert last.size == sum(sizes)
+
+    for filed in await ledger.recent_receipts(None, 100):
+        nodes = await ledger.nodes(nodes_for_inclusion(filed.index, last.size))
+        path = inclusion_path(filed.index, last.size, lambda *at: nodes[at])  # noqa: B023
+        leaf = leaf_hash(filed.body)
+        assert root_from_inclusion(filed.index, last.size, leaf, path) == last.root
+    size = 0
+    for grown in sizes:
+        size += grown
+        head = await ledger.head(size)
+        assert head is not None
+        nodes = await ledger.nodes(nodes_for_consistency(size, last.size))
+        path = consistency_path(size, last.size, lambda *at: nodes[at])  # noqa: B023
+        assert verify_consistency(size, last.size, head.root, last.root, path)
+
+
+async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
+    log = Log(store)
+    await log.add("j1", "j2", "j3")
+    head = (await store.ledger.opening()).head
+    assert head is not None
+    places = frontier_places(head.size)
+    nodes = await store.ledger.nodes(places)
+    frontier = Frontier(head.size, [nodes[place] for place in places])
+    assert frontier.root() == head.root
+
+    log.notary = Notary(SIGNER, frontier, head.size, head.root)
+    await log.add("j4")
+
+    now = await store.ledger.head()
+    assert now is not None
+    assert now.size == 4
+
+
+async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
+    al, w = accounts.user("al"), "worker:w"
+    moved = [
+        *accounts.credit(al, 50_000),
+        *accounts.reserve(J, al, 10_000),
+        *accounts.settle(J, w, 10_000, 500),
+    ]
+    await store.append([], 1.0, (), Entries(moved[:2]))
+    await store.append([], 2.0, (), Entries(moved[2:]))
+
+    kept = {each.name: each.balance for each in await store.ledger.accounts()}
+    assert kept[al] == 40_000
+    assert kept[w] == 9_500
+    assert sum(kept.values()) == 0
+    assert (await store.ledger.opening()).accounts[al].balance == 40_000
+    shown = await store.ledger.transfers(al, 10)
+    assert [each.transfer for each in shown] == [moved[1], moved[0]]
+    assert [each.at for each in shown] == [1.0, 1.0]
+    assert len(await store.ledger.transfers("pool:held", 2)) == 2
+
+
+async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
+    for budget in (5_000, 0, None):
+        await store.append([AccountLimited("user:al", budget, "default")], 1.0)
+
+        (account,) = await store.ledger.accounts()
+        assert account.budget == budget
+
+
+async def test_batch_that_cannot_be_stored_moves_nothing(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    log = Log(store)
+    await log.add("j1")
+    entries = Entries(
+        accounts.credit("user:al", 1), [], [(0, 0, b"again")], Head(9, b"", "", 1.0)
+    )
+
+    with pytest.raises(StoreError):
+        await store.append([], 1.0, (), entries)
+
+    assert await store.ledger.accounts() == []
+    head = await store.ledger.head()
+    assert head is not None
+    assert head.size == 1
+    await store.close()
+
+
+async def test_what_is_in_the_database_is_what_the_reader_of_it_expects(
+    tmp_path: Path,
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    await store.append([], 1.0, (), Entries(accounts.credit("user:al", 7)))
+    await store.close()
+
+    with sqlite3.connect(tmp_path / "shoal.db") as database:
+        (total,) = database.execute("SELECT sum(balance) FROM accounts").fetchone()
+        moved = database.execute("SELECT debit, credit, amount FROM transfers")
+        assert total == 0
+        assert moved.fetchall() == [("world", "user:al", 7)]
+    database.close()

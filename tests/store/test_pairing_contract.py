@@ -1,0 +1,89 @@
+"""Pairing codes, whatever they are kept in."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.facts import WorkerTrusted
+from shoal.store.memory import MemoryStore
+from shoal.store.pairing import PairingCode, Partner
+from shoal.store.port import Store
+from shoal.store.sqlite import SqliteStore
+
+CODE = PairingCode("ABCDEF", "alice", "ada", expires_at=100.0)
+KEY, OTHER = "11" * 32, "22" * 32
+
+
+@pytest.fixture(params=[MemoryStore, SqliteStore])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    if request.param is MemoryStore:
+        yield MemoryStore()
+        return
+    sqlite = SqliteStore(tmp_path / "shoal.db")
+    await sqlite.open()
+    yield sqlite
+    await sqlite.close()
+
+
+async def test_code_is_found_as_it_was_added(store: Store) -> None:
+    assert await store.pairing.add(CODE)
+
+    assert await store.pairing.find("ABCDEF") == CODE
+    assert await store.pairing.find("abcdef") is None
+
+
+async def test_code_is_kept_once(store: Store) -> None:
+    assert await store.pairing.add(CODE)
+
+    assert not await store.pairing.add(replace(CODE, user="bob"))
+    assert await store.pairing.find("ABCDEF") == CODE
+
+
+async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
+    await store.pairing.add(CODE)
+    assert not await store.pairing.claim("ABCDEF", KEY, 100.0)
+    assert not await store.pairing.claim("000000", KEY, 50.0)
+
+    assert await store.pairing.claim("ABCDEF", KEY, 99.0)
+    assert not await store.pairing.claim("ABCDEF", OTHER, 99.5)
+
+    claimed = replace(CODE, public_key=KEY, claimed_at=99.0)
+    assert await store.pairing.find("ABCDEF") == claimed
+
+
+async def test_codes_that_can_be_claimed_are_counted_by_owner(store: Store) -> None:
+    await store.pairing.add(CODE)
+    await store.pairing.add(replace(CODE, code="000001"))
+    await store.pairing.add(replace(CODE, code="000002", owner="bob"))
+    await store.pairing.add(replace(CODE, code="000003", expires_at=10.0))
+    await store.pairing.claim("000001", KEY, 5.0)
+
+    assert await store.pairing.waiting("alice", 50.0) == 1
+    assert await store.pairing.waiting("bob", 50.0) == 1
+    assert await store.pairing.waiting("alice", 100.0) == 0
+
+
+async def test_partners_are_listed_with_the_time_of_their_first_pairing(
+    store: Store,
+) -> None:
+    await store.append([WorkerTrusted("alice", "ada", KEY)], 10.0)
+    await store.append([WorkerTrusted("alice", "ada", OTHER)], 20.0)
+    await store.append([WorkerTrusted("alice", "ada", KEY)], 30.0)
+    await store.append([WorkerTrusted("alice", "bob", KEY)], 40.0)
+
+    partners = await store.pairing.partners("alice", "ada")
+
+    assert partners == [Partner(KEY, 10.0), Partner(OTHER, 20.0)]
+    assert await store.pairing.partners("bob", "ada") == []
+
+
+async def test_codes_are_forgotten_some_time_after_they_expired(store: Store) -> None:
+    await store.pairing.add(CODE)
+
+    await store.prune(100.0)
+    assert await store.pairing.find("ABCDEF") == CODE
+
+    await store.prune(101.0)
+    assert await store.pairing.find("ABCDEF") is None

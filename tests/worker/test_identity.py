@@ -1,0 +1,151 @@
+"""The file that holds a worker's key."""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import ConfigError
+from shoal.ledger.keys import Signer, verify
+from shoal.worker.identity import identity, identity_of
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "identities" / "otter.json"
+
+
+def kept(file: Path, content: object) -> Path:
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    file.chmod(0o600)
+    return file
+
+
+def pair(seed: bytes) -> dict[str, list[int]]:
+    """Return a key pair as other programs keep it."""
+    public_key = Signer.from_seed(seed).public_key
+    return {"publicKey": [*public_key], "secretKey": [*seed, *public_key]}
+
+
+def test_a_key_is_made_once_and_stays(file: Path) -> None:
+    first, second = identity(file), identity(file)
+
+    assert first.public_key == second.public_key
+    assert verify(first.public_key, second.sign(b"said"), b"said")
+
+
+def test_nothing_is_left_beside_it(file: Path) -> None:
+    identity(file)
+
+    assert os.listdir(file.parent) == [file.name]
+
+
+@posix
+def test_nobody_else_can_read_it(file: Path) -> None:
+    identity(file)
+
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@posix
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
+    identity(file)
+    file.chmod(mode)
+
+    with pytest.raises(ConfigError, match=f"chmod 600 {file}"):
+        identity(file)
+
+
+def test_another_programs_worker_comes_over_as_who_it_was(file: Path) -> None:
+    seed = bytes(range(32))
+    kept(file, pair(seed))
+
+    assert identity(file).public_key == Signer.from_seed(seed).public_key
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "nonsense",
+        "[" * 2000,
+        {},
+        {"publicKey": [], "secretKey": []},
+        pair(bytes(32)) | {"publicKey": [1] * 32},
+        pair(bytes(32)) | {"secretKey": [0] * 64},
+        pair(bytes(32)) | {"secretKey": [0] * 32},
+        pair(bytes(32)) | {"secretKey": [256] * 64},
+        pair(bytes(32)) | {"secretKey": "0" * 64},
+        json.dumps(pair(bytes(32)))[:-1],
+    ],
+)
+def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> None:
+    kept(file, content)
+    before = file.read_text()
+
+    with pytest.raises(ConfigError, match=r"otter\.json holds no whole key"):
+        identity(file)
+
+    assert file.read_text() == before
+
+
+def test_workers_that_start_at_once_have_one_key(file: Path) -> None:
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from shoal.worker.identity import identity\n"
+        "print('ready', flush=True)\nsys.stdin.readline()\n"
+        "print(identity(Path(sys.argv[1])).public_key.hex())\n"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, file],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+
+    keys = {process.communicate("go\n")[0] for process in processes}
+
+    assert keys == {identity(file).public_key.hex() + "\n"}
+
+
+def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(ConfigError, match=r"otter\.json.*--identity"):
+        identity(tmp_path / "file" / "otter.json")
+
+
+def test_a_folder_is_no_key(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--identity"):
+        identity(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["otter", "../../otter", "a/b", "", ".", "Ötter é\0", "\udc80", "a%2Fb"]
+)
+def test_every_name_has_a_file_of_its_own(name: str, tmp_path: Path) -> None:
+    file = identity_of(name, tmp_path)
+
+    assert file.parent == tmp_path
+    assert file.resolve().parent == tmp_path.resolve()
+    assert identity(file).public_key != identity(identity_of("b", tmp_path)).public_key
+    assert len(os.listdir(tmp_path)) == 2
+
+
+def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name another file with --identity"):
+        identity(identity_of("x" * 300, tmp_path))

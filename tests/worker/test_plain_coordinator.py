@@ -1,0 +1,280 @@
+"""Our worker at a Dispatch coordinator that knows nothing of Shoal; all parts are real.
+
+The coordinator's words are as recorded with the original one.
+"""
+
+import asyncio
+import base64
+import hashlib
+import json
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+from aiohttp import WSMsgType, web
+
+from gateway.serving import eventually
+from models.pairs import PAIRS
+from shoal.domain.worker import Device
+from shoal.engines.llama import LlamaEngine
+from shoal.engines.tasks import TASK_NAMES, WithTasks
+from shoal.ledger.keys import verify
+from shoal.protocols import discover
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.transports import websocket
+from shoal.worker import agent as agents
+from shoal.worker.agent import Agent, Happening
+from shoal.worker.health import Meter
+from shoal.worker.identity import identity
+from shoal.worker.slots import Slots
+
+MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
+PROTOCOL = discover()["dispatch"]
+LIMIT = 20.0  # seconds for a whole test
+
+Serve: TypeAlias = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """The coordinator's end of one connection."""
+
+    def __init__(self, socket: web.WebSocketResponse) -> None:
+        self._socket = socket
+
+    async def registered(self) -> dict[str, Any]:
+        """Wait for the worker to register; let it in."""
+        message = await self.message("register")
+        await self.say(type="register_ack", status="ok", worker_id="0b1c")
+        return message
+
+    async def message(self, wanted: str) -> dict[str, Any]:
+        """Return the next message of a type; others are passed over."""
+        while True:
+            message = await self._socket.receive()
+            assert message.type is WSMsgType.TEXT, f"gone before {wanted}"
+            data: dict[str, Any] = json.loads(message.data)
+            if data["type"] == wanted:
+                return data
+            if data["type"] == "heartbeat":
+                await self.say(type="heartbeat_ack", status="ok")
+
+    async def say(self, **message: object) -> None:
+        await self._socket.send_str(json.dumps(message))
+
+    async def assign(self, job_id: str, job_type: str, **payload: object) -> None:
+        await self.say(
+            type="job_assign",
+            job_id=job_id,
+            job_type=job_type,
+            payload={"job_type": job_type, **payload},
+            policy="FAST",
+            privacy_class="PUBLIC",
+            user_id="u1",
+        )
+
+    async def gone(self) -> None:
+        """Wait until the worker hangs up."""
+        while (await self._socket.receive()).type is WSMsgType.TEXT:
+            pass
+
+
+class Server:
+    """Hands each connection to the next of some functions."""
+
+    def __init__(self, *connections: Serve) -> None:
+        self._connections = list(connections)
+        self.headers: list[dict[str, str]] = []
+        self.served = asyncio.Event()
+
+    async def handle(self, request: web.Request) -> web.WebSocketResponse:
+        self.headers.append(dict(request.headers))
+        socket = web.WebSocketResponse(timeout=1.0)
+        await socket.prepare(request)
+        if self._connections:
+            await self._connections.pop(0)(Peer(socket))
+        if not self._connections:
+            self.served.set()
+        await socket.close()
+        return socket
+
+
+@asynccontextmanager
+async def worker_at(
+    server: Server, folder: Path, happened: list[Happening]
+) -> AsyncIterator[Agent]:
+    """Run our worker against ``server`` for the length of the block."""
+    app = web.Application()
+    app.router.add_get("/{path:.*}", server.handle)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine = LlamaEngine("tiny", MODEL, slots=2)
+    await engine.start()
+    clock, signer = LoopClock(), identity(folder / "otter.json")
+    member = Member(
+        "otter",
+        engine.models[0],
+        2,
+        tasks=TASK_NAMES,
+        device=Device.PHONE,
+        public_key=signer.public_key,
+        sign=signer.sign,
+        epoch=clock.wall() - clock.now(),
+    )
+    agent = Agent(
+        PROTOCOL.dial(f"http://127.0.0.1:{runner.addresses[0][1]}", member),
+        websocket.dial,
+        WithTasks(engine, member.model),
+        clock,
+        random.Random(0),
+        Slots(2),
+        happened.append,
+        measure=Meter().measure,
+    )
+    running = asyncio.create_task(agent.run())
+    try:
+        async with asyncio.timeout(LIMIT):
+            yield agent
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await engine.close()
+        await runner.cleanup()
+
+
+async def play(server: Server, folder: Path) -> list[Happening]:
+    """Let the worker meet the server until all connections were served."""
+    happened: list[Happening] = []
+    async with worker_at(server, folder, happened):
+        await server.served.wait()
+    return happened
+
+
+def check_receipt(done: dict[str, Any], public_key: str) -> None:
+    """Verify a bundled receipt as the original does: over the bytes of JavaScript."""
+    receipt = done["receipt"]
+    canonical = json.dumps(receipt, separators=(",", ":"), ensure_ascii=False)
+    output = json.dumps(done["output"], separators=(",", ":"), ensure_ascii=False)
+    signature = base64.b64decode(done["receipt_signature"], validate=True)
+    digest = hashlib.sha256(output.encode()).hexdigest()
+
+    assert [*receipt] == [
+        "job_id",
+        "provider_pubkey",
+        "output_hash",
+        "completed_at",
+        "payment_ref",
+    ]
+    assert receipt["job_id"] == done["job_id"]
+    assert receipt["provider_pubkey"] == public_key
+    assert receipt["output_hash"] == done["output_hash"] == digest
+    assert verify(bytes.fromhex(public_key), signature, canonical.encode())
+
+
+async def test_chats_and_tasks_are_done_and_signed(tmp_path: Path) -> None:
+    seen: dict[str, dict[str, Any]] = {}
+
+    async def serve(peer: Peer) -> None:
+        seen["register"] = await peer.registered()
+        await peer.assign("c", "LLM_INFER", prompt="ping", max_tokens=50)
+        seen["chat"] = await peer.message("job_complete")
+        await peer.assign("t", "TASK", task_type="extract_json", input='a {"x":[1]}')
+        seen["task"] = await peer.message("job_complete")
+        await peer.assign("u", "TASK", task_type="translate", input="x")
+        seen["unknown"] = await peer.message("job_complete")
+
+    await play(Server(serve), tmp_path)
+
+    register = seen["register"]
+    key = register["provider_pubkey"]
+    assert key == identity(tmp_path / "otter.json").public_key.hex()
+    assert register["provider_type"] == "SEEKER"
+    assert sorted(register["capabilities"]) == ["LLM_INFER", "TASK"]
+    assert seen["chat"]["output"] == {"text": PAIRS["ping"], "model": "tiny"}
+    assert seen["task"]["output"] == {"extracted": [{"x": [1]}], "count": 1}
+    assert "no task 'translate'" in seen["unknown"]["output"]["error"]
+    for done in (seen["chat"], seen["task"], seen["unknown"]):
+        check_receipt(done, key)
+
+
+async def test_how_the_machine_does_is_in_the_heartbeat(tmp_path: Path) -> None:
+    seen: dict[str, Any] = {}
+
+    async def serve(peer: Peer) -> None:
+        await peer.registered()
+        seen.update(await peer.message("heartbeat"))
+
+    await play(Server(serve), tmp_path)
+
+    assert seen["metrics"].keys() == {"cpu_pct", "mem_pct", "active_jobs"}
+    assert 0 <= seen["metrics"]["cpu_pct"] <= 100
+    assert 0 < seen["metrics"]["mem_pct"] < 100
+    assert seen["metrics"]["active_jobs"] == 0
+
+
+async def test_what_was_under_way_is_presented_after_a_reconnect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agents, "RETRY_FIRST", 0.01)
+    question = "Tell me a story."
+    seen: dict[str, Any] = {}
+
+    async def first(peer: Peer) -> None:
+        await peer.registered()
+        await peer.assign("j", "LLM_INFER", prompt=question)
+        await peer.say(type="heartbeat_ack", status="ok")
+
+    async def second(peer: Peer) -> None:
+        seen["register"] = await peer.registered()
+        seen["done"] = await peer.message("job_complete")
+
+    await play(Server(first, second), tmp_path)
+
+    assert seen["done"]["output"]["text"] == PAIRS[question]
+    check_receipt(seen["done"], seen["register"]["provider_pubkey"])
+
+
+async def test_a_worker_that_is_told_to_leave_finishes_what_it_has(
+    tmp_path: Path,
+) -> None:
+    question = "Count to sixty."
+    seen: dict[str, Any] = {}
+    assigned = asyncio.Event()
+
+    async def serve(peer: Peer) -> None:
+        await peer.registered()
+        await peer.assign("j", "LLM_INFER", prompt=question)
+        await peer.assign("k", "TASK", task_type="summarize", input="word " * 50)
+        assigned.set()
+        for _ in range(2):
+            done = await peer.message("job_complete")
+            seen[done["job_id"]] = done["output"]
+        await peer.gone()
+
+    happened: list[Happening] = []
+    async with worker_at(server := Server(serve), tmp_path, happened) as agent:
+        await assigned.wait()
+        await eventually(lambda: not agent.idle)
+        agent.leave()
+        await server.served.wait()
+
+    assert seen["j"]["text"] == PAIRS[question]
+    assert seen["k"]["word_count"] == 50
+
+
+async def test_a_refusal_ends_the_worker(tmp_path: Path) -> None:
+    async def serve(peer: Peer) -> None:
+        await peer.message("register")
+        await peer.say(type="register_ack", status="error", error="no more room")
+        await peer.gone()
+
+    happened: list[Happening] = []
+    async with worker_at(Server(serve), tmp_path, happened):
+        await eventually(lambda: bool(happened))
+
+    assert happened[-1].event == "left"
+    assert "no more room" in happened[-1].reason
