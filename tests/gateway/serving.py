@@ -20,6 +20,7 @@ from shoal.gateway.access import Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
+from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.protocols import discover
 from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
@@ -154,6 +155,7 @@ async def serving(
     open_loopback: bool = False,
     open_jobs: bool = False,
     webhooks: bool = True,
+    payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator for the length of the block.
@@ -180,6 +182,7 @@ async def serving(
         bypass,
         open_jobs=open_jobs,
         webhooks=webhooks,
+        payments=payments,
     )
     runner = web.AppRunner(
         make_app(gateway, _upgrades(hub, clock, door, wires or {})),

@@ -60,7 +60,8 @@ def test_inference_is_a_conversation_of_one_message() -> None:
 
 def test_inference_may_name_a_model() -> None:
     assert read(inference(prompt="hi", model="qwen"))[0].model == "qwen"
-    for other in (None, "", 5, {}):
+    others: tuple[Any, ...] = (None, "", 5, {})
+    for other in others:
         assert read(inference(prompt="hi", model=other))[0].model == ANY_MODEL
 
 

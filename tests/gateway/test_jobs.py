@@ -528,6 +528,15 @@ async def test_bodies_of_another_type_count_as_empty(pool: Pool) -> None:
     assert not pool.hub.pool.jobs
 
 
+async def test_any_id_may_be_asked_for(pool: Pool) -> None:
+    # An answer has the job's id in a header, which takes only some characters.
+    for job_id in ("%12", "%0d%0aX-Evil:1", "%C3%A9", "%00", "a" * 4000):
+        for method, path in (("GET", ""), ("DELETE", ""), ("GET", "/events")):
+            answer = await call(pool, method, f"/v1/jobs/{job_id}{path}")
+
+            assert answer == (404, {"error": "Job not found"})
+
+
 async def test_committed_jobs_survive_a_restart(tmp_path: Path) -> None:
     name = {"Idempotency_Key": "once"}
     async with serving(tmp_path, open_jobs=True, wires=WIRES) as pool:

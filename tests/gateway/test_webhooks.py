@@ -4,12 +4,15 @@ import base64
 import hashlib
 import hmac
 import json
+import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Chat, Job
+from shoal.domain.work import Chat, Job, Webhook
 from shoal.gateway.webhooks import (
     ATTEMPTS_MAX,
     TYPES,
@@ -17,11 +20,15 @@ from shoal.gateway.webhooks import (
     key_of,
     message,
     pause_after,
+    progress,
 )
 from shoal.pool.lifecycle import ENDED, JobState
+from shoal.store.calls import Call, Tried
 from shoal.store.port import StoredJob
 
 DAY = 86_400.0
+CALL = Call(JobId("j1"), Webhook("https://one.example/?token=t0p", "s" * 16))
+DOCUMENT = Path(__file__).parents[2] / "docs" / "webhooks.md"
 
 
 def ended(state: JobState = JobState.DONE) -> StoredJob:
@@ -75,6 +82,23 @@ def test_secret_that_is_not_the_base64_it_claims_is_refused(secret: str) -> None
     assert secret.removeprefix("whsec_") == "" or secret not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tried", "line"),
+    [
+        (Tried(CALL, 0, 7.0), "not told yet"),
+        (
+            Tried(CALL, 2, 1_700_000_000.0, "HTTP 500"),
+            "2 of 8 attempts failed (HTTP 500), the next is due at "
+            "2023-11-14T22:13:20.000Z",
+        ),
+        (Tried(CALL, 8, None, "HTTP 500"), "given up after 8 attempts: HTTP 500"),
+        (Tried(CALL, 3), "told, by attempt 3"),
+    ],
+)
+def test_explanation_says_how_far_telling_has_come(tried: Tried, line: str) -> None:
+    assert progress(tried) == f"webhook at one.example: {line}"
+
+
 def test_eight_attempts_take_about_a_day() -> None:
     pauses = [pause_after(attempts, 0.5) for attempts in range(1, ATTEMPTS_MAX)]
 
@@ -86,3 +110,24 @@ def test_eight_attempts_take_about_a_day() -> None:
 @pytest.mark.parametrize(("chance", "pause"), [(0.0, 20.0), (1.0, 30.0)])
 def test_pauses_are_spread(chance: float, pause: float) -> None:
     assert pause_after(2, chance) == pytest.approx(pause)
+
+
+def test_receiver_in_the_document_tells_true_from_false() -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    body = message(ended(), b"{}")
+    now = 1_700_000_000
+    headers = headers_of(JobId("j1"), body, secret, now)
+    late = now + 301
+
+    def is_real(headers: dict[str, str], body: bytes, secret: str, now: int) -> bool:
+        real: bool = names["is_real"](headers, body, secret, now)
+        return real
+
+    assert is_real(headers, body, secret, now)
+    assert not is_real(headers, body + b" ", secret, now)
+    assert not is_real(headers, body, "whsec_AAAA", now)
+    assert not is_real(headers, body, secret, late)
+    assert not is_real(headers | {"webhook-id": "msg_j2"}, body, secret, now)

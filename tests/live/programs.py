@@ -19,22 +19,25 @@ from openai import OpenAI
 from models.pairs import PAIRS
 from shoal.domain.work import text_of
 
-TINY = Path(__file__).parents[1] / "models" / "tiny.gguf"
+TESTS = Path(__file__).parents[1]
+TINY = TESTS / "models" / "tiny.gguf"
 PATIENCE = 30.0  # seconds until what should happen is taken not to
 TOKEN = "join-me"
 KEY = "sk-live"
 
 
 class Program:
-    """A ``shoal`` process; what it prints is read as it comes."""
+    """A process, of ``shoal`` or another module; what it prints is read as it comes."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(self, folder: Path, *arguments: str, module: str = "shoal") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._log = folder / f"{arguments[0]}-{time.monotonic_ns()}.log"
+        name = arguments[0] if module == "shoal" else module
+        self._log = folder / f"{name}-{time.monotonic_ns()}.log"
         self._lines: queue.Queue[str | None] = queue.Queue()
         with self._log.open("w") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", *arguments],
+                [sys.executable, "-m", module, *arguments],
+                cwd=None if module == "shoal" else TESTS,  # where other modules are
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -97,17 +100,24 @@ class Programs:
         self.folder = folder
         self._all: list[Program] = []
 
-    def run(self, *arguments: str) -> Program:
-        program = Program(self.folder, *arguments)
+    @property
+    def data(self) -> Path:
+        """The data folder of the coordinators."""
+        return self.folder / "data"
+
+    def run(self, *arguments: str, module: str = "shoal") -> Program:
+        program = Program(self.folder, *arguments, module=module)
         self._all.append(program)
         return program
 
-    def serve(self, *flags: str, port: int = 0) -> "Pool":
-        data = ("--data-dir", str(self.folder / "data"), "--log-level", "warning")
+    def start(self, *flags: str, port: int = 0) -> Program:
+        """Start a coordinator, which is not ready yet."""
+        data = ("--data-dir", str(self.data), "--log-level", "warning")
         secrets = ("--api-key", KEY, "--join-token", TOKEN)
-        program = self.run(
-            "serve", "--json", "--port", str(port), *data, *secrets, *flags
-        )
+        return self.run("serve", "--json", "--port", str(port), *data, *secrets, *flags)
+
+    def serve(self, *flags: str, port: int = 0) -> "Pool":
+        program = self.start(*flags, port=port)
         return Pool(self, program, program.said("ready"))
 
     def close(self) -> None:
@@ -132,6 +142,11 @@ class Pool:
         return self._programs.run(
             "join", self.url, "--json", "--name", name, "--token", token, *flags
         )
+
+    def signing(self, seed: str, *flags: str) -> Program:
+        """Start a worker of the Dispatch wire that is not Shoal's."""
+        flags = (self.url, seed, "--token", TOKEN, *flags)
+        return self._programs.run(*flags, module="live.signing_worker")
 
     def joined(self, name: str, *flags: str) -> Program:
         worker = self.join(name, *flags)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Command, Event, RunJob
+from shoal.domain.vocabulary import Command, Event, Joined, RunJob
 from shoal.domain.work import Chat, Feature, Kind
 from shoal.domain.worker import Model
 from shoal.ledger.keys import Signer
@@ -79,6 +79,12 @@ class Pair:
             heard += meant(answers)
             assert not self.to_worker(answers, now), "an answer that is a new command"
         return heard
+
+
+def streams(protocol: Protocol) -> bool:
+    """Say whether the wire carries answers piece by piece."""
+    _, heard = connect(protocol)
+    return any(isinstance(each, Joined) and each.offer.streams for each in heard)
 
 
 def connect(

@@ -92,10 +92,11 @@ def run(args: argparse.Namespace) -> int:
             stream_options={"include_usage": True},
         )
         ask = argparse.Namespace(url=url, api_key=key)
-        killed, usage, job = "", None, ""
+        killed, usage, job, text = "", None, "", ""
         for number, chunk in enumerate(stream):
             job, usage = chunk.id, chunk.usage or usage
             for choice in chunk.choices:
+                text += choice.delta.content or ""
                 print(choice.delta.content or "", end="", flush=True)
             if number == KILL_AFTER:
                 killed = _busy(ask)
@@ -119,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
         third = _program(THIRD, [*join, "--name", THIRD, "--wire", signing], folder)
         stack.enter_context(third)
         _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
-        job_with_receipt(ask, lambda line: _say(f"{DIM}{line}{PLAIN}"))
+        job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
         _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
     return 0
 

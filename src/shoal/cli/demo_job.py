@@ -10,7 +10,6 @@ from shoal.domain.money import dollars
 from shoal.ledger import bundle, receipts
 from shoal.ledger.receipts import Claims
 
-OPINION = "I love how this pool keeps its word: one machine went, and another went on."
 WAIT = 60  # seconds for the job to be done
 
 
@@ -18,18 +17,20 @@ class NotProved(ShoalError):
     """The job or its receipt is not as it should be."""
 
 
-def job_with_receipt(ask: argparse.Namespace, say: Callable[[str], None]) -> None:
-    """Have a task done, and verify its receipt with nothing but the public key.
+def job_with_receipt(
+    ask: argparse.Namespace, text: str, say: Callable[[str], None]
+) -> None:
+    """Have a text summarized, and verify the receipt with nothing but the public key.
 
     Raises NotProved, ApiError.
     """
-    task = {"task_type": "classify", "input": OPINION}
+    task = {"task_type": "summarize", "input": text}
     wanted = {"job_type": "TASK", "payload": task, "user_id": "demo"}
     job_id = api.ask(ask, "/v1/jobs/commit/cheap", wanted)["job_id"]
     job = api.ask(ask, f"/v1/jobs/{job_id}?wait={WAIT}")
     if job["status"] != "completed":
         raise NotProved(f"the task is {job['status']}: {job['result']}")
-    say(f"  {json.dumps(task)}\n  → {json.dumps(job['result'])}")
+    say(f"  summarize → {json.dumps(job['result'], ensure_ascii=False)}")
     public_key = bytes.fromhex(api.ask(ask, "/v1/log")["public_key"])
     file = api.fetch(ask, f"/v1/receipts/{job_id}")
     # From here on nobody is asked anything.

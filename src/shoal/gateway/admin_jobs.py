@@ -13,6 +13,7 @@ from shoal.domain.work import Choice, Outcome
 from shoal.gateway.parts import Gateway
 from shoal.gateway.query import job_in, read_query
 from shoal.gateway.respond import json_answer
+from shoal.gateway.webhooks import progress
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob, Wanted
@@ -116,7 +117,10 @@ async def _show(gateway: Gateway, request: web.Request) -> web.Response:
 async def _explain(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     story = await gateway.store.story(stored.job.id)
-    return json_answer(Explanation(stored.job.id, explain(story)))
+    lines = explain(story)
+    if (tried := await gateway.store.calls.of(stored.job.id)) is not None:
+        lines.append(progress(tried))
+    return json_answer(Explanation(stored.job.id, lines))
 
 
 async def _cancel(gateway: Gateway, request: web.Request) -> web.Response:

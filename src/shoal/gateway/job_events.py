@@ -116,8 +116,9 @@ async def _events(
     gateway: Gateway, listeners: Listeners, enter: Enter, request: web.Request
 ) -> web.StreamResponse:
     caller = await enter(request, Scope.READ)
-    job_id = record_of(request).job_id = job_in(request)
+    job_id = job_in(request)
     await owned(gateway, job_id, caller)
+    record_of(request).job_id = job_id
     seen = _last_seen(request)
     with listeners.listening(job_id) as signal:
         story = await gateway.store.story(job_id)

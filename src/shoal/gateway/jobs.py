@@ -190,8 +190,9 @@ def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
 async def _show(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
     caller = await enter(request, Scope.READ)
     query = read_query(request, ShowQuery)
-    job_id = record_of(request).job_id = job_in(request)
+    job_id = job_in(request)
     stored = await owned(gateway, job_id, caller)
+    record_of(request).job_id = job_id
     if query.wait and stored.state not in ENDED:
         await _ended(gateway, job_id, query.wait)
         gateway.access.check(caller)  # who may have been shut out while this waited
@@ -257,8 +258,9 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
 
 async def _cancel(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
     caller = await enter(request, Scope.USE)
-    job_id = record_of(request).job_id = job_in(request)
+    job_id = job_in(request)
     stored = await owned(gateway, job_id, caller)
+    record_of(request).job_id = job_id
     if stored.state not in ENDED:
         await gateway.hub.tell(Withdrawn(job_id, BY_OWNER))
         stored = await owned(gateway, job_id, caller)

@@ -15,6 +15,7 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.ledger.canonical import to_time
 from shoal.pool.lifecycle import JobState
+from shoal.store.calls import Tried
 from shoal.store.port import StoredJob
 
 ENCODED = "whsec_"  # before a secret that is written in base64
@@ -93,6 +94,22 @@ def key_of(secret: str) -> bytes:
             "webhook.secret",
         )
     return key
+
+
+def progress(tried: Tried) -> str:
+    """Say in a line how far telling a webhook has come; its URL is not in it."""
+    host, attempts = tried.call.host, tried.attempts
+    what = f"webhook at {host}"
+    if tried.due_at is not None and tried.error is None:
+        return f"{what}: not told yet"
+    if tried.due_at is not None:
+        return (
+            f"{what}: {attempts} of {ATTEMPTS_MAX} attempts failed ({tried.error}), "
+            f"the next is due at {to_time(tried.due_at)}"
+        )
+    if tried.error is not None:
+        return f"{what}: given up after {attempts} attempts: {tried.error}"
+    return f"{what}: told, by attempt {attempts}"
 
 
 def pause_after(attempts: int, chance: float) -> float | None:

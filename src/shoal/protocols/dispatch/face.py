@@ -1,7 +1,6 @@
 """What a worker asks of a Dispatch coordinator over HTTP.
 
-Source: the Dispatch documents, "Health" and "Trust", and exchanges recorded with the
-original coordinator; see ``docs/protocols/dispatch.md``.
+Source: exchanges recorded with the original coordinator.
 """
 
 from collections.abc import Mapping

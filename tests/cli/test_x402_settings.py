@@ -1,0 +1,46 @@
+"""What payments need to be told."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from shoal.config import X402Config, check_file, check_x402, load
+from shoal.domain.errors import ConfigError
+
+WHOLE = X402Config("https://f.example", "payee", "solana:x", "token")
+
+
+def test_settings_of_payments_are_a_table_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.toml"
+    file.write_text('[x402]\npay_to = "payee"\n')
+    check_file(file, {"x402"})
+
+    loaded = load(
+        X402Config, "x402", {"asset": "a"}, file, {"SHOAL_X402_NETWORK": "solana:x"}
+    )
+
+    assert loaded == X402Config(pay_to="payee", asset="a", network="solana:x")
+
+
+@pytest.mark.parametrize("chain", ["solana:x", "eip155:8453"])
+def test_whole_settings_are_good(chain: str) -> None:
+    check_x402(replace(WHOLE, network=chain, name="USD Coin", version="2"))
+
+
+@pytest.mark.parametrize("field", ["facilitator", "pay_to", "network", "asset"])
+def test_missing_setting_is_named_with_those_that_belong_to_it(field: str) -> None:
+    flag = f"--x402-{field.replace('_', '-')}"
+
+    with pytest.raises(ConfigError, match=f"{flag}: payments need it, together with"):
+        check_x402(load(X402Config, "x402", asdict(WHOLE) | {field: ""}))
+
+
+def test_token_on_an_evm_chain_takes_its_domain() -> None:
+    with pytest.raises(ConfigError, match="--x402-name: payments need it"):
+        check_x402(replace(WHOLE, network="eip155:8453"))
+
+
+def test_facilitator_has_to_be_a_web_address() -> None:
+    with pytest.raises(ConfigError, match="expected http:// or https://"):
+        check_x402(replace(WHOLE, facilitator="f.example"))
