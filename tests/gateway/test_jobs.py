@@ -467,6 +467,7 @@ async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:
     ):
         for fields in (
             {"payload": TASK | {"input": "something Forbidden"}},
+            {"payload": [{"deep": ["\u0066orbidden"]}]},
             {"job_type": "LLM_INFER", "payload": {"prompt": "forbidden"}},
         ):
             path = "/v1/jobs/commit/fast"

@@ -44,8 +44,10 @@ class History:
 class Clients:
     """Sends requests again, under the same key, until they are answered."""
 
-    def __init__(self, session: ClientSession, url: str, key: str, seed: str) -> None:
-        self.history = History()
+    def __init__(
+        self, session: ClientSession, url: str, key: str, seed: str, history: History
+    ) -> None:
+        self.history = history
         self._session = session
         self._url = url
         self._headers = {"Authorization": f"Bearer {key}"}

@@ -2,18 +2,18 @@
 
 import asyncio
 import json
+import shutil
 import socket
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from aiohttp import ClientSession, TCPConnector
 
-from live import databases
+from live import checker, databases
 from live.clients import Clients, History
 from live.programs import KEY, TINY, Pool, Program, Programs
 
@@ -22,12 +22,13 @@ PAUSE = (0.1, 0.9)  # seconds between kills, from and to
 COORDINATOR = 0.25  # the share of kills that hit the coordinator
 STARTING = 0.25  # the share of its starts that are cut short
 START = 1.0  # seconds that a start takes, at most about
+AFTER = 0.05  # seconds between its last word and its end, at most
 ALIVE = 1.0  # seconds until a worker is worth killing
 CLIENTS = 12
 CHATS = 0.1  # the share of jobs that are for a model
 END = 120.0  # seconds for what is open to end, when nobody is killed any more
 
-FLAGS = ("--queue-max", "10000")
+PORTS = range(10_000, 32_768)  # below those that systems give to clients
 SIGNING = {f"plain{number}": () for number in range(3)} | {
     f"ours{number}": ("--slots", "4") for number in range(2)
 }
@@ -42,9 +43,7 @@ def free_port() -> int:
     Not one that the system gives to clients: whoever dials it while the coordinator is
     dead might be given that very one, and be connected with himself.
     """
-    with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-        first = int(file.read().split()[0])
-    for port in Random().sample(range(1024, first), 100):
+    for port in Random().sample(PORTS, 100):
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
@@ -59,57 +58,117 @@ class Siege:
     """What is besieged, and what came of it.
 
     ``checkpoints`` has those that the coordinator had given out before it was killed,
-    by size; ``unbalanced`` how far the accounts were from zero, wherever they were.
+    by size; ``found`` what was wrong with the databases that it left, of which
+    ``commits`` were looked at.
     """
 
     programs: Programs
     chance: Random
-    port: int = field(default_factory=free_port)
-    pool: Pool | None = None
-    workers: dict[str, Program] = field(default_factory=dict)
-    since: dict[str, float] = field(default_factory=dict)
+    history: History = field(default_factory=History)
     killed: Counter[str] = field(default_factory=Counter)
     checkpoints: dict[int, str] = field(default_factory=dict)
     commits: int = 0
-    unbalanced: list[int] = field(default_factory=list)
-    lost_checkpoints: list[int] = field(default_factory=list)
-    history: History = field(default_factory=History)
+    found: list[str] = field(default_factory=list)
+    _pool: Pool | None = None
+    _workers: dict[str, Program] = field(default_factory=dict)
+    _since: dict[str, float] = field(default_factory=dict)
 
     @property
-    def coordinator(self) -> Pool:
-        assert self.pool is not None, "it is started first"
-        return self.pool
+    def pool(self) -> Pool:
+        """The coordinator that lives now."""
+        assert self._pool is not None, "it is started first"
+        return self._pool
 
     async def run(self, kills: int = KILLS) -> None:
         """Kill so many, at any moment, and then let all jobs come to their end."""
-        self.pool = await asyncio.to_thread(
-            self.programs.serve, *FLAGS, port=self.port
-        )
+        port = free_port()
+        self._pool = await asyncio.to_thread(self.programs.serve, port=port)
         for name in [*SIGNING, *JOINING]:
             self._enlist(name)
+        for worker in self._workers.values():
+            await asyncio.to_thread(worker.said, "joined")
         calm = asyncio.Event()
-        # Each client has its own connections, as on a machine of its own.
-        async with ClientSession(connector=TCPConnector(limit=0)) as session:
+        async with (
+            ClientSession(connector=TCPConnector(limit=0)) as session,
+            asyncio.timeout(None) as limit,
+            asyncio.TaskGroup() as tasks,
+        ):
             seed = str(self.chance.random())
-            clients = Clients(session, self.coordinator.url, KEY, seed)
-            self.history = clients.history
-            async with asyncio.TaskGroup() as tasks:
-                for number in range(CLIENTS):
-                    work = clients.work(f"client{number}", calm, self._job)
-                    tasks.create_task(work)
-                for _ in range(kills):
-                    await asyncio.sleep(self.chance.uniform(*PAUSE))
-                    await self._kill(clients)
-                calm.set()
-                async with asyncio.timeout(END):
-                    await _all_ended(tasks)
+            clients = Clients(session, self.pool.url, KEY, seed, self.history)
+            for number in range(CLIENTS):
+                work = clients.work(f"client{number}", calm, self._job)
+                tasks.create_task(work)
+            while self.killed.total() < kills:
+                await asyncio.sleep(self.chance.uniform(*PAUSE))
+                if self.chance.random() < COORDINATOR:
+                    await self._kill_coordinator(clients)
+                else:
+                    self._kill_worker()
+            calm.set()
+            limit.reschedule(asyncio.get_running_loop().time() + END)
+
+    def _job(self, key: str) -> dict[str, Any]:
+        """Return a job with its key in it, for who looks for it in the database."""
+        payload: dict[str, Any] = {"task_type": "echo", "input": key, "key": key}
+        if chat := self.chance.random() < CHATS:
+            payload = {"prompt": "ping", "model": "tiny", "max_tokens": 4, "key": key}
+        job_type = "LLM_INFER" if chat else "TASK"
+        return {"job_type": job_type, "payload": payload, "user_id": f"u{len(key) % 3}"}
 
     def _enlist(self, name: str) -> None:
-        self.since[name] = time.monotonic()
+        self._since[name] = time.monotonic()
         if name in SIGNING:
-            worker = self.coordinator.signing(name, *SIGNING[name])
+            worker = self.pool.signing(name, *SIGNING[name])
         else:
             identity = str(self.programs.folder / f"{name}.key")
             flags = ("--wire", name, "--model", f"tiny={TINY}", "--identity", identity)
-            worker = self.coordinator.join(name, *flags)
-        self.workers[name] = worker
+            worker = self.pool.join(name, *flags)
+        self._workers[name] = worker
+
+    def _kill_worker(self) -> None:
+        grown = time.monotonic() - ALIVE
+        worthy = [name for name, since in self._since.items() if since < grown]
+        if worthy:
+            name = self.chance.choice(worthy)
+            self._workers[name].kill()
+            self.killed["worker"] += 1
+            self._enlist(name)
+
+    async def _kill_coordinator(self, clients: Clients) -> None:
+        _, said = await clients.request("GET", "/v1/log")
+        log = json.loads(said)
+        if log["size"]:
+            self.checkpoints[log["size"]] = log["checkpoint"]
+        await asyncio.sleep(self.chance.uniform(0, AFTER))
+        self.pool.program.kill()
+        self.killed["coordinator"] += 1
+        await asyncio.to_thread(self._look)
+        while self.chance.random() < STARTING:
+            program = self.programs.start(port=self.pool.port)
+            await asyncio.sleep(self.chance.uniform(0, START))
+            program.kill()
+            self.killed["coordinator that starts"] += 1
+            await asyncio.to_thread(self._look)
+        self._pool = await asyncio.to_thread(self.programs.serve, port=self.pool.port)
+
+    def _look(self) -> None:
+        """Look at the database that a killed coordinator has left."""
+        folder = self.programs.folder / "found"
+        file = databases.copied(self.programs.data, folder)
+        for database in databases.commits(file):
+            self.commits += 1
+            self._check(database)
+        with databases.opened(file) as database:
+            self._check(database)
+            database.executescript(checker.VIEWS)
+            self.found += map(str, checker.broken(database, checker.POSTED).items())
+            kept = dict(database.execute("SELECT size, note FROM checkpoints"))
+        for size, note in self.checkpoints.items():
+            if kept.get(size) != note:
+                self.found.append(f"the checkpoint of {size} receipts is not as it was")
+        shutil.rmtree(folder)
+
+    def _check(self, database: sqlite3.Connection) -> None:
+        (total,) = database.execute("SELECT total(balance) FROM accounts").fetchone()
+        if total:
+            self.found.append(f"accounts sum to {total}")

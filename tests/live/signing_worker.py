@@ -110,7 +110,7 @@ class SigningWorker:
                 beating.cancel()
 
     def _registration(self, said: str) -> str:
-        """Return the message that registers, with the answer to what the header asks."""
+        """Return the message that registers, which answers what the header asks."""
         entries = dict(entry.strip().split("=", 1) for entry in said.split(",")[1:])
         challenge = base64.b64decode(entries["challenge"])
         parts = challenge, bytes.fromhex(entries["key"]), bytes.fromhex(self._name)
@@ -156,7 +156,8 @@ class SigningWorker:
         mood = 1.0 if self._mood == "honest" else self._chance.random()
         if (mood := mood - REFUSES) < 0:
             reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
-            return await self._send(written(reject | {"shoal": about}))
+            await self._send(written(reject | {"shoal": about}))
+            return
         answer = self._answer(job, about, apart=mood < SIGNS_APART)
         self._answers.append(answer)
         for text in answer:
@@ -223,7 +224,5 @@ if __name__ == "__main__":
         "--mood", default="busy", choices=("busy", "honest", "silent"), help="see above"
     )
     given = parser.parse_args()
-    worker = SigningWorker(
-        given.url, given.seed, given.token, given.slots, given.mood
-    )
+    worker = SigningWorker(given.url, given.seed, given.token, given.slots, given.mood)
     sys.exit(asyncio.run(worker.run()))

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -50,13 +50,15 @@ from shoal.domain.work import (
     Limits,
     Outcome,
     Priority,
+    Task,
+    Terms,
     Usage,
     Work,
 )
 from shoal.domain.worker import Device, Offer
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
-from shoal.store.port import Recorded, Store, StoredJob
+from shoal.store.port import Recorded, Store, StoredJob, Wanted
 from shoal.store.sqlite import SqliteStore
 
 W = WorkerId("wire:w/m")
@@ -434,3 +436,33 @@ async def test_models_that_workers_joined_with_lately_are_known(store: Store) ->
     assert await store.models(since=2.0) == {"new", 'odd "name"'}
     assert await store.models(since=0.0) == {"old", "new", 'odd "name"'}
     assert await store.models(since=3.0) == set()
+
+
+async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
+    wanted = [
+        job("a"),
+        replace(job("b"), terms=Terms(user="ada")),
+        replace(job("c"), work=Task("classify", {"input": "x"})),
+        job("d", owner="other"),
+    ]
+    for number, each in enumerate(wanted):
+        await store.append([JobSubmitted(each)], float(number))
+    await store.append([leased("a")], 9.0)
+    await store.append([end_of(JobCancelled, "c")], 9.0)
+
+    async def found(limit: int = 10, **what: Any) -> list[str]:
+        return [each.job.id for each in await store.recent(Wanted(**what), limit)]
+
+    assert await found() == ["d", "c", "b", "a"]
+    assert await found(limit=1) == ["d"]
+    assert await found(owner="default") == ["c", "b", "a"]
+    assert await found(user="ada") == ["b"]
+    assert await found(user="") == ["d", "c", "a"]
+    assert await found(kind=Kind.TASK) == ["c"]
+    assert await found(states=frozenset({JobState.LEASED})) == ["a"]
+    assert await found(
+        states=frozenset({JobState.CANCELLED, JobState.LEASED}), owner="default"
+    ) == ["c", "a"]
+    assert await found(before=JobId("c")) == ["b", "a"]
+    assert await found(before=JobId("c"), limit=1) == ["b"]
+    assert await found(before=JobId("none")) == []

@@ -16,6 +16,7 @@ from shoal.gateway import (
     admin_jobs,
     admin_keys,
     admin_tokens,
+    committing,
     jobs,
     problems,
     quotes,
@@ -102,12 +103,12 @@ OPERATIONS = (
     ),
     Operation(
         *("post", "/v1/jobs/commit/fast", "Commit a job that is to be done fast"),
-        *(jobs.Committed, CommitJob),
+        *(committing.Committed, CommitJob),
         status=201,
     ),
     Operation(
         *("post", "/v1/jobs/commit/cheap", "Commit a job that is to be done cheaply"),
-        *(jobs.Committed, CommitJob),
+        *(committing.Committed, CommitJob),
         status=201,
     ),
     Operation(

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Unauthorized
-from shoal.gateway import job_events, jobs, quotes, trust
+from shoal.gateway import committing, job_events, jobs, quotes, trust
 from shoal.gateway.access import OPEN, Caller
 from shoal.gateway.parts import Gateway
 
@@ -18,7 +18,7 @@ from shoal.gateway.parts import Gateway
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     """Return the paths of this face."""
     enter = partial(_enter, gateway)
-    parts = (quotes, jobs, job_events, trust)
+    parts = (quotes, committing, jobs, job_events, trust)
     return [route for part in parts for route in part.routes(gateway, enter)]
 
 

@@ -1,7 +1,7 @@
-"""Jobs over HTTP: committed, waited for, listed and cancelled, whatever their kind."""
+"""Jobs over HTTP: looked at, waited for, listed and cancelled, whatever their kind."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Annotated, TypeAlias
 
@@ -14,14 +14,11 @@ from shoal.domain.errors import (
     AlreadyEnded,
     InvalidRequest,
     NotFound,
-    PaymentDue,
     ShoalError,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Policy, Privacy
-from shoal.gateway.access import OPEN, Caller
-from shoal.gateway.asking import job_of
-from shoal.gateway.job_request import USER_MAX, read_commit
+from shoal.gateway.access import Caller
+from shoal.gateway.job_request import USER_MAX
 from shoal.gateway.job_shown import (
     JOB_TYPES,
     STATUSES,
@@ -32,46 +29,23 @@ from shoal.gateway.job_shown import (
     show,
 )
 from shoal.gateway.parts import Gateway
-from shoal.gateway.paying import pay, to_the_end
-from shoal.gateway.payments import NO_PAYMENTS
-from shoal.gateway.problems import problem
 from shoal.gateway.query import job_in, read_query
 from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer, json_bytes
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.pool.react import NO_TRUSTED_WORKER, Withdrawn
+from shoal.pool.react import Withdrawn
 from shoal.store.port import StoredJob, Wanted
 
 WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job
 LISTED_MAX = 100  # jobs in one answer
 
 BASE = "/v1/jobs"
-COMMIT = f"{BASE}/commit/{{tier}}"
-BODY_TYPE = "application/json"
 
 BY_OWNER = "cancelled by its owner"
 NOT_FOUND = "Job not found"
 
 Enter: TypeAlias = Callable[[web.Request, Scope], Awaitable[Caller]]
 """How callers come in; raises what ``Access.admit`` does."""
-
-
-class Committed(msgspec.Struct, frozen=True):
-    job_id: str
-
-
-class Nothing(msgspec.Struct, frozen=True):
-    """An empty object."""
-
-
-NOTHING = Nothing()
-
-
-class Untrusted(msgspec.Struct, frozen=True, kw_only=True):
-    """That nobody may have a private job."""
-
-    error: str = NO_TRUSTED_WORKER
-    job_id: str
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -101,28 +75,11 @@ class ShowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
     """Return the paths of jobs."""
-    tiers = [
-        web.post(
-            COMMIT.format(tier=policy.value), partial(_commit, gateway, enter, policy)
-        )
-        for policy in Policy
-    ]
     return [
-        *tiers,
         web.get(BASE, partial(_list, gateway, enter)),
         web.get(f"{BASE}/{{id}}", partial(_show, gateway, enter)),
         web.delete(f"{BASE}/{{id}}", partial(_cancel, gateway, enter)),
     ]
-
-
-async def body_of(gateway: Gateway, request: web.Request) -> bytes:
-    """Return a body in JSON; of another type it counts as empty, as in the original.
-
-    That also keeps web pages out, which send no JSON elsewhere without being let.
-    """
-    if request.content_type != BODY_TYPE:
-        return b""
-    return await gateway.bodies.read(request)
 
 
 async def owned(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
@@ -132,59 +89,6 @@ async def owned(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
     if stored is None or not (mine or caller.may(Scope.ADMIN)):
         raise NotFound(NOT_FOUND)
     return stored
-
-
-async def _commit(
-    gateway: Gateway, enter: Enter, policy: Policy, request: web.Request
-) -> web.Response:
-    caller = await enter(request, Scope.USE)
-    data = await body_of(gateway, request)
-    work, terms = read_commit(data, policy, gateway.prices)
-    if terms.webhook is not None:
-        _check_webhooks(gateway, caller)
-    moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and moderation.matches(work.text):
-        raise InvalidRequest("the payload matches the moderation list", "payload")
-    job = job_of(gateway, request, work, caller.name, terms=terms)
-    accepting = _accepted(gateway, request, caller, job)
-    if gateway.payments is not NO_PAYMENTS:
-        accepting = to_the_end(accepting)
-    try:
-        job_id = await accepting
-    except PaymentDue as error:
-        record_of(request).error = problem(error).code
-        # Its clients read the header; the original's body is empty as well.
-        return _json(402, NOTHING, error.headers)
-    if terms.privacy is Privacy.PRIVATE:
-        stored = await gateway.store.job(job_id)
-        if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
-            return _json(422, Untrusted(job_id=job_id))
-    return _json(201, Committed(job_id))
-
-
-async def _accepted(
-    gateway: Gateway, request: web.Request, caller: Caller, job: Job
-) -> JobId:
-    """Hand a job over; return its id, which is an earlier one's if that is the same."""
-    paying = partial(pay, gateway, request, caller)
-    async with gateway.access.answering(job, caller, paying) as reader:
-        record_of(request).reading(reader)
-    return reader.job_id
-
-
-def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
-    if not gateway.webhooks:
-        raise InvalidRequest(
-            "webhook: the coordinator calls nobody (--webhooks off): ask for the job "
-            "with ?wait=",
-            "webhook",
-        )
-    if caller.key is OPEN:
-        raise InvalidRequest(
-            "webhook: only for clients with a key: send the header `Authorization: "
-            "Bearer KEY`",
-            "webhook",
-        )
 
 
 async def _show(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
@@ -269,15 +173,4 @@ async def _cancel(gateway: Gateway, enter: Enter, request: web.Request) -> web.R
     raise AlreadyEnded(
         f"job {job_id} has ended already ({STATUSES[stored.state]}): there is nothing "
         "to cancel"
-    )
-
-
-def _json(
-    status: int, value: msgspec.Struct, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(value),
-        content_type=BODY_TYPE,
-        headers=headers,
     )

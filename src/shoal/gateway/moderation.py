@@ -43,6 +43,10 @@ class Moderation:
             self.matches(_written(choice.fields)) for choice in outcome.choices
         )
 
+    def refuses_value(self, value: JSON) -> bool:
+        """Say whether the texts in a value match, all together."""
+        return self.matches(_written(value))
+
     def watch(self) -> "Watch":
         """Begin to look at an answer."""
         return Watch(self)

@@ -11,8 +11,9 @@ from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.money import dollars
 from shoal.domain.work import Kind, Policy
+from shoal.gateway.committing import COMMIT
 from shoal.gateway.job_request import KINDS
-from shoal.gateway.jobs import COMMIT, Enter
+from shoal.gateway.jobs import Enter
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import json_answer
 from shoal.ledger.canonical import to_time

@@ -9,10 +9,11 @@ from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, RateLimited
+from shoal.gateway.committing import body_of
 from shoal.gateway.decoding import decode
 from shoal.gateway.job_request import USER_MAX, UserId, is_nothing, read_user
 from shoal.gateway.job_shown import to_seconds
-from shoal.gateway.jobs import Enter, body_of
+from shoal.gateway.jobs import Enter
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import NO_STORE, json_answer
 from shoal.ledger.canonical import to_time

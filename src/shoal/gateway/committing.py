@@ -1,0 +1,128 @@
+"""Jobs as they are committed over HTTP: accepted, and paid for where that is asked."""
+
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, PaymentDue
+from shoal.domain.ids import JobId
+from shoal.domain.work import Job, Policy, Privacy, Task
+from shoal.gateway.access import OPEN, Caller
+from shoal.gateway.asking import job_of
+from shoal.gateway.job_request import read_commit
+from shoal.gateway.jobs import BASE, Enter
+from shoal.gateway.parts import Gateway
+from shoal.gateway.paying import pay, to_the_end
+from shoal.gateway.payments import NO_PAYMENTS
+from shoal.gateway.problems import problem
+from shoal.gateway.record import record_of
+from shoal.pool.react import NO_TRUSTED_WORKER
+
+COMMIT = f"{BASE}/commit/{{tier}}"
+BODY_TYPE = "application/json"
+
+
+class Committed(msgspec.Struct, frozen=True):
+    job_id: str
+
+
+class Nothing(msgspec.Struct, frozen=True):
+    """An empty object."""
+
+
+NOTHING = Nothing()
+
+
+class Untrusted(msgspec.Struct, frozen=True, kw_only=True):
+    """That nobody may have a private job."""
+
+    error: str = NO_TRUSTED_WORKER
+    job_id: str
+
+
+def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
+    """Return the paths of commits: one for each policy."""
+    return [
+        web.post(
+            COMMIT.format(tier=policy.value), partial(_commit, gateway, enter, policy)
+        )
+        for policy in Policy
+    ]
+
+
+async def body_of(gateway: Gateway, request: web.Request) -> bytes:
+    """Return a body in JSON; of another type it counts as empty, as in the original.
+
+    That also keeps web pages out, which send no JSON elsewhere without being let.
+    """
+    if request.content_type != BODY_TYPE:
+        return b""
+    return await gateway.bodies.read(request)
+
+
+async def _commit(
+    gateway: Gateway, enter: Enter, policy: Policy, request: web.Request
+) -> web.Response:
+    caller = await enter(request, Scope.USE)
+    data = await body_of(gateway, request)
+    work, terms = read_commit(data, policy, gateway.prices)
+    if terms.webhook is not None:
+        _check_webhooks(gateway, caller)
+    moderation = gateway.moderation_for(caller.name)
+    given = work.payload if isinstance(work, Task) else work.text
+    if moderation is not None and moderation.refuses_value(given):
+        raise InvalidRequest("the payload matches the moderation list", "payload")
+    job = job_of(gateway, request, work, caller.name, terms=terms)
+    accepting = _accepted(gateway, request, caller, job)
+    if gateway.payments is not NO_PAYMENTS:
+        accepting = to_the_end(accepting)
+    try:
+        job_id = await accepting
+    except PaymentDue as error:
+        record_of(request).error = problem(error).code
+        # Its clients read the header; the original's body is empty as well.
+        return _json(402, NOTHING, error.headers)
+    if terms.privacy is Privacy.PRIVATE:
+        stored = await gateway.store.job(job_id)
+        if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
+            return _json(422, Untrusted(job_id=job_id))
+    return _json(201, Committed(job_id))
+
+
+async def _accepted(
+    gateway: Gateway, request: web.Request, caller: Caller, job: Job
+) -> JobId:
+    """Hand a job over; return its id, which is an earlier one's if that is the same."""
+    paying = partial(pay, gateway, request, caller)
+    async with gateway.access.answering(job, caller, paying) as reader:
+        record_of(request).reading(reader)
+    return reader.job_id
+
+
+def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
+    if not gateway.webhooks:
+        raise InvalidRequest(
+            "webhook: the coordinator calls nobody (--webhooks off): ask for the job "
+            "with ?wait=",
+            "webhook",
+        )
+    if caller.key is OPEN:
+        raise InvalidRequest(
+            "webhook: only for clients with a key: send the header `Authorization: "
+            "Bearer KEY`",
+            "webhook",
+        )
+
+
+def _json(
+    status: int, value: msgspec.Struct, headers: Mapping[str, str] | None = None
+) -> web.Response:
+    return web.Response(
+        status=status,
+        body=msgspec.json.encode(value),
+        content_type=BODY_TYPE,
+        headers=headers,
+    )
