@@ -202,7 +202,12 @@ def check_file(file: Path, sections: Collection[str]) -> None:
 
 
 def check_x402(config: X402Config) -> None:
-    """Raise ConfigError if something of what payments need is missing or no good."""
+    """Raise ConfigError if something of what payments need is missing or no good.
+
+    Nothing at all is good: then nobody is asked to pay.
+    """
+    if config == X402Config():
+        return
     needed = ["facilitator", "pay_to", "network", "asset"]
     if config.network.startswith("eip155:"):
         needed += ["name", "version"]  # without, nobody can sign a payment

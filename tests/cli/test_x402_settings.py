@@ -36,6 +36,10 @@ def test_missing_setting_is_named_with_those_that_belong_to_it(field: str) -> No
         check_x402(load(X402Config, "x402", asdict(WHOLE) | {field: ""}))
 
 
+def test_no_settings_are_good() -> None:
+    check_x402(X402Config())
+
+
 def test_token_on_an_evm_chain_takes_its_domain() -> None:
     with pytest.raises(ConfigError, match="--x402-name: payments need it"):
         check_x402(replace(WHOLE, network="eip155:8453"))

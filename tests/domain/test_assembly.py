@@ -15,7 +15,8 @@ from shoal.domain.assembly import (
     disassemble,
     fault_in,
 )
-from shoal.domain.work import JSON, Choice, Delta, Outcome, Piece, Usage
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece, Usage
+from shoal.domain.work import JSON
 
 USAGE = Usage(3, 4)
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.domain.ids import JobId
+from shoal.domain.outcome import Delta
 from shoal.domain.work import (
     JSON,
     WORKS,
     Chat,
     Completion,
-    Delta,
     Embedding,
     Feature,
     Job,

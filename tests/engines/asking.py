@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Final
 
 from shoal.domain.assembly import assemble
-from shoal.domain.work import JSON, Chat, Delta, Inference, Outcome, Piece
+from shoal.domain.outcome import Delta, Outcome, Piece
+from shoal.domain.work import JSON, Chat, Inference
 from shoal.engines.port import Engine, Finished, Item
 
 TINY: Final = Path(__file__).parent.parent / "models" / "tiny.gguf"

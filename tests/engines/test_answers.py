@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ContextExceeded, JobError, ShoalError, Unavailable
-from shoal.domain.work import JSON, Delta, Piece, Usage
+from shoal.domain.outcome import Delta, Piece, Usage
+from shoal.domain.work import JSON
 from shoal.engines.answers import AnswerReader
 from shoal.engines.port import Finished
 

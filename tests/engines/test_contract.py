@@ -9,14 +9,8 @@ import pytest
 from engines.asking import ENDLESS, ask, chat_of, pieces_of
 from models.pairs import COUNT, PAIRS, STORY
 from shoal.domain.errors import ContextExceeded, InvalidRequest
-from shoal.domain.work import (
-    JSON,
-    Completion,
-    Delta,
-    Feature,
-    Kind,
-    Usage,
-)
+from shoal.domain.outcome import Delta, Usage
+from shoal.domain.work import JSON, Completion, Feature, Kind
 from shoal.engines.port import Engine
 
 

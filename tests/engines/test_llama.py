@@ -19,15 +19,8 @@ from shoal.domain.errors import (
     InvalidRequest,
     Unavailable,
 )
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Delta,
-    Embedding,
-    Kind,
-    Usage,
-)
+from shoal.domain.outcome import Delta, Usage
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Kind
 from shoal.domain.worker import Model
 from shoal.engines import llama_process
 from shoal.engines.llama import (

@@ -17,7 +17,8 @@ from shoal.domain.errors import (
     ShoalError,
     Unavailable,
 )
-from shoal.domain.work import Completion, Delta, Embedding, Kind, Outcome, Usage
+from shoal.domain.outcome import Delta, Outcome, Usage
+from shoal.domain.work import Completion, Embedding, Kind
 from shoal.engines import openai_server, trials
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.port import Finished

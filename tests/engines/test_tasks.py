@@ -13,7 +13,8 @@ from aiohttp import web
 from engines.asking import chat_of, pieces_of
 from engines.conftest import Serve
 from shoal.domain.errors import ContextExceeded, InvalidRequest, JobError
-from shoal.domain.work import JSON, Feature, Kind, Task, Usage
+from shoal.domain.outcome import Usage
+from shoal.domain.work import JSON, Feature, Kind, Task
 from shoal.engines import asking
 from shoal.engines.classifying import SENTIMENTS
 from shoal.engines.demo_model import DEMO_PACKAGE, demo_model

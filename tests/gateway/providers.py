@@ -17,7 +17,7 @@ from protocols.dispatch.recorded import SIGNERS
 from protocols.settings import SIGNER
 from shoal.domain.ids import JobId
 from shoal.ledger.keys import Signer
-from shoal.pool.react import Withdrawn
+from shoal.pool.stimuli import Withdrawn
 from shoal.protocols.dispatch.extension import HEADER, proof_of, read_header
 
 BARRIER = "Unknown type: barrier"

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from shoal.domain.assembly import assemble
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Delta, Outcome, Piece, Usage
+from shoal.domain.outcome import Delta, Outcome, Piece, Usage
+from shoal.domain.work import Chat
 from shoal.gateway.chat_answer import DONE, ChatChunks, completion
 from shoal.gateway.text import well_formed
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from shoal.domain.assembly import assemble
 from shoal.domain.ids import JobId
-from shoal.domain.work import Completion, Delta, Outcome, Piece, Usage
+from shoal.domain.outcome import Delta, Outcome, Piece, Usage
+from shoal.domain.work import Completion
 from shoal.gateway.chat_answer import DONE
 from shoal.gateway.completion_answer import CompletionChunks, text_completion
 from shoal.gateway.text import well_formed

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shoal.domain.errors import InvalidRequest, JobError
-from shoal.domain.work import Choice, Outcome, Usage
+from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.gateway.embeddings import (
     INPUTS_MAX,
     EmbeddingRequest,

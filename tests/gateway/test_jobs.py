@@ -17,7 +17,8 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Limits, Privacy
 from shoal.gateway.jobs import LISTED_MAX, WAIT_MAX
 from shoal.gateway.moderation import Moderation
-from shoal.pool.react import WORKERS_LOST_MAX, Paired
+from shoal.pool.react import WORKERS_LOST_MAX
+from shoal.pool.stimuli import Paired
 from shoal.protocols.dispatch import Config
 
 WIRES = {"dispatch": Config(open=True)}

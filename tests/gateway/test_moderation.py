@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.work import Piece
+from shoal.domain.outcome import Piece
 from shoal.gateway.moderation import FRESH_MAX, OVERLAP, Moderation
 
 LIST = Moderation("badword\n\nfoo.?bar\n")

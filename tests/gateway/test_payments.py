@@ -19,7 +19,7 @@ from protocols.dispatch.recorded import CASES
 from shoal.domain.errors import ConfigError
 from shoal.domain.ids import JobId
 from shoal.gateway.x402_payments import Seller, X402Payments
-from shoal.pool.react import Paired
+from shoal.pool.stimuli import Paired
 from shoal.protocols.dispatch import Config
 
 PAY_TO = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
@@ -365,6 +365,25 @@ async def test_asking_again_under_one_key_is_not_paid_again(
     assert facilitator.calls == ["/verify", "/settle"]
 
 
+async def test_nobody_pays_twice_at_once_under_one_key(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    facilitator.holds = True
+    other = PAID | {"payload": {"transaction": "BBBB"}}
+    key = {"Idempotency-Key": "k"}
+
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(pay(pool, **key))
+        await eventually(lambda: "/settle" in facilitator.calls)
+        second = await pay(pool, other, **key)
+        facilitator.settling.set()
+    third = await pay(pool, other, **key)
+
+    assert (first.result().status, second.status, third.status) == (201, 503, 201)
+    assert third.body == first.result().body
+    assert facilitator.calls == ["/verify", "/settle"]
+
+
 async def test_client_that_leaves_gets_what_it_pays_for(
     pool: Pool, facilitator: Facilitator
 ) -> None:
@@ -446,7 +465,7 @@ async def test_facilitator_that_is_not_well_stops_jobs_with_a_word(
     assert answer.status == 503
     assert "Retry-After" in answer.headers
     text = json.loads(answer.body)["error"]
-    assert text.startswith(f"the facilitator {facilitator.url} cannot be asked for")
+    assert text.startswith("payments cannot be checked, the facilitator fails:")
     assert str(status) in text
     assert ("may have gone through" in text) == (path == "/settle")
     assert await accepted(pool) == NOTHING_ACCEPTED
@@ -461,6 +480,15 @@ async def test_facilitator_that_is_down_stops_jobs_until_it_is_back(
 
         assert answer.status == 503
         assert await accepted(pool) == NOTHING_ACCEPTED
+
+
+async def test_address_of_a_facilitator_that_is_none_is_named() -> None:
+    payments = X402Payments(Seller("http://[::1", PAY_TO, SOLANA, ASSET))
+    try:
+        with pytest.raises(ConfigError, match=r"--x402-facilitator http://\[::1:"):
+            await payments.prepare()
+    finally:
+        await payments.close()
 
 
 async def test_facilitator_without_the_chain_is_a_fault_of_the_configuration(

@@ -98,6 +98,7 @@ def test_a_new_kind_of_error_gets_the_row_of_its_kin() -> None:
 EXCEPTIONS: dict[int, type[sdk.APIStatusError]] = {
     400: sdk.BadRequestError,
     401: sdk.AuthenticationError,
+    402: sdk.APIStatusError,
     403: sdk.PermissionDeniedError,
     404: sdk.NotFoundError,
     408: sdk.APIStatusError,

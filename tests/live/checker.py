@@ -1,7 +1,8 @@
 """Checks the history of a coordinator: its database against what clients were told.
 
-A law is a query for what breaks it.  The tables of the client's side are ``accepted``,
-``done`` (idempotency key and job of each) and ``read`` (job, and the hash of a result).
+A law is a query for what breaks it.  The tables of the clients' side are ``accepted``
+and ``done`` (an idempotency key and its job), ``cancelled`` (job), ``told`` (job and
+with which status it ended) and ``read`` (job and the hash of its result).
 """
 
 import base64
@@ -24,6 +25,8 @@ RECEIPT = b"shoal receipt v1\n"
 VIEWS = """
     CREATE TEMP TABLE accepted (key TEXT, job TEXT);
     CREATE TEMP TABLE done (key TEXT, job TEXT);
+    CREATE TEMP TABLE cancelled (job TEXT);
+    CREATE TEMP TABLE told (job TEXT, status TEXT);
     CREATE TEMP TABLE read (job TEXT, digest TEXT);
     CREATE TEMP VIEW named AS
         SELECT id, state, json_extract(json_extract(terms, '$.form'), '$.key') AS key
@@ -59,6 +62,13 @@ ENDS: Mapping[str, str] = {
         WHERE type <> CASE state WHEN 'done' THEN 'JobCompleted'
             WHEN 'failed' THEN 'JobFailed' WHEN 'cancelled' THEN 'JobCancelled'
             ELSE 'JobExpired' END""",
+    "how a job ended is what clients were told": """
+        SELECT job FROM told JOIN jobs ON id = job
+        WHERE (status = 'completed') <> (state = 'done')""",
+    "what was cancelled stays so": """
+        SELECT job FROM cancelled JOIN jobs ON id = job WHERE state <> 'cancelled'""",
+    "why a job failed is known": """
+        SELECT id FROM jobs WHERE state <> 'done' AND coalesce(error, '') = ''""",
     "nothing happens to a job after its end": """
         SELECT each.job_id FROM facts AS each JOIN facts AS last USING (job_id)
         WHERE last.type IN ('JobCompleted', 'JobFailed', 'JobCancelled', 'JobExpired')
@@ -66,8 +76,8 @@ ENDS: Mapping[str, str] = {
             AND each.type NOT IN ('CameLate', 'ReceiptPresented')""",
 }
 ONCE: Mapping[str, str] = {
-    "exactly one job is done for each key": """
-        SELECT key FROM named GROUP BY key HAVING sum(state = 'done') <> 1""",
+    "no key is done twice": """
+        SELECT key FROM named GROUP BY key HAVING sum(state = 'done') > 1""",
     "the job that is done is the one that the client was told": """
         SELECT done.key FROM done JOIN named ON id = job
         WHERE state <> 'done' OR named.key <> done.key""",
@@ -119,8 +129,10 @@ RECEIPTS: Mapping[str, str] = {
 LAWS: Mapping[str, str] = {**ENDS, **ONCE, **BOOKS, **POSTED, **RECEIPTS}
 
 FIGURES: Mapping[str, str] = {
-    "jobs": "SELECT count(*) FROM jobs",
-    "done": "SELECT count(*) FROM jobs WHERE state = 'done'",
+    **{
+        state: f"SELECT count(*) FROM jobs WHERE state = '{state}'"
+        for state in ("done", "failed", "cancelled", "expired")
+    },
     "given again": "SELECT count(*) FROM facts WHERE type = 'JobRequeued'",
     "came late": "SELECT count(*) FROM facts WHERE type = 'CameLate'",
     "receipts": "SELECT count(*) FROM receipts",
@@ -136,9 +148,13 @@ def told(database: sqlite3.Connection, history: History) -> None:
     """Put what clients were told beside what is stored."""
     database.executescript(VIEWS)
     accepted = [(key, job) for key, jobs in history.accepted.items() for job in jobs]
-    read = [(job, digest) for job, all_ in history.read.items() for digest in all_]
+    ends = [(job, status) for job, each in history.ends.items() for status in each]
+    read = [(job, digest) for job, each in history.read.items() for digest in each]
     database.executemany("INSERT INTO accepted VALUES (?, ?)", accepted)
     database.executemany("INSERT INTO done VALUES (?, ?)", history.done.items())
+    cancelled = [(job,) for job in history.cancelled]
+    database.executemany("INSERT INTO cancelled VALUES (?)", cancelled)
+    database.executemany("INSERT INTO told VALUES (?, ?)", ends)
     database.executemany("INSERT INTO read VALUES (?, ?)", read)
 
 

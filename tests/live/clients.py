@@ -2,8 +2,8 @@
 
 import asyncio
 import hashlib
+import itertools
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -15,30 +15,27 @@ TIMEOUT = ClientTimeout(total=20.0)  # seconds for one request
 AGAIN = (0.05, 0.2)  # seconds until a request that came to nothing is sent again
 WAIT = 5  # seconds that the coordinator is asked to wait for the end of a job
 TRIES_MAX = 20  # jobs that are asked for under one key until one is done
-STEADY = frozenset({200, 201, 402, 422, 429})
-"""Statuses that say something final, and not that somebody has just been killed."""
+SOON = (0.0, 0.05)  # seconds until a client wants something else, from and to
+WANTS = (90, 5, 5)  # how often, of a hundred: have done, cancel, be impatient
+READS_AGAIN = 0.2  # share of the jobs after which an earlier one is read again
+ENDS = frozenset({"completed", "failed"})
 
 
 @dataclass(slots=True)
 class History:
     """What clients were told: the side of the story that the database cannot know.
 
-    ``accepted`` has the ids that were answered with 201, by idempotency key; ``done``
-    the job that was done for each key; ``read`` the different results that were read of
-    each job, and ``failed`` how jobs ended that were not done.
+    ``accepted`` has the ids that were answered with 201, by idempotency key, and
+    ``done`` the job that was done for each key that was not given up.  ``ends`` and
+    ``read`` have what was read of each job that had ended: how, and with which results.
     """
 
     accepted: dict[str, list[str]] = field(default_factory=dict)
     done: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, set[str]] = field(default_factory=dict)
     read: dict[str, set[str]] = field(default_factory=dict)
-    failed: Counter[str] = field(default_factory=Counter)
+    cancelled: set[str] = field(default_factory=set)
     broken: int = 0  # requests that came to nothing
-    readings: int = 0
-
-    @property
-    def jobs(self) -> set[str]:
-        """All jobs that were accepted."""
-        return {job_id for ids in self.accepted.values() for job_id in ids}
 
 
 class Clients:
@@ -84,10 +81,10 @@ class Clients:
             self.history.broken += 1
             await asyncio.sleep(self._chance.uniform(*AGAIN))
 
-    async def commit(self, key: str, job: dict[str, Any], tier: str = "cheap") -> Any:
+    async def commit(self, key: str, job: object, **headers: str) -> str | None:
         """Commit a job under an idempotency key; return its id, or None if refused."""
-        path = f"/v1/jobs/commit/{tier}"
-        status, said = await self.request("POST", path, job, Idempotency_Key=key)
+        named = {"Idempotency_Key": key, **headers}
+        status, said = await self.request("POST", "/v1/jobs/commit/cheap", job, **named)
         if status == 429:
             return None
         assert status == 201, f"{status}: {said!r}"
@@ -101,48 +98,66 @@ class Clients:
         """Wait for the end of a job; return how it is shown then."""
         while True:
             job = await self.shown(job_id, wait=WAIT)
-            if job["status"] in ("completed", "failed"):
+            if job["status"] in ENDS:
                 return job
 
     async def shown(self, job_id: str, wait: float = 0) -> dict[str, Any]:
-        """Return how a job is shown, and remember the result that is read."""
+        """Return how a job is shown, and remember how it ended."""
         status, said = await self.request("GET", f"/v1/jobs/{job_id}?wait={wait}")
         assert status == 200, f"{status}: {said!r}"
         job: dict[str, Any] = json.loads(said)
-        if job["status"] == "completed":
-            self.history.readings += 1
-            # As it came: the result is followed by the receipt.
-            result = said[said.index(b'"result":') + 9 : said.index(b',"receipt":')]
-            digest = hashlib.sha256(result).hexdigest()
-            self.history.read.setdefault(job_id, set()).add(digest)
+        if job["status"] in ENDS:
+            self.history.ends.setdefault(job_id, set()).add(job["status"])
+            self.history.read.setdefault(job_id, set()).add(digest_of_result(said))
         return job
 
-    async def have_done(self, key: str, job: dict[str, Any]) -> None:
+    async def have_done(self, key: str, job: object) -> None:
         """Commit a job under one key until it is done, then ask for it once more."""
         for _ in range(TRIES_MAX):
             job_id = await self.commit(key, job)
-            if job_id is None:  # the queue is full
-                await asyncio.sleep(self._chance.uniform(*AGAIN))
-                continue
+            assert job_id is not None, "there is room in the queue"
             ended = await self.ended(job_id)
             if ended["status"] == "completed":
                 self.history.done[key] = job_id
                 assert await self.commit(key, job) == job_id
                 await self.shown(job_id)
                 return
-            self.history.failed[str(ended["result"]["error"])] += 1
         raise AssertionError(f"{key}: {TRIES_MAX} jobs, and none of them was done")
 
+    async def cancel(self, key: str, job: object) -> None:
+        """Commit a job, and soon want it no more."""
+        job_id = await self.commit(key, job)
+        await asyncio.sleep(self._chance.uniform(*SOON))
+        status, said = await self.request("DELETE", f"/v1/jobs/{job_id}")
+        assert status in (200, 409), f"{status}: {said!r}"  # 409: it had ended before
+        if status == 200:
+            self.history.cancelled.add(str(job_id))
+        await self.ended(str(job_id))
+
+    async def be_impatient(self, key: str, job: object) -> None:
+        """Commit a job, and want it within less time than it may take."""
+        job_id = await self.commit(key, job, X_Shoal_First_Output_Seconds="0.04")
+        await self.ended(str(job_id))
+
     async def work(
-        self, name: str, until: asyncio.Event, make: Callable[[str], dict[str, Any]]
+        self, name: str, until: asyncio.Event, make: Callable[[str], object]
     ) -> None:
-        """Have one job after the other done, until told to stop."""
-        number = 0
-        while not until.is_set():
+        """Commit one job after the other, until told to stop."""
+        for number in itertools.count():
+            if until.is_set():
+                return
             key = f"{name}-{number}"
-            await self.have_done(key, make(key))
-            number += 1
-            await asyncio.sleep(self._chance.uniform(0, 0.05))
-            if self.history.done and self._chance.random() < 0.2:
+            (want,) = self._chance.choices(
+                (self.have_done, self.cancel, self.be_impatient), WANTS
+            )
+            await want(key, make(key))
+            await asyncio.sleep(self._chance.uniform(*SOON))
+            if self.history.done and self._chance.random() < READS_AGAIN:
                 earlier = self._chance.choice(list(self.history.done.values()))
                 await self.shown(earlier)
+
+
+def digest_of_result(said: bytes) -> str:
+    """Return the hash of a result as it came; the receipt follows it."""
+    result = said[said.index(b'"result":') + 9 : said.index(b',"receipt":')]
+    return hashlib.sha256(result).hexdigest()

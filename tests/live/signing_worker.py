@@ -1,9 +1,9 @@
 """A worker of the Dispatch wire that shares no code with Shoal, to be killed in tests.
 
 ``python -m live.signing_worker URL SEED`` proves its key and does TASKs after a moment.
-It refuses a few, answers some twice, and gives some receipts apart.  What it answered
-last it presents again whenever it comes back: it cannot know what was heard.  On
-standard output it says what becomes of it, one JSON object a line.
+It refuses a few, fails at others, answers some twice, and gives some receipts apart.
+What it answered last it presents again whenever it comes back: it cannot know what was
+heard.  On standard output it says what becomes of it, one JSON object a line.
 """
 
 import argparse
@@ -33,6 +33,7 @@ PRESENTED_MAX = 16  # answers of late that are presented again
 SHOWN_MAX = 100  # characters of the input that the output repeats
 
 REFUSES = 0.05  # shares of the jobs
+FAILS = 0.05  # of those that it is given by the extension
 ANSWERS_TWICE = 0.05
 SIGNS_APART = 0.1
 
@@ -153,17 +154,21 @@ class SigningWorker:
     async def _do(self, job: dict[str, Any]) -> None:
         about = {"lease": job["shoal"]["lease"]} if self._slots else {}
         await asyncio.sleep(self._chance.uniform(*WORK))
-        mood = 1.0 if self._mood == "honest" else self._chance.random()
-        if (mood := mood - REFUSES) < 0:
-            reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
-            await self._send(written(reject | {"shoal": about}))
-            return
-        answer = self._answer(job, about, apart=mood < SIGNS_APART)
-        self._answers.append(answer)
-        for text in answer:
-            await self._send(text)
-        if SIGNS_APART <= mood < SIGNS_APART + ANSWERS_TWICE:
-            await self._send(answer[0])
+        chance = 0.5 if self._mood == "honest" else self._chance.random()
+        if chance < REFUSES:
+            await self._send(self._refusal(job, about))
+        elif about and chance < REFUSES + FAILS:
+            await self._send(self._refusal(job, about | {"failed": True}))
+        else:
+            answer = self._answer(job, about, apart=chance > 1 - SIGNS_APART)
+            self._answers.append(answer)
+            twice = chance < REFUSES + FAILS + ANSWERS_TWICE
+            for text in answer * 2 if twice else answer:
+                await self._send(text)
+
+    def _refusal(self, job: dict[str, Any], about: dict[str, int]) -> str:
+        reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
+        return written(reject | {"shoal": about})
 
     def _answer(
         self, job: dict[str, Any], about: dict[str, int], *, apart: bool

@@ -5,8 +5,9 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Feature, Job, Kind, Limits, Priority
 from shoal.domain.worker import Offer
 from shoal.pool.plan import plan
-from shoal.pool.react import Stimulus, react
+from shoal.pool.react import react
 from shoal.pool.state import Pool
+from shoal.pool.stimuli import Stimulus
 
 CHAT_ONLY = frozenset({Kind.CHAT})
 NOTHING: frozenset[Feature] = frozenset()

@@ -13,6 +13,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobCompleted, JobSubmitted, WorkerJoined, WorkerLost
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import Outcome
 from shoal.domain.work import (
     JSON,
     Chat,
@@ -22,7 +23,6 @@ from shoal.domain.work import (
     Job,
     Kind,
     Limits,
-    Outcome,
     Priority,
     Work,
 )

@@ -19,7 +19,8 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Job, Kind, Limit, Outcome, Usage
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Chat, Job, Kind, Limit
 from shoal.domain.worker import Offer
 from shoal.pool.explain import explain
 

@@ -14,7 +14,7 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Outcome
+from shoal.domain.outcome import Outcome
 from shoal.pool.free import Free
 from shoal.pool.match import why_not
 from shoal.pool.open_job import OpenJob

@@ -22,11 +22,14 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CancelJob, Completed, Failed, Rejected
-from shoal.domain.work import Completion, Embedding, Feature, Kind, Limit, Outcome, Work
+from shoal.domain.work import Completion, Embedding, Feature, Kind, Limit, Work
 from shoal.pool.hedge import LOOKS_MAX, hedges, next_hedge
 from shoal.pool.lifecycle import JobState
-from shoal.pool.react import (
+from shoal.pool.react import react, recalls
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import (
     Answered,
     Began,
     Departed,
@@ -34,10 +37,7 @@ from shoal.pool.react import (
     Spoiled,
     Stimulus,
     Withdrawn,
-    react,
-    recalls,
 )
-from shoal.pool.state import Pool
 
 J = JobId("j")
 A, B = WorkerId("a"), WorkerId("b")

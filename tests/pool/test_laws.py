@@ -28,15 +28,18 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Feature, Job, Limit, Outcome, Priority, Usage
+from shoal.domain.work import Feature, Job, Limit, Priority
 from shoal.domain.worker import Offer
 from shoal.pool.hedge import SHARE, hedges, next_hedge
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.match import why_not
 from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
-from shoal.pool.react import (
+from shoal.pool.react import react, recalls
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import (
     Answered,
     Arrived,
     Began,
@@ -47,10 +50,7 @@ from shoal.pool.react import (
     Stimulus,
     Submitted,
     Withdrawn,
-    react,
-    recalls,
 )
-from shoal.pool.state import Pool
 from shoal.pool.worker import Level, Worker
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)

@@ -21,7 +21,8 @@ from shoal.domain.facts import (
     JobUnhedged,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Limit, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Limit
 from shoal.pool.lifecycle import (
     ENDED,
     TRANSITIONS,

@@ -19,7 +19,7 @@ from shoal.pool.match import (
     refusal,
     why_not,
 )
-from shoal.pool.react import Submitted
+from shoal.pool.stimuli import Submitted
 
 J, W = JobId("j"), WorkerId("w")
 

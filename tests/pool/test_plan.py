@@ -13,7 +13,8 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Feature, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Feature
 from shoal.pool.plan import plan
 from shoal.pool.state import Pool
 from shoal.pool.worker import LOAD_SLOTS_MAX

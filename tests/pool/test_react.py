@@ -18,6 +18,7 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Fault, Outcome, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -25,10 +26,11 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Fault, Limit, Limits, Outcome, Usage
+from shoal.domain.work import Limit, Limits
 from shoal.pool.open_job import OpenJob
-from shoal.pool.react import (
-    WORKERS_LOST_MAX,
+from shoal.pool.react import WORKERS_LOST_MAX, overdue, react, recalls
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import (
     Answered,
     Arrived,
     Began,
@@ -39,11 +41,7 @@ from shoal.pool.react import (
     Stimulus,
     Submitted,
     Withdrawn,
-    overdue,
-    react,
-    recalls,
 )
-from shoal.pool.state import Pool
 
 J, W = JobId("j"), WorkerId("w")
 ONE, TWO = LeaseNumber(1), LeaseNumber(2)

@@ -5,7 +5,7 @@ import pytest
 from pool.given import job, joined, pool_after
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.work import Outcome, Usage
+from shoal.domain.outcome import Outcome, Usage
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN
 from shoal.pool.speed import NEWEST, TOKENS_MIN, Speeds
 from shoal.pool.state import Pool

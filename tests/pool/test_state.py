@@ -16,7 +16,8 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Limit, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Limit
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
 from shoal.pool.state import REFUSAL_PAUSE, Pool
 from shoal.pool.worker import Level

@@ -12,6 +12,7 @@ from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent, somebody
 from shoal.domain.assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Fault, Piece, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -25,18 +26,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Delta,
-    Embedding,
-    Fault,
-    Kind,
-    Piece,
-    Usage,
-    Work,
-)
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Kind, Work
 from shoal.domain.worker import Health
 from shoal.protocols import Protocol, discover
 from shoal.protocols.session import Close, Data

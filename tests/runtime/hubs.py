@@ -10,6 +10,7 @@ from protocols.settings import SIGNER
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact
 from shoal.domain.ids import JobId
+from shoal.domain.outcome import Outcome, Piece
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -31,8 +32,6 @@ from shoal.domain.work import (
     Job,
     Kind,
     Limits,
-    Outcome,
-    Piece,
     Task,
     Terms,
     Work,

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import Cancelled, JobError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Choice, Delta, Outcome, Piece
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece
 from shoal.runtime.answer import ANSWER_MAX, Answer, Slow, Spoilt
 from shoal.runtime.pieces import DELTA_COST, JOIN_AT
 from shoal.runtime.reading import SLOW_AFTER, UNREAD_CEILING, UNREAD_MAX, Reading

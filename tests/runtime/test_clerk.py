@@ -24,7 +24,7 @@ from shoal.ledger.keys import Signer, verify
 from shoal.ledger.merkle import inclusion_path, nodes_for_inclusion
 from shoal.ledger.receipts import PREFIX
 from shoal.ledger.worker_receipts import hash_of
-from shoal.pool.react import Bounded, Funded, Paired
+from shoal.pool.stimuli import Bounded, Funded, Paired
 from shoal.store.entries import Filed
 
 WORKER = Signer.from_seed(b"w" * 32)

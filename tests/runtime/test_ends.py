@@ -17,7 +17,8 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
 from shoal.domain.ids import JobId
-from shoal.domain.work import Fault, Limit
+from shoal.domain.outcome import Fault
+from shoal.domain.work import Limit
 from shoal.runtime.ends import EXPIRIES, FAULTS, error_of
 
 J = JobId("j")

@@ -21,7 +21,8 @@ from shoal.domain.facts import (
     WorkerLost,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Job, Kind, Limit, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Chat, Job, Kind, Limit
 from shoal.domain.worker import Offer
 from shoal.runtime.fact_log import describe, fields_of
 

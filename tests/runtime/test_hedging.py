@@ -26,8 +26,9 @@ from shoal.domain.facts import (
     JobUnhedged,
 )
 from shoal.domain.ids import WorkerId
+from shoal.domain.outcome import Delta, Outcome
 from shoal.domain.vocabulary import CancelJob, Dismiss, Failed, RunJob
-from shoal.domain.work import Delta, Limits, Outcome
+from shoal.domain.work import Limits
 from shoal.pool.lifecycle import JobState
 from simulation import virtual
 

@@ -45,6 +45,7 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
 )
+from shoal.domain.outcome import Delta, Fault, Outcome
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -55,19 +56,12 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import (
-    Chat,
-    Delta,
-    Fault,
-    Feature,
-    Job,
-    Kind,
-    Limits,
-    Outcome,
-)
+from shoal.domain.work import Chat, Feature, Job, Kind, Limits
 from shoal.pool.lifecycle import JobState
-from shoal.runtime.hub import GOING_AWAY, RECORD_WITHIN, RESTART_GRACE
+from shoal.runtime.hub import GOING_AWAY
 from shoal.runtime.reading import UNREAD_CEILING
+from shoal.runtime.recorder import RECORD_WITHIN
+from shoal.runtime.restoring import RESTART_GRACE
 from simulation import virtual
 
 DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only give out work

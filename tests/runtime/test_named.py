@@ -24,10 +24,11 @@ from shoal.domain.errors import (
 )
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
+from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Failed
-from shoal.domain.work import JSON, Chat, Job, Limits, Outcome
-from shoal.runtime.hub import RESTART_GRACE
+from shoal.domain.work import JSON, Chat, Job, Limits
 from shoal.runtime.reading import UNREAD_CEILING
+from shoal.runtime.restoring import RESTART_GRACE
 from shoal.store.sqlite import SqliteStore
 from simulation import virtual
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.assembly import assemble
-from shoal.domain.work import Delta, Piece
+from shoal.domain.outcome import Delta, Piece
 from shoal.runtime.pieces import DELTA_COST, JOIN_AT, Pieces, cost_of
 
 PIECES = st.text(min_size=1, max_size=3) | st.builds(

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator
 from random import Random
 
 from shoal.domain.errors import JobError, Unavailable
-from shoal.domain.work import Chat, Delta, Feature, Piece, Usage, Work, text_of
+from shoal.domain.outcome import Delta, Piece, Usage
+from shoal.domain.work import Chat, Feature, Work, text_of
 from shoal.domain.worker import CHATS, Model
 from shoal.engines.port import Finished, Item
 

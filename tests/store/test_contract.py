@@ -37,10 +37,10 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
     Chat,
-    Choice,
     Completion,
     Embedding,
     Feature,
@@ -48,11 +48,9 @@ from shoal.domain.work import (
     Kind,
     Limit,
     Limits,
-    Outcome,
     Priority,
     Task,
     Terms,
-    Usage,
     Work,
 )
 from shoal.domain.worker import Device, Offer

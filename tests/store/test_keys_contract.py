@@ -26,16 +26,8 @@ from shoal.domain.facts import (
     JobSubmitted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import (
-    Chat,
-    Completion,
-    Embedding,
-    Job,
-    Limit,
-    Outcome,
-    Usage,
-    Work,
-)
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Chat, Completion, Embedding, Job, Limit, Work
 from shoal.store.memory import MemoryStore
 from shoal.store.sqlite import SqliteStore
 

@@ -26,7 +26,7 @@ import asyncio, sys
 from pathlib import Path
 from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job
+from shoal.domain.work import (Chat, Job)
 from shoal.store.sqlite import SqliteStore
 
 async def main():

@@ -9,7 +9,8 @@ import pytest
 
 from shoal.domain.credentials import Key, Scope, Used, digest_of
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Outcome, Usage
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Chat
 from shoal.pool.lifecycle import JobState
 from shoal.store.schema import MIGRATIONS
 from shoal.store.sqlite import SqliteStore

@@ -17,6 +17,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -29,7 +30,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Chat, Fault, Usage, Work
+from shoal.domain.work import Chat, Work
 from shoal.domain.worker import Health, Model
 from shoal.engines.port import Finished, Item
 from shoal.protocols.session import Batch, Close, Output, WorkerSession

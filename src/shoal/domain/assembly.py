@@ -7,7 +7,8 @@ tool calls are put together by their index.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from shoal.domain.work import JSON, Choice, Delta, Outcome, Piece, Usage
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece, Usage
+from shoal.domain.work import JSON
 
 CHOICES_MAX = 2048  # answers to one question; embeddings have one for each input
 CALLS_MAX = 1024  # tool calls in one answer

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
-from shoal.domain.work import Embedding, Kind, Outcome, Usage, Work
+from shoal.domain.outcome import Outcome, Usage
+from shoal.domain.work import Embedding, Kind, Work
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 """What a key or a token may be called: it stands in logs, tables and commands."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Fault, Job, Limit, Outcome
+from shoal.domain.work import Job, Limit
 from shoal.domain.worker import Offer
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Piece, Usage
 from shoal.domain.receipts import SignedReceipt
-from shoal.domain.work import PLAIN, Fault, Piece, Terms, Usage, Work
+from shoal.domain.work import PLAIN, Terms, Work
 from shoal.domain.worker import Health, Offer
 
 # Commands: what the coordinator asks of a worker.

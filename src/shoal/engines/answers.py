@@ -3,7 +3,7 @@
 import msgspec
 
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
-from shoal.domain.work import Delta, Piece
+from shoal.domain.outcome import Delta, Piece
 from shoal.engines.chunks import ABORTED, Chunk, Tally, piece_of, reason_of
 from shoal.engines.port import Finished
 from shoal.engines.refusals import UNREADABLE, failure

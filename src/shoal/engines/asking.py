@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from shoal.domain.errors import ContextExceeded, JobError
-from shoal.domain.work import JSON, Chat, Feature, Piece, Usage
+from shoal.domain.outcome import Piece, Usage
+from shoal.domain.work import JSON, Chat, Feature
 from shoal.domain.worker import Model
 from shoal.engines.json_in_text import json_in
 from shoal.engines.port import Engine, Finished

@@ -11,7 +11,7 @@ import msgspec
 
 from shoal.domain.assembly import CHOICES_MAX, fault_in
 from shoal.domain.errors import JobError
-from shoal.domain.work import Delta, Piece, Usage
+from shoal.domain.outcome import Delta, Piece, Usage
 
 TOKENS_MAX = 2**31 - 1
 ERROR_MAX = 500  # characters of another program's message that are passed on

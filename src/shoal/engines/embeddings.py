@@ -12,7 +12,7 @@ from array import array
 import msgspec
 
 from shoal.domain.errors import JobError
-from shoal.domain.work import Delta, Usage
+from shoal.domain.outcome import Delta, Usage
 from shoal.engines.chunks import Tokens
 from shoal.engines.refusals import UNREADABLE, failure, read_problem
 

@@ -16,12 +16,8 @@ from shoal.domain.errors import (
     LimitExceeded,
     Unavailable,
 )
-from shoal.domain.work import (
-    Embedding,
-    Feature,
-    Inference,
-    Usage,
-)
+from shoal.domain.outcome import Usage
+from shoal.domain.work import Embedding, Feature, Inference
 from shoal.domain.worker import Model
 from shoal.engines.chunks import Problem, reason_of
 from shoal.engines.flavours import EMBEDDINGS, TEXT

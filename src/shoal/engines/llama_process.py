@@ -10,7 +10,7 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 
 from shoal.domain.errors import ConfigError, PeerError, Unavailable
-from shoal.domain.work import Delta, Piece
+from shoal.domain.outcome import Delta, Piece
 from shoal.engines.answers import Batch
 from shoal.engines.llama_wire import (
     SIZE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.domain.work import Usage
+from shoal.domain.outcome import Usage
 from shoal.engines.chunks import Chunk, Problem, Tally, piece_of
 from shoal.engines.llama_wire import Added, Ended, Refused, Run, ToEngine, Wrote
 

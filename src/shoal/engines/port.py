@@ -4,7 +4,8 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from shoal.domain.work import Inference, Piece, Usage, Work
+from shoal.domain.outcome import Piece, Usage
+from shoal.domain.work import Inference, Work
 from shoal.domain.worker import Model
 
 

@@ -17,7 +17,8 @@ from shoal.domain.errors import (
     Unauthorized,
 )
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.work import Embedding, Job, Outcome, Piece, Task, Usage, Work
+from shoal.domain.outcome import Outcome, Piece, Usage
+from shoal.domain.work import Embedding, Job, Task, Work
 from shoal.gateway.allowance import Allowance, Allowances, Taken
 from shoal.gateway.auth import REVOKED, Keyring
 from shoal.gateway.detached import Detached

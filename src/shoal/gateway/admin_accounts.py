@@ -15,7 +15,7 @@ from shoal.gateway.decoding import decode
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import json_answer
 from shoal.ledger import accounts
-from shoal.pool.react import Bounded, Funded
+from shoal.pool.stimuli import Bounded, Funded
 from shoal.store.entries import Posted
 
 TRANSFERS_SHOWN = 50

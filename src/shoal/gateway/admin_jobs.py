@@ -9,7 +9,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
 from shoal.domain.ids import JobId
-from shoal.domain.work import Choice, Outcome
+from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.parts import Gateway
 from shoal.gateway.query import job_in, read_query
 from shoal.gateway.respond import json_answer

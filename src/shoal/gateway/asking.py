@@ -8,16 +8,7 @@ from dataclasses import replace
 from aiohttp import web
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import (
-    Chat,
-    Job,
-    Limits,
-    Policy,
-    Priority,
-    Terms,
-    Work,
-    text_of,
-)
+from shoal.domain.work import Chat, Job, Limits, Policy, Priority, Terms, Work, text_of
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
 

@@ -10,7 +10,8 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import JSON, Chat, Choice, Delta, Outcome, Piece
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece
+from shoal.domain.work import JSON, Chat
 from shoal.gateway.text import encode_event_text, encode_json, encode_text
 from shoal.gateway.usage import CompletionUsage, counted
 

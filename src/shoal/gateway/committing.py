@@ -15,7 +15,7 @@ from shoal.gateway.asking import job_of
 from shoal.gateway.job_request import read_commit
 from shoal.gateway.jobs import BASE, Enter
 from shoal.gateway.parts import Gateway
-from shoal.gateway.paying import pay, to_the_end
+from shoal.gateway.paying import alone, pay, to_the_end
 from shoal.gateway.payments import NO_PAYMENTS
 from shoal.gateway.problems import problem
 from shoal.gateway.record import record_of
@@ -97,8 +97,9 @@ async def _accepted(
 ) -> JobId:
     """Hand a job over; return its id, which is an earlier one's if that is the same."""
     paying = partial(pay, gateway, request, caller)
-    async with gateway.access.answering(job, caller, paying) as reader:
-        record_of(request).reading(reader)
+    with alone(gateway, job):
+        async with gateway.access.answering(job, caller, paying) as reader:
+            record_of(request).reading(reader)
     return reader.job_id
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Choice, Completion, Delta, Outcome, Piece
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece
+from shoal.domain.work import Completion
 from shoal.gateway.chat_answer import DONE
 from shoal.gateway.completion_logprobs import as_completion
 from shoal.gateway.text import encode_event_text, encode_json, encode_text

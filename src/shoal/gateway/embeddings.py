@@ -13,7 +13,8 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest, JobError
-from shoal.domain.work import Choice, Embedding, Outcome, Usage
+from shoal.domain.outcome import Choice, Outcome, Usage
+from shoal.domain.work import Embedding
 from shoal.gateway.decoding import Name, Unread, decode, options_of
 
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI

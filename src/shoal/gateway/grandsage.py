@@ -34,7 +34,8 @@ from shoal.domain.errors import (
     UnknownModel,
     WorkerLost,
 )
-from shoal.domain.work import JSON, Chat, Piece, text_of
+from shoal.domain.outcome import Piece
+from shoal.domain.work import JSON, Chat, text_of
 from shoal.gateway import javascript, problems
 from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of

@@ -9,8 +9,9 @@ from msgspec import Meta, Raw
 
 from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
 from shoal.domain.money import dollars
+from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import Kind, Limit, Outcome, Work
+from shoal.domain.work import Kind, Limit, Work
 from shoal.gateway.text import encode_text, well_formed
 from shoal.ledger.canonical import to_base64
 from shoal.ledger.outputs import output_of

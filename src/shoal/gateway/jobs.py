@@ -33,7 +33,7 @@ from shoal.gateway.query import job_in, read_query
 from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer, json_bytes
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.pool.react import Withdrawn
+from shoal.pool.stimuli import Withdrawn
 from shoal.store.port import StoredJob, Wanted
 
 WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.work import JSON, Outcome, Piece
+from shoal.domain.outcome import Outcome, Piece
+from shoal.domain.work import JSON
 
 MESSAGES = 3  # the last ones of a conversation, which are looked at
 FRESH_MAX = 50  # characters of an answer that may wait to be looked at

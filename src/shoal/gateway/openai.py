@@ -15,7 +15,8 @@ from aiohttp import web
 from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Completion, Job, Outcome, Work, text_of
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Chat, Completion, Job, Work, text_of
 from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of
 from shoal.gateway.chat_answer import ChatChunks, completion

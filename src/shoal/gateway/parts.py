@@ -22,7 +22,8 @@ class Gateway:
     ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
     the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
     asked for without a key, and ``webhooks`` that somebody may be told of their end;
-    ``payments`` collects what they cost.
+    ``payments`` collects what they cost, and ``being_paid`` has the owners and
+    idempotency keys of those for which it just does.
     """
 
     hub: Hub
@@ -40,6 +41,7 @@ class Gateway:
     webhooks: bool = True
     payments: Payments = NO_PAYMENTS
     bodies: Bodies = field(default_factory=Bodies)
+    being_paid: set[tuple[str, str]] = field(default_factory=set)
 
     @property
     def models(self) -> Collection[str]:

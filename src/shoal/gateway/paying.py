@@ -8,18 +8,21 @@ the log.
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from aiohttp import web
 
+from shoal.domain.errors import StillRunning
 from shoal.domain.work import Job, Privacy
 from shoal.gateway.access import Caller
 from shoal.gateway.parts import Gateway
 from shoal.gateway.payments import NO_PAYMENTS, Asked
 from shoal.ledger import accounts
-from shoal.pool.react import Funded, nobody_trusted
+from shoal.pool.react import nobody_trusted
+from shoal.pool.stimuli import Funded
 
 T = TypeVar("T")
 
@@ -54,6 +57,27 @@ async def pay(gateway: Gateway, request: web.Request, caller: Caller, job: Job) 
     account = accounts.user(job.owner, terms.user)
     await hub.tell(Funded(account, terms.price, f"payment {reference}"))
     return replace(job, terms=replace(terms, payment_ref=reference))
+
+
+@contextmanager
+def alone(gateway: Gateway, job: Job) -> Iterator[None]:
+    """Keep a job from being paid twice while it is paid for and handed over.
+
+    Whoever asks meanwhile under the same idempotency key gets StillRunning.
+    """
+    name = (job.owner, job.idempotency_key)
+    if gateway.payments is NO_PAYMENTS or not job.idempotency_key:
+        yield
+        return
+    if name in gateway.being_paid:
+        raise StillRunning(
+            "the same is just being paid for under this Idempotency-Key: ask again"
+        )
+    gateway.being_paid.add(name)
+    try:
+        yield
+    finally:
+        gateway.being_paid.remove(name)
 
 
 async def to_the_end(work: Coroutine[Any, Any, T]) -> T:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Kind, Usage
+from shoal.domain.outcome import Usage
+from shoal.domain.work import Job, Kind
 from shoal.runtime.ids import new_id
 from shoal.runtime.reading import Reader
 

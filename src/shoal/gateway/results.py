@@ -18,7 +18,8 @@ from shoal.domain.errors import (
     TimedOut,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Completion, Job, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Chat, Completion, Job
 from shoal.gateway import chat_answer, completion_answer
 from shoal.gateway.access import Caller
 from shoal.gateway.openai import chat_form, completion_form

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
-from shoal.domain.work import Piece
+from shoal.domain.outcome import Piece
 from shoal.gateway.moderation import Watch
 from shoal.runtime.reading import Reader
 

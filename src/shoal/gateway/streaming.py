@@ -9,7 +9,8 @@ from aiohttp import web
 from shoal.domain.credentials import usage_of
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Outcome, Piece
+from shoal.domain.outcome import Outcome, Piece
+from shoal.domain.work import Job
 from shoal.gateway import problems
 from shoal.gateway.access import Caller
 from shoal.gateway.chat_answer import KEEPALIVE

@@ -18,7 +18,7 @@ from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import NO_STORE, json_answer
 from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import is_sound, public_key_of
-from shoal.pool.react import Paired
+from shoal.pool.stimuli import Paired
 from shoal.store.pairing import PairingCode
 
 CODE_DIGITS = 6  # hexadecimal: few enough to be typed, so guesses must be few

@@ -3,7 +3,8 @@
 import msgspec
 
 from shoal.domain.credentials import usage_of
-from shoal.domain.work import Outcome, Work
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Work
 
 
 class CompletionUsage(msgspec.Struct, frozen=True):

@@ -139,8 +139,11 @@ class X402Payments:
                 f"on {self._seller.network}: choose another --x402-network or "
                 "--x402-facilitator"
             ) from error
+        except httpx.InvalidURL as error:
+            text = f"--x402-facilitator {self._seller.facilitator}: {error}"
+            raise ConfigError(text) from error
         except (httpx.HTTPError, ValueError, RuntimeError) as error:
-            raise self._down(error) from error
+            raise _down(error) from error
         self._ready = True
 
     async def ask(self, asked: Asked) -> Offered:
@@ -160,7 +163,7 @@ class X402Payments:
         try:
             verified = await self._server.verify_payment(payload, requirements)
         except (httpx.HTTPError, ValueError) as error:
-            raise self._down(error) from error
+            raise _down(error) from error
         if not verified.is_valid:
             raise due(verified.invalid_reason or "invalid payment")
         return Offered(partial(self._settle, asked, payload, requirements), due(USED))
@@ -178,7 +181,7 @@ class X402Payments:
             outcome = await self._server.settle_payment(payload, requirements)
         except (httpx.HTTPError, ValueError) as error:
             log.error("whether a payment was settled is not known: %s", _words(error))
-            raise self._down(
+            raise _down(
                 error, "; the payment may have gone through: look before paying again"
             ) from error
         headers = {RESPONSE: encode_payment_response_header(outcome)}
@@ -215,11 +218,11 @@ class X402Payments:
         required = PaymentRequired(error=why, resource=resource, accepts=[requirements])
         return PaymentDue(why, {REQUIRED: encode_payment_required_header(required)})
 
-    def _down(self, error: Exception, more: str = "") -> PaymentsDown:
-        return PaymentsDown(
-            f"the facilitator {self._seller.facilitator} cannot be asked for payments: "
-            f"{_words(error)}{more}"
-        )
+
+def _down(error: Exception, more: str = "") -> PaymentsDown:
+    return PaymentsDown(
+        f"payments cannot be checked, the facilitator fails: {_words(error)}{more}"
+    )
 
 
 def _payload(header: str) -> PaymentPayload | None:

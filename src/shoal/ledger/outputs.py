@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Outcome, Task, Work
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Task, Work
 from shoal.ledger.canonical import encode, whole_text
 
 
@@ -17,7 +18,7 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
         return outcome.output.encode()
     match work:
         case Task():
-            return outcome.text.encode()
+            return whole_text(outcome.text).encode()
         case Chat(model=model) | Completion(model=model) | Embedding(model=model):
             output: dict[str, JSON] = {"model": model, "text": whole_text(outcome.text)}
             if outcome.choices:

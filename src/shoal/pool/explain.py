@@ -28,8 +28,8 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.money import dollars
+from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Outcome
 
 
 class Told(Protocol):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from shoal.domain.work import Outcome
+from shoal.domain.outcome import Outcome
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN, OpenJob
 from shoal.pool.worker import Worker
 

@@ -27,8 +27,9 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import CancelJob, RunJob
 from shoal.domain.work import BEYOND_TEXT, Feature
-from shoal.pool.react import Recall, Spoiled, Stimulus
+from shoal.pool.react import Recall
 from shoal.pool.state import Pool
+from shoal.pool.stimuli import Spoiled, Stimulus
 from shoal.runtime.answer import Answer, Spoilt
 from shoal.runtime.ends import error_of
 from shoal.runtime.named import Named

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from shoal.domain.assembly import assemble, disassemble
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Outcome, Piece, Usage
+from shoal.domain.outcome import Outcome, Piece, Usage
 from shoal.runtime.pieces import Pieces, cost_of
 from shoal.runtime.reading import Reading
 

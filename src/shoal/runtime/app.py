@@ -104,6 +104,7 @@ async def coordinator(
     database cannot.
     """
     reach = _reach(config)
+    check_x402(x402)
     tls, certificate = _tls(config)
     folder = config.data_dir
     try:
@@ -261,7 +262,6 @@ async def _payments(config: X402Config) -> AsyncIterator[Payments]:
     if config == NO_X402:
         yield NO_PAYMENTS
         return
-    check_x402(config)
     try:
         from shoal.gateway.x402_payments import Seller, X402Payments
     except ModuleNotFoundError as error:

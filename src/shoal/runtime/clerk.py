@@ -31,8 +31,8 @@ from shoal.ledger.outputs import output_of
 from shoal.ledger.receipts import Claims
 from shoal.ledger.worker_receipts import hash_of, verify_hash
 from shoal.pool.open_job import OpenJob
-from shoal.pool.react import Answered, Proved, Stimulus
 from shoal.pool.state import Pool
+from shoal.pool.stimuli import Answered, Proved, Stimulus
 from shoal.store.calls import Call
 from shoal.store.entries import NO_ENTRIES, Entries, Filed, Head, LedgerStore
 

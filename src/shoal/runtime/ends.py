@@ -15,7 +15,8 @@ from shoal.domain.errors import (
     WorkerLost,
 )
 from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
-from shoal.domain.work import Fault, Limit
+from shoal.domain.outcome import Fault
+from shoal.domain.work import Limit
 
 FAULTS: Mapping[Fault, type[ShoalError]] = {
     Fault.WORKER: JobError,

@@ -18,7 +18,8 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.worker import Health
 from shoal.pool.open_job import NO_LEASE
-from shoal.pool.react import (
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import (
     Answered,
     Arrived,
     Began,
@@ -27,7 +28,6 @@ from shoal.pool.react import (
     Spoiled,
     Withdrawn,
 )
-from shoal.pool.state import Pool
 from shoal.runtime.answer import Answer, Slow, Spoilt
 from shoal.runtime.clerk import Mail, Shown
 from shoal.runtime.clock import Clock

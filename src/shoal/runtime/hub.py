@@ -13,8 +13,6 @@ from shoal.domain.facts import (
     Fact,
     JobCancelled,
     JobExpired,
-    JobRequeued,
-    JobStarted,
 )
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.work import Job
@@ -23,10 +21,10 @@ from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
 from shoal.pool.admit import hopeless, impossible
 from shoal.pool.hedge import hedges, next_hedge
-from shoal.pool.lifecycle import JobState
 from shoal.pool.plan import plan
-from shoal.pool.react import Recall, Stimulus, Submitted, Withdrawn, react, recalls
-from shoal.pool.state import MARK_MEMORY, Pool
+from shoal.pool.react import Recall, react, recalls
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import Stimulus, Submitted, Withdrawn
 from shoal.runtime.acting import Acting
 from shoal.runtime.answer import Answer
 from shoal.runtime.clerk import Clerk, Mail
@@ -36,13 +34,12 @@ from shoal.runtime.hearing import Hearing, Port
 from shoal.runtime.named import Named
 from shoal.runtime.peers import Connection, Peer, Peers
 from shoal.runtime.reading import Reader
+from shoal.runtime.recorder import Recorder, can_wait
+from shoal.runtime.restoring import restore
 from shoal.runtime.watch import Watch
-from shoal.store.port import Recorded, Store
+from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
-MODELS_SINCE = 86_400.0  # seconds: models of the last day may come back after a restart
-RESTART_GRACE = 120.0  # seconds for workers to come back after a restart
-RECORD_WITHIN = 0.25  # seconds that a fact may wait for others to be stored with
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 Decided: TypeAlias = tuple[Fact, list[Recall]]
@@ -80,6 +77,7 @@ class Hub:
         self._queue_max = queue_max
         self._hedge_after = hedge_after
         self._clerk = Clerk(self.pool, store.ledger, signer, fee, aside)
+        self._recorder = Recorder(store, self._clerk, clock, self._wake_up)
         self._mailbox: list[Mail] = []
         self._told: list[asyncio.Future[None]] = []  # who waits for the next batch
         self._wake = asyncio.Event()
@@ -104,8 +102,6 @@ class Hub:
         self._witnesses: list[Callable[[Fact], None]] = [log_fact]
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
-        self._unrecorded: list[Recorded] = []  # facts that wait for the next commit
-        self._record_by = math.inf
         self._stopping = False
         self._broken: StoreError | None = None
 
@@ -228,25 +224,10 @@ class Hub:
     async def restore(self) -> int:
         """Take up the books, and the jobs that were open when the last one ended."""
         await self._clerk.open()
-        stored = await self._store.open_jobs()
-        given_out = [
-            JobRequeued(each.job.id, each.lease, "the coordinator restarted")
-            for each in stored
-            if each.state is not JobState.QUEUED
-        ]
-        await self._store.append(given_out, self._clock.wall())
-        now = self._clock.now()
-        recently = self._clock.wall() - MODELS_SINCE
-        for model in await self._store.models(recently):
-            self.pool.roster.expect(model, now)
-        for trusted in await self._store.trusted():
-            self.pool.apply(trusted, now)
-        for marked in await self._store.marked(self._clock.wall() - MARK_MEMORY):
-            self.pool.apply(marked.fact, now - (self._clock.wall() - marked.at))
+        stored = await restore(self.pool, self._store, self._clock)
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
             # the result can be asked for.
-            self.pool.reopen(each.job, each.lease, now + RESTART_GRACE)
             self._answers[each.job.id] = Answer(each.job.id)
             self._named.add(each.job)
             self._watch.look(each.job.id)
@@ -262,10 +243,13 @@ class Hub:
             told, self._told = self._told, []
             try:
                 decided = self._decide(await self._clerk.examine(batch))
-                if not (decided or told) and self._clock.now() < self._record_by:
+                if not (decided or told or self._recorder.due):
                     self._count()
                     continue
-                await self._record(decided)
+                urgent = not all(map(_can_wait, decided))
+                await self._recorder.record(
+                    [fact for fact, _ in decided], urgent=urgent
+                )
             except StoreError as error:
                 self._told += told
                 self._break(error)
@@ -279,30 +263,6 @@ class Hub:
                     each.set_result(None)
             self._count()
 
-    async def _record(self, decided: list[Decided]) -> None:
-        """Store what was decided, unless nothing hangs on its being stored at once.
-
-        That a job has begun is of no use to a coordinator that starts again, which
-        gives it out anew: it waits for the next commit, but not for long.
-        """
-        now, at = self._clock.now(), self._clock.wall()
-        if now < self._record_by and all(map(_can_wait, decided)):
-            if not self._unrecorded:
-                self._record_by = now + RECORD_WITHIN
-                self._clock.call_at(self._record_by, self._record_now)
-            self._unrecorded += [Recorded(at, fact) for fact, _ in decided]
-            return
-        earlier, self._unrecorded = self._unrecorded, []
-        self._record_by = math.inf
-        entries = await self._clerk.entries(at)
-        await self._store.append([fact for fact, _ in decided], at, earlier, entries)
-
-    def _record_now(self) -> None:
-        # Not left to comparing times: a timer may fire a little early.
-        if self._unrecorded:
-            self._record_by = -math.inf
-            self._wake.set()
-
     async def drain(self) -> None:
         """Take no new jobs, and wait until those that are open have ended."""
         self._stopping = True
@@ -314,6 +274,9 @@ class Hub:
             peer.hang_up(reason, GOING_AWAY, reason)
 
     # Stimuli.
+
+    def _wake_up(self) -> None:
+        self._wake.set()
 
     def _post(self, mail: Mail) -> None:
         # Not bounded here, for everything that posts is: clients by the queue,
@@ -437,4 +400,4 @@ class Hub:
 def _can_wait(decided: Decided) -> bool:
     """Say whether nothing hangs on a fact's being stored at once."""
     fact, recalled = decided
-    return isinstance(fact, JobStarted) and not recalled
+    return can_wait(fact) and not recalled

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from shoal.domain.work import Delta, Piece
+from shoal.domain.outcome import Delta, Piece
 
 JOIN_AT = 1024  # pieces whose texts are joined: a list slot costs more than a character
 DELTA_COST = 128  # characters that a piece counts for which is more than text

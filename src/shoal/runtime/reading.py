@@ -6,7 +6,7 @@ from typing import Protocol
 
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Outcome, Piece
+from shoal.domain.outcome import Outcome, Piece
 from shoal.runtime.pieces import Pieces
 
 UNREAD_MAX = 1 << 20  # characters a client may leave unread for a while

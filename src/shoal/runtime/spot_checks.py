@@ -10,18 +10,18 @@ from random import Random
 from shoal.domain.errors import ShoalError, StoreError
 from shoal.domain.facts import Fact, JobCompleted
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import Outcome
 from shoal.domain.work import (
     ANY_MODEL,
     Chat,
     Completion,
     Job,
-    Outcome,
     Priority,
     Privacy,
     Task,
     Terms,
 )
-from shoal.pool.react import Accused
+from shoal.pool.stimuli import Accused
 from shoal.runtime.hub import Hub
 from shoal.store.port import Store
 

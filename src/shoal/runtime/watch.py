@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limit
-from shoal.pool.react import Overdue, Stimulus, overdue
+from shoal.pool.react import overdue
 from shoal.pool.state import Pool
+from shoal.pool.stimuli import Overdue, Stimulus
 from shoal.runtime.answer import Answer
 from shoal.runtime.clock import Clock, Timer
 

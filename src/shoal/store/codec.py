@@ -16,18 +16,9 @@ from shoal.domain.facts import (
     WorkerFact,
     WorkerMarked,
 )
+from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import (
-    WORKS,
-    Choice,
-    Job,
-    Kind,
-    Limits,
-    Outcome,
-    Terms,
-    Usage,
-    Work,
-)
+from shoal.domain.work import WORKS, Job, Kind, Limits, Terms, Work
 
 FACTS: Mapping[str, type[Fact]] = {
     fact.__name__: fact

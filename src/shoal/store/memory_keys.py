@@ -13,7 +13,8 @@ from shoal.domain.credentials import (
     usage_until,
 )
 from shoal.domain.errors import StoreError
-from shoal.domain.work import Job, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Job
 
 C = TypeVar("C", Key, JoinToken)
 

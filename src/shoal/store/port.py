@@ -7,7 +7,8 @@ from typing import Protocol
 from shoal.domain.credentials import JoinToken, Key, Used
 from shoal.domain.facts import Fact, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job, Kind, Outcome
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Job, Kind
 from shoal.pool.lifecycle import JobState
 from shoal.store.calls import CallStore
 from shoal.store.entries import NO_ENTRIES, Entries, LedgerStore

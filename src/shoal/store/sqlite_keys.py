@@ -18,7 +18,7 @@ from shoal.domain.credentials import (
     usage_until,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Outcome, Usage
+from shoal.domain.outcome import Outcome, Usage
 from shoal.store import codec
 
 T = TypeVar("T")

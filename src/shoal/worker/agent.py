@@ -15,6 +15,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.ids import JobId
+from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -28,7 +29,6 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Fault
 from shoal.domain.worker import Health
 from shoal.engines.port import Finished, Runner
 from shoal.protocols.session import Dialer

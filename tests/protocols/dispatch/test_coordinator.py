@@ -21,6 +21,7 @@ from protocols.dispatch.recorded import (
 from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Usage
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -37,12 +38,10 @@ from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
-    Fault,
     Policy,
     Privacy,
     Task,
     Terms,
-    Usage,
     Work,
 )
 from shoal.domain.worker import Health

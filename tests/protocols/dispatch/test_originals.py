@@ -10,6 +10,7 @@ from protocols.dispatch.originals import OriginalCoordinator, OriginalWorker
 from protocols.dispatch.recorded import NOW, SIGNERS, opened
 from protocols.pairs import MEMBER, meant, sent
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     Command,
@@ -23,7 +24,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Chat, Delta, Fault, Task
+from shoal.domain.work import Chat, Task
 from shoal.domain.worker import Device, Health
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch.dialer import ProviderDialer

@@ -6,6 +6,7 @@ from dataclasses import replace
 from protocols.dispatch.recorded import NOW, around, summary
 from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -17,7 +18,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import JSON, Delta, Kind, Task
+from shoal.domain.work import JSON, Kind, Task
 from shoal.domain.worker import Health, Model
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch import PROTOCOL

@@ -10,8 +10,9 @@ from protocols.grandsage.recorded import NOW, joined, run
 from protocols.pairs import CHAT, sent
 from shoal.domain.errors import PeerError
 from shoal.domain.nesting import NESTING_MAX
+from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import Completed, Progress
-from shoal.domain.work import JSON, Delta, Fault, Usage
+from shoal.domain.work import JSON
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     TASK_ID,

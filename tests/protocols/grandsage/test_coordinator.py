@@ -11,6 +11,7 @@ from protocols.pairs import CHAT, sent
 from protocols.settings import setting
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -23,17 +24,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import (
-    JSON,
-    Chat,
-    Completion,
-    Delta,
-    Embedding,
-    Fault,
-    Feature,
-    Usage,
-    Work,
-)
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
 from shoal.protocols.grandsage import PROTOCOL, Config
 from shoal.protocols.grandsage.coordinator import STOP_AGAIN
 from shoal.protocols.grandsage.desk import TASK_IDS, Desk

@@ -9,6 +9,7 @@ from protocols.grandsage.recorded import MEMBER, query_of
 from protocols.pairs import meant, sent
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
@@ -19,7 +20,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Completion, Delta, Embedding, Fault, Usage
+from shoal.domain.work import JSON, Chat, Completion, Embedding
 from shoal.domain.worker import Model, Offer
 from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.joining import read_query

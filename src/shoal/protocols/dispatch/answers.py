@@ -15,9 +15,10 @@ from shoal.domain.assembly import CHOICES_MAX, disassemble, fault_in
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.nesting import NESTING_MAX, is_deep
+from shoal.domain.outcome import Choice, Outcome, Piece, Usage
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed
-from shoal.domain.work import JSON, Choice, Kind, Outcome, Piece, Usage
+from shoal.domain.work import JSON, Kind
 from shoal.protocols.dispatch.extension import Ending, Tokens
 from shoal.protocols.dispatch.javascript import (
     NotJson,

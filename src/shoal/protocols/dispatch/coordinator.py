@@ -6,6 +6,7 @@ from msgspec import Raw, UnsetType
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -20,7 +21,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Fault, Kind
+from shoal.domain.work import Kind
 from shoal.domain.worker import Health
 from shoal.protocols.dispatch.answers import read_answer
 from shoal.protocols.dispatch.extension import Attempt, read_attempt

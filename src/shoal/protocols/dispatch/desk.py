@@ -4,7 +4,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Kind, Piece
+from shoal.domain.outcome import Piece
+from shoal.domain.work import Kind
 from shoal.domain.worker import Health
 
 KEPT_MAX = 64  # messages kept for a coordinator that cannot be reached

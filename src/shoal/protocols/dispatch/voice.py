@@ -7,8 +7,8 @@ from msgspec import UNSET, Raw, UnsetType
 
 from shoal.domain.assembly import assemble
 from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import Completed, Failed, Rejected
-from shoal.domain.work import Fault
 from shoal.domain.worker import Device, Health
 from shoal.protocols.dispatch.answers import (
     encode_answer,

@@ -6,6 +6,7 @@ from msgspec import UnsetType
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Piece
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -20,7 +21,7 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Fault, Kind, Piece
+from shoal.domain.work import Kind
 from shoal.protocols.dispatch.desk import ANSWER_MAX, JOBS_MAX, Desk, Running
 from shoal.protocols.dispatch.extension import read_attempt
 from shoal.protocols.dispatch.jobs import Assigned, decode_assigned, decode_job

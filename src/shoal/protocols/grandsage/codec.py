@@ -16,7 +16,7 @@ import msgspec
 from shoal.domain.assembly import fault_in
 from shoal.domain.errors import PeerError
 from shoal.domain.nesting import is_deep, may_be_deep
-from shoal.domain.work import Delta, Fault, Usage
+from shoal.domain.outcome import Delta, Fault, Usage
 
 TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
 TASK_ID_MAX = 2**32 - 1

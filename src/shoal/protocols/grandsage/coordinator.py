@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Piece, Usage
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -18,7 +19,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Delta, Kind, Piece, Usage
+from shoal.domain.work import Kind
 from shoal.protocols.grandsage.codec import (
     REASON_MAX,
     TASK_ID,

@@ -6,6 +6,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Delta, Piece
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -20,7 +21,6 @@ from shoal.domain.vocabulary import (
     Reported,
     RunJob,
 )
-from shoal.domain.work import Delta, Piece
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     REASON_MAX,

@@ -1,0 +1,45 @@
+"""Webhooks are told although the coordinator is killed in the middle of it."""
+
+import asyncio
+import json
+
+from aiohttp import ClientSession
+
+from gateway.receiver import receiving, verified
+from gateway.serving import eventually
+from live.programs import KEY, Programs
+
+SECRET = "a secret of the receiver's"
+# Nobody is paired, so that it fails at once.
+JOB = {
+    "job_type": "TASK",
+    "user_id": "u",
+    "payload": {"task_type": "classify"},
+    "privacy_class": "PRIVATE",
+}
+
+
+async def test_webhook_is_told_after_a_kill_under_the_same_id(
+    programs: Programs,
+) -> None:
+    async with receiving(None, 200) as receiver, ClientSession() as session:
+        first = programs.start("--webhooks", "any")
+        ready = await asyncio.to_thread(first.said, "ready")
+        async with session.post(
+            ready["url"] + "/v1/jobs/commit/cheap",
+            json=JOB | {"webhook": {"url": receiver.url, "secret": SECRET}},
+            headers={"Authorization": f"Bearer {KEY}"},
+        ) as response:
+            job_id = (await response.json())["job_id"]
+        await eventually(lambda: receiver.open == 1)
+        first.kill()
+
+        programs.start("--webhooks", "any")
+        await eventually(lambda: len(receiver.told) == 2)
+
+    (before, _), (after, body) = receiver.told
+    assert before["webhook-id"] == after["webhook-id"] == f"msg_{job_id}"
+    assert verified(after, body, SECRET.encode())
+    message = json.loads(body)
+    assert message["type"] == "job.failed"
+    assert message["data"]["result"] == {"error": "no_trusted_worker"}
