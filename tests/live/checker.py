@@ -10,11 +10,14 @@ import hashlib
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from live import databases
 from live.clients import History
 
 SHOWN_MAX = 5  # offenders named for each law
@@ -102,8 +105,11 @@ BOOKS: Mapping[str, str] = {
         SELECT job FROM moved JOIN jobs ON id = job
         WHERE released <> (state <> 'done')""",
 }
-POSTED: Mapping[str, str] = {
+BALANCED: Mapping[str, str] = {
     "all accounts sum to zero": "SELECT sum(balance) FROM accounts HAVING sum(balance)",
+}
+POSTED: Mapping[str, str] = {
+    **BALANCED,
     "every balance is what was posted": """
         SELECT name FROM accounts LEFT JOIN posted USING (name)
         GROUP BY name HAVING balance <> coalesce(sum(amount), 0)""",
@@ -142,6 +148,35 @@ FIGURES: Mapping[str, str] = {
     "transfers": "SELECT count(*) FROM transfers",
 }
 """What has to have happened for the laws to have been tried."""
+
+
+ACCOUNTS = "SELECT 1 FROM sqlite_schema WHERE name = 'accounts'"
+"""What finds nothing in a database that is just being made."""
+
+
+def left_behind(
+    data: Path, checkpoints: Mapping[int, str], always: Mapping[str, str] = BALANCED
+) -> tuple[int, list[str]]:
+    """Look at the database that a killed coordinator has left in its data folder.
+
+    Returns how many commits were looked at, and what was wrong: who breaks the laws
+    that hold ``always``, after each commit, which checkpoint that was given out is not
+    there, and what is not as it was posted.
+    """
+    found: list[str] = []
+    commits = 0
+    with TemporaryDirectory() as folder:
+        file = databases.copied(data, Path(folder) / "found")
+        for database in databases.commits(file):
+            if database.execute(ACCOUNTS).fetchone() is not None:
+                commits += 1
+                found += map(str, broken(database, always).items())
+        with databases.opened(file) as database:
+            database.executescript(VIEWS)
+            found += map(str, broken(database, {**always, **POSTED}).items())
+            kept = dict(database.execute("SELECT size, note FROM checkpoints"))
+    gone = [size for size, note in checkpoints.items() if kept.get(size) != note]
+    return commits, found + [f"the checkpoint of {size} is not there" for size in gone]
 
 
 def told(database: sqlite3.Connection, history: History) -> None:

@@ -2,9 +2,7 @@
 
 import asyncio
 import json
-import shutil
 import socket
-import sqlite3
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from typing import Any
 
 from aiohttp import ClientSession, TCPConnector
 
-from live import checker, databases
+from live import checker
 from live.clients import Clients, History
 from live.programs import KEY, TINY, Pool, Program, Programs
 
@@ -153,22 +151,6 @@ class Siege:
 
     def _look(self) -> None:
         """Look at the database that a killed coordinator has left."""
-        folder = self.programs.folder / "found"
-        file = databases.copied(self.programs.data, folder)
-        for database in databases.commits(file):
-            self.commits += 1
-            self._check(database)
-        with databases.opened(file) as database:
-            self._check(database)
-            database.executescript(checker.VIEWS)
-            self.found += map(str, checker.broken(database, checker.POSTED).items())
-            kept = dict(database.execute("SELECT size, note FROM checkpoints"))
-        for size, note in self.checkpoints.items():
-            if kept.get(size) != note:
-                self.found.append(f"the checkpoint of {size} receipts is not as it was")
-        shutil.rmtree(folder)
-
-    def _check(self, database: sqlite3.Connection) -> None:
-        (total,) = database.execute("SELECT total(balance) FROM accounts").fetchone()
-        if total:
-            self.found.append(f"accounts sum to {total}")
+        commits, found = checker.left_behind(self.programs.data, self.checkpoints)
+        self.commits += commits
+        self.found += found

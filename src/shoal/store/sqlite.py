@@ -7,51 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
-    AccountCredited,
-    AccountLimited,
-    CameLate,
     Fact,
-    JobCancelled,
-    JobCompleted,
-    JobExpired,
-    JobFailed,
-    JobHedged,
-    JobLeased,
-    JobRequeued,
-    JobStarted,
-    JobSubmitted,
-    JobUnhedged,
-    ReceiptPresented,
-    WorkerDraining,
-    WorkerJoined,
-    WorkerLost,
-    WorkerMarked,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job, Priority
-from shoal.pool.lifecycle import TRANSITIONS, JobState
+from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.entries import NO_ENTRIES, Entries
 from shoal.store.port import Recorded, StoredJob, Wanted
 from shoal.store.schema import migrate
 from shoal.store.sqlite_calls import SqliteCalls, write_calls
-from shoal.store.sqlite_keys import SqliteKeys, count_usage, forget_ended
-from shoal.store.sqlite_ledger import SqliteLedger, write_entries, write_limit
+from shoal.store.sqlite_facts import write_facts
+from shoal.store.sqlite_keys import SqliteKeys, forget_ended
+from shoal.store.sqlite_ledger import SqliteLedger, write_entries
 from shoal.store.sqlite_pairing import SqlitePairing, forget_expired
 
 T = TypeVar("T")
-FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
 
-STATE_AFTER = {
-    fact: state.value for facts in TRANSITIONS.values() for fact, state in facts.items()
-}
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
                 lease, outcome, error, submitted_at, ended_at FROM jobs"""
@@ -251,92 +230,9 @@ class SqliteStore:
         entries: Entries,
     ) -> None:
         with self._transaction() as database:
-            rows = [self._write(each.fact, each.at) for each in earlier]
-            rows += [self._write(fact, at) for fact in facts]
-            database.executemany(
-                "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
-                [row for row in rows if row is not None],
-            )
+            write_facts(database, [*earlier, *(Recorded(at, fact) for fact in facts)])
             write_entries(database, entries, at)
             write_calls(database, entries.calls, at)
-
-    def _write(self, fact: Fact, at: float) -> FactRow | None:
-        """Write what a fact changes; return its own row, if it is worth one."""
-        match fact:
-            case WorkerTrusted(owner, user, public_key):
-                query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
-                self._sql(query, owner, user, public_key, at)
-                return _row(fact, None, at)
-            case AccountLimited():
-                write_limit(self._opened, fact)
-                return _row(fact, None, at)
-            case (
-                WorkerJoined()
-                | WorkerDraining()
-                | WorkerLost()
-                | WorkerMarked()
-                | AccountCredited()
-            ):
-                return _row(fact, None, at)
-            case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
-                if not self._sql("SELECT 1 FROM jobs WHERE id = ?", job_id).fetchone():
-                    return None  # pruned: nobody could ask for its story
-            case JobSubmitted(job):
-                self._submit(job, at)
-            case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
-                self._update(fact, job_id, "lease = ?", lease)
-            case JobStarted() | JobRequeued() | JobUnhedged():
-                self._update(fact, fact.job_id)
-            case JobCompleted(job_id, _, outcome):
-                encoded = codec.encode_outcome(outcome)
-                self._update(fact, job_id, "outcome = ?, ended_at = ?", encoded, at)
-                count_usage(self._opened, job_id, outcome, at)
-            case JobFailed(job_id=job_id, error=error):
-                self._update(fact, job_id, "error = ?, ended_at = ?", error, at)
-            case JobExpired(job_id, _, error, written):
-                self._update(fact, job_id, "error = ?, ended_at = ?", error, at)
-                count_usage(self._opened, job_id, written, at)
-            case JobCancelled(job_id, reason, written):
-                self._update(fact, job_id, "error = ?, ended_at = ?", reason, at)
-                count_usage(self._opened, job_id, written, at)
-        return _row(fact, fact.job_id, at)
-
-    def _submit(self, job: Job, at: float) -> None:
-        name = job.idempotency_key or None
-        if name is not None:
-            # It is taken from a job that came to nothing: the hub asked before.
-            self._sql(
-                "UPDATE jobs SET idempotency_key = NULL"
-                " WHERE owner = ? AND idempotency_key = ?",
-                job.owner,
-                name,
-            )
-        self._sql(
-            "INSERT INTO jobs (id, kind, model, owner, state, work, limits, priority,"
-            " idempotency_key, terms, user, submitted_at)"
-            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            job.id,
-            job.kind.value,
-            job.model,
-            job.owner,
-            JobState.QUEUED.value,
-            codec.encode_work(job.work),
-            codec.encode_limits(job.limits),
-            job.priority.value,
-            name,
-            codec.encode_terms(job.terms),
-            job.terms.user,
-            at,
-        )
-
-    def _update(
-        self, fact: Fact, job_id: JobId, columns: str = "", *values: object
-    ) -> None:
-        columns = f"state = ?, {columns}" if columns else "state = ?"
-        state = STATE_AFTER[type(fact)]  # type: ignore[index]  # only job facts come here
-        query = f"UPDATE jobs SET {columns} WHERE id = ?"
-        if not self._sql(query, state, *values, job_id).rowcount:
-            raise StoreError(f"{self._path}: there is no job {job_id}")
 
     def _prune(self, before: float) -> int:
         with self._transaction():
@@ -347,10 +243,6 @@ class SqliteStore:
             forget_ended(self._opened, before)
             forget_expired(self._opened, before)
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
-
-
-def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:
-    return at, type(fact).__name__, job_id, codec.encode_fact(fact)
 
 
 def _job(row: tuple[Any, ...]) -> StoredJob:

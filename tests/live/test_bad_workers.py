@@ -1,0 +1,158 @@
+"""Workers that keep their jobs, their keys, or nothing at all, as real processes."""
+
+import json
+import signal
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from live.programs import KEY, PATIENCE, Pool, Program, Programs
+from live.signing_worker import key_of, public_hex
+from shoal.pool.react import WORKERS_LOST_MAX
+
+SILENT = ("--mood", "silent")
+HONEST = ("--mood", "honest")
+TEN_MEGABYTES = 10_000_000
+
+
+@pytest.fixture
+def pool(programs: Programs) -> Pool:
+    return programs.serve("--queue-wait", "2", "--dispatch-silence", "5")
+
+
+def ask(pool: Pool, path: str, body: object = None, **headers: str) -> Any:
+    named = {name.replace("_", "-"): text for name, text in headers.items()}
+    named |= {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+    with urlopen(Request(pool.url + path, data, named), timeout=PATIENCE) as answer:
+        return json.load(answer)
+
+
+def commit(pool: Pool, text: str = "hello", **headers: str) -> str:
+    payload = {"task_type": "echo", "input": text}
+    body = {"job_type": "TASK", "user_id": "u1", "payload": payload}
+    job_id: str = ask(pool, "/v1/jobs/commit/cheap", body, **headers)["job_id"]
+    return job_id
+
+
+def ended(pool: Pool, job_id: str) -> Any:
+    job = ask(pool, f"/v1/jobs/{job_id}?wait={PATIENCE}")
+    assert job["completed_at"] is not None or job["status"] == "failed", job
+    return job
+
+
+def joined(pool: Pool, seed: str, *flags: str) -> Program:
+    worker = pool.signing(seed, *flags)
+    worker.said("joined")
+    return worker
+
+
+def balances(pool: Pool) -> dict[str, int]:
+    listed = ask(pool, "/admin/accounts")
+    assert listed["total"] == 0
+    return {each["name"]: each["balance"] for each in listed["data"]}
+
+
+def test_of_two_with_one_key_the_newer_stays_and_the_older_is_told(pool: Pool) -> None:
+    older = joined(pool, "twin", *HONEST)
+    newer = joined(pool, "twin", *HONEST)
+
+    assert "replaced by a newer connection" in older.said("left")["reason"]
+    assert older.wait() == 1
+    job_id = commit(pool)
+    assert newer.said("given")["job"] == job_id
+    assert ended(pool, job_id)["result"]["by"] == public_hex(key_of("twin"))
+    assert len(pool.workers()) == 1
+
+
+def test_the_job_of_one_who_was_replaced_goes_to_the_newer(pool: Pool) -> None:
+    older = joined(pool, "twin", *SILENT)
+    job_id = commit(pool)
+    older.said("given")
+
+    joined(pool, "twin", *HONEST)
+
+    job = ended(pool, job_id)
+    assert (job["status"], job["attempts"]) == ("completed", 2)
+
+
+@pytest.mark.parametrize("slots", [(), ("--slots", "1")])
+def test_a_job_that_nobody_answers_expires_and_costs_nothing(
+    pool: Pool, slots: tuple[str, ...]
+) -> None:
+    worker = joined(pool, "mute", *SILENT, *slots)
+    job_id = commit(pool, X_Shoal_First_Output_Seconds="0.5")
+    worker.said("given")
+
+    job = ended(pool, job_id)
+
+    assert job["status"] == "failed"
+    assert "over the limit of 0.5 s" in job["detail"]
+    assert set(balances(pool).values()) == {0}
+
+
+def test_a_job_goes_on_after_the_death_of_who_did_not_answer(pool: Pool) -> None:
+    mute = joined(pool, "mute", *SILENT)
+    job_id = commit(pool)
+    mute.said("given")
+    joined(pool, "other", *HONEST)
+
+    mute.kill()
+
+    job = ended(pool, job_id)
+    assert job["result"]["by"] == public_hex(key_of("other"))
+    assert job["attempts"] == 2
+    assert job["receipt"]["verified"]
+    assert balances(pool)[f"worker:{public_hex(key_of('other'))}"] > 0
+
+
+def test_a_worker_that_is_silent_for_its_lease_loses_the_job(pool: Pool) -> None:
+    stopped = joined(pool, "stopped", *SILENT)
+    job_id = commit(pool)
+    stopped.said("given")
+    joined(pool, "other", *HONEST)
+
+    stopped.process.send_signal(signal.SIGSTOP)
+
+    assert ended(pool, job_id)["result"]["by"] == public_hex(key_of("other"))
+    stopped.process.send_signal(signal.SIGCONT)
+    stopped.said("joined")  # and is as good as any again
+
+
+def test_without_another_worker_the_asker_is_told_that_there_is_none(
+    pool: Pool,
+) -> None:
+    mute = joined(pool, "mute", *SILENT)
+    job_id = commit(pool)
+    mute.said("given")
+
+    mute.kill()
+
+    job = ended(pool, job_id)
+    assert job["result"] == {"error": "no_eligible_worker"}
+    assert "no worker is connected" in job["detail"]
+    assert set(balances(pool).values()) == {0}
+
+
+def test_a_job_that_takes_its_workers_down_is_given_up(pool: Pool) -> None:
+    job_id = commit(pool)
+    for number in range(WORKERS_LOST_MAX):
+        victim = pool.signing(f"victim{number}", *SILENT)
+        assert victim.said("given")["job"] == job_id
+        victim.kill()
+
+    job = ended(pool, job_id)
+
+    assert job["result"] == {"error": "worker_disconnected"}
+    assert job["attempts"] == WORKERS_LOST_MAX
+    assert set(balances(pool).values()) == {0}
+
+
+def test_ten_megabytes_go_to_a_worker_and_what_it_says_comes_back(pool: Pool) -> None:
+    joined(pool, "strong", *HONEST)
+
+    job = ended(pool, commit(pool, "é," * (TEN_MEGABYTES // 3)))
+
+    assert job["result"]["size"] == TEN_MEGABYTES // 3 * 2
+    assert job["receipt"]["verified"]
