@@ -64,6 +64,14 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "only_for": [],
             "tokens_per_second": None,
             "cancels": True,
+            "tasks": [],
+            "device": None,
+            "public_key": None,
+            "proven": False,
+            "price": "",
+            "points": 0,
+            "cpu": None,
+            "memory": None,
         }
     ]
 

@@ -51,27 +51,18 @@ class Clients:
         self._chance = Random(seed)
 
     async def request(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        *,
-        data: bytes = b"",
-        **headers: str,
+        self, method: str, path: str, body: object = None, **headers: str
     ) -> tuple[int, bytes]:
         """Return the status of an answer and what it says, however often it takes."""
         named = {name.replace("_", "-"): text for name, text in headers.items()}
         named |= self._headers
         if body is not None:
-            data, named["Content-Type"] = json.dumps(body).encode(), "application/json"
+            named["Content-Type"] = "application/json"
+        data = None if body is None else json.dumps(body).encode()
         while True:
             try:
                 async with self._session.request(
-                    method,
-                    self._url + path,
-                    data=data or None,
-                    headers=named,
-                    timeout=TIMEOUT,
+                    method, self._url + path, data=data, headers=named, timeout=TIMEOUT
                 ) as answer:
                     said = await answer.read()
                     if answer.status < 500:
@@ -152,9 +143,8 @@ class Clients:
             )
             await want(key, make(key))
             await asyncio.sleep(self._chance.uniform(*SOON))
-            if self.history.done and self._chance.random() < READS_AGAIN:
-                earlier = self._chance.choice(list(self.history.done.values()))
-                await self.shown(earlier)
+            if self.history.ends and self._chance.random() < READS_AGAIN:
+                await self.shown(self._chance.choice(list(self.history.ends)))
 
 
 def digest_of_result(said: bytes) -> str:

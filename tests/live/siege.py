@@ -23,8 +23,9 @@ START = 1.0  # seconds that a start takes, at most about
 AFTER = 0.05  # seconds between its last word and its end, at most
 ALIVE = 1.0  # seconds until a worker is worth killing
 CLIENTS = 12
+USERS = 3
 CHATS = 0.1  # the share of jobs that are for a model
-END = 120.0  # seconds for what is open to end, when nobody is killed any more
+END = 60.0  # seconds for what is open to end, when nobody is killed any more
 
 PORTS = range(10_000, 32_768)  # below those that systems give to clients
 SIGNING = {f"plain{number}": () for number in range(3)} | {
@@ -79,8 +80,7 @@ class Siege:
 
     async def run(self, kills: int = KILLS) -> None:
         """Kill so many, at any moment, and then let all jobs come to their end."""
-        port = free_port()
-        self._pool = await asyncio.to_thread(self.programs.serve, port=port)
+        self._pool = await asyncio.to_thread(self.programs.serve, port=free_port())
         for name in [*SIGNING, *JOINING]:
             self._enlist(name)
         for worker in self._workers.values():
@@ -111,7 +111,8 @@ class Siege:
         if chat := self.chance.random() < CHATS:
             payload = {"prompt": "ping", "model": "tiny", "max_tokens": 4, "key": key}
         job_type = "LLM_INFER" if chat else "TASK"
-        return {"job_type": job_type, "payload": payload, "user_id": f"u{len(key) % 3}"}
+        user = f"u{self.chance.randrange(USERS)}"
+        return {"job_type": job_type, "payload": payload, "user_id": user}
 
     def _enlist(self, name: str) -> None:
         self._since[name] = time.monotonic()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from typing import Any
 
 from shoal.cli import api
 from shoal.cli.terminal import shown
@@ -28,6 +29,7 @@ def run(args: argparse.Namespace) -> int:
             worker["id"],
             ", ".join(worker["models"]),
             f"{worker['busy']} of {worker['slots']} busy",
+            _load(worker),
             worker["draining"] or worker["remark"],
         )
         for worker in status["workers"]
@@ -35,9 +37,17 @@ def run(args: argparse.Namespace) -> int:
     if not rows:
         print("no workers yet: run the `shoal join` line that `shoal serve` printed")
         return 0
-    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        line = "  ".join([*cells, row[3]]).replace("\n", "\\n")
+        line = "  ".join([*cells, row[4]]).replace("\n", "\\n")
         print(f"  {shown(line)}".rstrip())
     return 0
+
+
+def _load(worker: dict[str, Any]) -> str:
+    """Return how its machine is, as far as it says so."""
+    said = (("cpu", worker["cpu"]), ("memory", worker["memory"]))
+    return ", ".join(
+        f"{name} {value:.0f}%" for name, value in said if value is not None
+    )

@@ -8,9 +8,12 @@ from aiohttp import web
 import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId
+from shoal.domain.worker import Health
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import json_answer
 from shoal.pool.worker import Worker
+
+UNKNOWN = Health()
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -26,6 +29,14 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     only_for: list[str]  # names of keys; empty: all
     tokens_per_second: float | None  # of one answer, lately
     cancels: bool
+    tasks: list[str]  # names; empty: any, if it does tasks at all
+    device: str | None
+    public_key: str | None  # hexadecimal; null where its wire has none
+    proven: bool  # whether it has shown that it has the other half
+    price: str  # what it would like to be paid, in its own words
+    points: int  # against it; with 3 it gets no work for a day
+    cpu: float | None  # percent of all processors, as it says
+    memory: float | None  # percent, as it says
 
 
 class JobCounts(msgspec.Struct, frozen=True):
@@ -59,13 +70,16 @@ async def _status(gateway: Gateway, request: web.Request) -> web.Response:
             gateway.hub.ready is None,
             gateway.hub.ready or "",
             sorted(gateway.models),
-            [_worker(worker) for worker in pool.workers.values()],
+            [
+                _worker(worker, gateway.hub.healths.get(worker.id, UNKNOWN))
+                for worker in pool.workers.values()
+            ],
             JobCounts(pool.waiting, running),
         )
     )
 
 
-def _worker(worker: Worker) -> WorkerStatus:
+def _worker(worker: Worker, health: Health) -> WorkerStatus:
     offer = worker.offer
     return WorkerStatus(
         worker.id,
@@ -80,4 +94,12 @@ def _worker(worker: Worker) -> WorkerStatus:
         sorted(offer.only_for),
         None if worker.pace is None else round(worker.pace, 1),
         worker.cancels,
+        sorted(offer.tasks),
+        None if offer.device is None else offer.device.value,
+        offer.public_key or None,
+        offer.proven,
+        offer.price,
+        worker.points,
+        health.cpu,
+        health.memory,
     )
