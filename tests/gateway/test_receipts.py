@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.keys import ask, made
-from gateway.providers import SIGNERS, committed, provider
+from gateway.providers import committed, provider
 from gateway.serving import KEY, Pool, serving
+from protocols.dispatch.recorded import SIGNERS
 from protocols.settings import SIGNER
 from shoal.ledger import bundle, growth
 from shoal.ledger.checks import Step
