@@ -32,8 +32,8 @@ SIGNING = {f"plain{number}": () for number in range(3)} | {
     f"ours{number}": ("--slots", "4") for number in range(2)
 }
 """Workers that are not Shoal's, by their seeds; some speak the extension."""
-JOINING = ("dispatch", "grandsage")
-"""The wires of those that are Shoal's."""
+JOINING = {"signs": "dispatch", "streams": "grandsage"}
+"""Those that are Shoal's, and their wires."""
 
 
 def free_port() -> int:
@@ -81,7 +81,7 @@ class Siege:
     async def run(self, kills: int = KILLS) -> None:
         """Kill so many, at any moment, and then let all jobs come to their end."""
         self._pool = await asyncio.to_thread(self.programs.serve, port=free_port())
-        for name in [*SIGNING, *JOINING]:
+        for name in (*SIGNING, *JOINING):
             self._enlist(name)
         for worker in self._workers.values():
             await asyncio.to_thread(worker.said, "joined")
@@ -120,8 +120,8 @@ class Siege:
             worker = self.pool.signing(name, *SIGNING[name])
         else:
             identity = str(self.programs.folder / f"{name}.key")
-            flags = ("--wire", name, "--model", f"tiny={TINY}", "--identity", identity)
-            worker = self.pool.join(name, *flags)
+            wire = ("--wire", JOINING[name], "--identity", identity)
+            worker = self.pool.join(name, *wire, "--model", f"tiny={TINY}")
         self._workers[name] = worker
 
     def _kill_worker(self) -> None:

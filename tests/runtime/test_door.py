@@ -253,6 +253,15 @@ async def test_own_machine_can_always_join_by_a_right_token(door: Door) -> None:
     knock(door, "first", address="127.0.0.1")
 
 
+async def test_who_presents_no_token_does_not_guess(door: Door) -> None:
+    admit = door.admission("wire", "first")
+
+    for _ in range(2 * BARRED_AFTER):
+        with pytest.raises(NotAdmitted):
+            admit(Applicant("", "w", frozenset(), AWAY))
+        door.check(AWAY)
+
+
 async def test_token_that_has_ended_is_no_guess(door: Door) -> None:
     await make(door, expires_at=NOW)
     for _ in range(2 * BARRED_AFTER):

@@ -37,7 +37,7 @@ class WorkerLost:
 class WorkerMarked:
     """A worker did what it should not; with enough points it gets no work for a while.
 
-    ``job_id`` is the job that it was about, which may be forgotten before this is.
+    ``about`` is the job in question, which may be forgotten before this is.
     """
 
     worker_id: WorkerId

@@ -160,10 +160,6 @@ class Books:
         else:
             self._budgets[account] = budget
 
-    def accounts(self) -> Mapping[str, Micros]:
-        """Return all there ever was anything in, by name, with what they have."""
-        return {name: self.balance(name) for name in sorted(self._balances)}
-
     def names(self) -> list[str]:
         """Return the accounts that there ever was anything in, or that are bounded."""
         return sorted(self._balances.keys() | self._budgets.keys())

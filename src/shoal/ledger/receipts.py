@@ -22,6 +22,7 @@ from shoal.ledger.canonical import (
     to_base64,
     whole_text,
 )
+from shoal.ledger.merkle import HASH_SIZE
 
 PREFIX = b"shoal receipt v1\n"
 """Comes before the body in what is signed, so that it can be taken for nothing else.
@@ -34,7 +35,6 @@ VERSION = 1
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-_ROOT_SIZE = 32  # bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def _typed(body: _Body) -> Receipt:
         raise ValueError("worker_key is not 64 hexadecimal digits")
     from_time(body.at)
     root = from_base64(body.checkpoint.root)
-    if len(root) != _ROOT_SIZE or body.checkpoint.size < 0:
+    if len(root) != HASH_SIZE or body.checkpoint.size < 0:
         raise ValueError("checkpoint is none")
     claims = Claims(
         body.job_id,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import Feature, Job, Kind
+from shoal.domain.work import Feature, Job, Kind, Task
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
@@ -47,7 +47,7 @@ class OpenJob:
     model: str = field(init=False)
     characters: int = field(init=False)  # of what the model is to read
     needs: frozenset[Feature] = field(init=False)
-    task: str = field(init=False)
+    task: str = field(init=False)  # its name, if it is one
     trusted: Set[str] | None = None
     """Public keys of the workers that may have it, which may grow; None: any may."""
 
@@ -57,7 +57,7 @@ class OpenJob:
         self.model = self.job.model
         self.characters = len(self.job.work.text)
         self.needs = self.job.work.needs
-        self.task = getattr(self.job.work, "name", "")
+        self.task = self.job.work.name if isinstance(self.job.work, Task) else ""
 
     @property
     def alike(self) -> Alike:

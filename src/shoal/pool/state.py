@@ -97,7 +97,7 @@ class Pool:
         self._open(opened)
 
     def forgive(self, now: float) -> float | None:
-        """Let workers be asked again that refused a job a while ago.
+        """Let workers be asked again that refused a job a while ago, and forget marks.
 
         Returns when to call this next.
         """
@@ -106,9 +106,7 @@ class Pool:
             if job_id in self.jobs:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
         while self.marks and self.marks[0][0] <= now:
-            _, worker_id, points = self.marks.popleft()
-            if worker_id in self.workers:
-                self.workers[worker_id].points -= points
+            self._forget_mark()
         times = [waiting[0][0] for waiting in (self.refusals, self.marks) if waiting]
         return min(times, default=None)
 
@@ -150,7 +148,7 @@ class Pool:
             case WorkerMarked(worker_id, points):
                 self.marks.append((now + MARK_MEMORY, worker_id, points))
                 if len(self.marks) > MARKS_MAX:
-                    self.forgive(self.marks[0][0])
+                    self._forget_mark()
                 if worker_id in self.workers:
                     self.workers[worker_id].points += points
             case WorkerTrusted(owner, user, public_key):
@@ -241,6 +239,11 @@ class Pool:
             isinstance(fact, JobFailed) and fact.cut
         )
         self._take_back(job, cut=cut)
+
+    def _forget_mark(self) -> None:
+        _, worker_id, points = self.marks.popleft()
+        if worker_id in self.workers:
+            self.workers[worker_id].points -= points
 
     def _open(self, job: OpenJob) -> None:
         terms = job.job.terms

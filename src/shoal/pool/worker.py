@@ -30,8 +30,7 @@ class Worker:
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
     points: int = 0  # against it; see ``Pool.marks``
     filed: Level | None = None  # what it stands under in ``Roster.available``
-
-    queues: frozenset[str] = field(init=False)
+    queues: frozenset[str] = field(init=False)  # of the offer, asked for all the time
 
     def __post_init__(self) -> None:
         self.queues = self.offer.queues

@@ -65,9 +65,10 @@ class Door:
                 return Pass()
             if (found := self.book.of(bare)) is not None:
                 return self._admit(found, f"{wire}:{applicant.name}", applicant)
-            # The answer is not kept back as well, for each attempt already takes a
-            # connection of its own.
-            self._failures.failed(applicant.address, self._clock.now())
+            if bare:  # who presents nothing guesses nothing
+                # The answer is not kept back as well, for each attempt already takes a
+                # connection of its own.
+                self._failures.failed(applicant.address, self._clock.now())
             raise NotAdmitted(WRONG_TOKEN)
 
         return admit

@@ -2,15 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from shoal.domain.ids import JobId
 from shoal.ledger.accounts import Transfer
+from shoal.ledger.merkle import Node, Place
 from shoal.ledger.receipts import Claims
 from shoal.store.calls import Call
-
-Node: TypeAlias = tuple[int, int]
-"""A complete subtree of the log: its level from the leaves up, and its place there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Entries:
 
     transfers: Sequence[Transfer] = ()
     receipts: Sequence[Filed] = ()
-    nodes: Sequence[tuple[int, int, bytes]] = ()
+    nodes: Sequence[Node] = ()
     head: Head | None = None
     calls: Sequence[Call] = ()
 
@@ -80,16 +78,19 @@ class LedgerStore(Protocol):
     All methods raise StoreError.
     """
 
-    async def opening(self) -> Opening: ...
+    async def opening(self) -> Opening:
+        """Return what to go on from: all accounts by name, and the newest checkpoint."""
+        ...
 
-    async def nodes(self, wanted: Sequence[Node]) -> dict[Node, bytes]:
-        """Return the hashes of complete subtrees; those that are not there are left
-        out."""
+    async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
+        """Return the hashes of complete nodes; those not there are left out."""
         ...
 
     async def receipts_of(self, job_id: JobId) -> list[Filed]:
-        """Return a job's receipts, the oldest first: one, and one for each that its
-        worker gave later."""
+        """Return a job's receipts, the oldest first.
+
+        There is one, and another if its worker gave its own later.
+        """
         ...
 
     async def recent_receipts(self, owner: str | None, limit: int) -> list[Filed]:
@@ -97,16 +98,11 @@ class LedgerStore(Protocol):
         ...
 
     async def claim(self, reference: str, job_id: JobId, at: float) -> bool:
-        """Note which job a payment is for, unless it is for one; say whether it was
-        noted."""
+        """Note which job a payment is for; say whether it was for none before."""
         ...
 
     async def head(self, size: int | None = None) -> Head | None:
         """Return the checkpoint of that size, or the newest."""
-        ...
-
-    async def accounts(self) -> list[Account]:
-        """Return all accounts by name."""
         ...
 
     async def transfers(self, account: str, limit: int) -> list[Posted]:

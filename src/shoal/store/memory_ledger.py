@@ -6,15 +6,8 @@ from itertools import islice
 
 from shoal.domain.facts import AccountLimited
 from shoal.domain.ids import JobId
-from shoal.store.entries import (
-    Account,
-    Entries,
-    Filed,
-    Head,
-    Node,
-    Opening,
-    Posted,
-)
+from shoal.ledger.merkle import Place
+from shoal.store.entries import Account, Entries, Filed, Head, Opening, Posted
 
 
 class MemoryLedger:
@@ -25,7 +18,7 @@ class MemoryLedger:
         self._accounts: dict[str, Account] = {}
         self._transfers: list[Posted] = []
         self._receipts: list[Filed] = []
-        self._nodes: dict[Node, bytes] = {}
+        self._nodes: dict[Place, bytes] = {}
         self._heads: dict[int, Head] = {}
         self._payments: dict[str, JobId] = {}
 
@@ -37,7 +30,7 @@ class MemoryLedger:
             self._add(transfer.debit, -transfer.amount)
             self._add(transfer.credit, transfer.amount)
         self._receipts += entries.receipts
-        self._nodes |= {(level, place): node for level, place, node in entries.nodes}
+        self._nodes |= {(level, place): hash for level, place, hash in entries.nodes}
         if entries.head is not None:
             self._heads[entries.head.size] = entries.head
 
@@ -49,8 +42,8 @@ class MemoryLedger:
     async def opening(self) -> Opening:
         return Opening(dict(self._accounts), await self.head())
 
-    async def nodes(self, wanted: Sequence[Node]) -> dict[Node, bytes]:
-        return {node: self._nodes[node] for node in wanted if node in self._nodes}
+    async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
+        return {place: self._nodes[place] for place in wanted if place in self._nodes}
 
     async def receipts_of(self, job_id: JobId) -> list[Filed]:
         return [filed for filed in self._receipts if filed.claims.job_id == job_id]
@@ -73,9 +66,6 @@ class MemoryLedger:
         if size is not None:
             return self._heads.get(size)
         return self._heads[max(self._heads)] if self._heads else None
-
-    async def accounts(self) -> list[Account]:
-        return sorted(self._accounts.values(), key=lambda account: account.name)
 
     async def transfers(self, account: str, limit: int) -> list[Posted]:
         found = [

@@ -8,16 +8,9 @@ from shoal.domain.facts import AccountLimited
 from shoal.domain.ids import JobId
 from shoal.domain.money import Micros
 from shoal.ledger.accounts import Transfer
+from shoal.ledger.merkle import Place
 from shoal.ledger.receipts import read
-from shoal.store.entries import (
-    Account,
-    Entries,
-    Filed,
-    Head,
-    Node,
-    Opening,
-    Posted,
-)
+from shoal.store.entries import Account, Entries, Filed, Head, Opening, Posted
 from shoal.store.sqlite_keys import Database
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
@@ -32,17 +25,18 @@ class SqliteLedger:
 
     async def opening(self) -> Opening:
         def opening(sql: sqlite3.Connection) -> Opening:
-            found = {each.name: each for each in _accounts(sql)}
-            return Opening(found, _head(sql, None))
+            rows = sql.execute("SELECT name, balance, budget FROM accounts")
+            accounts = {name: Account(name, *rest) for name, *rest in rows}
+            return Opening(accounts, _head(sql, None))
 
         return await self._database.transact(opening)
 
-    async def nodes(self, wanted: Sequence[Node]) -> dict[Node, bytes]:
+    async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
         query = "SELECT hash FROM tree WHERE level = ? AND position = ?"
 
-        def nodes(sql: sqlite3.Connection) -> dict[Node, bytes]:
-            rows = ((node, sql.execute(query, node).fetchone()) for node in wanted)
-            return {node: row[0] for node, row in rows if row is not None}
+        def nodes(sql: sqlite3.Connection) -> dict[Place, bytes]:
+            rows = ((place, sql.execute(query, place).fetchone()) for place in wanted)
+            return {place: row[0] for place, row in rows if row is not None}
 
         return await self._database.transact(nodes)
 
@@ -65,9 +59,6 @@ class SqliteLedger:
 
     async def head(self, size: int | None = None) -> Head | None:
         return await self._database.transact(lambda sql: _head(sql, size))
-
-    async def accounts(self) -> list[Account]:
-        return await self._database.transact(_accounts)
 
     async def transfers(self, account: str, limit: int) -> list[Posted]:
         # Both ways at once, each by its own index.
@@ -143,11 +134,6 @@ def _write_transfers(
         " ON CONFLICT DO UPDATE SET balance = balance + excluded.balance",
         changes.items(),
     )
-
-
-def _accounts(sql: sqlite3.Connection) -> list[Account]:
-    rows = sql.execute("SELECT name, balance, budget FROM accounts ORDER BY name")
-    return [Account(*row) for row in rows]
 
 
 def _head(sql: sqlite3.Connection, size: int | None) -> Head | None:

@@ -1,1 +1,1 @@
-"""The only places that hold sockets: links for the runtime, and nothing else."""
+"""The only places that hold sockets: what is listened on, dialled and asked."""

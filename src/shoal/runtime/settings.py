@@ -1,0 +1,155 @@
+"""What the settings mean: each is checked, and becomes what it stands for."""
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shoal.config import ServeConfig, X402Config
+from shoal.domain.errors import ConfigError, PaymentsDown
+from shoal.domain.money import Micros, parse_dollars
+from shoal.domain.work import Limits
+from shoal.gateway.moderation import Moderation
+from shoal.gateway.payments import NO_PAYMENTS, Payments
+from shoal.gateway.reach import Reach
+from shoal.ledger.accounts import WHOLE
+from shoal.ledger.prices import PriceList
+from shoal.transports.tls import own_certificate, server_context
+
+NO_X402 = X402Config()
+
+log = logging.getLogger("shoal.app")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A coordinator's settings, as its parts take them.
+
+    ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
+    jobs that are done twice, from 0 to 1; ``certificate`` is in PEM form.
+    """
+
+    tls: ssl.SSLContext | None
+    certificate: str | None
+    limits: Limits
+    moderation: Moderation | None
+    prices: PriceList
+    fee: int
+    spot_checks: float
+    reach: Reach
+
+
+def settings_of(config: ServeConfig) -> Settings:
+    """Return what the settings mean.  Raises ConfigError naming one that is no good."""
+    tls, certificate = _tls(config.tls_cert, config.tls_key)
+    return Settings(
+        tls,
+        certificate,
+        replace(Limits(), queue=config.queue_wait),
+        _moderation(config.moderation),
+        PriceList(
+            _price("--price-fast-inference", config.price_fast_inference),
+            _price("--price-fast-task", config.price_fast_task),
+            _price("--price-cheap-inference", config.price_cheap_inference),
+            _price("--price-cheap-task", config.price_cheap_task),
+        ),
+        _fee(config.fee),
+        _share(config.spot_checks),
+        _reach(config.webhooks),
+    )
+
+
+@asynccontextmanager
+async def collecting(config: X402Config) -> AsyncIterator[Payments]:
+    """Collect payments for the length of the block, if that is wanted.
+
+    A facilitator that cannot be asked is told of, and asked again with each job.
+
+    Raises ConfigError if one is wanted that cannot collect them.
+    """
+    if config == NO_X402:
+        yield NO_PAYMENTS
+        return
+    try:
+        from shoal.gateway.x402_payments import Seller, X402Payments
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--x402-facilitator: payments need the package {error.name}, which is not "
+            "installed: pip install 'shoal[x402]'"
+        ) from error
+    domain = {"name": config.name, "version": config.version} if config.name else {}
+    payments = X402Payments(
+        Seller(
+            config.facilitator,
+            config.pay_to,
+            config.network,
+            config.asset,
+            config.decimals,
+            domain,
+        )
+    )
+    try:
+        try:
+            await payments.prepare()
+        except PaymentsDown as error:
+            log.warning("no job can be paid for yet, so none is taken: %s", error)
+        yield payments
+    finally:
+        await payments.close()
+
+
+# Private parts, in the order in which they are called.
+
+
+def _tls(
+    certificate: Path | None, key: Path | None
+) -> tuple[ssl.SSLContext | None, str | None]:
+    """Return how to speak TLS, and the certificate in PEM form, if it is wanted."""
+    if certificate is None and key is None:
+        return None, None
+    if certificate is None or key is None:
+        given, missing = "--tls-cert", "--tls-key"
+        if certificate is None:
+            given, missing = missing, given
+        raise ConfigError(f"{given} takes {missing} beside it: give both, or neither")
+    return server_context(certificate, key), own_certificate(certificate)
+
+
+def _moderation(file: Path | None) -> Moderation | None:
+    if file is None:
+        return None
+    try:
+        return Moderation(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--moderation {file}: {error}") from error
+
+
+def _price(flag: str, text: str) -> Micros:
+    try:
+        return parse_dollars(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+
+
+def _fee(percent: float) -> int:
+    """Return the pool's share in basis points."""
+    share = round(percent * 100)
+    if not 0 <= share <= WHOLE:
+        raise ConfigError(f"--fee {percent:g}: expected percent, from 0 to 100")
+    return share
+
+
+def _share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--spot-checks {share:g}: expected a share from 0 to 1")
+    return share
+
+
+def _reach(name: str) -> Reach:
+    try:
+        return Reach(name)
+    except ValueError:
+        expected = " or ".join(each.value for each in Reach)
+        raise ConfigError(f"--webhooks {name}: expected {expected}") from None

@@ -1,0 +1,87 @@
+"""The port on which HTTP is served, and the address by which others reach it."""
+
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from shoal.domain.errors import ConfigError
+from shoal.runtime.ports import user_of
+
+BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
+IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
+CLOSE_WITHIN = 1.0  # seconds that requests get to end when the port is closed
+PORT_MAX = 65_535
+
+log = logging.getLogger("shoal.http")
+# Anybody can leave early, or send what is no HTTP: aiohttp would quote it, with the
+# keys in it.
+log.addFilter(
+    lambda record: (
+        not (
+            record.exc_info
+            and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError))
+        )
+    )
+)
+
+
+@asynccontextmanager
+async def listening(
+    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[int]:
+    """Serve ``app`` for the length of the block; gives the port, if that was 0.
+
+    Raises ConfigError if the port or the address cannot be had, naming who has it.
+    """
+    if port > PORT_MAX:
+        raise ConfigError(f"--port {port}: expected at most {PORT_MAX}")
+    # A client that leaves cancels its handler, and with it its job.
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=log,
+        handler_cancellation=True,
+        keepalive_timeout=IDLE_MAX,
+        shutdown_timeout=CLOSE_WITHIN,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as error:
+            user = user_of(port) if error.errno == errno.EADDRINUSE else None
+            why = f"it is used by {user}" if user else error.strerror
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: {why}; "
+                "choose another --port (0 lets the system choose) or --host"
+            ) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def url_of(host: str, port: int, *, secure: bool) -> str:
+    """Return the URL at which other machines find what listens on ``host``."""
+    if host in ("0.0.0.0", "::"):
+        host = _lan_address()
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _lan_address() -> str:
+    """Return the address that other machines reach this one by, as a best guess."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: a datagram socket only looks up the route.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:
+            return "127.0.0.1"
+        address: str = probe.getsockname()[0]
+        return address
