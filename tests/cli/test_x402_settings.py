@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.config import X402Config, check_file, check_x402, load
+from shoal.config import X402Config, check_x402
+from shoal.config.loading import check_file, load
 from shoal.domain.errors import ConfigError
 
 WHOLE = X402Config("https://f.example", "payee", "solana:x", "token")

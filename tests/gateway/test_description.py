@@ -7,7 +7,8 @@ from aiohttp import web
 
 from gateway.serving import Pool, serving
 from shoal.gateway.app import make_app
-from shoal.gateway.description import OPERATIONS, describe
+from shoal.gateway.description import describe
+from shoal.gateway.operations import OPERATIONS
 
 UNDESCRIBED = {("post", "/api/chat")}
 

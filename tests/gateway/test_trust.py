@@ -219,6 +219,27 @@ async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
     assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 
 
+async def test_workers_of_a_key_are_bounded(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trust, "PAIRED_MAX", 1)
+    assert (await claim(pool, await code_of(pool)))[0] == 200
+
+    status, answer = await call(pool, "POST", CREATE, {"user_id": "u2"})
+
+    assert status == 400
+    assert "1 workers are paired with the users of this key" in answer["error"]
+    assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
+
+
+@pytest.mark.parametrize("path", [CREATE, CLAIM])
+async def test_strangers_cannot_have_much_read(pool: Pool, path: str) -> None:
+    status, answer = await call(pool, "POST", path, {"pairing_code": "a" * 5000})
+
+    assert status == 413
+    assert "4096 bytes" in answer["error"]
+
+
 async def test_code_that_is_taken_is_drawn_again(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from live.laws import BALANCED, FIGURES, LAWS, POSTED, VIEWS
 SHOWN_MAX = 5  # offenders named for each law
 RECEIPT = b"shoal receipt v1\n"
 
+NEWEST = "SELECT max(number) FROM facts"
 ACCOUNTS = "SELECT 1 FROM sqlite_schema WHERE name = 'accounts'"
 """What finds nothing in a database that is just being made."""
 
@@ -33,14 +34,16 @@ def left_behind(
     there, and what is not as it was posted.
     """
     found: list[str] = []
-    commits = 0
+    commits, newest = 0, None
     with TemporaryDirectory() as folder:
         file = databases.copied(data, Path(folder) / "found")
         for database in databases.commits(file):
             if database.execute(ACCOUNTS).fetchone() is not None:
-                commits += 1
+                commits, newest = commits + 1, database.execute(NEWEST).fetchone()
                 found += map(str, broken(database, always).items())
         with databases.opened(file) as database:
+            if newest not in (None, database.execute(NEWEST).fetchone()):
+                found.append("the last commit is another one than SQLite finds")
             database.executescript(VIEWS)
             found += map(str, broken(database, {**always, **POSTED}).items())
             kept = dict(database.execute("SELECT size, note FROM checkpoints"))

@@ -125,6 +125,7 @@ FIGURES: Mapping[str, str] = {
         for state in ("done", "failed", "cancelled", "expired")
     },
     "given again": "SELECT count(*) FROM facts WHERE type = 'JobRequeued'",
+    "given to two": "SELECT count(*) FROM facts WHERE type = 'JobHedged'",
     "came late": "SELECT count(*) FROM facts WHERE type = 'CameLate'",
     "receipts": "SELECT count(*) FROM receipts",
     "proved later": """

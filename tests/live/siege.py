@@ -24,15 +24,16 @@ AFTER = 0.05  # seconds between its last word and its end, at most
 ALIVE = 1.0  # seconds until a worker is worth killing
 CLIENTS = 12
 USERS = 3
-CHATS = 0.1  # the share of jobs that are for a model
+CHATS = 0.3  # the share of jobs that are for a model
 END = 60.0  # seconds for what is open to end, when nobody is killed any more
 
 PORTS = range(10_000, 32_768)  # below those that systems give to clients
+FLAGS = ("--hedge-after", "0.004")  # some jobs have two workers at a time
 SIGNING = {f"plain{number}": () for number in range(3)} | {
     f"ours{number}": ("--slots", "4") for number in range(2)
 }
 """Workers that are not Shoal's, by their seeds; some speak the extension."""
-JOINING = {"signs": "dispatch", "streams": "grandsage"}
+JOINING = {"signs": "dispatch", "streams": "grandsage", "hedges": "grandsage"}
 """Those that are Shoal's, and their wires."""
 
 
@@ -80,7 +81,7 @@ class Siege:
 
     async def run(self, kills: int = KILLS) -> None:
         """Kill so many, at any moment, and then let all jobs come to their end."""
-        self._pool = await asyncio.to_thread(self.programs.serve, port=free_port())
+        self._pool = await asyncio.to_thread(self._serve, free_port())
         for name in (*SIGNING, *JOINING):
             self._enlist(name)
         for worker in self._workers.values():
@@ -143,12 +144,15 @@ class Siege:
         self.killed["coordinator"] += 1
         await asyncio.to_thread(self._look)
         while self.chance.random() < STARTING:
-            program = self.programs.start(port=self.pool.port)
+            program = self.programs.start(*FLAGS, port=self.pool.port)
             await asyncio.sleep(self.chance.uniform(0, START))
             program.kill()
             self.killed["coordinator that starts"] += 1
             await asyncio.to_thread(self._look)
-        self._pool = await asyncio.to_thread(self.programs.serve, port=self.pool.port)
+        self._pool = await asyncio.to_thread(self._serve, self.pool.port)
+
+    def _serve(self, port: int) -> Pool:
+        return self.programs.serve(*FLAGS, port=port)
 
     def _look(self) -> None:
         """Look at the database that a killed coordinator has left."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pool.given import CHAT_ONLY, hand_out, job, joined, pool_after
+from pool.given import CHAT_ONLY, chat, hand_out, job, joined, pool_after
 from shoal.domain.errors import (
     CannotDo,
     ContextExceeded,
@@ -11,7 +11,13 @@ from shoal.domain.errors import (
     ShoalError,
     UnknownModel,
 )
-from shoal.domain.facts import JobCompleted, JobSubmitted, WorkerJoined, WorkerLost
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobSubmitted,
+    WorkerJoined,
+    WorkerLost,
+)
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import (
@@ -24,6 +30,7 @@ from shoal.domain.work import (
     Kind,
     Limits,
     Priority,
+    Terms,
     Work,
 )
 from shoal.pool.admit import LOOKED_AT_MAX, RETRY_MAX, hopeless, impossible
@@ -228,6 +235,29 @@ def test_wait_is_short_for_whoever_goes_first(asked: Job) -> None:
     pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
 
     assert hopeless(pool, asked, queue_max=1000) is None
+
+
+def test_jobs_that_are_too_much_to_remember_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.pool.admit.SIZE_MAX", 80)
+    first = job("first", owner="al", prompt="x" * 40)
+    form = Job(JobId("form"), chat(), owner="al", terms=Terms(form="x" * 28))
+    pool = pool_after(JobSubmitted(first), JobSubmitted(form))
+
+    assert hopeless(pool, job("other", owner="bo", prompt="x" * 10), 1000) is None
+    assert reason(hopeless(pool, job("more", owner="al"), 1000)) == (
+        QueueFull,
+        "the open jobs of this key have 70 characters, and this one 2 more; the rest "
+        "of the room is kept for others",
+    )
+    assert reason(hopeless(pool, job("all", owner="bo", prompt="x" * 11), 1000)) == (
+        QueueFull,
+        "the open jobs have 70 characters, and this one 11 more",
+    )
+
+    pool.apply(JobCancelled(form.id, ""), 1.0)
+    assert hopeless(pool, job("more", owner="al"), 1000) is None
 
 
 def test_nobody_knows_how_long_the_first_jobs_take() -> None:

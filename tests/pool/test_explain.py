@@ -20,7 +20,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Chat, Job, Kind, Limit
+from shoal.domain.work import ANY_MODEL, Chat, Job, Kind, Limit, Task
 from shoal.domain.worker import Offer
 from shoal.pool.explain import explain
 
@@ -116,3 +116,13 @@ def test_nothing_that_was_said_is_told() -> None:
     lines = told(JobSubmitted(JOB), JobCompleted(JOB.id, FIRST, Outcome("secret")))
 
     assert not any("secret" in line for line in lines)
+
+
+def test_job_without_a_model_is_told_of_in_words() -> None:
+    task = JobSubmitted(Job(JOB.id, Task("classify")))
+    chat = JobSubmitted(Job(JOB.id, Chat(ANY_MODEL, ())))
+
+    assert told(task, chat) == [
+        "submitted for the task 'classify'",
+        "submitted for any model",
+    ]

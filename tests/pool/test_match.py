@@ -11,7 +11,8 @@ from shoal.domain.facts import (
     WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import ANY_MODEL, Chat, Feature, Job, Kind, Task, Work
+from shoal.domain.worker import Offer
 from shoal.pool.match import (
     LOOKED_AT_MAX,
     NAMED_MAX,
@@ -161,3 +162,21 @@ def test_nobody_is_passed_over_in_an_empty_pool() -> None:
     pool = pool_after(JobSubmitted(job()))
 
     assert passed_over(pool, pool.jobs[J]) == ()
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (Chat("m", ()), "no worker for m: does not have m (1)"),
+        (Chat(ANY_MODEL, ()), "no worker for any model: has no model that chats (1)"),
+        (Task("sum"), "no worker for the task 'sum': does not do the task 'sum' (1)"),
+        (Task(""), "no worker for a task without a name: does not do a task witho"),
+        (Task("x" * 9999), f"no worker for the task '{'x' * 64}': does not do the ta"),
+    ],
+)
+def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
+    offer = Offer(frozenset({Kind.TASK}), tasks=frozenset({"classify"}))
+    wanted = Job(J, work)
+    pool = pool_after(WorkerJoined(W, offer, cancels=True), JobSubmitted(wanted))
+
+    assert refusal(pool, pool.jobs[J]).startswith(said)

@@ -1,5 +1,7 @@
 """What facts do to the pool."""
 
+from dataclasses import replace
+
 import pytest
 
 from pool.given import hand_out, job, joined, leased, pool_after
@@ -14,12 +16,13 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     WorkerLost,
+    WorkerMarked,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Limit
+from shoal.domain.work import Limit, Privacy, Terms
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
-from shoal.pool.state import REFUSAL_PAUSE, Pool
+from shoal.pool.state import MARK_MEMORY, REFUSAL_PAUSE, Pool
 from shoal.pool.worker import Level
 
 J, W = JobId("j"), WorkerId("w")
@@ -143,6 +146,41 @@ def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
     assert hand_out(pool) == []
     assert pool.forgive(7.0 + REFUSAL_PAUSE) is None
     assert hand_out(pool) == [("j", "w")]
+
+
+def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> None:
+    pool = pool_after(joined(), WorkerMarked(W, 2, "", J), WorkerLost(W, ""))
+    pool.apply(joined(), 1.0)
+    assert pool.workers[W].points == 2
+
+    assert pool.forgive(MARK_MEMORY - 1.0) == MARK_MEMORY
+    assert pool.workers[W].points == 2
+
+    assert pool.forgive(MARK_MEMORY) is None
+    assert pool.workers[W].points == 0
+
+
+def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.pool.state.MARKS_MAX", 1)
+    pool = busy_pool(cancels=True)
+    pool.apply(JobRequeued(J, ONE, "busy", refused_by=W), 1.0)
+
+    pool.apply(WorkerMarked(W, 2, "first", J), 1.0)
+    pool.apply(WorkerMarked(W, 1, "second", J), 1.0)
+
+    assert pool.workers[W].points == 1
+    assert hand_out(pool, 1.0) == []  # it still is not asked again so soon
+
+
+def test_users_who_trust_nobody_are_not_remembered() -> None:
+    private = replace(job(), terms=Terms(privacy=Privacy.PRIVATE, user="ada"))
+
+    pool = pool_after(JobSubmitted(private), JobFailed(J, "no_trusted_worker"))
+
+    assert pool.trusted == {}
+    assert pool.sizes == {}
 
 
 def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(

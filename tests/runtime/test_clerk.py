@@ -1,12 +1,21 @@
 """What jobs cost, and what is signed about them."""
 
+import asyncio
 import json
 from dataclasses import replace
 
 import pytest
 
 from protocols.settings import SIGNER
-from runtime.hubs import Client, Coordinator, Member, SlowStore, coordinator, moment
+from runtime.hubs import (
+    Client,
+    Coordinator,
+    Member,
+    SlowStore,
+    coordinator,
+    moment,
+    play,
+)
 from shoal.domain.errors import InsufficientFunds, JobError
 from shoal.domain.facts import (
     CameLate,
@@ -203,6 +212,57 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
         assert later.claims.verdict is Verdict.VALID
         presented = ReceiptPresented(client.job_id, W, Verdict.VALID)
         assert (await its.story(client.job_id))[-1] == presented
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_receipt_is_about_the_answer_that_was_first_of_two(
+    order: tuple[int, int],
+) -> None:
+    signers = (WORKER, OTHER)
+    outputs = (OUTPUT, '{"text":"hi","model":"other"}')
+
+    async def script(its: Coordinator) -> None:
+        workers = [
+            await its.join(str(number), public_key=signer.public_key.hex())
+            for number, signer in enumerate(signers)
+        ]
+        client = await its.ask(terms=PRICED)
+        await asyncio.sleep(6.0)
+        for which in order:
+            signer = signers[which]
+            signed = receipt(client.job_id, outputs[which], signer, signer)
+            workers[which].give(outputs[which], signed)
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        first = order[0]
+        key = signers[first].public_key.hex()
+        assert client.outcome is not None
+        assert client.outcome.output == outputs[first]
+        assert filed.claims.output_hash == hash_of(outputs[first].encode())
+        assert filed.claims.verdict is Verdict.VALID
+        assert filed.claims.worker_receipt == receipt(
+            client.job_id, outputs[first], signers[first], signers[first]
+        )
+        assert its.hub.books.balance(f"worker:{key}") == 10_000
+
+    play(script, hedge_after=5.0)
+
+
+async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+
+        worker.give(OUTPUT)
+        worker.say(Presented(client.job_id, receipt(client.job_id)))
+        worker.say(Presented(client.job_id, receipt(client.job_id, "{}")))
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert its.hub.books.balance("pool:unproven") == 0
 
 
 async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:

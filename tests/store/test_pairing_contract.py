@@ -77,6 +77,8 @@ async def test_partners_are_listed_with_the_time_of_their_first_pairing(
 
     assert partners == [Partner(KEY, 10.0), Partner(OTHER, 20.0)]
     assert await store.pairing.partners("bob", "ada") == []
+    assert await store.pairing.paired("alice") == 3
+    assert await store.pairing.paired("bob") == 0
 
 
 async def test_codes_are_forgotten_some_time_after_they_expired(store: Store) -> None:

@@ -5,7 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from shoal.config import USER_FILE, flag, variable
+from shoal.config.loading import USER_FILE, flag, variable
 
 
 def add_config(

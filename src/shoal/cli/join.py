@@ -17,7 +17,8 @@ from shoal.cli.reporting import reporter, tell_of_others
 from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
 from shoal.cli.whereto import Target, target
-from shoal.config import USER_DATA, JoinConfig, check_file, load
+from shoal.config import USER_DATA, JoinConfig
+from shoal.config.loading import check_file, load
 from shoal.domain.errors import ConfigError
 from shoal.domain.work import Kind
 from shoal.domain.worker import Device, Model

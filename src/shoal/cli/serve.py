@@ -10,7 +10,8 @@ import sys
 from shoal.cli.flags import add_config, add_config_file, given
 from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
-from shoal.config import USER_DATA, ServeConfig, X402Config, check_file, load
+from shoal.config import USER_DATA, ServeConfig, X402Config
+from shoal.config.loading import check_file, load
 from shoal.protocols import discover
 from shoal.runtime.app import Coordinator, coordinator
 

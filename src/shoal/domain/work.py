@@ -156,6 +156,8 @@ Inference: TypeAlias = Chat | Completion | Embedding
 ANY_MODEL = "*"
 """The model of a job for which any will do."""
 
+NAME_SHOWN_MAX = 64  # characters of a task's name, which may be anything
+
 TASKS = "*task"
 """What stands for a model where there is none: tasks wait in one queue."""
 
@@ -199,6 +201,15 @@ WORKS: Mapping[Kind, type[Work]] = {
     Kind.EMBEDDING: Embedding,
     Kind.TASK: Task,
 }
+
+
+def sought(work: Work) -> str:
+    """Say what is looked for in a worker: a model or a task, in words for people."""
+    if isinstance(work, Task):
+        name = work.name[:NAME_SHOWN_MAX]
+        return f"the task {name!r}" if name else "a task without a name"
+    return "any model" if work.model == ANY_MODEL else work.model
+
 
 _PARTS: Mapping[str, Feature] = {
     "image_url": Feature.IMAGES,

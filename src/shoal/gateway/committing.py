@@ -12,6 +12,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Job, Policy, Privacy, Task
 from shoal.gateway.access import OPEN, Caller
 from shoal.gateway.asking import job_of
+from shoal.gateway.body import BODY_MAX
 from shoal.gateway.job_request import read_commit
 from shoal.gateway.jobs import BASE, Enter
 from shoal.gateway.parts import Gateway
@@ -53,14 +54,17 @@ def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
     ]
 
 
-async def body_of(gateway: Gateway, request: web.Request) -> bytes:
+async def body_of(
+    gateway: Gateway, request: web.Request, size_max: int = BODY_MAX
+) -> bytes:
     """Return a body in JSON; of another type it counts as empty, as in the original.
 
     That also keeps web pages out, which send no JSON elsewhere without being let.
+    Raises as ``Bodies.read`` does.
     """
     if request.content_type != BODY_TYPE:
         return b""
-    return await gateway.bodies.read(request)
+    return await gateway.bodies.read(request, size_max)
 
 
 async def _commit(

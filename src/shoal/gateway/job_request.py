@@ -1,6 +1,5 @@
 """A job as it is committed: its body into work, and the terms it is done on."""
 
-import re
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -8,7 +7,12 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.nesting import NESTING_MAX, is_deep, may_be_deep
+from shoal.domain.nesting import (
+    NESTING_MAX,
+    has_more_values,
+    is_deep,
+    may_be_deep,
+)
 from shoal.domain.work import (
     ANY_MODEL,
     JSON,
@@ -90,9 +94,6 @@ _commits = msgspec.json.Decoder(CommitJob)
 _any = msgspec.json.Decoder()
 _user_ids = msgspec.json.Decoder(str | int | float)
 
-# Also one without an end, so that nothing is looked through twice.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
-
 
 def read_commit(
     data: bytes, policy: Policy, prices: PriceList
@@ -162,14 +163,11 @@ def _kind(job_type: Raw) -> Kind:
 
 
 def _read_payload(raw: Raw) -> JSON:
-    data = bytes(raw)
-    # Texts may be long and full of commas, which are no values.
-    if data.count(b",") > VALUES_MAX and (
-        _STRING.sub(b"", data).count(b",") > VALUES_MAX
-    ):
+    text = bytes(raw).decode()
+    if has_more_values(text, VALUES_MAX):
         raise InvalidRequest(f"payload: more than {VALUES_MAX} values", "payload")
     value: JSON = decode_part(_any, raw, "payload", BODY_MAX)
-    if may_be_deep(data.decode()) and is_deep(value):
+    if may_be_deep(text) and is_deep(value):
         raise InvalidRequest(f"payload: nested more than {NESTING_MAX} deep", "payload")
     return value
 

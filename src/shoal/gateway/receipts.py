@@ -26,6 +26,9 @@ from shoal.ledger.outputs import output_of
 from shoal.store.entries import Filed, Head
 
 LISTED_MAX = 1000  # receipts in one answer
+SIZE_MAX = 2**53  # receipts in a log: more than there can be, and fewer than SQL bears
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
 
 class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,8 +40,8 @@ class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class GrowthQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Between which checkpoints, by their sizes; ``to`` is the newest unless given."""
 
-    since: Annotated[int, msgspec.Meta(ge=0)]
-    to: Annotated[int, msgspec.Meta(ge=0)] | msgspec.UnsetType = msgspec.UNSET
+    since: Size
+    to: Size | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReceiptShown(msgspec.Struct, frozen=True):

@@ -24,6 +24,8 @@ from shoal.store.pairing import PairingCode
 CODE_DIGITS = 6  # hexadecimal: few enough to be typed, so guesses must be few
 LIFETIME = 3600.0  # seconds
 WAITING_MAX = 100  # codes of one key that wait to be claimed
+PAIRED_MAX = 10_000  # workers paired with the users of one key: all are kept in memory
+BODY_MAX = 4096  # bytes; claims are heard from anybody
 DRAWS_MAX = 10  # codes drawn until one is new: one of them nearly always is
 
 MISSING_USER = "Missing user_id"
@@ -92,7 +94,7 @@ def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
 
 async def _create(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
     caller = await enter(request, Scope.USE)
-    body = decode(_creates, await body_of(gateway, request) or b"{}")
+    body = decode(_creates, await body_of(gateway, request, BODY_MAX) or b"{}")
     if not isinstance(body.user_id, Raw) or is_nothing(body.user_id, "user_id"):
         raise InvalidRequest(MISSING_USER, "user_id")
     user = read_user(body.user_id)
@@ -103,6 +105,11 @@ async def _create(gateway: Gateway, enter: Enter, request: web.Request) -> web.R
             f"{WAITING_MAX} pairing codes of this key wait to be claimed: use those, "
             "or try again when one has expired",
             int(LIFETIME),
+        )
+    if await gateway.store.pairing.paired(caller.name) >= PAIRED_MAX:
+        raise InvalidRequest(
+            f"{PAIRED_MAX} workers are paired with the users of this key: pair more "
+            "under another key"
         )
     code = await _new_code(gateway, caller.name, user, at + LIFETIME)
     answer = CodeCreated(code.code, to_time(code.expires_at))
@@ -128,7 +135,7 @@ async def _new_code(
 async def _claim(gateway: Gateway, request: web.Request) -> web.Response:
     # No key is asked for: the code is what lets a worker in.
     gateway.access.check_address(request)
-    body = decode(_claims, await body_of(gateway, request) or b"{}")
+    body = decode(_claims, await body_of(gateway, request, BODY_MAX) or b"{}")
     if not body.pairing_code or not body.provider_pubkey:
         raise InvalidRequest(MISSING_CLAIM)
     pairing, at = gateway.store.pairing, gateway.clock.wall()

@@ -14,14 +14,15 @@ from shoal.domain.errors import (
 )
 from shoal.domain.work import Feature, Job
 from shoal.pool.match import refusal
-from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob
+from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob, size_of
 from shoal.pool.roster import NO_MODELS
 from shoal.pool.state import Pool
 
 NAMED_MAX = 5  # models named where none comes near
 NEAR_AMONG = 100  # models that a wrong name is compared with, which takes time
 LOOKED_AT_MAX = 256  # workers asked what they can do
-RESERVE = 8  # an eighth of the queue is kept for owners who have nothing in it
+SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
+RESERVE = 8  # an eighth of both is kept for owners who have little of it
 RETRY_MAX = 60  # seconds: nobody knows the load further ahead
 RETRY_UNKNOWN = 5.0  # seconds that a job takes where none was measured yet
 
@@ -103,6 +104,8 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
             "kept for others",
             soon,
         )
+    if (full := _too_large(pool, job)) is not None:
+        return QueueFull(full, soon)
     queue = pool.queues.get(job.model)
     seconds = pool.speeds.job_seconds.get(job.model)
     if not queue or seconds is None:
@@ -117,6 +120,19 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
         f"{job.limits.queue:g} s that this one may wait ({why})",
         min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
     )
+
+
+def _too_large(pool: Pool, job: Job) -> str | None:
+    """Say why there is no room for what the job has to be remembered with."""
+    size, mine, in_all = size_of(job), pool.sizes[job.owner], pool.sizes.total()
+    if in_all + size > SIZE_MAX:
+        return f"the open jobs have {in_all} characters, and this one {size} more"
+    if mine + size > SIZE_MAX - SIZE_MAX // RESERVE:
+        return (
+            f"the open jobs of this key have {mine} characters, and this one {size} "
+            "more; the rest of the room is kept for others"
+        )
+    return None
 
 
 def unknown(pool: Pool, model: str) -> str:

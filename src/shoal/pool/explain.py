@@ -30,6 +30,7 @@ from shoal.domain.facts import (
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import Verdict
+from shoal.domain.work import sought
 
 
 class Told(Protocol):
@@ -59,7 +60,7 @@ def _lines(fact: Fact) -> Iterator[str]:
     match fact:
         case JobSubmitted(job):
             by = f" by {job.owner}" if job.owner else ""
-            yield f"submitted{by} for {job.model}"
+            yield f"submitted{by} for {sought(job.work)}"
         case JobLeased(_, worker_id, lease, reason, passed_over):
             yield f"given to {worker_id}, attempt {lease}: {reason}"
             for group in passed_over:

@@ -5,7 +5,7 @@ from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import Kind
+from shoal.domain.work import ANY_MODEL, TASKS, Kind, sought
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
 from shoal.pool.worker import Worker
@@ -26,9 +26,9 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
     if job.kind not in offer.kinds:
         return f"does not run {job.kind.value} jobs"
     if job.model not in worker.queues:
-        return f"does not have {job.model}"
+        return _lack(job)
     if offer.tasks and job.kind is Kind.TASK and job.task not in offer.tasks:
-        return f"does not do the task {job.task!r}"
+        return f"does not do {sought(job.job.work)}"
     if job.trusted is not None and offer.public_key not in job.trusted:
         return "is not paired with the asker, and the job is private"
     if job.trusted is not None and not offer.proven:
@@ -79,14 +79,19 @@ def passed_over(
     if (unseen := len(with_model) - LOOKED_AT_MAX) > 0:
         groups.append(PassedOver("not looked at one by one", unseen))
     if others := len(pool.workers) - len(with_model):
-        groups.append(PassedOver(f"does not have {job.model}", others))
+        groups.append(PassedOver(_lack(job), others))
     return tuple(groups)
 
 
 def refusal(pool: Pool, job: OpenJob) -> str:
     """Say in one line why nobody can take ``job`` now."""
     if not pool.workers:
-        return f"no worker for {job.model}: no worker is connected"
+        return f"no worker for {sought(job.job.work)}: no worker is connected"
     groups = passed_over(pool, job)
     reasons = ", ".join(f"{group.reason} ({group.count})" for group in groups)
-    return f"no worker for {job.model}: {reasons}"
+    return f"no worker for {sought(job.job.work)}: {reasons}"
+
+
+def _lack(job: OpenJob) -> str:
+    lacks = {TASKS: "does no tasks", ANY_MODEL: "has no model that chats"}
+    return lacks.get(job.model, f"does not have {job.model}")

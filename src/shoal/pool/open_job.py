@@ -17,6 +17,11 @@ Alike: TypeAlias = tuple[
 ]
 
 
+def size_of(job: Job) -> int:
+    """Return about how much there is to remember of a job, in characters."""
+    return len(job.work.text) + len(job.terms.form)
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """A worker's lease on a job, and since when."""
@@ -46,6 +51,7 @@ class OpenJob:
     kind: Kind = field(init=False)
     model: str = field(init=False)
     characters: int = field(init=False)  # of what the model is to read
+    size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
     task: str = field(init=False)  # its name, if it is one
     trusted: Set[str] | None = None
@@ -56,6 +62,7 @@ class OpenJob:
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
+        self.size = self.characters + len(self.job.terms.form)
         self.needs = self.job.work.needs
         self.task = self.job.work.name if isinstance(self.job.work, Task) else ""
 

@@ -55,6 +55,9 @@ class Pool:
     queued_by: Counter[str] = field(default_factory=Counter)
     """Jobs in all queues, by owner."""
 
+    sizes: Counter[str] = field(default_factory=Counter)
+    """Characters of all jobs, by owner."""
+
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
     """Who refused what, with the time until which it is not asked again."""
 
@@ -228,6 +231,7 @@ class Pool:
         job = self.jobs.pop(fact.job_id)
         job.state = after(job.state, fact)
         assert job.state in ENDED
+        _count_down(self.sizes, job.job.owner, job.size)
         if job.worker_id is None:
             self._unqueue(job)
             return
@@ -249,8 +253,10 @@ class Pool:
         terms = job.job.terms
         if terms.privacy is Privacy.PRIVATE:
             account = (job.job.owner, terms.user)
-            job.trusted = self.trusted.setdefault(account, set())
+            # Without an entry it fails at once, see ``react``: none is made of a name.
+            job.trusted = self.trusted.get(account, frozenset())
         self.jobs[job.job.id] = job
+        self.sizes[job.job.owner] += job.size
         self._queue(job)
 
     def _queue(self, job: OpenJob) -> None:
@@ -315,7 +321,7 @@ class Pool:
         self.roster.file(worker)
 
 
-def _count_down(counts: Counter[str], key: str) -> None:
-    counts[key] -= 1
+def _count_down(counts: Counter[str], key: str, by: int = 1) -> None:
+    counts[key] -= by
     if not counts[key]:
         del counts[key]

@@ -1,7 +1,7 @@
 """Keeps the books: what each job costs whom, and a receipt for each that was done."""
 
 import asyncio
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     ReceiptPresented,
 )
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import ANY_MODEL, Chat, Job
@@ -101,9 +101,10 @@ class Clerk:
         self._fee = fee
         self._aside = aside
         self._draft = _Draft()
-        # Of this batch: what its answers came to, with the worker's receipt, and the
-        # claims of earlier receipts that wait for a worker's.
-        self._outputs: dict[JobId, _Output] = {}
+        # Of this batch: what its answers came to, with the worker's receipt, by lease
+        # for two workers may answer at once; and the claims of earlier receipts that
+        # wait for a worker's.
+        self._outputs: dict[tuple[JobId, LeaseNumber], _Output] = {}
         self._withheld: dict[JobId, Claims] = {}
 
     async def open(self) -> None:
@@ -132,7 +133,7 @@ class Clerk:
         """Look at the receipts in a batch; return what is to be decided about."""
         looks: list[Callable[[], Verdict]] = []
         examined: list[tuple[Stimulus, int | None]] = []
-        for each in mail:
+        for each in _bundled(mail):
             if isinstance(each, Shown):
                 proved, look = await self._shown(each)
                 if proved is None:
@@ -165,7 +166,7 @@ class Clerk:
         output = output_of(job.job.work, answered.outcome)
         digest, public_key = hash_of(output), worker.offer.public_key
         receipt = event.receipt if public_key else None
-        self._outputs[event.job_id] = _Output(digest, receipt)
+        self._outputs[event.job_id, event.lease] = _Output(digest, receipt)
         if not public_key:
             return answered, None
         if receipt is None:
@@ -243,7 +244,7 @@ class Clerk:
                 price = 0
                 self._release(job)
         usage = fact.outcome.usage
-        output = self._outputs.pop(job.id)
+        output = self._outputs.pop((job.id, fact.lease))
         self._draft.claims.append(
             Claims(
                 job_id=job.id,
@@ -289,10 +290,10 @@ class Clerk:
 
     async def entries(self, at: float) -> Entries:
         """Return what is to be stored with the facts that were noted."""
+        self._outputs.clear()
         if not self._draft:
             return NO_ENTRIES
         draft, self._draft = self._draft, _Draft()
-        self._outputs.clear()
         if not draft.claims:
             return Entries(tuple(draft.transfers), calls=tuple(draft.calls))
         if len(draft.claims) > self._aside:
@@ -301,6 +302,30 @@ class Clerk:
             sealed = self._notary.seal(draft.claims, at)
         self._notary.commit(sealed)  # if storing fails, nothing comes after it
         return _entries(draft, sealed, at)
+
+
+def _bundled(mail: Sequence[Mail]) -> Sequence[Mail]:
+    """Put receipts to the answers that they came right behind.
+
+    Nothing is in the store about those yet, so that alone they would be lost.
+    """
+    shown = {
+        (each.worker_id, each.job_id): each.receipt
+        for each in reversed(mail)  # of several the first counts
+        if isinstance(each, Shown)
+    }
+    if not shown:
+        return mail
+    return [_with_receipt(each, shown) for each in mail]
+
+
+def _with_receipt(
+    mail: Mail, shown: Mapping[tuple[WorkerId, JobId], SignedReceipt]
+) -> Mail:
+    if not isinstance(mail, Answered) or not isinstance(mail.event, Completed):
+        return mail
+    receipt = mail.event.receipt or shown.get((mail.worker_id, mail.event.job_id))
+    return replace(mail, event=replace(mail.event, receipt=receipt))
 
 
 def _look(

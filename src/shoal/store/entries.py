@@ -79,7 +79,7 @@ class LedgerStore(Protocol):
     """
 
     async def opening(self) -> Opening:
-        """Return what to go on from: all accounts by name, and the newest checkpoint."""
+        """Return what to go on from: all accounts, and the newest checkpoint."""
         ...
 
     async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
@@ -106,5 +106,8 @@ class LedgerStore(Protocol):
         ...
 
     async def transfers(self, account: str, limit: int) -> list[Posted]:
-        """Return the newest transfers from or to an account, the newest first."""
+        """Return the newest transfers from or to an account, the newest first.
+
+        Those that are long past may not be looked for.
+        """
         ...

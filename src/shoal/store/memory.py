@@ -9,7 +9,6 @@ from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -22,7 +21,6 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
-    ReceiptPresented,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -30,6 +28,7 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.work import Job
 from shoal.pool.lifecycle import ENDED, JobState, after
 from shoal.store.entries import NO_ENTRIES, Entries
 from shoal.store.memory_calls import MemoryCalls
@@ -37,6 +36,8 @@ from shoal.store.memory_keys import MemoryKeys
 from shoal.store.memory_ledger import MemoryLedger
 from shoal.store.memory_pairing import MemoryPairing
 from shoal.store.port import Recorded, StoredJob, Wanted
+
+NO_LEASE = LeaseNumber(0)
 
 
 class MemoryStore:
@@ -63,60 +64,13 @@ class MemoryStore:
     ) -> None:
         for each in earlier:
             await self.append([each.fact], each.at)
-        changed: dict[JobId, StoredJob] = {}
-        told: list[tuple[JobId, Recorded]] = []
-        joined: dict[str, float] = {}
-        marked: list[Recorded] = []
-        trusted: list[WorkerTrusted] = []
-        limited: list[AccountLimited] = []
-        for fact in facts:
-            match fact:
-                case WorkerJoined(offer=offer):
-                    joined |= dict.fromkeys(offer.models, at)
-                    continue
-                case WorkerMarked():
-                    marked.append(Recorded(at, fact))
-                    continue
-                case WorkerTrusted():
-                    trusted.append(fact)
-                    continue
-                case AccountLimited():
-                    limited.append(fact)
-                    continue
-                case WorkerDraining() | WorkerLost() | AccountCredited():
-                    continue
-                case JobSubmitted(job):
-                    if job.id in self._jobs or job.id in changed:
-                        raise StoreError(f"there is a job {job.id} already")
-                    none = LeaseNumber(0)
-                    changed[job.id] = StoredJob(job, JobState.QUEUED, none, at)
-                case CameLate() | ReceiptPresented():
-                    pass
-                case _:
-                    stored = changed.get(fact.job_id) or self._jobs.get(fact.job_id)
-                    if stored is None:
-                        raise StoreError(f"there is no job {fact.job_id}")
-                    changed[fact.job_id] = _after(stored, fact, at)
-            told.append((fact.job_id, Recorded(at, fact)))
+        changed = self._changed(facts, at)
+        # From here on nothing fails: all of it is written, or none was.
         self._jobs |= changed
-        self._models |= joined
-        self._marked += marked
-        for pairing in trusted:
-            self._trusted.setdefault(pairing, at)
-        for limit in limited:
-            self.ledger.limit(limit)
         self.ledger.write(entries, at)
         self.calls.write(entries.calls, at)
         for fact in facts:
-            if isinstance(fact, JobSubmitted) and fact.job.idempotency_key:
-                self._named[fact.job.owner, fact.job.idempotency_key] = fact.job.id
-            elif isinstance(fact, JobCompleted):
-                self.keys.count_usage(changed[fact.job_id].job, fact.outcome, at)
-            elif isinstance(fact, JobCancelled | JobExpired):
-                self.keys.count_usage(changed[fact.job_id].job, fact.written, at)
-        for job_id, recorded in told:
-            if job_id in self._jobs:
-                self._stories.setdefault(job_id, []).append(recorded)
+            self._write(fact, at)
 
     async def open_jobs(self) -> list[StoredJob]:
         return [job for job in self._jobs.values() if job.state not in ENDED]
@@ -174,6 +128,53 @@ class MemoryStore:
 
     async def close(self) -> None:
         pass
+
+    def _changed(self, facts: Sequence[Fact], at: float) -> dict[JobId, StoredJob]:
+        """Return the jobs that facts change, as they are then.
+
+        Raises StoreError for a job that is there already, or is not there.
+        """
+        changed: dict[JobId, StoredJob] = {}
+        for fact in facts:
+            if isinstance(fact, JobSubmitted):
+                job = fact.job
+                if job.id in self._jobs or job.id in changed:
+                    raise StoreError(f"there is a job {job.id} already")
+                changed[job.id] = StoredJob(job, JobState.QUEUED, NO_LEASE, at)
+            elif isinstance(fact, JobFact):
+                stored = changed.get(fact.job_id) or self._jobs.get(fact.job_id)
+                if stored is None:
+                    raise StoreError(f"there is no job {fact.job_id}")
+                changed[fact.job_id] = _after(stored, fact, at)
+        return changed
+
+    def _write(self, fact: Fact, at: float) -> None:
+        """Write what a fact changes beside the state of its job."""
+        match fact:
+            case WorkerJoined(offer=offer):
+                self._models |= dict.fromkeys(offer.models, at)
+            case WorkerMarked():
+                self._marked.append(Recorded(at, fact))
+            case WorkerTrusted():
+                self._trusted.setdefault(fact, at)
+            case AccountLimited():
+                self.ledger.limit(fact)
+            case WorkerDraining() | WorkerLost() | AccountCredited():
+                pass
+            case _:
+                stored = self._jobs.get(fact.job_id)
+                if stored is not None:  # else pruned: nobody could ask for its story
+                    self._tell(stored.job, Recorded(at, fact))
+
+    def _tell(self, job: Job, recorded: Recorded) -> None:
+        fact, at = recorded.fact, recorded.at
+        self._stories.setdefault(job.id, []).append(recorded)
+        if isinstance(fact, JobSubmitted) and job.idempotency_key:
+            self._named[job.owner, job.idempotency_key] = job.id
+        elif isinstance(fact, JobCompleted):
+            self.keys.count_usage(job, fact.outcome, at)
+        elif isinstance(fact, JobCancelled | JobExpired):
+            self.keys.count_usage(job, fact.written, at)
 
     def _owner_of(self, job_id: JobId) -> str | None:
         stored = self._jobs.get(job_id)

@@ -31,6 +31,9 @@ class MemoryPairing:
         codes = self._codes.values()
         return sum(each.owner == owner and _is_free(each, at) for each in codes)
 
+    async def paired(self, owner: str) -> int:
+        return sum(each.owner == owner for each in self._trusted)
+
     async def partners(self, owner: str, user: str) -> list[Partner]:
         return [
             Partner(each.public_key, at)

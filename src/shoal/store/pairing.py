@@ -48,6 +48,10 @@ class PairingStore(Protocol):
         """Return how many codes of an owner can still be claimed."""
         ...
 
+    async def paired(self, owner: str) -> int:
+        """Return how many workers the users of an owner trust, each for each user."""
+        ...
+
     async def partners(self, owner: str, user: str) -> list[Partner]:
         """Return the workers that a user trusts, in the order in which they came."""
         ...

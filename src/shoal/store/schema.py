@@ -86,8 +86,9 @@ MIGRATIONS = (
     ) STRICT, WITHOUT ROWID;
     CREATE INDEX jobs_of_owner ON jobs (owner, submitted_at);
     """,
-    # Amounts are micro-dollars.  The log of receipts is a Merkle tree (RFC 6962): the
-    # leaves are receipts, and ``tree`` has the hashes of complete subtrees.
+    # Amounts are micro-dollars.  The log of receipts is a Merkle tree (RFC 6962): its
+    # leaves are receipts, and ``tree`` has the hashes of complete subtrees, in the
+    # order in which they became so: what only grows at its end is cheap to write.
     """
     ALTER TABLE jobs ADD COLUMN terms TEXT NOT NULL DEFAULT '{}';
     ALTER TABLE jobs ADD COLUMN user TEXT NOT NULL DEFAULT '';
@@ -106,8 +107,6 @@ MIGRATIONS = (
         amount INTEGER NOT NULL CHECK (amount > 0),
         why TEXT NOT NULL
     ) STRICT;
-    CREATE INDEX transfers_from ON transfers (debit);
-    CREATE INDEX transfers_to ON transfers (credit);
     CREATE TABLE receipts (
         leaf INTEGER PRIMARY KEY,
         job_id TEXT NOT NULL,
@@ -117,11 +116,9 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX receipts_of_job ON receipts (job_id);
     CREATE TABLE tree (
-        level INTEGER NOT NULL,
-        position INTEGER NOT NULL,
-        hash BLOB NOT NULL,
-        PRIMARY KEY (level, position)
-    ) STRICT, WITHOUT ROWID;
+        number INTEGER PRIMARY KEY,
+        hash BLOB NOT NULL
+    ) STRICT;
     CREATE TABLE checkpoints (
         size INTEGER PRIMARY KEY,
         root BLOB NOT NULL,

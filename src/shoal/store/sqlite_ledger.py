@@ -14,6 +14,7 @@ from shoal.store.entries import Account, Entries, Filed, Head, Opening, Posted
 from shoal.store.sqlite_keys import Database
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
+TRANSFERS_SEARCHED = 100_000  # the newest ones, when an account is shown
 HEAD = "SELECT size, root, note, at FROM checkpoints"
 
 
@@ -32,11 +33,14 @@ class SqliteLedger:
         return await self._database.transact(opening)
 
     async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
-        query = "SELECT hash FROM tree WHERE level = ? AND position = ?"
+        query = "SELECT hash FROM tree WHERE number = ?"
 
         def nodes(sql: sqlite3.Connection) -> dict[Place, bytes]:
-            rows = ((place, sql.execute(query, place).fetchone()) for place in wanted)
-            return {place: row[0] for place, row in rows if row is not None}
+            found = {
+                place: sql.execute(query, (_number(*place),)).fetchone()
+                for place in wanted
+            }
+            return {place: row[0] for place, row in found.items() if row is not None}
 
         return await self._database.transact(nodes)
 
@@ -61,18 +65,16 @@ class SqliteLedger:
         return await self._database.transact(lambda sql: _head(sql, size))
 
     async def transfers(self, account: str, limit: int) -> list[Posted]:
-        # Both ways at once, each by its own index.
+        # Without an index, which each transfer would have to be put into, twice.
         query = """
-            SELECT number, at, debit, credit, amount, why, job_id FROM (
-                SELECT * FROM (SELECT * FROM transfers WHERE debit = :account
-                               ORDER BY number DESC LIMIT :most)
-                UNION
-                SELECT * FROM (SELECT * FROM transfers WHERE credit = :account
-                               ORDER BY number DESC LIMIT :most)
-            ) ORDER BY number DESC LIMIT :most"""
+            SELECT number, at, debit, credit, amount, why, job_id FROM transfers
+            WHERE number > (SELECT max(number) FROM transfers) - :newest
+              AND (debit = :account OR credit = :account)
+            ORDER BY number DESC LIMIT :most"""
 
         def transfers(sql: sqlite3.Connection) -> list[Posted]:
-            rows = sql.execute(query, {"account": account, "most": limit})
+            values = {"account": account, "most": limit, "newest": TRANSFERS_SEARCHED}
+            rows = sql.execute(query, values)
             return [_posted(row) for row in rows]
 
         return await self._database.transact(transfers)
@@ -97,7 +99,10 @@ def write_entries(sql: sqlite3.Connection, entries: Entries, at: float) -> None:
                 for filed in entries.receipts
             ],
         )
-        sql.executemany("INSERT INTO tree VALUES (?, ?, ?)", entries.nodes)
+        sql.executemany(
+            "INSERT INTO tree VALUES (?, ?)",
+            [(_number(level, place), node) for level, place, node in entries.nodes],
+        )
         sql.execute(
             "INSERT INTO checkpoints VALUES (?, ?, ?, ?)",
             (head.size, head.root, at, head.note),
@@ -134,6 +139,15 @@ def _write_transfers(
         " ON CONFLICT DO UPDATE SET balance = balance + excluded.balance",
         changes.items(),
     )
+
+
+def _number(level: int, position: int) -> int:
+    """Return how many nodes of the log become complete before this one.
+
+    A leaf completes as many nodes above it as its number has ones at its end.
+    """
+    leaf = (position + 1 << level) - 1  # with which it is complete
+    return 2 * leaf - leaf.bit_count() + level
 
 
 def _head(sql: sqlite3.Connection, size: int | None) -> Head | None:

@@ -50,6 +50,14 @@ class SqlitePairing:
 
         return await self._database.transact(count)
 
+    async def paired(self, owner: str) -> int:
+        def count(sql: sqlite3.Connection) -> int:
+            query = "SELECT count(*) FROM trusted WHERE owner = ?"
+            ((paired,),) = sql.execute(query, (owner,))
+            return int(paired)
+
+        return await self._database.transact(count)
+
     async def partners(self, owner: str, user: str) -> list[Partner]:
         def partners(sql: sqlite3.Connection) -> list[Partner]:
             query = """SELECT public_key, paired_at FROM trusted

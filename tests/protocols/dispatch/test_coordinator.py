@@ -46,7 +46,7 @@ from shoal.domain.work import (
 )
 from shoal.domain.worker import Health
 from shoal.protocols.dispatch import PROTOCOL
-from shoal.protocols.dispatch.coordinator import INVALID_MAX
+from shoal.protocols.dispatch.coordinator import FIRST_MAX, INVALID_MAX
 from shoal.protocols.dispatch.held import STRAYS_MAX, UNSIGNED_MAX
 from shoal.protocols.dispatch.javascript import canonical
 from shoal.protocols.session import Close, CoordinatorSession, Data
@@ -483,6 +483,12 @@ def test_before_registering_nothing_is_heard(text: str) -> None:
     assert errors(opened(), text) == ["NOT_REGISTERED"]
 
 
+def test_before_registering_nothing_large_is_even_read() -> None:
+    large = '{"type":"register","capabilities":[' + '"TASK",' * FIRST_MAX + '"TASK"]}'
+
+    assert errors(opened(), large) == ["NOT_REGISTERED"]
+
+
 @settings(max_examples=300)
 @given(data=st.data())
 def test_no_field_whatever_breaks_it(data: st.DataObject) -> None:
@@ -598,6 +604,35 @@ def test_how_an_answer_ended_is_heard_of_ours() -> None:
 
     assert isinstance(end, Completed)
     assert (end.finish_reason, end.usage) == ("length", Usage(1, 2))
+
+
+@pytest.mark.parametrize("rest", [" and on", ""])
+def test_an_answer_that_is_gone_on_with_is_signed_as_a_whole(rest: str) -> None:
+    pair = joined()
+    (run,) = pair.issue_command(replace(RUN, continues="so far\ud800"))
+    assert isinstance(run, RunJob)
+
+    whole = Completed(run.job_id, run.lease, rest=(rest,) if rest else ())
+    (end,) = pair.issue_event(whole)
+
+    assert isinstance(end, Completed)
+    assert end.rest == ((rest,) if rest else ())
+    assert json.loads(end.output)["text"] == f"so far\ufffd{rest}"
+
+
+def test_an_answer_that_begins_otherwise_sends_the_job_to_another() -> None:
+    pair = joined()
+    pair.issue_command(replace(RUN, continues="so far"))
+    output = '{"text":"so fa"}'
+    message = f'{{"type":"job_complete","job_id":"job","output":{output}}}'
+
+    (event,) = (
+        each
+        for each in pair.coordinator.receive([message], NOW)
+        if isinstance(each, Rejected)
+    )
+
+    assert "begins otherwise" in event.reason
 
 
 def test_a_failure_of_ours_says_whose_fault_it_is() -> None:

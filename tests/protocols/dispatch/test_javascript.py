@@ -104,7 +104,7 @@ def test_nesting_has_a_limit() -> None:
     deepest = "[" * NESTING_MAX + "]" * NESTING_MAX
     assert canonical(deepest) == deepest.encode()
 
-    for depth in (NESTING_MAX + 2, 100_000):
+    for depth in (NESTING_MAX + 2, VALUES_MAX // 2):
         with pytest.raises(PeerError, match="nested more deeply than 100 levels"):
             canonical("[" * depth + "]" * depth)
     with pytest.raises(PeerError):

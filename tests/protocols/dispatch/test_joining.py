@@ -149,6 +149,7 @@ def test_what_it_says_decides_what_it_gets(
         ({"provider_pubkey": 5}, "provider_pubkey"),
         ({"provider_pubkey": KEY[:-2]}, "provider_pubkey"),
         ({"provider_pubkey": KEY + "zz"}, "provider_pubkey"),
+        ({"provider_pubkey": KEY + "\n"}, "provider_pubkey"),
         ({"provider_pubkey": "0x" + KEY}, "provider_pubkey"),
         ({"provider_pubkey": "android_seeker_18f"}, "provider_pubkey"),
         ({"provider_type": None}, "provider_type"),

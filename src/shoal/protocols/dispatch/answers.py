@@ -14,7 +14,7 @@ from msgspec import Raw, UnsetType
 from shoal.domain.assembly import CHOICES_MAX, disassemble, fault_in
 from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.nesting import NESTING_MAX, is_deep
+from shoal.domain.nesting import NESTING_MAX, has_more_values, is_deep
 from shoal.domain.outcome import Choice, Outcome, Piece, Usage
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed, Failed
@@ -42,6 +42,7 @@ class Given:
     """A job that a worker was given, as the coordinator remembers it.
 
     ``formed``: who asked takes the output as it is, with or without a text.
+    ``continues`` is what the answer's text begins with, for the asker has it already.
     ``receipt`` came by itself, before the answer.
     """
 
@@ -49,6 +50,7 @@ class Given:
     lease: LeaseNumber
     kind: Kind
     formed: bool
+    continues: str = ""
     receipt: SignedReceipt | None = None
 
 
@@ -90,7 +92,7 @@ def read_answer(
         text = ""
     else:
         said = _said(output)
-        found = _pieces(said, ending if extended else None)
+        found = _pieces(said, ending if extended else None, given.continues)
         if found is None and not given.formed:
             error = said.error if isinstance(said.error, str) else ""
             shown = well_formed(error[:REASON_MAX]) or NO_TEXT
@@ -190,7 +192,7 @@ def _ending(message: JobComplete) -> Ending:
         return Ending()
     raw = bytes(message.shoal)
     try:
-        if raw.count(b",") > LOGPROBS_MAX:
+        if has_more_values(raw.decode(), LOGPROBS_MAX):
             raise PeerError(f"job_complete: shoal: more than {LOGPROBS_MAX} values")
         ending = _endings.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -225,15 +227,20 @@ def _said(output: bytes) -> _Said:
         return _Said(said.get("text"), said.get("error"), said.get("choices"))
 
 
-def _pieces(said: _Said, ending: Ending | None) -> tuple[Piece, ...] | None:
-    """Return the pieces of an output; None if it has no text.
+def _pieces(
+    said: _Said, ending: Ending | None, continues: str
+) -> tuple[Piece, ...] | None:
+    """Return the pieces of an output after those it ``continues``; None without a text.
 
     Without an ``ending`` of ours there is no more to it than text.
     """
     if not isinstance(said.text, str):
         return None
+    text = well_formed(said.text)
+    if not text.startswith(continues):
+        raise PeerError("job_complete: output.text: it begins otherwise than the job")
     if ending is None or said.choices is None:
-        return (well_formed(said.text),) if said.text else ()
+        return (text[len(continues) :],) if len(text) > len(continues) else ()
     try:
         found = msgspec.convert(mended(said.choices), _Choices)
     except msgspec.ValidationError as error:

@@ -2,29 +2,19 @@
 
 from collections.abc import Sequence
 
-from msgspec import Raw, UnsetType
-
 from shoal.domain.errors import PeerError, Unsupported
-from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
-    Completed,
     Dismiss,
     Draining,
     Event,
-    Failed,
     Joined,
-    Presented,
-    Rejected,
     Reported,
     RunJob,
 )
 from shoal.domain.work import Kind
 from shoal.domain.worker import Health
-from shoal.protocols.dispatch.answers import read_answer
-from shoal.protocols.dispatch.extension import Attempt, read_attempt
 from shoal.protocols.dispatch.held import Held
 from shoal.protocols.dispatch.javascript import well_formed, written
 from shoal.protocols.dispatch.jobs import encode_job
@@ -47,7 +37,7 @@ from shoal.protocols.dispatch.messages import (
     decode,
     unknown,
 )
-from shoal.protocols.dispatch.receipts import UNREADABLE, read_submitted
+from shoal.protocols.dispatch.reports import Said, completed, rejected, submitted
 from shoal.protocols.session import (
     Batch,
     Close,
@@ -63,6 +53,7 @@ SILENT = 4008
 POLICY = 1008  # RFC 6455, section 7.4.1
 
 INVALID_MAX = 100  # messages in a row that are no good, until we hang up
+FIRST_MAX = 1 << 20  # characters or bytes of a message before a worker has registered
 REPORT_EVERY = 1.0  # seconds between words about a machine that are passed on
 PLAIN_KINDS = frozenset({Kind.CHAT, Kind.TASK})
 
@@ -145,8 +136,12 @@ class ProviderSession:
         return Send(encode_job(job, extended=extended))
 
     def _take(self, data: Data, now: float) -> Sequence[Event | Output]:
-        message = decode(data)
         provider = self._provider
+        if provider is None and len(data) > FIRST_MAX:
+            # Nobody is known yet for whom so much would be read.
+            text = f"register first: until then a message has {FIRST_MAX} bytes at most"
+            return (self._complain(Complaint(Code.NOT_REGISTERED, text)),)
+        message = decode(data)
         if provider is not None:
             self._heard = now
         if isinstance(message, Complaint):
@@ -162,11 +157,13 @@ class ProviderSession:
             case Heartbeat():
                 return self._beat(message, provider, now)
             case JobComplete():
-                return self._complete(message, provider)
+                extended = provider.extended
+                return self._said(completed(self._held, message, extended=extended))
             case JobReject():
-                return self._reject(message, provider)
+                extended = provider.extended
+                return self._said(rejected(self._held, message, extended=extended))
             case ReceiptSubmit():
-                return self._submit(message)
+                return self._said(submitted(self._held, message))
             case Drain(reason):
                 if not provider.extended:
                     return (self._complain(unknown("drain")),)
@@ -209,75 +206,18 @@ class ProviderSession:
         jobs = None if metrics.active_jobs is None else int(metrics.active_jobs)
         return (acknowledged, Reported(Health(metrics.cpu_pct, metrics.mem_pct, jobs)))
 
-    def _complete(
-        self, message: JobComplete, provider: Provider
-    ) -> Sequence[Event | Output]:
-        attempt = self._attempt(message.shoal, provider)
-        given = self._held.find(message.job_id, attempt.lease)
-        if given is None:
-            strange = self._not_theirs(message.job_id)
-            if not self._held.hears_stray(message.job_id):
-                return (strange,)
-            # Recorded as late: no lease has this number.
-            return (Completed(JobId(message.job_id), LeaseNumber(0)), strange)
-        try:
-            event, odd = read_answer(given, message, extended=provider.extended)
-        except PeerError as error:
-            self._held.end(given, signed=True)
-            rejected = Rejected(given.job_id, given.lease, str(error))
-            return (rejected, _error(Code.INVALID_MESSAGE, str(error)))
-        receipt = event.receipt if isinstance(event, Completed) else None
-        self._held.end(given, signed=receipt is not None)
-        outputs: list[Event | Output] = [event]
-        if receipt is UNREADABLE:
-            text = "job_complete: receipt: it or its signature cannot be read"
-            outputs.append(_error(Code.INVALID_MESSAGE, text))
-        if odd:
-            outputs.append(_error(Code.INVALID_MESSAGE, odd))
-        return outputs
-
-    def _reject(
-        self, message: JobReject, provider: Provider
-    ) -> Sequence[Event | Output]:
-        attempt = self._attempt(message.shoal, provider)
-        given = self._held.find(message.job_id, attempt.lease)
-        if given is None:
-            return (self._not_theirs(message.job_id),)
-        self._held.end(given, signed=True)
-        reason = well_formed(message.reason[:REASON_MAX])
-        if not attempt.failed:
-            return (Rejected(given.job_id, given.lease, reason),)
-        fault = next((f for f in Fault if f.value == attempt.fault), Fault.WORKER)
-        return (Failed(given.job_id, given.lease, reason, fault),)
-
-    def _submit(self, message: ReceiptSubmit) -> Sequence[Event | Output]:
-        try:
-            job_id, receipt = read_submitted(message)
-        except PeerError as error:
-            text = f"receipt_submit: {error}"
-            return (self._complain(Complaint(Code.INVALID_MESSAGE, text)),)
-        given = self._held.find(job_id)
-        if given is not None:
-            given.receipt = receipt  # it goes with the answer
-            return ()
-        if self._held.awaits_receipt(job_id) or self._held.hears_stray(job_id):
-            return (Presented(job_id, receipt),)
-        return (self._not_theirs(job_id),)
-
     def _drain(self, reason: str) -> Sequence[Event | Output]:
         if self._draining:
             return ()  # each one is stored: a flood would fill disks
         self._draining = True
         return (Draining(well_formed(reason[:REASON_MAX])),)
 
-    def _attempt(self, shoal: Raw | UnsetType, provider: Provider) -> Attempt:
-        if isinstance(shoal, UnsetType) or not provider.extended:
-            return Attempt()
-        return read_attempt(bytes(shoal))
-
-    def _not_theirs(self, job_id: str) -> Send:
-        text = f"{ascii(job_id)[1:-1]} is not a job that this connection has"
-        return self._complain(Complaint(Code.NOT_YOUR_JOB, text))
+    def _said(self, said: Said) -> Sequence[Event | Output]:
+        """Turn complaints into messages, which are counted."""
+        return [
+            self._complain(each) if isinstance(each, Complaint) else each
+            for each in said
+        ]
 
     def _decline(self, why: str) -> Sequence[Output]:
         self._invalid += 1

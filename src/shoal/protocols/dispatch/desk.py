@@ -35,15 +35,19 @@ class Desk:
     health: Health | None = None
     refusal: str = ""  # what the coordinator said when it would not have us
 
-    def take(self, wire_id: str, lease: LeaseNumber, kind: Kind) -> JobId | None:
+    def take(
+        self, wire_id: str, lease: LeaseNumber, kind: Kind, continues: str = ""
+    ) -> JobId | None:
         """Note a job; return our name for it, or None if it is at work already.
 
-        Two leases of one job have different names.
+        Two leases of one job have different names.  What an answer ``continues`` is a
+        part of it: signed is the whole.
         """
         job_id = JobId(f"{wire_id}#{lease}" if lease else wire_id)
         if job_id in self.running:
             return None
-        self.running[job_id] = Running(wire_id, lease, kind)
+        begun: list[Piece] = [continues] if continues else []
+        self.running[job_id] = Running(wire_id, lease, kind, begun, len(continues))
         return job_id
 
     def keep(self, message: str) -> None:

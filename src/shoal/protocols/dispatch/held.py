@@ -5,6 +5,7 @@ import re
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import RunJob
 from shoal.protocols.dispatch.answers import Given
+from shoal.protocols.dispatch.javascript import well_formed
 
 _OUR_IDS = re.compile(r"[!-~]+")  # what is recorded is logged, too
 
@@ -23,7 +24,8 @@ class Held:
     def give(self, job: RunJob) -> None:
         """Note that the worker was given a job."""
         formed = bool(job.terms.form)
-        given = Given(job.job_id, job.lease, job.work.kind, formed)
+        continues = well_formed(job.continues)
+        given = Given(job.job_id, job.lease, job.work.kind, formed, continues)
         self._given[job.job_id, job.lease] = given
 
     def find(self, job_id: str, lease: int = 0) -> Given | None:

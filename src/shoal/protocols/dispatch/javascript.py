@@ -13,7 +13,12 @@ from typing import Any
 import msgspec
 
 from shoal.domain.errors import PeerError
-from shoal.domain.nesting import NESTING_MAX, is_deep, may_be_deep
+from shoal.domain.nesting import (
+    NESTING_MAX,
+    has_more_values,
+    is_deep,
+    may_be_deep,
+)
 from shoal.domain.work import JSON
 
 VALUES_MAX = 50_000  # values in one text: they take 50 ms, and texts nearly nothing
@@ -23,9 +28,6 @@ EXACT_DIGITS = 15  # any integer of so many digits is the same as a double
 EXPONENT_FROM = 1e21  # where numbers begin to be written with an exponent
 POINT_FROM = 1e-6  # below it they are, too
 REPR_POINT_FROM = 1e-4  # as POINT_FROM, in Python
-
-# Also one without an end, so that nothing is looked through twice.
-_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 # Halves of a character side by side cannot come from JSON, which makes a whole of them:
 # so they mark what is to be written as a number, in a way that Python would not choose.
@@ -123,7 +125,7 @@ def _read(text: str | bytes, decode: Any) -> Any:
             text = text.decode()
         elif not text.isascii():
             text.encode()  # halves of characters have no place outside of escapes
-        if text.count(",") > VALUES_MAX and _commas(text) > VALUES_MAX:
+        if has_more_values(text, VALUES_MAX):
             raise PeerError(f"more than {VALUES_MAX} values")
         value = decode(text)
     except RecursionError as error:
@@ -133,11 +135,6 @@ def _read(text: str | bytes, decode: Any) -> Any:
     if may_be_deep(text) and is_deep(value):
         raise PeerError(_DEEP)
     return value
-
-
-def _commas(text: str) -> int:
-    """Count the commas between values.  Strings may be long and are full of others."""
-    return _STRING.sub("", text).count(",")
 
 
 def _integer(digits: str) -> JSON:
@@ -156,7 +153,9 @@ def _number(digits: str) -> JSON:
     if size >= REPR_POINT_FROM:
         return number
     if size >= POINT_FROM:
-        return f"{_MARK}{Decimal(repr(number)):f}"
+        digits, _, places = repr(size).replace(".", "").partition("e-")
+        sign = "-" if number < 0 else ""
+        return f"{_MARK}{sign}0.{'0' * (int(places) - 1)}{digits}"
     return _MARK + repr(number).replace("e-0", "e-")
 
 

@@ -29,7 +29,9 @@ REASON_MAX = 1000  # characters of an error or reason that are kept
 SHOWN_MAX = 100  # characters of something unknown that are repeated to who sent it
 
 JobIdText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_MAX)]
-KeyText: TypeAlias = Annotated[str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$")]
+KeyText: TypeAlias = Annotated[  # by the pattern alone, a line feed might follow
+    str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64)
+]
 Lease: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 """Which attempt at a job is meant; 0 where the peer does not say."""
 

@@ -141,7 +141,7 @@ class CoordinatorLink:
             work, lease, continues = decode_job(message, model, extended=self._extended)
         except PeerError as error:
             return self._refuse(message, str(error), now)
-        job_id = desk.take(message.job_id, lease, work.kind)
+        job_id = desk.take(message.job_id, lease, work.kind, continues)
         if job_id is None:
             return (Notice(f"job {message.job_id!a} came twice: one is ignored"),)
         return (RunJob(job_id, LeaseNumber(lease or 1), work, continues),)
