@@ -18,6 +18,14 @@ BODY = json.dumps(body()).encode()
 AUTH = f"Authorization: Bearer {KEY}"
 MODELS = "GET /v1/models HTTP/1.1"
 SIZE = f"Content-Length: {len(BODY)}"
+REGISTER = json.dumps(
+    {
+        "type": "register",
+        "provider_pubkey": "ab" * 32,
+        "provider_type": "DESKTOP",
+        "capabilities": ["TASK"],
+    }
+).encode()
 
 # What cannot be read is answered in the oldest words.
 REFUSED = re.compile(rb"HTTP/\d\.\d 4")
@@ -267,10 +275,18 @@ async def test_an_upgrade_that_is_none_is_a_bad_request(
     assert not pool.hub.pool.workers
 
 
-async def test_an_upgrade_of_the_chat_itself_is_no_chat(pool: Pool) -> None:
+async def test_an_upgrade_of_the_chat_itself_is_a_worker_nobody_knows(
+    pool: Pool,
+) -> None:
+    # Workers of one wire upgrade any path; an API key is no token.
     async with wire(pool) as bare:
         await bare.send(upgrade(CHAT, AUTH))
-        assert (await bare.head()).startswith(b"HTTP/1.1 404 ")
+        assert (await bare.head()).startswith(b"HTTP/1.1 101 ")
+        await bare.send(frame(1, REGISTER) + frame(8, b"\x03\xe8"))
+
+        assert b'"status":"error"' in await bare.rest()
+
+    assert not pool.hub.pool.workers
 
 
 async def test_a_node_may_have_ten_thousand_parameters(pool: Pool) -> None:

@@ -137,6 +137,32 @@ def test_books_go_on_from_what_was_stored() -> None:
     assert books.total() == 0
 
 
+def test_accounts_on_which_nothing_is_left_are_forgotten() -> None:
+    books = Books({WORKER: 0})
+    books.apply(reserve(JOB, CAT, 60))
+    books.apply(release(JOB, CAT, 60))
+
+    assert books.names() == []
+    assert books.standing(ANN) == books.total() == 0
+
+
+def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.ledger.accounts.USERS_MAX", 1)
+    books = Books({})
+    books.apply(reserve(JOB, CAT, 60))
+
+    assert books.refusal(user("ann", "dog"), 1) == (
+        "user:ann has 1 users with something on their accounts, and this would be one "
+        "more: ask for those, or under another key"
+    )
+    assert books.refusal(CAT, 1) is None
+    assert books.refusal(ANN, 1) is None
+    assert books.refusal(user("bo", "dog"), 1) is None
+
+    books.apply(release(JOB, CAT, 60))
+    assert books.refusal(user("ann", "dog"), 1) is None
+
+
 def test_without_a_budget_anything_is_affordable() -> None:
     assert Books({}).refusal(ANN, 10**15) is None
 

@@ -48,6 +48,7 @@ from shoal.domain.work import (
     Kind,
     Limit,
     Limits,
+    Policy,
     Priority,
     Task,
     Terms,
@@ -56,7 +57,14 @@ from shoal.domain.work import (
 from shoal.domain.worker import Device, Offer
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
-from shoal.store.port import Recorded, Store, StoredJob, Wanted
+from shoal.store.port import (
+    NO_WORK,
+    Recorded,
+    Store,
+    StoredJob,
+    Wanted,
+    outline,
+)
 from shoal.store.sqlite import SqliteStore
 
 W = WorkerId("wire:w/m")
@@ -266,6 +274,31 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
     ]
 
 
+async def test_outlines_and_news_leave_out_what_may_be_large(store: Store) -> None:
+    terms = Terms(Policy.CHEAP, user="ada", price=5, form='{"prompt":"hi"}')
+    given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
+    end = JobCompleted(given_in.id, ONE, Outcome("text"))
+    await store.append([JobSubmitted(given_in), leased(), end], 1.0)
+
+    stored = await store.job(given_in.id)
+    told = await store.outline(given_in.id)
+
+    assert stored is not None
+    assert told == outline(stored)
+    assert told is not None
+    assert told.terms == replace(terms, form="")
+    assert await store.recent(Wanted(), 1) == [told]
+    assert await store.outline(JobId("none")) is None
+    assert await store.news(given_in.id, 0) == [
+        Recorded(1.0, JobSubmitted(Job(given_in.id, NO_WORK))),
+        Recorded(1.0, leased()),
+        Recorded(1.0, replace(end, outcome=Outcome(""))),
+    ]
+    assert len(await store.news(given_in.id, 2)) == 1
+    assert await store.news(given_in.id, 3) == []
+    assert await store.news(JobId("none"), 0) == []
+
+
 def named(name: str, owner: str = "al", key: str = "k") -> Job:
     return replace(job(name, owner=owner), idempotency_key=key)
 
@@ -449,7 +482,7 @@ async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
     await store.append([end_of(JobCancelled, "c")], 9.0)
 
     async def found(limit: int = 10, **what: Any) -> list[str]:
-        return [each.job.id for each in await store.recent(Wanted(**what), limit)]
+        return [each.id for each in await store.recent(Wanted(**what), limit)]
 
     assert await found() == ["d", "c", "b", "a"]
     assert await found(limit=1) == ["d"]

@@ -117,12 +117,16 @@ def run(args: argparse.Namespace) -> int:
             f"{killed}, finished by the other.{PLAIN}"
         )
         signing = next(name for name, wire in discover().items() if wire.signs)
-        third = _program(THIRD, [*join, "--name", THIRD, "--wire", signing], folder)
-        stack.enter_context(third)
-        _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
-        job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
-        _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
+        third = [*join, "--name", THIRD, "--wire", signing]
+        with _program(THIRD, third, folder):
+            _show_receipt(ask, text)
     return 0
+
+
+def _show_receipt(ask: argparse.Namespace, text: str) -> None:
+    _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
+    job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
+    _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
 
 
 def _busy(ask: argparse.Namespace) -> str:

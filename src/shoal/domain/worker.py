@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from shoal.domain.work import ANY_MODEL, TASKS, Feature, Kind
 
@@ -67,9 +68,15 @@ class Offer:
     @property
     def queues(self) -> frozenset[str]:
         """The models under which it is looked for, with what stands for others."""
-        beyond = set()
-        if Kind.TASK in self.kinds:
-            beyond.add(TASKS)
-        if self.models and not CHATS.isdisjoint(self.kinds):
-            beyond.add(ANY_MODEL)
-        return self.models | beyond
+        return _queues(self.models, self.kinds)
+
+
+# One set for all workers that are alike: thousands may be there.
+@lru_cache(1024)
+def _queues(models: frozenset[str], kinds: frozenset[Kind]) -> frozenset[str]:
+    beyond = set()
+    if Kind.TASK in kinds:
+        beyond.add(TASKS)
+    if models and not CHATS.isdisjoint(kinds):
+        beyond.add(ANY_MODEL)
+    return models | beyond

@@ -16,7 +16,7 @@ from shoal.gateway.respond import json_answer
 from shoal.gateway.webhooks import progress
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
-from shoal.store.port import StoredJob, Wanted
+from shoal.store.port import Outline, StoredJob, Wanted, outline
 
 LISTED_MAX = 1000
 
@@ -110,7 +110,7 @@ async def _show(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
     return json_answer(
-        JobDetail(**msgspec.structs.asdict(_summary(stored)), outcome=outcome)
+        JobDetail(**msgspec.structs.asdict(_summary(outline(stored))), outcome=outcome)
     )
 
 
@@ -148,19 +148,18 @@ async def _stored(gateway: Gateway, request: web.Request, needed: Scope) -> Stor
     return stored
 
 
-def _summary(stored: StoredJob) -> JobSummary:
-    job = stored.job
+def _summary(job: Outline) -> JobSummary:
     return JobSummary(
         job.id,
-        stored.state.value,
+        job.state.value,
         job.kind.value,
         job.model,
         job.owner,
         job.priority.name.lower(),
-        stored.lease,
-        stored.submitted_at,
-        stored.ended_at,
-        stored.error,
+        job.lease,
+        job.submitted_at,
+        job.ended_at,
+        job.error,
     )
 
 

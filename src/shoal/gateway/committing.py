@@ -1,6 +1,5 @@
 """Jobs as they are committed over HTTP: accepted, and paid for where that is asked."""
 
-from collections.abc import Mapping
 from functools import partial
 
 import msgspec
@@ -20,6 +19,7 @@ from shoal.gateway.paying import alone, pay, to_the_end
 from shoal.gateway.payments import NO_PAYMENTS
 from shoal.gateway.problems import problem
 from shoal.gateway.record import record_of
+from shoal.gateway.respond import json_answer
 from shoal.pool.react import NO_TRUSTED_WORKER
 
 COMMIT = f"{BASE}/commit/{{tier}}"
@@ -88,12 +88,14 @@ async def _commit(
     except PaymentDue as error:
         record_of(request).error = problem(error).code
         # Its clients read the header; the original's body is empty as well.
-        return _json(402, NOTHING, error.headers)
+        answer = json_answer(NOTHING, 402)
+        answer.headers.update(error.headers)
+        return answer
     if terms.privacy is Privacy.PRIVATE:
         stored = await gateway.store.job(job_id)
         if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
-            return _json(422, Untrusted(job_id=job_id))
-    return _json(201, Committed(job_id))
+            return json_answer(Untrusted(job_id=job_id), 422)
+    return json_answer(Committed(job_id), 201)
 
 
 async def _accepted(
@@ -120,14 +122,3 @@ def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
             "Bearer KEY`",
             "webhook",
         )
-
-
-def _json(
-    status: int, value: msgspec.Struct, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    return web.Response(
-        status=status,
-        body=msgspec.json.encode(value),
-        content_type=BODY_TYPE,
-        headers=headers,
-    )

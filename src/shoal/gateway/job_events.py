@@ -41,7 +41,7 @@ from shoal.domain.ids import JobId
 from shoal.gateway import problems
 from shoal.gateway.access import Caller
 from shoal.gateway.job_shown import error_word
-from shoal.gateway.jobs import BASE, Enter, owned
+from shoal.gateway.jobs import BASE, Enter, check_owned
 from shoal.gateway.parts import Gateway
 from shoal.gateway.query import job_in
 from shoal.gateway.record import record_of
@@ -71,6 +71,15 @@ class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     detail: str = ""
     verdict: str = ""  # on the worker's receipt
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """How far a client has come in a job's story, and whether the job has ended."""
+
+    job_id: JobId
+    seen: int  # facts
+    ended: bool
 
 
 @dataclass(slots=True)
@@ -117,17 +126,19 @@ async def _events(
 ) -> web.StreamResponse:
     caller = await enter(request, Scope.READ)
     job_id = job_in(request)
-    await owned(gateway, job_id, caller)
+    await check_owned(gateway, job_id, caller)
     record_of(request).job_id = job_id
     seen = _last_seen(request)
     with listeners.listening(job_id) as signal:
-        story = await gateway.store.story(job_id)
-        if _has_ended(story) and seen >= len(story):
+        story = await gateway.store.news(job_id, 0)
+        ended = _has_ended(story)
+        if ended and seen >= len(story):
             # By this a browser knows that there is no point in coming back.
             return web.Response(status=204)
         response = web.StreamResponse(headers=SSE)
         await response.prepare(request)
-        news = _news(gateway, caller, job_id, min(seen, len(story)), signal)
+        place = _Place(job_id, min(seen, len(story)), ended)
+        news = _news(gateway, caller, place, signal)
         try:
             async with aclosing(news):
                 async for text in news:
@@ -142,19 +153,19 @@ async def _events(
 
 
 async def _news(
-    gateway: Gateway, caller: Caller, job_id: JobId, seen: int, signal: asyncio.Event
+    gateway: Gateway, caller: Caller, place: _Place, signal: asyncio.Event
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the job's story from its place ``seen`` on, until the job has ended."""
+    """Yield the job's story from that place on, until the job has ended."""
+    job_id, seen = place.job_id, place.seen
     woken = False
     while True:
         signal.clear()
         gateway.access.check(caller)  # who may have been shut out while this waited
-        story = await gateway.store.story(job_id)
-        new = story[seen:]
+        new = await gateway.store.news(job_id, seen)
         told = [_event(job_id, seen + n, each) for n, each in enumerate(new, start=1)]
         if text := b"".join(told):
             yield text
-        if _has_ended(story):
+        if place.ended or _has_ended(new):
             return
         seen += len(new)
         # Some facts are told of a little before they are stored.

@@ -18,7 +18,7 @@ from shoal.ledger.outputs import output_of
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.react import NO_TRUSTED_WORKER
 from shoal.store.entries import Filed
-from shoal.store.port import Store, StoredJob
+from shoal.store.port import Outline, Store, StoredJob, outline
 
 Status: TypeAlias = Literal["pending", "assigned", "completed", "failed"]
 
@@ -106,7 +106,7 @@ async def show(store: Store, stored: StoredJob, *, withheld: bool = False) -> by
     """
     filed: Sequence[Filed] = ()
     result = NULL
-    fields = msgspec.structs.asdict(listed(stored))
+    fields = msgspec.structs.asdict(listed(outline(stored)))
     if stored.outcome is not None:
         filed = await store.ledger.receipts_of(stored.job.id)
         result = Raw(_result(stored.job.work, stored.outcome))
@@ -125,22 +125,22 @@ async def show(store: Store, stored: StoredJob, *, withheld: bool = False) -> by
     return msgspec.json.encode(shown)
 
 
-def listed(stored: StoredJob) -> JobListed:
+def listed(job: Outline) -> JobListed:
     """Return what of a job stands in a list."""
-    terms = stored.job.terms
-    done = stored.ended_at if stored.state is JobState.DONE else None
+    terms = job.terms
+    done = job.ended_at if job.state is JobState.DONE else None
     return JobListed(
-        stored.job.id,
-        STATUSES[stored.state],
-        to_seconds(stored.submitted_at),
+        job.id,
+        STATUSES[job.state],
+        to_seconds(job.submitted_at),
         None if done is None else to_seconds(done),
-        JOB_TYPES[stored.job.kind],
+        JOB_TYPES[job.kind],
         terms.user,
         terms.policy.name,
         terms.privacy.name,
         dollars(terms.price),
-        stored.lease,
-        _detail(stored),
+        job.lease,
+        _detail(job.error),
     )
 
 
@@ -188,11 +188,11 @@ def _why(stored: StoredJob, story: Sequence[Fact]) -> str:
     for fact in reversed(story):
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
             return error_word(fact)
-    return _detail(stored) or stored.state.value  # its story was just pruned
+    return _detail(stored.error) or stored.state.value  # its story was just pruned
 
 
-def _detail(stored: StoredJob) -> str | None:
-    return None if stored.error is None else well_formed(stored.error)
+def _detail(error: str | None) -> str | None:
+    return None if error is None else well_formed(error)
 
 
 def _receipt(filed: Sequence[Filed]) -> Raw:

@@ -82,7 +82,15 @@ def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
     ]
 
 
-async def owned(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
+async def check_owned(gateway: Gateway, job_id: JobId, caller: Caller) -> None:
+    """Raise NotFound if it is no job that the caller may see."""
+    found = await gateway.store.outline(job_id)
+    mine = found is not None and found.owner == caller.name
+    if found is None or not (mine or caller.may(Scope.ADMIN)):
+        raise NotFound(NOT_FOUND)
+
+
+async def _owned(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
     """Return a job that the caller may see.  Raises NotFound."""
     stored = await gateway.store.job(job_id)
     mine = stored is not None and stored.job.owner == caller.name
@@ -95,12 +103,12 @@ async def _show(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
     caller = await enter(request, Scope.READ)
     query = read_query(request, ShowQuery)
     job_id = job_in(request)
-    stored = await owned(gateway, job_id, caller)
+    stored = await _owned(gateway, job_id, caller)
     record_of(request).job_id = job_id
     if query.wait and stored.state not in ENDED:
         await _ended(gateway, job_id, query.wait)
         gateway.access.check(caller)  # who may have been shut out while this waited
-        stored = await owned(gateway, job_id, caller)
+        stored = await _owned(gateway, job_id, caller)
     return await _shown(gateway, stored)
 
 
@@ -140,7 +148,7 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
     before = JobId(query.before) if query.before else None
     if before is not None:
         try:
-            await owned(gateway, before, caller)
+            await check_owned(gateway, before, caller)
         except NotFound:
             text = f"before: there is no job {before}: it never was, or was pruned"
             raise InvalidRequest(text, "before") from None
@@ -156,18 +164,18 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
     stored = await gateway.store.recent(wanted, query.limit)
     more = len(stored) == query.limit
     return json_answer(
-        JobPage([listed(each) for each in stored], stored[-1].job.id if more else None)
+        JobPage([listed(each) for each in stored], stored[-1].id if more else None)
     )
 
 
 async def _cancel(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
     caller = await enter(request, Scope.USE)
     job_id = job_in(request)
-    stored = await owned(gateway, job_id, caller)
+    stored = await _owned(gateway, job_id, caller)
     record_of(request).job_id = job_id
     if stored.state not in ENDED:
         await gateway.hub.tell(Withdrawn(job_id, BY_OWNER))
-        stored = await owned(gateway, job_id, caller)
+        stored = await _owned(gateway, job_id, caller)
         if stored.state is JobState.CANCELLED:
             return await _shown(gateway, stored)
     raise AlreadyEnded(

@@ -15,7 +15,7 @@ from shoal.gateway.job_request import USER_MAX, UserId, is_nothing, read_user
 from shoal.gateway.job_shown import to_seconds
 from shoal.gateway.jobs import Enter
 from shoal.gateway.parts import Gateway
-from shoal.gateway.respond import NO_STORE, json_answer
+from shoal.gateway.respond import json_answer
 from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import is_sound, public_key_of
 from shoal.pool.stimuli import Paired
@@ -113,12 +113,7 @@ async def _create(gateway: Gateway, enter: Enter, request: web.Request) -> web.R
         )
     code = await _new_code(gateway, caller.name, user, at + LIFETIME)
     answer = CodeCreated(code.code, to_time(code.expires_at))
-    return web.Response(
-        status=201,
-        body=msgspec.json.encode(answer),
-        content_type="application/json",
-        headers=NO_STORE,
-    )
+    return json_answer(answer, 201, secret=True)
 
 
 async def _new_code(

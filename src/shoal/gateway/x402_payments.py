@@ -72,8 +72,7 @@ class Seller:
     extra: Mapping[str, str] = field(default_factory=dict)
 
     def amount(self, price: int) -> str:
-        """Return a price in micro-dollars as the smallest units of the asset, which
-        are rounded up."""
+        """Return a price in micro-dollars as units of the asset, rounded up."""
         if self.decimals >= MICROS:
             return str(price * 10 ** (self.decimals - MICROS))
         return str(-(-price // 10 ** (MICROS - self.decimals)))

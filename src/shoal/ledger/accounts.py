@@ -5,6 +5,7 @@ From there it goes to the worker and the pool's fees, or back; or to ``pool:unpr
 until the worker has proved that the work was its own.  Amounts are micro-dollars.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
@@ -22,6 +23,7 @@ _USER = "user:"
 _WORKER = "worker:"
 
 WHOLE = 10_000  # basis points
+USERS_MAX = 100_000  # sub-accounts of a key with something on them: all are in memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,7 @@ def _moved(
 class Books:
     """What every account has, and how far below zero it may go.
 
+    Accounts on which there is nothing take no room, whatever went through them.
     A key's budget bounds the sum of its account and all its sub-accounts; a sub-account
     may have one of its own as well, and is bound by both.  Without, there is no bound.
     Budgets bind what is asked, not what is applied: they may change meanwhile.
@@ -137,12 +140,13 @@ class Books:
     ) -> None:
         self._balances: dict[str, int] = {}
         self._subs: dict[str, int] = {}  # what the sub-accounts of a key have in all
+        self._users: Counter[str] = Counter()  # how many those are
         self._budgets = dict(budgets or {})
         for account, balance in balances.items():
             self._post(account, balance)
 
     def balance(self, account: str) -> Micros:
-        """Return what an account has; nothing, if there was never anything."""
+        """Return what an account has."""
         return Micros(self._balances.get(account, 0))
 
     def standing(self, account: str) -> Micros:
@@ -161,7 +165,7 @@ class Books:
             self._budgets[account] = budget
 
     def names(self) -> list[str]:
-        """Return the accounts that there ever was anything in, or that are bounded."""
+        """Return the accounts that have or owe something, or that are bounded."""
         return sorted(self._balances.keys() | self._budgets.keys())
 
     def total(self) -> int:
@@ -181,7 +185,13 @@ class Books:
         """
         if price <= 0:
             return None
-        for account in (payer, parent(payer)):
+        key = parent(payer)
+        if key and payer not in self._balances and self._users[key] >= USERS_MAX:
+            return (
+                f"{key} has {USERS_MAX} users with something on their accounts, and "
+                "this would be one more: ask for those, or under another key"
+            )
+        for account in (payer, key):
             if account is None or (budget := self._budgets.get(account)) is None:
                 continue
             left = self.standing(account) + budget
@@ -193,6 +203,14 @@ class Books:
         return None
 
     def _post(self, account: str, amount: int) -> None:
-        self._balances[account] = self._balances.get(account, 0) + amount
+        known = account in self._balances
+        _add(self._balances, account, amount)
         if (key := parent(account)) is not None:
-            self._subs[key] = self._subs.get(key, 0) + amount
+            _add(self._subs, key, amount)
+            _add(self._users, key, (account in self._balances) - known)
+
+
+def _add(to: dict[str, int], name: str, amount: int) -> None:
+    """Add to what stands under a name; what comes to nothing is forgotten."""
+    if there := to.pop(name, 0) + amount:
+        to[name] = there

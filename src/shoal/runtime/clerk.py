@@ -79,7 +79,7 @@ class Clerk:
     next; the log only when ``entries`` are in the store.
 
     Args:
-        fee: what the pool keeps of a price, in hundredths of a percent.
+        fee: what the pool keeps of a price, in basis points.
         aside: how many signatures of a batch are made or checked in this thread; a
             batch with more has another one.
     """
@@ -166,7 +166,8 @@ class Clerk:
         output = output_of(job.job.work, answered.outcome)
         digest, public_key = hash_of(output), worker.offer.public_key
         receipt = event.receipt if public_key else None
-        self._outputs[event.job_id, event.lease] = _Output(digest, receipt)
+        # Of a worker that answers twice, the first word counts.
+        self._outputs.setdefault((job.job.id, event.lease), _Output(digest, receipt))
         if not public_key:
             return answered, None
         if receipt is None:

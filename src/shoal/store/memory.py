@@ -35,7 +35,14 @@ from shoal.store.memory_calls import MemoryCalls
 from shoal.store.memory_keys import MemoryKeys
 from shoal.store.memory_ledger import MemoryLedger
 from shoal.store.memory_pairing import MemoryPairing
-from shoal.store.port import Recorded, StoredJob, Wanted
+from shoal.store.port import (
+    Outline,
+    Recorded,
+    StoredJob,
+    Wanted,
+    outline,
+    without_matter,
+)
 
 NO_LEASE = LeaseNumber(0)
 
@@ -78,13 +85,17 @@ class MemoryStore:
     async def job(self, job_id: JobId) -> StoredJob | None:
         return self._jobs.get(job_id)
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+    async def outline(self, job_id: JobId) -> Outline | None:
+        stored = self._jobs.get(job_id)
+        return None if stored is None else outline(stored)
+
+    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
         newest = iter(reversed(self._jobs.values()))
         if wanted.before is not None:
             newest = dropwhile(lambda each: each.job.id != wanted.before, newest)
             next(newest, None)
         found = (
-            stored
+            outline(stored)
             for stored in newest
             if wanted.owner in (None, stored.job.owner)
             and (not wanted.states or stored.state in wanted.states)
@@ -99,6 +110,12 @@ class MemoryStore:
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         return list(self._stories.get(job_id, ()))
+
+    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+        return [
+            replace(each, fact=without_matter(each.fact))
+            for each in self._stories.get(job_id, ())[after:]
+        ]
 
     async def trusted(self) -> list[WorkerTrusted]:
         return list(self._trusted)

@@ -40,8 +40,7 @@ class PairingStore(Protocol):
     async def find(self, code: str) -> PairingCode | None: ...
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
-        """Note who has claimed a code, if nobody had and it is good until after then;
-        say whether it was."""
+        """Note who has claimed a code; say whether it could be claimed at that time."""
         ...
 
     async def waiting(self, owner: str, at: float) -> int:

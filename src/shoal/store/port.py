@@ -1,18 +1,21 @@
 """What the runtime needs from a database."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from shoal.domain.credentials import JoinToken, Key, Used
-from shoal.domain.facts import Fact, WorkerTrusted
+from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Job, Kind
+from shoal.domain.work import Job, Kind, Priority, Task, Terms
 from shoal.pool.lifecycle import JobState
 from shoal.store.calls import CallStore
 from shoal.store.entries import NO_ENTRIES, Entries, LedgerStore
 from shoal.store.pairing import PairingStore
+
+NO_WORK = Task("")
+"""Stands for the work of a job where that is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +32,57 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
+class Outline:
+    """A stored job without what may be large: its work, ``terms.form``, its outcome."""
+
+    id: JobId
+    kind: Kind
+    model: str
+    owner: str
+    priority: Priority
+    terms: Terms
+    state: JobState
+    lease: LeaseNumber
+    submitted_at: float
+    ended_at: float | None
+    error: str | None
+
+
+def outline(stored: StoredJob) -> Outline:
+    """Return what is left of a job without what may be large."""
+    job = stored.job
+    return Outline(
+        job.id,
+        job.kind,
+        job.model,
+        job.owner,
+        job.priority,
+        replace(job.terms, form=""),
+        stored.state,
+        stored.lease,
+        stored.submitted_at,
+        stored.ended_at,
+        stored.error,
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """A fact and when it was recorded, in Unix seconds."""
 
     at: float
     fact: Fact
+
+
+def without_matter(fact: Fact) -> Fact:
+    """Return a fact without what its job is about."""
+    match fact:
+        case JobSubmitted(job):
+            return JobSubmitted(Job(job.id, NO_WORK))
+        case JobCompleted():
+            return replace(fact, outcome=Outcome(""))
+        case _:
+            return fact
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +130,9 @@ class Store(Protocol):
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+    async def outline(self, job_id: JobId) -> Outline | None: ...
+
+    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
         """Return the jobs submitted last that are ``wanted``, the newest first."""
         ...
 
@@ -91,6 +142,13 @@ class Store(Protocol):
 
     async def story(self, job_id: JobId) -> list[Recorded]:
         """Return what happened to a job, in order."""
+        ...
+
+    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+        """Return what happened to a job after so much that did, in order.
+
+        What it is about is left out: the work, in ``JobSubmitted``, and the outcome.
+        """
         ...
 
     async def trusted(self) -> list[WorkerTrusted]:

@@ -15,11 +15,11 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job, Priority
+from shoal.domain.work import Job, Kind, Priority
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.entries import NO_ENTRIES, Entries
-from shoal.store.port import Recorded, StoredJob, Wanted
+from shoal.store.port import NO_WORK, Outline, Recorded, StoredJob, Wanted
 from shoal.store.schema import migrate
 from shoal.store.sqlite_calls import SqliteCalls, write_calls
 from shoal.store.sqlite_facts import write_facts
@@ -34,6 +34,10 @@ LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
                 lease, outcome, error, submitted_at, ended_at FROM jobs"""
+
+
+OUTLINE = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form'),
+                    state, lease, submitted_at, ended_at, error FROM jobs"""
 
 
 class SqliteStore:
@@ -75,7 +79,14 @@ class SqliteStore:
 
         return await self._run(read)
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[StoredJob]:
+    async def outline(self, job_id: JobId) -> Outline | None:
+        def read() -> Outline | None:
+            row = self._sql(f"{OUTLINE} WHERE id = ?", job_id).fetchone()
+            return None if row is None else _outline(row)
+
+        return await self._run(read)
+
+    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
         asked = {
             "owner = ?": wanted.owner,
             "user = ?": wanted.user,
@@ -87,9 +98,11 @@ class SqliteStore:
             states = json.dumps([state.value for state in wanted.states])
             given["state IN (SELECT value FROM json_each(?))"] = states
         where = " AND ".join(given) or "TRUE"
-        query = f"{JOB} WHERE {where} ORDER BY rowid DESC LIMIT ?"
+        query = f"{OUTLINE} WHERE {where} ORDER BY rowid DESC LIMIT ?"
         values = (*given.values(), limit)
-        return await self._run(lambda: [_job(row) for row in self._sql(query, *values)])
+        return await self._run(
+            lambda: [_outline(row) for row in self._sql(query, *values)]
+        )
 
     async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
         def read() -> StoredJob | None:
@@ -112,6 +125,17 @@ class SqliteStore:
             ]
 
         return await self._run(read)
+
+    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+        query = """SELECT at, type, body FROM facts WHERE job_id = ?
+                   ORDER BY number LIMIT -1 OFFSET ?"""
+        job = Job(job_id, NO_WORK)
+        return await self._run(
+            lambda: [
+                Recorded(at, codec.decode_fact(name, body, job, None))
+                for at, name, body in self._sql(query, job_id, after)
+            ]
+        )
 
     async def trusted(self) -> list[WorkerTrusted]:
         query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
@@ -243,6 +267,21 @@ class SqliteStore:
             forget_ended(self._opened, before)
             forget_expired(self._opened, before)
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
+
+
+def _outline(row: tuple[Any, ...]) -> Outline:
+    id_, kind, model, owner, priority, terms, state, lease, *rest = row
+    return Outline(
+        JobId(id_),
+        Kind(kind),
+        model,
+        owner,
+        Priority(priority),
+        codec.decode_terms(terms),
+        JobState(state),
+        LeaseNumber(lease),
+        *rest,
+    )
 
 
 def _job(row: tuple[Any, ...]) -> StoredJob:

@@ -6,6 +6,7 @@ The query is ``token``, ``model``, ``max_concurrency`` and ``name``, in any orde
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import parse_qsl
 
 from shoal.domain.errors import NotAdmitted, Refused
@@ -63,7 +64,7 @@ def admit(hello: Hello, admission: Admission) -> Node:
     for part in ("name", "model"):
         if len(given[part]) > NAME_MAX:
             raise Refused(MISSING, f"The {part} is longer than {NAME_MAX} characters")
-    models = frozenset({given["model"]})
+    models = _only(given["model"])
     try:
         admitted = admission(
             Applicant(given["token"], given["name"], models, hello.address)
@@ -83,6 +84,12 @@ def admit(hello: Hello, admission: Admission) -> Node:
     )
     identity = _identity(given["name"], given["model"])
     return Node(identity, offer, extensions.known, admitted)
+
+
+# One set for all nodes with a model: thousands may have the same.
+@lru_cache(1024)
+def _only(model: str) -> frozenset[str]:
+    return frozenset({model})
 
 
 def slots_of(value: str) -> tuple[int, str]:
