@@ -199,11 +199,11 @@ async def check(its: Coordinator) -> None:
 def _count(expected: Counter[str], payer: str, filed: list[Filed]) -> None:
     for each in filed:
         assert verify(SIGNER.public_key, each.signature, PREFIX + each.body)
-    first, last = filed[0].claims, filed[-1].claims
-    expected[payer] -= first.price
+    last = filed[-1].claims
+    expected[payer] -= last.price
     if last.verdict in (Verdict.VALID, Verdict.UNSIGNED):
         key = last.worker_key if last.verdict is Verdict.VALID else last.worker
         expected[f"worker:{key}"] += last.price - last.fee
         expected["pool:fees"] += last.fee
     else:
-        expected["pool:unproven"] += first.price
+        expected["pool:unproven"] += last.price

@@ -421,3 +421,32 @@ async def test_pairing_is_known_after_a_restart() -> None:
         await its.ask(owner="al", terms=Terms(privacy=Privacy.PRIVATE, user="u1"))
 
         assert len(worker.runs) == 1
+
+
+async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        worker.say(Presented(client.job_id, receipt(client.job_id, "{}")))
+        await moment()
+
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance("pool:unproven") == 0
+        _, later = await its.store.ledger.receipts_of(client.job_id)
+        assert later.claims.verdict is Verdict.WRONG_OUTPUT
+        assert later.claims.price == 0
+
+
+async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
+    store = SlowStore()
+    async with coordinator(store, queue_max=3) as its:
+        await its.join(slots=2)
+        # More at once than the queue holds, so that the rest of the batch is put off.
+        clients = [Client(its.hub, its.job()) for _ in range(5)]
+        await asyncio.sleep(0)
+        await its.hub.tell(Funded("user:al", 5, "default"))
+
+        assert (await store.ledger.opening()).accounts["user:al"].balance == 5
+        assert len(clients) == 5

@@ -20,9 +20,9 @@ from shoal.domain.work import Job, Privacy
 from shoal.gateway.access import Caller
 from shoal.gateway.parts import Gateway
 from shoal.gateway.payments import NO_PAYMENTS, Asked
-from shoal.ledger import accounts
 from shoal.pool.react import nobody_trusted
 from shoal.pool.stimuli import Funded
+from shoal.runtime.clerk import payer_of
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ async def pay(gateway: Gateway, request: web.Request, caller: Caller, job: Job) 
     if not await gateway.store.ledger.claim(reference, job.id, at):
         raise offered.used
     caller.headers.update(settled.headers)
-    account = accounts.user(job.owner, terms.user)
+    account = payer_of(job)
     await hub.tell(Funded(account, terms.price, f"payment {reference}"))
     return replace(job, terms=replace(terms, payment_ref=reference))
 

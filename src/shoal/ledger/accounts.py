@@ -92,6 +92,11 @@ def pay_withheld(job_id: JobId, worker: str, price: int, fee: int) -> list[Trans
     return _paid(UNPROVEN, job_id, worker, price, fee)
 
 
+def give_back(job_id: JobId, payer: str, price: int) -> list[Transfer]:
+    """Give back what a job cost whose worker turned out to have proved nothing."""
+    return _moved([(UNPROVEN, payer, price, "given back")], job_id)
+
+
 def release(job_id: JobId, payer: str, price: int) -> list[Transfer]:
     """Give back what was set aside for a job that was not done."""
     return _moved([(HELD, payer, price, "released")], job_id)

@@ -1,9 +1,8 @@
 """Keeps the books: what each job costs whom, and a receipt for each that was done."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
 from shoal.domain.facts import (
@@ -17,39 +16,22 @@ from shoal.domain.facts import (
     JobSubmitted,
     ReceiptPresented,
 )
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.vocabulary import Completed
-from shoal.domain.work import ANY_MODEL, Chat, Job
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.receipts import Verdict
+from shoal.domain.work import Job
 from shoal.ledger import accounts
 from shoal.ledger.accounts import Books, Transfer
 from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier, frontier_places
 from shoal.ledger.notary import Notary, Sealed
-from shoal.ledger.outputs import output_of
 from shoal.ledger.receipts import Claims
-from shoal.ledger.worker_receipts import hash_of, verify_hash
-from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
-from shoal.pool.stimuli import Answered, Proved, Stimulus
+from shoal.runtime.examining import Findings
 from shoal.store.calls import Call
 from shoal.store.entries import NO_ENTRIES, Entries, Filed, Head, LedgerStore
 
 _VALID = Verdict.VALID
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A worker gave a receipt for a job, apart from the answer."""
-
-    worker_id: WorkerId
-    public_key: str
-    job_id: JobId
-    receipt: SignedReceipt
-
-
-Mail: TypeAlias = Stimulus | Shown
 
 
 @dataclass(slots=True)
@@ -64,30 +46,24 @@ class _Draft:
         return bool(self.transfers or self.claims or self.calls)
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
-    """The hash of what a job came to, and what its worker signed about it."""
-
-    digest: str
-    receipt: SignedReceipt | None
-
-
 class Clerk:
-    """Looks at workers' receipts, and turns facts into transfers and receipts.
+    """Turns facts into transfers and receipts.
 
     The books change with the facts, so that what one job takes is not there for the
     next; the log only when ``entries`` are in the store.
 
     Args:
         fee: what the pool keeps of a price, in basis points.
-        aside: how many signatures of a batch are made or checked in this thread; a
-            batch with more has another one.
+        findings: what was found when the batch was examined.
+        aside: how many signatures of a batch are made in this thread; a batch with more
+            has another one.
     """
 
     def __init__(
         self,
         pool: Pool,
         store: LedgerStore,
+        findings: Findings,
         signer: Signer,
         fee: int,
         aside: float,
@@ -101,11 +77,7 @@ class Clerk:
         self._fee = fee
         self._aside = aside
         self._draft = _Draft()
-        # Of this batch: what its answers came to, with the worker's receipt, by lease
-        # for two workers may answer at once; and the claims of earlier receipts that
-        # wait for a worker's.
-        self._outputs: dict[tuple[JobId, LeaseNumber], _Output] = {}
-        self._withheld: dict[JobId, Claims] = {}
+        self._findings = findings
 
     async def open(self) -> None:
         """Go on from where the books in the store end.  Raises StoreError."""
@@ -127,80 +99,9 @@ class Clerk:
                     "from a copy"
                 ) from error
 
-    # Before facts are decided on.
-
-    async def examine(self, mail: Sequence[Mail]) -> list[Stimulus]:
-        """Look at the receipts in a batch; return what is to be decided about."""
-        looks: list[Callable[[], Verdict]] = []
-        examined: list[tuple[Stimulus, int | None]] = []
-        for each in _bundled(mail):
-            if isinstance(each, Shown):
-                proved, look = await self._shown(each)
-                if proved is None:
-                    continue
-                stimulus: Stimulus = proved
-            elif isinstance(each, Answered) and isinstance(each.event, Completed):
-                stimulus, look = self._answered(each, each.event)
-            else:
-                stimulus, look = each, None
-            examined.append((stimulus, len(looks) if look else None))
-            if look is not None:
-                looks.append(look)
-        if not looks:
-            return [stimulus for stimulus, _ in examined]
-        verdicts = await self._all(looks)
-        return [
-            stimulus if index is None else _with(stimulus, verdicts[index])
-            for stimulus, index in examined
-        ]
-
-    def _answered(
-        self, answered: Answered, event: Completed
-    ) -> tuple[Answered, Callable[[], Verdict] | None]:
-        job = self._pool.jobs.get(event.job_id)
-        worker = self._pool.workers.get(answered.worker_id)
-        held = (answered.worker_id, event.lease)
-        if job is None or worker is None or held not in job.holders:
-            return answered, None  # it came late, and proves nothing to anybody
-        answered = _with_model(answered, job, worker.offer.models)
-        output = output_of(job.job.work, answered.outcome)
-        digest, public_key = hash_of(output), worker.offer.public_key
-        receipt = event.receipt if public_key else None
-        # Of a worker that answers twice, the first word counts.
-        self._outputs.setdefault((job.job.id, event.lease), _Output(digest, receipt))
-        if not public_key:
-            return answered, None
-        if receipt is None:
-            return replace(answered, verdict=Verdict.MISSING), None
-        return answered, _look(receipt, event.job_id, public_key, digest)
-
-    async def _shown(
-        self, shown: Shown
-    ) -> tuple[Proved | None, Callable[[], Verdict] | None]:
-        """Look at a receipt that came apart: it counts if one was missing until now."""
-        filed = await self._store.receipts_of(shown.job_id)
-        if not filed or filed[0].claims.worker != shown.worker_id:
-            return None, None  # it is for a job that this worker has not done
-        if any(each.claims.verdict is not Verdict.MISSING for each in filed):
-            return None, None  # the first word counts
-        if shown.job_id in self._withheld:
-            return None, None
-        claims = filed[0].claims
-        self._withheld[shown.job_id] = replace(claims, worker_receipt=shown.receipt)
-        proved = Proved(shown.worker_id, shown.job_id, Verdict.MISSING)
-
-        look = _look(shown.receipt, shown.job_id, shown.public_key, claims.output_hash)
-        return proved, look
-
-    async def _all(self, looks: Sequence[Callable[[], Verdict]]) -> list[Verdict]:
-        if len(looks) > self._aside:
-            return await asyncio.to_thread(lambda: [look() for look in looks])
-        return [look() for look in looks]
-
     def refusal(self, job: Job) -> ShoalError | None:
         """Say why a job cannot be paid for, or None if it can."""
-        payer = accounts.user(job.owner, job.terms.user)
-        why = self.books.refusal(payer, job.terms.price)
+        why = self.books.refusal(payer_of(job), job.terms.price)
         return None if why is None else InsufficientFunds(why)
 
     # When a fact is decided on, and before it is applied.
@@ -209,8 +110,7 @@ class Clerk:
         """Write down what ``fact`` means; the pool does not know it yet."""
         match fact:
             case JobSubmitted(job):
-                payer = accounts.user(job.owner, job.terms.user)
-                self._post(accounts.reserve(job.id, payer, job.terms.price))
+                self._post(accounts.reserve(job.id, payer_of(job), job.terms.price))
             case JobCompleted():
                 self._done(fact, at)
             case JobFailed() | JobCancelled() | JobExpired():
@@ -245,7 +145,7 @@ class Clerk:
                 price = 0
                 self._release(job)
         usage = fact.outcome.usage
-        output = self._outputs.pop((job.id, fact.lease))
+        output = self._findings.outputs.pop((job.id, fact.lease))
         self._draft.claims.append(
             Claims(
                 job_id=job.id,
@@ -265,19 +165,22 @@ class Clerk:
         self._call(job)
 
     def _presented(self, job_id: JobId, verdict: Verdict, at: float) -> None:
-        claims = self._withheld.pop(job_id)
-        fee = 0
+        unproven = self._findings.unproven.pop(job_id)
+        claims, fee = unproven.claims, 0
+        price = claims.price
         if verdict is Verdict.VALID:
-            fee = accounts.fee_of(claims.price, self._fee)
+            fee = accounts.fee_of(price, self._fee)
             payee = _account(WorkerId(claims.worker), claims.worker_key or "")
-            self._post(accounts.pay_withheld(job_id, payee, claims.price, fee))
+            self._post(accounts.pay_withheld(job_id, payee, price, fee))
+        elif unproven.job is not None:
+            self._post(accounts.give_back(job_id, payer_of(unproven.job), price))
+            price = 0
         self._draft.claims.append(
-            replace(claims, verdict=verdict, fee=fee, at=to_time(at))
+            replace(claims, verdict=verdict, price=price, fee=fee, at=to_time(at))
         )
 
     def _release(self, job: Job) -> None:
-        payer = accounts.user(job.owner, job.terms.user)
-        self._post(accounts.release(job.id, payer, job.terms.price))
+        self._post(accounts.release(job.id, payer_of(job), job.terms.price))
 
     def _call(self, job: Job) -> None:
         if job.terms.webhook is not None:
@@ -291,7 +194,7 @@ class Clerk:
 
     async def entries(self, at: float) -> Entries:
         """Return what is to be stored with the facts that were noted."""
-        self._outputs.clear()
+        self._findings.outputs.clear()
         if not self._draft:
             return NO_ENTRIES
         draft, self._draft = self._draft, _Draft()
@@ -303,55 +206,6 @@ class Clerk:
             sealed = self._notary.seal(draft.claims, at)
         self._notary.commit(sealed)  # if storing fails, nothing comes after it
         return _entries(draft, sealed, at)
-
-
-def _bundled(mail: Sequence[Mail]) -> Sequence[Mail]:
-    """Put receipts to the answers that they came right behind.
-
-    Nothing is in the store about those yet, so that alone they would be lost.
-    """
-    shown = {
-        (each.worker_id, each.job_id): each.receipt
-        for each in reversed(mail)  # of several the first counts
-        if isinstance(each, Shown)
-    }
-    if not shown:
-        return mail
-    return [_with_receipt(each, shown) for each in mail]
-
-
-def _with_receipt(
-    mail: Mail, shown: Mapping[tuple[WorkerId, JobId], SignedReceipt]
-) -> Mail:
-    if not isinstance(mail, Answered) or not isinstance(mail.event, Completed):
-        return mail
-    receipt = mail.event.receipt or shown.get((mail.worker_id, mail.event.job_id))
-    return replace(mail, event=replace(mail.event, receipt=receipt))
-
-
-def _look(
-    receipt: SignedReceipt, job_id: JobId, public_key: str, digest: str
-) -> Callable[[], Verdict]:
-    key = bytes.fromhex(public_key)
-    return lambda: verify_hash(
-        receipt, job_id=job_id, public_key=key, output_hash=digest
-    )
-
-
-def _with(stimulus: Stimulus, verdict: Verdict) -> Stimulus:
-    assert isinstance(stimulus, Answered | Proved), "only these have receipts"
-    return replace(stimulus, verdict=verdict)
-
-
-def _with_model(answered: Answered, job: OpenJob, models: Set[str]) -> Answered:
-    """Note which model it was, where the asker left that open."""
-    outcome = answered.outcome
-    work = job.job.work
-    if not isinstance(work, Chat) or work.model != ANY_MODEL or outcome.output:
-        return answered
-    work = replace(work, model=next(iter(models), ANY_MODEL))
-    output = output_of(work, outcome).decode()
-    return replace(answered, outcome=replace(outcome, output=output))
 
 
 def _entries(draft: _Draft, sealed: Sealed, at: float) -> Entries:
@@ -367,6 +221,11 @@ def _entries(draft: _Draft, sealed: Sealed, at: float) -> Entries:
         Head(head.size, head.root, sealed.note, at),
         tuple(draft.calls),
     )
+
+
+def payer_of(job: Job) -> str:
+    """Return the account that a job is charged to."""
+    return accounts.user(job.owner, job.terms.user)
 
 
 def _account(worker_id: WorkerId, public_key: str) -> str:

@@ -29,8 +29,8 @@ from shoal.pool.stimuli import (
     Withdrawn,
 )
 from shoal.runtime.answer import Answer, Slow, Spoilt
-from shoal.runtime.clerk import Mail, Shown
 from shoal.runtime.clock import Clock
+from shoal.runtime.examining import Mail, Shown
 from shoal.runtime.peers import Connection, Peers
 
 

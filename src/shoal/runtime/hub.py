@@ -27,8 +27,9 @@ from shoal.pool.state import Pool
 from shoal.pool.stimuli import Stimulus, Submitted, Withdrawn
 from shoal.runtime.acting import Acting
 from shoal.runtime.answer import Answer
-from shoal.runtime.clerk import Clerk, Mail
+from shoal.runtime.clerk import Clerk
 from shoal.runtime.clock import Clock, Timer
+from shoal.runtime.examining import Examiner, Mail
 from shoal.runtime.fact_log import log_fact
 from shoal.runtime.hearing import Hearing, Port
 from shoal.runtime.named import Named
@@ -76,10 +77,14 @@ class Hub:
         self._clock = clock
         self._queue_max = queue_max
         self._hedge_after = hedge_after
-        self._clerk = Clerk(self.pool, store.ledger, signer, fee, aside)
+        self._examiner = Examiner(self.pool, store, aside)
+        self._clerk = Clerk(
+            self.pool, store.ledger, self._examiner.findings, signer, fee, aside
+        )
         self._recorder = Recorder(store, self._clerk, clock, self._wake_up)
         self._mailbox: list[Mail] = []
         self._told: list[asyncio.Future[None]] = []  # who waits for the next batch
+        self._put_off = False  # whether some of this batch was left for the next
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._accepting: dict[JobId, asyncio.Future[None]] = {}
@@ -241,8 +246,9 @@ class Hub:
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
             told, self._told = self._told, []
+            self._put_off = False
             try:
-                decided = self._decide(await self._clerk.examine(batch))
+                decided = self._decide(await self._examiner.examine(batch))
                 if not (decided or told or self._recorder.due):
                     self._count()
                     continue
@@ -258,6 +264,10 @@ class Hub:
                 for witness in self._witnesses:
                     witness(fact)
                 self._acting.act(fact, recalled)
+            if self._put_off:
+                # Theirs may be among what was put off.
+                self._told[:0] = told
+                told = []
             for each in told:
                 if not each.done():
                     each.set_result(None)
@@ -327,6 +337,7 @@ class Hub:
                     # The queue is full only because a burst was not given out yet.  No
                     # lease ends in the batch that it begins in, so the rest waits.
                     self._mailbox[:0] = batch[index:]
+                    self._put_off = True
                     self._wake.set()
                     break
                 self._refuse(stimulus.job, error)

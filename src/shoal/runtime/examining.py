@@ -1,0 +1,195 @@
+"""Looks at workers' receipts, before anything is decided about what they gave."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.vocabulary import Completed
+from shoal.domain.work import ANY_MODEL, Chat, Job
+from shoal.ledger.outputs import output_of
+from shoal.ledger.receipts import Claims
+from shoal.ledger.worker_receipts import hash_of, verify_hash
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import Pool
+from shoal.pool.stimuli import Answered, Proved, Stimulus
+from shoal.store.port import Store
+
+Look: TypeAlias = Callable[[], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A worker gave a receipt for a job, apart from the answer."""
+
+    worker_id: WorkerId
+    public_key: str
+    job_id: JobId
+    receipt: SignedReceipt
+
+
+Mail: TypeAlias = Stimulus | Shown
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The hash of what a job came to, and what its worker signed about it."""
+
+    digest: str
+    receipt: SignedReceipt | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """What was said of a job whose worker gave no receipt until now.
+
+    ``job`` is None if it is not kept any more.
+    """
+
+    claims: Claims
+    job: Job | None
+
+
+@dataclass(slots=True)
+class Findings:
+    """What the facts of a batch do not carry, and the books need.
+
+    ``outputs`` are by lease, for two workers may answer at once.
+    """
+
+    outputs: dict[tuple[JobId, LeaseNumber], Output] = field(default_factory=dict)
+    unproven: dict[JobId, Unproven] = field(default_factory=dict)
+
+
+class Examiner:
+    """Verifies what workers signed.
+
+    Args:
+        aside: how many signatures of a batch are checked in this thread; a batch with
+            more has another one.
+    """
+
+    def __init__(self, pool: Pool, store: Store, aside: float) -> None:
+        self.findings = Findings()
+        self._pool = pool
+        self._store = store
+        self._aside = aside
+
+    async def examine(self, mail: Sequence[Mail]) -> list[Stimulus]:
+        """Look at the receipts in a batch; return what is to be decided about.
+
+        Raises StoreError.
+        """
+        looks: list[Look] = []
+        examined: list[tuple[Stimulus, int | None]] = []
+        for each in _bundled(mail):
+            look: Look | None = None
+            if isinstance(each, Shown):
+                found = await self._shown(each)
+                if found is None:
+                    continue
+                stimulus, look = found
+            elif isinstance(each, Answered) and isinstance(each.event, Completed):
+                stimulus, look = self._answered(each, each.event)
+            else:
+                stimulus = each
+            examined.append((stimulus, len(looks) if look else None))
+            if look is not None:
+                looks.append(look)
+        verdicts = await self._all(looks)
+        return [
+            stimulus if index is None else _with(stimulus, verdicts[index])
+            for stimulus, index in examined
+        ]
+
+    def _answered(
+        self, answered: Answered, event: Completed
+    ) -> tuple[Stimulus, Look | None]:
+        job = self._pool.jobs.get(event.job_id)
+        worker = self._pool.workers.get(answered.worker_id)
+        held = (answered.worker_id, event.lease)
+        if job is None or worker is None or held not in job.holders:
+            return answered, None  # it came late, and proves nothing to anybody
+        answered = _with_model(answered, job, worker.offer.models)
+        output = output_of(job.job.work, answered.outcome)
+        digest, public_key = hash_of(output), worker.offer.public_key
+        receipt = event.receipt if public_key else None
+        # Of a worker that answers twice, the first word counts.
+        outputs = self.findings.outputs
+        outputs.setdefault((event.job_id, event.lease), Output(digest, receipt))
+        if not public_key:
+            return answered, None
+        if receipt is None:
+            return replace(answered, verdict=Verdict.MISSING), None
+        return answered, _look(receipt, event.job_id, public_key, digest)
+
+    async def _shown(self, shown: Shown) -> tuple[Stimulus, Look] | None:
+        """Look at a receipt that came apart: it counts if one was missing until now."""
+        if shown.job_id in self.findings.unproven:
+            return None
+        filed = await self._store.ledger.receipts_of(shown.job_id)
+        if not filed or filed[0].claims.worker != shown.worker_id:
+            return None  # it is for a job that this worker has not done
+        if any(each.claims.verdict is not Verdict.MISSING for each in filed):
+            return None  # the first word counts
+        claims = replace(filed[0].claims, worker_receipt=shown.receipt)
+        stored = await self._store.job(shown.job_id)
+        job = None if stored is None else stored.job
+        self.findings.unproven[shown.job_id] = Unproven(claims, job)
+        proved = Proved(shown.worker_id, shown.job_id, Verdict.MISSING)
+        look = _look(shown.receipt, shown.job_id, shown.public_key, claims.output_hash)
+        return proved, look
+
+    async def _all(self, looks: Sequence[Look]) -> list[Verdict]:
+        if len(looks) > self._aside:
+            return await asyncio.to_thread(lambda: [look() for look in looks])
+        return [look() for look in looks]
+
+
+def _bundled(mail: Sequence[Mail]) -> Sequence[Mail]:
+    """Put receipts to the answers that they came right behind.
+
+    Nothing is in the store about those yet, so that alone they would be lost.
+    """
+    shown = {
+        (each.worker_id, each.job_id): each.receipt
+        for each in reversed(mail)  # of several the first counts
+        if isinstance(each, Shown)
+    }
+    if not shown:
+        return mail
+    return [_with_receipt(each, shown) for each in mail]
+
+
+def _with_receipt(
+    mail: Mail, shown: Mapping[tuple[WorkerId, JobId], SignedReceipt]
+) -> Mail:
+    if not isinstance(mail, Answered) or not isinstance(mail.event, Completed):
+        return mail
+    receipt = mail.event.receipt or shown.get((mail.worker_id, mail.event.job_id))
+    return replace(mail, event=replace(mail.event, receipt=receipt))
+
+
+def _with_model(answered: Answered, job: OpenJob, models: Set[str]) -> Answered:
+    """Note which model it was, where the asker left that open."""
+    outcome = answered.outcome
+    work = job.job.work
+    if not isinstance(work, Chat) or work.model != ANY_MODEL or outcome.output:
+        return answered
+    work = replace(work, model=next(iter(models), ANY_MODEL))
+    output = output_of(work, outcome).decode()
+    return replace(answered, outcome=replace(outcome, output=output))
+
+
+def _look(receipt: SignedReceipt, job_id: JobId, public_key: str, digest: str) -> Look:
+    key = bytes.fromhex(public_key)
+    return lambda: verify_hash(
+        receipt, job_id=job_id, public_key=key, output_hash=digest
+    )
+
+
+def _with(stimulus: Stimulus, verdict: Verdict) -> Stimulus:
+    assert isinstance(stimulus, Answered | Proved), "only these have receipts"
+    return replace(stimulus, verdict=verdict)

@@ -1,0 +1,108 @@
+"""What a private job is about is nobody else's, wherever somebody may look."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from gateway.keys import ask, made
+from gateway.providers import call, provider
+from gateway.serving import Pool, eventually, serving
+from protocols.dispatch.recorded import SIGNERS
+from shoal.pool.stimuli import Paired
+from shoal.protocols.dispatch import Config
+
+PROMPT = "prompt-of-a-private-job"
+ANSWER = "answer-to-a-private-job"
+SECRET = "secret-that-signs-webhooks"
+USER = "user-of-a-private-job"
+A = SIGNERS["A"].public_key.hex()
+
+ELSEWHERE = (
+    "/admin/jobs",
+    "/admin/workers",
+    "/admin/accounts",
+    "/v1/jobs",
+    "/v1/receipts",
+    "/v1/log",
+    "/v1/jobs/{id}",
+    "/v1/jobs/{id}/events",
+    "/v1/receipts/{id}",
+    "/admin/jobs/{id}",
+    "/admin/jobs/{id}/explain",
+    "/metrics",
+)
+
+
+async def test_private_job_is_seen_by_its_worker_and_its_owner_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+        mallory = await made(pool, "mallory")
+        await pool.hub.tell(Paired("default", USER, A))
+        async with (
+            provider(pool, SIGNERS["A"]) as impostor,  # names the key, no more
+            provider(pool, SIGNERS["B"], proven=True) as other,
+            provider(pool, SIGNERS["A"], proven=True) as trusted,
+        ):
+            await pool.joined(3)
+            job_id = await private_job(pool)
+            job = await trusted.job()
+            assert job["payload"]["input"] == PROMPT
+            await trusted.complete(job_id, {"answer": ANSWER})
+
+            found = [await seen(pool, path, job_id, mallory) for path in ELSEWHERE]
+            mine = await seen(pool, "/v1/jobs/{id}", job_id)
+            explained = await seen(pool, "/admin/jobs/{id}/explain", job_id)
+            assert impostor.jobs == other.jobs == []
+
+    assert ANSWER in mine
+    for text in [*found, caplog.text]:
+        assert not any(word in text for word in (PROMPT, ANSWER, SECRET))
+    assert not any(USER in text for text in found)
+    assert not any(word in explained for word in (PROMPT, ANSWER, SECRET))
+    assert SECRET not in mine
+
+
+async def test_strangers_see_nothing_of_jobs_that_came_with_a_key(
+    tmp_path: Path,
+) -> None:
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+        await pool.hub.tell(Paired("default", USER, A))
+        async with provider(pool, SIGNERS["A"], proven=True):
+            await pool.joined()
+            job_id = await private_job(pool)
+
+            for method in ("GET", "DELETE"):
+                status, answer = await call(pool, method, f"/v1/jobs/{job_id}")
+                assert (status, answer) == (404, {"error": "Job not found"})
+            assert await call(pool, "GET", "/v1/jobs") == (
+                200,
+                {"jobs": [], "next": None},
+            )
+            await eventually(lambda: job_id in pool.hub.pool.jobs)
+
+
+async def private_job(pool: Pool) -> str:
+    """Commit a private job with a webhook; return its id."""
+    body = {
+        "job_type": "TASK",
+        "user_id": USER,
+        "privacy_class": "PRIVATE",
+        "payload": {"task_type": "classify", "input": PROMPT},
+        "webhook": {"url": "https://hooks.example/x", "secret": SECRET},
+    }
+    status, answer = await ask(pool, "POST", "/v1/jobs/commit/fast", body)
+    assert status == 201, answer
+    return str(answer["job_id"])
+
+
+async def seen(pool: Pool, path: str, job_id: str, key: str = "") -> str:
+    """Return all that a path shows to whoever has a key."""
+    headers = pool.headers(key) if key else pool.headers()
+    url = pool.url + path.format(id=job_id)
+    async with pool.session.get(url, headers=headers) as response:
+        return await response.text()
