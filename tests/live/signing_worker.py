@@ -165,6 +165,7 @@ class SigningWorker:
             twice = chance < REFUSES + FAILS + ANSWERS_TWICE
             for text in answer * 2 if twice else answer:
                 await self._send(text)
+                await asyncio.sleep(self._chance.uniform(*WORK))
 
     def _refusal(self, job: dict[str, Any], about: dict[str, int]) -> str:
         reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
