@@ -172,8 +172,8 @@ class Clerk:
             fee = accounts.fee_of(price, self._fee)
             payee = _account(WorkerId(claims.worker), claims.worker_key or "")
             self._post(accounts.pay_withheld(job_id, payee, price, fee))
-        elif unproven.job is not None:
-            self._post(accounts.give_back(job_id, payer_of(unproven.job), price))
+        elif unproven.payer is not None:
+            self._post(accounts.give_back(job_id, unproven.payer, price))
             price = 0
         self._draft.claims.append(
             replace(claims, verdict=verdict, price=price, fee=fee, at=to_time(at))

@@ -8,7 +8,8 @@ from typing import TypeAlias
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed
-from shoal.domain.work import ANY_MODEL, Chat, Job
+from shoal.domain.work import ANY_MODEL, Chat
+from shoal.ledger import accounts
 from shoal.ledger.outputs import output_of
 from shoal.ledger.receipts import Claims
 from shoal.ledger.worker_receipts import hash_of, verify_hash
@@ -45,11 +46,11 @@ class Output:
 class Unproven:
     """What was said of a job whose worker gave no receipt until now.
 
-    ``job`` is None if it is not kept any more.
+    ``payer`` is the account that was charged; None if the job is not kept any more.
     """
 
     claims: Claims
-    job: Job | None
+    payer: str | None
 
 
 @dataclass(slots=True)
@@ -135,9 +136,9 @@ class Examiner:
         if any(each.claims.verdict is not Verdict.MISSING for each in filed):
             return None  # the first word counts
         claims = replace(filed[0].claims, worker_receipt=shown.receipt)
-        stored = await self._store.job(shown.job_id)
-        job = None if stored is None else stored.job
-        self.findings.unproven[shown.job_id] = Unproven(claims, job)
+        job = await self._store.outline(shown.job_id)
+        payer = None if job is None else accounts.user(job.owner, job.terms.user)
+        self.findings.unproven[shown.job_id] = Unproven(claims, payer)
         proved = Proved(shown.worker_id, shown.job_id, Verdict.MISSING)
         look = _look(shown.receipt, shown.job_id, shown.public_key, claims.output_hash)
         return proved, look
