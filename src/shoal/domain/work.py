@@ -153,6 +153,9 @@ class Embedding:
 Inference: TypeAlias = Chat | Completion | Embedding
 """What a model does."""
 
+INFERENCES = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDING})
+"""The kinds of that."""
+
 ANY_MODEL = "*"
 """The model of a job for which any will do."""
 

@@ -19,7 +19,7 @@ from shoal.domain.errors import (
     ShoalError,
     Unavailable,
 )
-from shoal.domain.work import Embedding, Inference, Kind
+from shoal.domain.work import INFERENCES, Embedding, Inference
 from shoal.domain.worker import Model
 from shoal.engines.answers import AnswerReader
 from shoal.engines.catalog import Catalog, Listed, NoList, Question, Reply
@@ -166,7 +166,7 @@ class OpenAIEngine:
                         response.close()
         except NotServed as error:
             if listed is not None:
-                kinds = Kind if error.model else (work.kind,)
+                kinds = INFERENCES if error.model else frozenset({work.kind})
                 self._doubts.add(listed.model.name, kinds)
             raise
         except aiohttp.ClientError as error:

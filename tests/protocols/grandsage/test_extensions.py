@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import INFERENCES, Feature, Kind
 from shoal.domain.worker import CHATS, Model
 from shoal.protocols.grandsage.extensions import (
     CONTEXT_MAX,
-    KINDS,
     ONLY_FOR_MAX,
     Extensions,
     read_extensions,
@@ -19,7 +18,7 @@ NONE = frozenset[Feature]()
 
 
 @given(
-    kinds=st.frozensets(st.sampled_from(sorted(KINDS, key=str)), min_size=1),
+    kinds=st.frozensets(st.sampled_from(sorted(INFERENCES, key=str)), min_size=1),
     features=st.frozensets(st.sampled_from(Feature)),
     context=st.integers(0, CONTEXT_MAX),
     only_for=st.frozensets(st.text(min_size=1)),
@@ -41,7 +40,7 @@ def test_what_a_node_announces_is_read_as_it_was_written(
 
 
 def test_the_header_is_as_documented() -> None:
-    model = Model("m", KINDS, frozenset({Feature.STOP, Feature.TOOLS}), 4096)
+    model = Model("m", INFERENCES, frozenset({Feature.STOP, Feature.TOOLS}), 4096)
 
     assert write_extensions() == "shoal"
     assert write_extensions(model, {"al", "bo, c=d é"}) == (

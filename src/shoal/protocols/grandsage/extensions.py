@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import INFERENCES, Feature, Kind
 from shoal.domain.worker import CHATS, Model
 from shoal.protocols.grandsage.codec import well_formed
 
@@ -17,7 +17,6 @@ SHOAL = "shoal"
 CONTEXT = "context"
 ONLY_FOR = "only-for"
 
-KINDS = frozenset(Kind) - {Kind.TASK}  # a node has no words for tasks
 CONTEXT_MAX = 2**31 - 1  # tokens
 ONLY_FOR_MAX = 256  # keys that a node may name
 
@@ -44,7 +43,7 @@ def read_extensions(value: str) -> Extensions:
     only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
     return Extensions(
         True,
-        frozenset(kind for kind in KINDS if kind.value in names) or CHATS,
+        frozenset(kind for kind in INFERENCES if kind.value in names) or CHATS,
         frozenset(feature for feature in Feature if feature.value in names),
         _context(contexts[-1] if contexts else ""),
         frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),
