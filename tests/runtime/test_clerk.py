@@ -450,3 +450,34 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
 
         assert (await store.ledger.opening()).accounts["user:al"].balance == 5
         assert len(clients) == 5
+
+
+async def test_standing_that_was_lost_is_not_regained_by_leaving_out_the_proof() -> (
+    None
+):
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        proven = await its.join("proven", public_key=key, proven=True)
+        for number in range(1, 4):
+            await its.ask()
+            proven.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+        again = await its.join("proven/unproven", public_key=key)
+
+        assert again.runs == []
+
+
+async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        impostor = await its.join("w/unproven", public_key=key)
+        for number in range(1, 4):
+            await its.ask()
+            impostor.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+        owner = await its.join("w", public_key=key, proven=True)
+
+        assert len(impostor.runs) == 3
+        assert len(owner.runs) == 1

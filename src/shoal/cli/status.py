@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             ", ".join(worker["models"]),
             f"{worker['busy']} of {worker['slots']} busy",
             _load(worker),
-            worker["draining"] or worker["remark"],
+            worker["draining"] or _standing(worker) or worker["remark"],
         )
         for worker in status["workers"]
     ]
@@ -43,6 +43,12 @@ def run(args: argparse.Namespace) -> int:
         line = "  ".join([*cells, row[4]]).replace("\n", "\\n")
         print(f"  {shown(line)}".rstrip())
     return 0
+
+
+def _standing(worker: dict[str, Any]) -> str:
+    """Return what is held against it, if anything."""
+    points = worker["points"]
+    return f"{points} points against it" if points else ""
 
 
 def _load(worker: dict[str, Any]) -> str:

@@ -38,12 +38,15 @@ class WorkerMarked:
     """A worker did what it should not; with enough points it gets no work for a while.
 
     ``about`` is the job in question, which may be forgotten before this is.
+    ``public_key`` is what the worker had proved to have, if anything: then whoever
+    names that key is meant.
     """
 
     worker_id: WorkerId
     points: int
     reason: str
     about: JobId
+    public_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

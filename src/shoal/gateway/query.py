@@ -32,4 +32,6 @@ def read_query(request: web.Request, kind: type[Q]) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise misfit(str(error)) from error
+        said = misfit(str(error))
+        text = str(said).replace("the body: object contains", "the query has an")
+        raise InvalidRequest(text, said.field) from error

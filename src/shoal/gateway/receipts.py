@@ -180,7 +180,12 @@ def shown(filed: Filed) -> ReceiptShown:
 
 async def _head(gateway: Gateway, size: int | None) -> Head:
     head = await gateway.store.ledger.head(size)
-    if head is None:
-        what = "no checkpoint yet" if size is None else f"no checkpoint of size {size}"
-        raise NotFound(f"there is {what}: one is made for each batch of receipts")
-    return head
+    if head is not None:
+        return head
+    newest = await gateway.store.ledger.head()
+    if newest is None:
+        raise NotFound("there is no checkpoint yet: no job was done")
+    raise NotFound(
+        f"there is no checkpoint of size {size}: one is made for each batch of "
+        f"receipts, and the newest has size {newest.size}"
+    )

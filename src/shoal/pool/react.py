@@ -107,9 +107,9 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
             return _answered(pool, stimulus)
         case Proved(worker_id, job_id, verdict):
             presented = ReceiptPresented(job_id, worker_id, verdict)
-            return [presented, *_marked(worker_id, job_id, verdict)]
+            return [presented, *_marked(pool, worker_id, job_id, verdict)]
         case Accused(worker_id, reason, about):
-            return [WorkerMarked(worker_id, DIFFERENT, reason, about)]
+            return [_mark(pool, worker_id, DIFFERENT, reason, about)]
         case Paired(owner, user, public_key):
             known = public_key in pool.trusted.get((owner, user), ())
             return [] if known else [WorkerTrusted(owner, user, public_key)]
@@ -151,12 +151,23 @@ def nobody_trusted(pool: Pool, job: Job) -> str | None:
     return f"{NO_TRUSTED_WORKER}: only paired workers may have a private job, and {why}"
 
 
-def _marked(worker_id: WorkerId, job_id: JobId, verdict: Verdict) -> list[Fact]:
+def _marked(
+    pool: Pool, worker_id: WorkerId, job_id: JobId, verdict: Verdict
+) -> list[Fact]:
     """Hold a receipt that proves nothing against the worker that gave it."""
     if verdict in HONEST:
         return []
     reason = f"a receipt that proves nothing: {verdict.value}"
-    return [WorkerMarked(worker_id, UNPROVEN, reason, job_id)]
+    return [_mark(pool, worker_id, UNPROVEN, reason, job_id)]
+
+
+def _mark(
+    pool: Pool, worker_id: WorkerId, points: int, reason: str, about: JobId
+) -> WorkerMarked:
+    worker = pool.workers.get(worker_id)
+    proven = worker is not None and worker.offer.proven
+    key = worker.offer.public_key if worker is not None and proven else ""
+    return WorkerMarked(worker_id, points, reason, about, key)
 
 
 def _answered(pool: Pool, answered: Answered) -> list[Fact]:
@@ -171,7 +182,7 @@ def _answered(pool: Pool, answered: Answered) -> list[Fact]:
             return [
                 *_first_was(job, lease),
                 JobCompleted(job_id, lease, outcome, verdict),
-                *_marked(worker_id, job_id, verdict),
+                *_marked(pool, worker_id, job_id, verdict),
             ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]

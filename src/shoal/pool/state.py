@@ -4,6 +4,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from shoal.domain.facts import (
     AccountCredited,
@@ -34,11 +35,11 @@ from shoal.pool.open_job import Held, OpenJob
 from shoal.pool.queue import Queue
 from shoal.pool.roster import Roster
 from shoal.pool.speed import Speeds
-from shoal.pool.worker import Level, Worker
+from shoal.pool.worker import Level, Mark, Worker
 
 REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
 MARK_MEMORY = 86_400.0  # seconds for which points stand against a worker
-MARKS_MAX = 65_536  # marks of all workers; beyond it the oldest are forgotten
+MARKS_MAX = 4096  # marks of all workers; beyond it the oldest are forgotten
 SESSIONS_MAX = 65_536  # conversations of which it is known who had them last
 
 
@@ -73,7 +74,7 @@ class Pool:
     """Who had each session's last job, and which that was; the oldest first."""
 
     speeds: Speeds = field(default_factory=Speeds)
-    marks: deque[tuple[float, WorkerId, int]] = field(default_factory=deque)
+    marks: deque[Mark] = field(default_factory=deque)
     """Points against workers, with the time at which they are forgotten."""
 
     trusted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
@@ -108,9 +109,10 @@ class Pool:
             _, job_id, worker_id = self.refusals.popleft()
             if job_id in self.jobs:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
-        while self.marks and self.marks[0][0] <= now:
+        while self.marks and self.marks[0].until <= now:
             self._forget_mark()
-        times = [waiting[0][0] for waiting in (self.refusals, self.marks) if waiting]
+        times = [until for until, _, _ in islice(self.refusals, 1)]
+        times += [mark.until for mark in islice(self.marks, 1)]
         return min(times, default=None)
 
     def held_by(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
@@ -145,15 +147,15 @@ class Pool:
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
                 worker = self.workers[worker_id] = Worker(worker_id, offer, cancels)
                 worker.points = sum(
-                    points for _, marked, points in self.marks if marked == worker_id
+                    mark.points for mark in self.marks if mark.meets(worker)
                 )
                 self.roster.enter(worker)
-            case WorkerMarked(worker_id, points):
-                self.marks.append((now + MARK_MEMORY, worker_id, points))
+            case WorkerMarked(worker_id, points, public_key=public_key):
+                mark = Mark(now + MARK_MEMORY, worker_id, public_key, points)
+                self.marks.append(mark)
+                self._count_mark(mark, points)
                 if len(self.marks) > MARKS_MAX:
                     self._forget_mark()
-                if worker_id in self.workers:
-                    self.workers[worker_id].points += points
             case WorkerTrusted(owner, user, public_key):
                 self.trusted.setdefault((owner, user), set()).add(public_key)
             case ReceiptPresented() | AccountCredited() | AccountLimited():
@@ -245,9 +247,14 @@ class Pool:
         self._take_back(job, cut=cut)
 
     def _forget_mark(self) -> None:
-        _, worker_id, points = self.marks.popleft()
-        if worker_id in self.workers:
-            self.workers[worker_id].points -= points
+        mark = self.marks.popleft()
+        self._count_mark(mark, -mark.points)
+
+    def _count_mark(self, mark: Mark, points: int) -> None:
+        # Rare enough to look at all workers.
+        for worker in self.workers.values():
+            if mark.meets(worker):
+                worker.points += points
 
     def _open(self, job: OpenJob) -> None:
         terms = job.job.terms

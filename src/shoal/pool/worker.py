@@ -18,6 +18,28 @@ and take turns.
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Points against a worker, and until when they stand.
+
+    ``public_key`` is as in ``WorkerMarked``.
+    """
+
+    until: float
+    worker_id: WorkerId
+    public_key: str
+    points: int
+
+    def meets(self, worker: "Worker") -> bool:
+        """Say whether they are against ``worker``.
+
+        Else who has lost its standing would only have to leave out its proof.
+        """
+        if self.public_key:
+            return worker.offer.public_key == self.public_key
+        return worker.id == self.worker_id
+
+
 @dataclass(slots=True)
 class Worker:
     """A worker that is there."""
