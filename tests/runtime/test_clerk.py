@@ -452,9 +452,7 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
         assert len(clients) == 5
 
 
-async def test_standing_that_was_lost_is_not_regained_by_leaving_out_the_proof() -> (
-    None
-):
+async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
     key = WORKER.public_key.hex()
     async with coordinator() as its:
         proven = await its.join("proven", public_key=key, proven=True)
