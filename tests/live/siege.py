@@ -8,12 +8,13 @@ from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
+from urllib.request import Request, urlopen
 
 from aiohttp import ClientSession, TCPConnector
 
 from live import checker
 from live.clients import Clients, History
-from live.programs import KEY, TINY, Pool, Program, Programs
+from live.programs import KEY, TINY, Pool, Program, Programs, eventually
 
 KILLS = 60
 PAUSE = (0.1, 0.9)  # seconds between kills, from and to
@@ -105,6 +106,7 @@ class Siege:
                     self._kill_worker()
             calm.set()
             limit.reschedule(asyncio.get_running_loop().time() + END)
+        await asyncio.to_thread(self._send_home)
 
     def _job(self, key: str) -> dict[str, Any]:
         """Return a job with its key in it, for who looks for it in the database."""
@@ -124,6 +126,23 @@ class Siege:
             wire = ("--wire", JOINING[name], "--identity", identity)
             worker = self.pool.join(name, *wire, "--model", f"tiny={TINY}")
         self._workers[name] = worker
+
+    def _send_home(self) -> None:
+        """End the workers: what they would still present must not come while one looks.
+
+        What they said last is in the store when something is that was said after it.
+        """
+        for worker in self._workers.values():
+            worker.kill()
+        eventually(lambda: not self.pool.workers(), "the workers are gone")
+        budget = Request(
+            f"{self.pool.url}/admin/accounts/nobody/budget",
+            b'{"budget": null}',
+            {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"},
+            method="PUT",
+        )
+        with urlopen(budget, timeout=END):
+            pass
 
     def _kill_worker(self) -> None:
         grown = time.monotonic() - ALIVE

@@ -103,7 +103,14 @@ async def _show(gateway: Gateway, request: web.Request) -> web.Response:
     name = _name(request)
     if not _may_see(caller, name):
         raise Forbidden(f"{name} is not yours: this takes a key with the scope admin")
-    return json_answer(await _detail(gateway, name, caller))
+    account = await _detail(gateway, name)
+    known = account.transfers or account.standing or account.budget is not None
+    if not known and caller.may(Scope.ADMIN):
+        raise NotFound(
+            f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
+            "/admin/accounts, lists all"
+        )
+    return json_answer(account)
 
 
 async def _top_up(gateway: Gateway, request: web.Request) -> web.Response:
@@ -112,7 +119,7 @@ async def _top_up(gateway: Gateway, request: web.Request) -> web.Response:
     credit = decode(_credit, await gateway.bodies.read(request))
     gateway.access.check(caller)
     await gateway.hub.tell(Funded(name, credit.amount, caller.name))
-    return json_answer(await _detail(gateway, name, caller))
+    return json_answer(await _detail(gateway, name))
 
 
 async def _bound(gateway: Gateway, request: web.Request) -> web.Response:
@@ -121,7 +128,7 @@ async def _bound(gateway: Gateway, request: web.Request) -> web.Response:
     limit = decode(_limit, await gateway.bodies.read(request))
     gateway.access.check(caller)
     await gateway.hub.tell(Bounded(name, limit.budget, caller.name))
-    return json_answer(await _detail(gateway, name, caller))
+    return json_answer(await _detail(gateway, name))
 
 
 def _name(request: web.Request, *, new: bool = False) -> str:
@@ -146,15 +153,9 @@ def _may_see(caller: Caller, name: str) -> bool:
     return caller.may(Scope.ADMIN) or own in (name, accounts.parent(name))
 
 
-async def _detail(gateway: Gateway, name: str, caller: Caller) -> AccountDetail:
+async def _detail(gateway: Gateway, name: str) -> AccountDetail:
     moved = await gateway.store.ledger.transfers(name, TRANSFERS_SHOWN)
     shown = _shown(gateway, name)
-    known = moved or shown.standing or shown.budget is not None
-    if not known and caller.may(Scope.ADMIN):
-        raise NotFound(
-            f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
-            "/admin/accounts, lists all"
-        )
     return AccountDetail(
         **msgspec.structs.asdict(shown), transfers=[_moved(each) for each in moved]
     )
