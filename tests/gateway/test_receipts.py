@@ -180,6 +180,19 @@ async def test_others_accounts_take_an_operators_key(pool: Pool) -> None:
     assert (await ask(pool, "GET", "/admin/accounts/bo"))[0] == 404
 
 
+async def test_job_that_waits_is_explained_by_why_nobody_takes_it(pool: Pool) -> None:
+    async with provider(pool):
+        job_id = await committed(pool)
+        other = await committed(pool, payload={"task_type": "fly"})
+        _, told = await ask(pool, "GET", f"/admin/jobs/{other}/explain")
+        _, given = await ask(pool, "GET", f"/admin/jobs/{job_id}/explain")
+
+    assert told["lines"][-1] == (
+        "still waiting: no worker for the task 'fly': all slots busy (1)"
+    )
+    assert not any("still waiting" in line for line in given["lines"])
+
+
 async def test_status_shows_how_a_workers_machine_is(pool: Pool) -> None:
     async with provider(pool) as worker:
         metrics = {"cpu_pct": 45.2, "mem_pct": 62.1, "active_jobs": 1}

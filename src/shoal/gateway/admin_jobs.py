@@ -16,6 +16,7 @@ from shoal.gateway.respond import json_answer
 from shoal.gateway.webhooks import progress
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
+from shoal.pool.match import refusal
 from shoal.store.port import Outline, StoredJob, Wanted, outline
 
 LISTED_MAX = 1000
@@ -118,6 +119,9 @@ async def _explain(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     story = await gateway.store.story(stored.job.id)
     lines = explain(story)
+    waiting = gateway.hub.pool.jobs.get(stored.job.id)
+    if waiting is not None and waiting.worker_id is None:
+        lines.append(f"still waiting: {refusal(gateway.hub.pool, waiting)}")
     if (tried := await gateway.store.calls.of(stored.job.id)) is not None:
         lines.append(progress(tried))
     return json_answer(Explanation(stored.job.id, lines))
