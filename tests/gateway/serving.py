@@ -21,6 +21,7 @@ from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
 from shoal.gateway.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
+from shoal.gateway.reach import Reach
 from shoal.protocols import discover
 from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
@@ -154,7 +155,7 @@ async def serving(
     bypass: frozenset[str] = frozenset(),
     open_loopback: bool = False,
     open_jobs: bool = False,
-    webhooks: bool = True,
+    webhooks: Reach = Reach.ANY,
     payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Pool]:

@@ -17,6 +17,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Limits, Privacy
 from shoal.gateway.jobs import LISTED_MAX, WAIT_MAX
 from shoal.gateway.moderation import Moderation
+from shoal.gateway.reach import Reach
 from shoal.pool.react import WORKERS_LOST_MAX
 from shoal.pool.stimuli import Paired
 from shoal.protocols.dispatch import Config
@@ -452,11 +453,22 @@ async def test_webhook_takes_a_key(pool: Pool) -> None:
 
 
 async def test_webhook_is_refused_where_nobody_is_called(tmp_path: Path) -> None:
-    async with serving(tmp_path, webhooks=False) as pool:
+    async with serving(tmp_path, webhooks=Reach.OFF) as pool:
         status, answer = await commit(pool, webhook=HOOK)
 
     assert status == 400
     assert "--webhooks off" in answer["error"]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "10.0.0.7:8080", "[fe80::1]"])
+async def test_webhook_inside_the_network_is_refused_at_once(
+    tmp_path: Path, host: str
+) -> None:
+    async with serving(tmp_path, webhooks=Reach.PUBLIC) as pool:
+        status, answer = await commit(pool, webhook=HOOK | {"url": f"http://{host}/"})
+
+    assert status == 400
+    assert "no public address" in answer["error"]
 
 
 async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Jobs as they are committed over HTTP: accepted, and paid for where that is asked."""
 
 from functools import partial
+from urllib.parse import urlsplit
 
 import msgspec
 from aiohttp import web
@@ -8,7 +9,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, PaymentDue
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job, Policy, Privacy, Task
+from shoal.domain.work import Job, Policy, Privacy, Task, Webhook
 from shoal.gateway.access import OPEN, Caller
 from shoal.gateway.asking import job_of
 from shoal.gateway.body import BODY_MAX
@@ -18,6 +19,7 @@ from shoal.gateway.parts import Gateway
 from shoal.gateway.paying import alone, pay, to_the_end
 from shoal.gateway.payments import NO_PAYMENTS
 from shoal.gateway.problems import problem
+from shoal.gateway.reach import Reach, is_beyond
 from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer
 from shoal.pool.react import NO_TRUSTED_WORKER
@@ -74,7 +76,7 @@ async def _commit(
     data = await body_of(gateway, request)
     work, terms = read_commit(data, policy, gateway.prices)
     if terms.webhook is not None:
-        _check_webhooks(gateway, caller)
+        _check_webhook(gateway, caller, terms.webhook)
     moderation = gateway.moderation_for(caller.name)
     given = work.payload if isinstance(work, Task) else work.text
     if moderation is not None and moderation.refuses_value(given):
@@ -109,8 +111,8 @@ async def _accepted(
     return reader.job_id
 
 
-def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
-    if not gateway.webhooks:
+def _check_webhook(gateway: Gateway, caller: Caller, webhook: Webhook) -> None:
+    if gateway.webhooks is Reach.OFF:
         raise InvalidRequest(
             "webhook: the coordinator calls nobody (--webhooks off): ask for the job "
             "with ?wait=",
@@ -121,4 +123,11 @@ def _check_webhooks(gateway: Gateway, caller: Caller) -> None:
             "webhook: only for clients with a key: send the header `Authorization: "
             "Bearer KEY`",
             "webhook",
+        )
+    host = urlsplit(webhook.url).hostname or ""
+    if is_beyond(host, gateway.webhooks):
+        raise InvalidRequest(
+            f"webhook.url: {host} is no public address, and the coordinator calls no "
+            "other (--webhooks public)",
+            "webhook.url",
         )

@@ -8,6 +8,7 @@ from shoal.gateway.access import Access
 from shoal.gateway.body import Bodies
 from shoal.gateway.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
+from shoal.gateway.reach import Reach
 from shoal.ledger.prices import PriceList
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
@@ -21,7 +22,7 @@ class Gateway:
 
     ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
     the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
-    asked for without a key, and ``webhooks`` that somebody may be told of their end;
+    asked for without a key, and ``webhooks`` who may be told of their end;
     ``payments`` collects what they cost, and ``being_paid`` has the owners and
     idempotency keys of those for which it just does.
     """
@@ -38,7 +39,7 @@ class Gateway:
     moderation_bypass: frozenset[str] = frozenset()
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
     open_jobs: bool = False
-    webhooks: bool = True
+    webhooks: Reach = Reach.ANY
     payments: Payments = NO_PAYMENTS
     bodies: Bodies = field(default_factory=Bodies)
     being_paid: set[tuple[str, str]] = field(default_factory=set)

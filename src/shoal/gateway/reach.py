@@ -48,6 +48,17 @@ def is_public(address: str) -> bool:
     return parsed in _UNICAST and not any(parsed in network for network in _ODD_6)
 
 
+def is_beyond(host: str, reach: Reach) -> bool:
+    """Say whether a host can never be called; what a name stands for is seen later."""
+    if reach is not Reach.PUBLIC:
+        return reach is Reach.OFF
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return not is_public(host)
+
+
 def _public_socket(info: AddrInfoType) -> socket.socket:
     """Make a socket for a connection to an address, if that is public.
 

@@ -196,7 +196,7 @@ async def _gateway(
         settings.moderation,
         prices=settings.prices,
         open_jobs=any(getattr(wire, "open", False) for wire in wires.values()),
-        webhooks=settings.reach is not Reach.OFF,
+        webhooks=settings.reach,
         payments=payments,
     )
 
