@@ -73,7 +73,8 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             gateway.bodies.let_go(request)
             now = gateway.clock.now()
             log_request(request, record, status, now - record.began)
-            counts.saw_request(request, record, status, now, gateway.models)
+            known = gateway.hub.pool.roster.with_model
+            counts.saw_request(request, record, status, now, known)
         return response
 
     app = web.Application(middlewares=[answer])

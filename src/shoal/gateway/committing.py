@@ -94,7 +94,7 @@ async def _commit(
         answer.headers.update(error.headers)
         return answer
     if terms.privacy is Privacy.PRIVATE:
-        stored = await gateway.store.job(job_id)
+        stored = await gateway.store.outline(job_id)
         if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
             return json_answer(Untrusted(job_id=job_id), 422)
     return json_answer(Committed(job_id), 201)

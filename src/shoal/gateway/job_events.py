@@ -41,7 +41,7 @@ from shoal.domain.ids import JobId
 from shoal.gateway import problems
 from shoal.gateway.access import Caller
 from shoal.gateway.job_shown import error_word
-from shoal.gateway.jobs import BASE, Enter, check_owned
+from shoal.gateway.jobs import BASE, Enter, owned_outline
 from shoal.gateway.parts import Gateway
 from shoal.gateway.query import job_in
 from shoal.gateway.record import record_of
@@ -126,7 +126,7 @@ async def _events(
 ) -> web.StreamResponse:
     caller = await enter(request, Scope.READ)
     job_id = job_in(request)
-    await check_owned(gateway, job_id, caller)
+    await owned_outline(gateway, job_id, caller)
     record_of(request).job_id = job_id
     seen = _last_seen(request)
     with listeners.listening(job_id) as signal:

@@ -34,7 +34,7 @@ from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer, json_bytes
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.stimuli import Withdrawn
-from shoal.store.port import StoredJob, Wanted
+from shoal.store.port import Outline, StoredJob, Wanted
 
 WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job
 LISTED_MAX = 100  # jobs in one answer
@@ -82,12 +82,13 @@ def routes(gateway: Gateway, enter: Enter) -> list[web.RouteDef]:
     ]
 
 
-async def check_owned(gateway: Gateway, job_id: JobId, caller: Caller) -> None:
-    """Raise NotFound if it is no job that the caller may see."""
+async def owned_outline(gateway: Gateway, job_id: JobId, caller: Caller) -> Outline:
+    """Return the outline of a job that the caller may see.  Raises NotFound."""
     found = await gateway.store.outline(job_id)
     mine = found is not None and found.owner == caller.name
     if found is None or not (mine or caller.may(Scope.ADMIN)):
         raise NotFound(NOT_FOUND)
+    return found
 
 
 async def _owned(gateway: Gateway, job_id: JobId, caller: Caller) -> StoredJob:
@@ -148,7 +149,7 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
     before = JobId(query.before) if query.before else None
     if before is not None:
         try:
-            await check_owned(gateway, before, caller)
+            await owned_outline(gateway, before, caller)
         except NotFound:
             text = f"before: there is no job {before}: it never was, or was pruned"
             raise InvalidRequest(text, "before") from None
@@ -171,14 +172,15 @@ async def _list(gateway: Gateway, enter: Enter, request: web.Request) -> web.Res
 async def _cancel(gateway: Gateway, enter: Enter, request: web.Request) -> web.Response:
     caller = await enter(request, Scope.USE)
     job_id = job_in(request)
-    stored = await _owned(gateway, job_id, caller)
+    state = (await owned_outline(gateway, job_id, caller)).state
     record_of(request).job_id = job_id
-    if stored.state not in ENDED:
+    if state not in ENDED:
         await gateway.hub.tell(Withdrawn(job_id, BY_OWNER))
         stored = await _owned(gateway, job_id, caller)
-        if stored.state is JobState.CANCELLED:
+        state = stored.state
+        if state is JobState.CANCELLED:
             return await _shown(gateway, stored)
     raise AlreadyEnded(
-        f"job {job_id} has ended already ({STATUSES[stored.state]}): there is nothing "
+        f"job {job_id} has ended already ({STATUSES[state]}): there is nothing "
         "to cancel"
     )

@@ -290,7 +290,8 @@ class Hub:
 
     def _post(self, mail: Mail) -> None:
         # Not bounded here, for everything that posts is: clients by the queue,
-        # workers by one joining each and a few words for each lease.
+        # workers by one joining each and a few words for each lease, and whoever tells
+        # the hub something by waiting until it is stored.
         if self._broken is None:
             self._mailbox.append(mail)
             self._wake.set()
@@ -327,21 +328,20 @@ class Hub:
             self.pool.apply(fact, now)
 
         for index, stimulus in enumerate(batch):
-            if isinstance(stimulus, Submitted) and (
-                error := self._clerk.refusal(stimulus.job)
-            ):
-                self._refuse(stimulus.job, error)
-                continue
-            if isinstance(stimulus, Submitted) and (error := self._hopeless(stimulus)):
-                if plan(self.pool):
+            if isinstance(stimulus, Submitted):
+                job = stimulus.job
+                unpaid = self._clerk.refusal(job)
+                full = hopeless(self.pool, job, self._queue_max)
+                if unpaid is None and full is not None and plan(self.pool):
                     # The queue is full only because a burst was not given out yet.  No
                     # lease ends in the batch that it begins in, so the rest waits.
                     self._mailbox[:0] = batch[index:]
                     self._put_off = True
                     self._wake.set()
                     break
-                self._refuse(stimulus.job, error)
-                continue
+                if (error := unpaid or full) is not None:
+                    self._refuse(job, error)
+                    continue
             for fact in react(self.pool, stimulus):
                 apply(fact)
         alarms = [self.pool.forgive(now)]
@@ -363,9 +363,6 @@ class Hub:
             return fact
         answer = self._answers.get(fact.job_id)
         return fact if answer is None else replace(fact, written=answer.size)
-
-    def _hopeless(self, submitted: Submitted) -> ShoalError | None:
-        return hopeless(self.pool, submitted.job, self._queue_max)
 
     def _set_alarm(self, times: list[float]) -> None:
         """Decide anew at the first of ``times``, though nothing may have happened."""
@@ -401,7 +398,8 @@ class Hub:
         for job_id in list(self._accepting):
             self._settle(job_id, error)
         for told in self._told:
-            told.set_exception(error)
+            if not told.done():  # else whoever told it has left
+                told.set_exception(error)
         for answer in self._answers.values():
             answer.fail(error)
         self._watch.stop()
