@@ -37,8 +37,7 @@ MEMBER = Member(
     3,
     "a token",
     frozenset({"al", "bo, c=d é"}),
-    public_key=SIGNER.public_key,
-    sign=SIGNER.sign,
+    identity=SIGNER,
 )
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
@@ -113,8 +112,7 @@ def somebody(name: str, model: str) -> Member:
         MEMBER,
         name=name,
         model=Model(model),
-        public_key=signer.public_key,
-        sign=signer.sign,
+        identity=signer,
     )
 
 

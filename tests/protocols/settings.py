@@ -8,4 +8,4 @@ SIGNER = Signer.from_seed(bytes(range(32)))
 
 def setting(start: int = 1, admission: Admission | None = None) -> Setting:
     """Return a setting in which random bytes are zeros."""
-    return Setting(start, admission or by_token(""), bytes, SIGNER.public_key, verify)
+    return Setting(start, admission or by_token(""), bytes, SIGNER, verify)

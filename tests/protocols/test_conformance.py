@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, sent, somebody
+from protocols.pairs import (
+    CHAT,
+    MEMBER,
+    RUN,
+    SIGNER,
+    Pair,
+    connect,
+    sent,
+    somebody,
+)
 from shoal.domain.assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
@@ -93,7 +102,7 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
 
     (joined,) = heard
     assert isinstance(joined, Joined)
-    assert MEMBER.name in joined.name or MEMBER.public_key.hex() in joined.name
+    assert MEMBER.name in joined.name or SIGNER.public_key.hex() in joined.name
     assert joined.offer.models == {model.name}
     assert joined.offer.slots == MEMBER.slots
     assert joined.offer.features <= model.features

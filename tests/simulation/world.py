@@ -153,8 +153,7 @@ class World:
             name,
             engine.models[0],
             slots,
-            public_key=signer.public_key,
-            sign=signer.sign,
+            identity=signer,
             epoch=EPOCH,
         )
         dialer = self._protocol.dial("ws://coordinator", member)

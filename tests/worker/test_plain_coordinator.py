@@ -121,8 +121,7 @@ async def worker_at(
         2,
         tasks=TASK_NAMES,
         device=Device.PHONE,
-        public_key=signer.public_key,
-        sign=signer.sign,
+        identity=signer,
         epoch=clock.wall() - clock.now(),
     )
     agent = Agent(

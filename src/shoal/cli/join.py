@@ -203,7 +203,7 @@ def _member(there: Target, signer: Signer | None, model: Model, name: str) -> Me
     member = Member(name, model, 1, there.token)
     if signer is None:
         return member
-    return replace(member, public_key=signer.public_key, sign=signer.sign)
+    return replace(member, identity=signer)
 
 
 async def _serve(worker: Worker, sources: list[Source], stop: asyncio.Event) -> int:

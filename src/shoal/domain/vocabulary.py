@@ -11,8 +11,9 @@ from typing import TypeAlias
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Piece, Usage
 from shoal.domain.receipts import SignedReceipt
+from shoal.domain.sharing import ModelWord
 from shoal.domain.work import PLAIN, Terms, Work
-from shoal.domain.worker import Health, Offer
+from shoal.domain.worker import Condition, Health, Offer
 
 # Commands: what the coordinator asks of a worker.
 
@@ -46,7 +47,7 @@ class Dismiss:
     reason: str
 
 
-Command: TypeAlias = RunJob | CancelJob | Dismiss
+Command: TypeAlias = RunJob | CancelJob | Dismiss | ModelWord
 
 
 # Events: what a worker tells the coordinator.
@@ -61,6 +62,16 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
+class Offered:
+    """What a peer can run from now on: an offer for each model, and no others.
+
+    Only on wires where one connection stands for all of a peer's models.
+    """
+
+    offers: tuple[Offer, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Draining:
     """The worker finishes what it has and takes nothing new."""
 
@@ -72,6 +83,13 @@ class Reported:
     """How the worker's machine is doing."""
 
     health: Health
+
+
+@dataclass(frozen=True, slots=True)
+class Conditioned:
+    """How much the worker can take has changed."""
+
+    condition: Condition
 
 
 @dataclass(slots=True)
@@ -132,5 +150,15 @@ class Failed:
 
 
 Event: TypeAlias = (
-    Joined | Draining | Reported | Progress | Completed | Rejected | Failed | Presented
+    Joined
+    | Offered
+    | Draining
+    | Reported
+    | Conditioned
+    | Progress
+    | Completed
+    | Rejected
+    | Failed
+    | Presented
+    | ModelWord
 )

@@ -306,6 +306,7 @@ class Terms:
     webhook: Webhook | None = None
     avoid: frozenset[WorkerId] = frozenset()  # workers that are not to have it
     detached: bool = False  # whether it goes on when nobody waits for it
+    near: bool = False  # whether no other pool may have it: it came from one
 
 
 PLAIN = Terms()

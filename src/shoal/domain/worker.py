@@ -40,6 +40,41 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
+class Hardware:
+    """What a machine is made of, as far as it is known; sizes in GB of 10^9 bytes.
+
+    ``tier`` is 1 (a large server) to 4 (a small device), as in TealeNet's documents.
+    """
+
+    chip: str = "unknown"
+    chip_family: str = "unknown"
+    memory_gb: float = 0.0
+    gpu_cores: int = 0
+    bandwidth_gb: float = 0.0  # per second, of the memory that models are in
+    tier: int = 4
+    gpu_backend: str = ""  # cuda, metal, cpu and so on
+    platform: str = ""  # linux, macOS, windows and so on
+    gpu_memory_gb: float | None = None
+
+
+UNKNOWN_HARDWARE = Hardware()
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How much a worker can take now beside what it was given here, in its own words.
+
+    ``unfit`` says why it should get nothing for now; empty: it may.  ``queued`` counts
+    the jobs that others have there, and ``speed`` is the share of its full speed, above
+    0 and at most 1.
+    """
+
+    unfit: str = ""
+    queued: int = 0
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Offer:
     """What a worker will run, as it declared when it joined.
 
@@ -49,6 +84,7 @@ class Offer:
 
     ``public_key`` is what the worker signs receipts with, in hexadecimal, and empty
     where its wire has none; ``proven`` says that it has shown to have the other half.
+    ``neighbour`` says that it is a pool of its own, which may ask others in its turn.
     """
 
     kinds: frozenset[Kind]
@@ -64,6 +100,7 @@ class Offer:
     public_key: str = ""
     proven: bool = False
     price: str = ""  # what it would like to be paid, in its own words
+    neighbour: bool = False
 
     @property
     def queues(self) -> frozenset[str]:

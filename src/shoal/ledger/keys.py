@@ -11,6 +11,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PrivateKey,
     Ed25519PublicKey,
 )
+from cryptography.hazmat.primitives.asymmetric.x25519 import (
+    X25519PrivateKey,
+    X25519PublicKey,
+)
 
 KEY_SIZE = 32  # bytes
 SIGNATURE_SIZE = 64  # bytes
@@ -27,11 +31,17 @@ _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 
 
 class Signer:
-    """An Ed25519 private key."""
+    """An Ed25519 private key, and the X25519 private key of the same seed.
+
+    The latter is the seed as it is, as TealeNet's nodes have it; the former is a hash
+    of it (RFC 8032, section 5.1.5), so that the two have nothing in common.
+    """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:
         self._key = key
+        self._exchange = X25519PrivateKey.from_private_bytes(key.private_bytes_raw())
         self.public_key = key.public_key().public_bytes_raw()
+        self.exchange_key = self._exchange.public_key().public_bytes_raw()
 
     @classmethod
     def from_seed(cls, seed: bytes) -> "Signer":
@@ -43,6 +53,13 @@ class Signer:
     def sign(self, message: bytes) -> bytes:
         """Return the signature, of 64 bytes."""
         return self._key.sign(message)
+
+    def exchange(self, public_key: bytes) -> bytes:
+        """Return what is shared with the owner of an X25519 key: 32 bytes, unhashed.
+
+        Raises ValueError for a key that shares the same with everybody.
+        """
+        return self._exchange.exchange(X25519PublicKey.from_public_bytes(public_key))
 
 
 def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:

@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias, TypeVar
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Command, Event
-from shoal.domain.worker import Device, Model
+from shoal.domain.worker import UNKNOWN_HARDWARE, Device, Hardware, Model, Offer
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -157,6 +157,27 @@ def is_token(presented: str, token: str) -> bool:
     return not token or hmac.compare_digest(given, wanted)
 
 
+class Identity(Protocol):
+    """The key pair that a machine is known by, on wires that know machines by keys.
+
+    ``public_key`` is Ed25519's, ``exchange_key`` X25519's; both have 32 bytes.
+    """
+
+    public_key: bytes
+    exchange_key: bytes
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature, of 64 bytes."""
+        ...
+
+    def exchange(self, public_key: bytes) -> bytes:
+        """Return what is shared with the owner of an X25519 key: 32 bytes, unhashed.
+
+        Raises ValueError for a key that shares the same with everybody.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Accepted:
     """A session for a new connection, and the headers of the answer that opens it.
@@ -183,33 +204,40 @@ class WebSocketRoute:
 Endpoint: TypeAlias = WebSocketRoute
 
 
-def _cannot_sign(message: bytes) -> bytes:
-    raise AssertionError("a worker without an identity has nothing to sign with")
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a protocol's endpoints have to know of the coordinator around them.
 
     ``start`` is in milliseconds since the epoch, and grows with every start.  ``draw``
     returns that many random bytes.  ``verifies`` says whether a signature (second) of a
-    message (third) was made by the owner of a public key (first).
+    message (third) was made by the owner of a public key (first).  ``epoch`` is as in
+    ``Member``, and ``name`` is what the machine is called.
     """
 
     start: int
     admission: Admission
     draw: Callable[[int], bytes]
-    public_key: bytes
+    identity: Identity
     verifies: Callable[[bytes, bytes, bytes], bool]
+    epoch: float = 0.0
+    name: str = "shoal"
+    hardware: Hardware = UNKNOWN_HARDWARE
+
+
+def _draws_nothing(size: int) -> bytes:
+    raise AssertionError("a member that draws secrets was given no source of them")
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
     """How a worker presents itself to a coordinator, for one model.
 
-    ``only_for`` names the keys that it works for; empty: all.  ``public_key`` and
-    ``sign`` are of its Ed25519 identity.  ``epoch`` is the Unix time at which the clock
-    passed as ``now`` was at 0.
+    ``only_for`` names the keys that it works for; empty: all.  ``identity`` is there
+    where the wire ``signs``.  ``epoch`` is the Unix time at which the clock passed as
+    ``now`` was at 0.  ``offers`` is what it can run when it begins, where one
+    connection stands for all models, and ``direct`` an address at which the coordinator
+    says that it can be reached without HTTP (``tcp://HOST:PORT``).  ``draw`` returns
+    that many random bytes.
     """
 
     name: str
@@ -219,9 +247,12 @@ class Member:
     only_for: frozenset[str] = frozenset()
     tasks: frozenset[str] = frozenset()  # names of tasks that it does as well
     device: Device = Device.DESKTOP
-    public_key: bytes = b""
-    sign: Callable[[bytes], bytes] = _cannot_sign
+    identity: Identity | None = None
     epoch: float = 0.0  # seconds
+    offers: tuple[Offer, ...] = ()
+    direct: str = ""
+    hardware: Hardware = UNKNOWN_HARDWARE
+    draw: Callable[[int], bytes] = _draws_nothing
 
 
 class Dialer(Protocol):

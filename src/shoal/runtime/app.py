@@ -105,7 +105,7 @@ async def coordinator(
             door,
             wires,
             kept.token,
-            kept.signer.public_key,
+            kept.signer,
             secrets.token_bytes,
         )
         app = make_app(gateway, upgrades.handle)

@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
+    Conditioned,
     Draining,
     Event,
     Failed,
     Joined,
+    Offered,
     Presented,
     Progress,
     Rejected,
@@ -77,6 +80,8 @@ class Hearing:
                 self._post(Retiring(speaker, event))
             case Reported(health):
                 self.healths[speaker] = health
+            case Conditioned() | Offered() | ModelWord():
+                pass
             case Presented(job_id, receipt):
                 worker = self._pool.workers.get(speaker)
                 if worker is not None and worker.offer.public_key:

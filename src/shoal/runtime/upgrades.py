@@ -10,7 +10,13 @@ from aiohttp import web
 from shoal.domain.errors import NotAdmitted, Refused
 from shoal.ledger.keys import verify
 from shoal.protocols import discover
-from shoal.protocols.session import Accepted, Hello, Setting, WebSocketRoute
+from shoal.protocols.session import (
+    Accepted,
+    Hello,
+    Identity,
+    Setting,
+    WebSocketRoute,
+)
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import POLICY, Door
 from shoal.runtime.hub import Hub
@@ -37,7 +43,7 @@ class Upgrades:
         door: Door,
         wires: Mapping[str, Any],
         token: str,
-        public_key: bytes,
+        identity: Identity,
         draw: Callable[[int], bytes],
     ) -> None:
         self._hub = hub
@@ -50,7 +56,9 @@ class Upgrades:
         for name, protocol in discover().items():
             config = wires.get(name) or protocol.config()
             admission = door.admission(name, config.token or token)
-            setting = Setting(start, admission, draw, public_key, verify)
+            setting = Setting(
+                start, admission, draw, identity, verify, clock.wall() - clock.now()
+            )
             for endpoint in protocol.endpoints(config, setting):
                 self._routes.append((name, endpoint))
         self._routes.sort(key=lambda route: route[1].rank)

@@ -16,6 +16,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Fault
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -214,6 +215,8 @@ class Agent:
                     self._jobs[job_id].cancel()
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
+            case ModelWord():
+                pass
 
     def _why_not(self) -> str | None:
         """Say why a job cannot be taken, or None if it can.

@@ -62,7 +62,7 @@ def around(admission: Admission | None = None) -> Setting:
     """Return what is around an endpoint; nothing that is drawn comes twice."""
     given = setting(1, admission or by_token(""))
     return Setting(
-        given.start, given.admission, Draws(), given.public_key, given.verifies
+        given.start, given.admission, Draws(), given.identity, given.verifies
     )
 
 

@@ -44,9 +44,7 @@ from shoal.protocols.session import (
 A = SIGNERS["A"]
 OURS = HEADER.lower()
 BOTH = {Kind.CHAT, Kind.TASK}
-WORKER = replace(
-    MEMBER, public_key=A.public_key, sign=A.sign, token="", only_for=frozenset()
-)
+WORKER = replace(MEMBER, identity=A, token="", only_for=frozenset())
 
 
 def register(**fields: object) -> str:

@@ -38,8 +38,7 @@ from shoal.protocols.session import (
 A = SIGNERS["A"]
 WORKER = replace(
     MEMBER,
-    public_key=A.public_key,
-    sign=A.sign,
+    identity=A,
     tasks=frozenset({"classify"}),
     epoch=1_770_638_400.0,  # 2026-02-09T12:00:00Z
 )

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 from protocols.dispatch.recorded import NOW, around, summary
-from protocols.pairs import CHAT, MEMBER, RUN, Pair, connect, meant, sent
+from protocols.pairs import CHAT, MEMBER, RUN, SIGNER, Pair, connect, meant, sent
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
@@ -51,7 +51,7 @@ def test_an_answer_of_ours_is_signed_in_the_documents_form() -> None:
     verdict = verify(
         completed.receipt,
         job_id=RUN.job_id,
-        public_key=MEMBER.public_key,
+        public_key=SIGNER.public_key,
         output_json=completed.output.encode(),
     )
     assert verdict is Verdict.VALID

@@ -31,7 +31,7 @@ from shoal.protocols.dispatch.javascript import (
 )
 from shoal.protocols.dispatch.messages import MESSAGE_MAX, REASON_MAX, JobComplete
 from shoal.protocols.dispatch.receipts import hash_of, read_bundled, sign
-from shoal.protocols.session import Member
+from shoal.protocols.session import Identity
 
 LOGPROBS_MAX = 500_000  # values beside an answer; they are read in 50 ms
 NO_TEXT = "the worker's answer has no text"
@@ -114,7 +114,7 @@ def read_answer(
 def encode_answer(
     wire_id: str,
     output: bytes,
-    member: Member,
+    identity: Identity,
     at: float,
     ending: Ending | None = None,
 ) -> str:
@@ -129,7 +129,7 @@ def encode_answer(
     Raises PeerError if the coordinator would refuse it for its size.
     """
     digest = hash_of(output) if ending is None else f"sha256:{hash_of(output)}"
-    receipt, signature = sign(wire_id, member.public_key, digest, at, member.sign)
+    receipt, signature = sign(wire_id, identity.public_key, digest, at, identity.sign)
     message: dict[str, object] = {
         "type": "job_complete",
         "job_id": wire_id,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -112,6 +113,8 @@ class ProviderSession:
             case Dismiss(reason):
                 farewell = _send(Error(Code.REPLACED, well_formed(reason)))
                 return (farewell, self._close(reason, REPLACED, "Replaced"))
+            case ModelWord():
+                raise Unsupported("this wire carries no models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         outputs: list[Event | Output] = []

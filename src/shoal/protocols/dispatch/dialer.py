@@ -7,7 +7,6 @@ from shoal.domain.errors import ConfigError
 from shoal.protocols.dispatch.desk import Desk
 from shoal.protocols.dispatch.extension import (
     HEADER,
-    KEY_SIZE,
     read_header,
     write_header,
 )
@@ -29,8 +28,9 @@ class ProviderDialer:
 
     def __init__(self, url: str, member: Member) -> None:
         self.url = _address(url)
-        assert len(member.public_key) == KEY_SIZE, "answers are signed on this wire"
-        said = {"key": member.public_key.hex(), "model": member.model.name}
+        assert member.identity is not None, "answers are signed on this wire"
+        key = member.identity.public_key.hex()
+        said = {"key": key, "model": member.model.name}
         headers = {HEADER: write_header(said)}
         if member.token:
             token = quote(member.token, safe="", errors="replace")

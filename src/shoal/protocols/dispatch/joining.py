@@ -143,7 +143,7 @@ def answer_headers(
     if visitor.announced.known:
         headers[HEADER] = write_header(
             {
-                "key": setting.public_key.hex(),
+                "key": setting.identity.public_key.hex(),
                 "challenge": base64.b64encode(visitor.challenge).decode(),
             }
         )
@@ -215,7 +215,7 @@ def _check_proof(
     key = bytes.fromhex(message.provider_pubkey)
     if visitor.announced.key not in (b"", key):
         raise PeerError(f"register: provider_pubkey: the header {HEADER} names another")
-    proof = proof_of(visitor.challenge, setting.public_key, key)
+    proof = proof_of(visitor.challenge, setting.identity.public_key, key)
     if not setting.verifies(key, signature_of(said.proof), proof):
         raise PeerError(
             "register: shoal.proof: not a signature of this connection's challenge by "

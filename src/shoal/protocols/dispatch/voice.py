@@ -35,7 +35,7 @@ from shoal.protocols.dispatch.messages import (
     ProviderType,
     Register,
 )
-from shoal.protocols.session import Member
+from shoal.protocols.session import Identity, Member
 
 TYPES: Mapping[Device, ProviderType] = {
     device: type_ for type_, device in DEVICES.items()
@@ -50,6 +50,12 @@ class Voice:
     announced: Announcement
 
     @property
+    def identity(self) -> Identity:
+        """The key that its answers are signed with."""
+        assert self.member.identity is not None, "answers are signed on this wire"
+        return self.member.identity
+
+    @property
     def extended(self) -> bool:
         return self.announced.known
 
@@ -60,11 +66,12 @@ class Voice:
         shoal: Raw | UnsetType = UNSET
         if self.extended:
             challenge, coordinator = self.announced.challenge, self.announced.key
-            proof = member.sign(proof_of(challenge, coordinator, member.public_key))
+            own = self.identity.public_key
+            proof = self.identity.sign(proof_of(challenge, coordinator, own))
             shoal = Raw(written(present(member, proof)))
         return written(
             Register(
-                member.public_key.hex(),
+                self.identity.public_key.hex(),
                 TYPES[member.device],
                 [name for name, kind in CAPABILITIES.items() if kind in kinds],
                 shoal=shoal,
@@ -76,7 +83,7 @@ class Voice:
         metrics = None
         if health is not None:
             metrics = Metrics(health.cpu, health.memory, health.jobs)
-        return written(Heartbeat(self.member.public_key.hex(), metrics))
+        return written(Heartbeat(self.identity.public_key.hex(), metrics))
 
     def draining(self, reason: str) -> str:
         """Return that nothing new is taken; only ours understand it."""
@@ -115,7 +122,7 @@ class Voice:
             return self._rejection(running, why, attempt)
         # As original workers say it: what is rejected hangs for ever there.
         output = error_output(why[:REASON_MAX])
-        return encode_answer(running.wire_id, output, self.member, self._at(now))
+        return encode_answer(running.wire_id, output, self.identity, self._at(now))
 
     def _completion(self, running: Running, event: Completed, now: float) -> str:
         pieces = [*running.pieces, *event.rest]
@@ -125,7 +132,7 @@ class Voice:
         if self.extended:
             ending = ending_of(running.lease, event.finish_reason, outcome)
         return encode_answer(
-            running.wire_id, output, self.member, self._at(now), ending
+            running.wire_id, output, self.identity, self._at(now), ending
         )
 
     def _rejection(self, running: Running, why: str, attempt: Attempt) -> str:

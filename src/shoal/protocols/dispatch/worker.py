@@ -7,14 +7,17 @@ from msgspec import UnsetType
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Piece
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
     Completed,
+    Conditioned,
     Draining,
     Event,
     Failed,
     Joined,
+    Offered,
     Presented,
     Progress,
     Rejected,
@@ -86,8 +89,8 @@ class CoordinatorLink:
         if self._closed:
             return ()
         match message:
-            case Joined() | Presented():
-                raise Unsupported("a worker joins by registering, and signs answers")
+            case Joined() | Offered() | Presented() | Conditioned() | ModelWord():
+                raise Unsupported("this wire has no words for it")
             case Draining(reason):
                 self._draining = reason
                 return self._say_draining()

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Piece, Usage
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
@@ -113,6 +114,8 @@ class NodeSession:
             case Dismiss(reason):
                 self._closed = True
                 return (Close(reason, BYE, "Bye"),)
+            case ModelWord():
+                raise Unsupported("this wire carries no models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         if self._closed:

@@ -7,14 +7,17 @@ from urllib.parse import quote, urlencode, urlsplit
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Piece
+from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
     Completed,
+    Conditioned,
     Draining,
     Event,
     Failed,
     Joined,
+    Offered,
     Presented,
     Progress,
     Rejected,
@@ -175,7 +178,7 @@ class ServerSession:
         match message:
             case Joined():
                 raise Unsupported("a node joins by its URL")
-            case Reported() | Presented():
+            case Offered() | Reported() | Conditioned() | Presented() | ModelWord():
                 raise Unsupported("a node has no words for it")
             case Draining(reason):
                 # A plain server finds out when the connection ends.
