@@ -16,6 +16,8 @@ from shoal.protocols.session import Data, Hello, Pass, Session
 EVERYBODY = ""
 """The peer that stands for all peers of a connection."""
 
+BY_NO_TOKEN = Pass()
+
 
 class Protection(Enum):
     """Who else can read what is said to a peer."""
@@ -38,7 +40,7 @@ class Met:
     name: str
     cancels: bool = False
     asks: bool = False
-    admitted: Pass = Pass()
+    admitted: Pass = BY_NO_TOKEN
     protection: Protection = Protection.PLAIN
 
 
