@@ -58,6 +58,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Chat, Feature, Job, Kind, Limits
 from shoal.pool.lifecycle import JobState
+from shoal.pool.stimuli import Funded
 from shoal.runtime.hub import GOING_AWAY
 from shoal.runtime.reading import UNREAD_CEILING
 from shoal.runtime.recorder import RECORD_WITHIN
@@ -952,6 +953,27 @@ def test_failing_store_ends_every_job_with_its_error() -> None:
         assert its.task.done()
         assert its.hub.ready == "shoal.db: disk I/O error"
         assert isinstance((await its.ask()).error, StoreError)
+
+    play(script)
+
+
+def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
+    async def script(its: Coordinator) -> None:
+        its.store.working.clear()
+        leaving = asyncio.create_task(its.hub.tell(Funded("a", 1, "admin")))
+        staying = asyncio.create_task(its.hub.tell(Funded("b", 1, "admin")))
+        await moment()
+        leaving.cancel()
+        its.store.full = True
+
+        its.store.working.set()
+        await moment()
+
+        with pytest.raises(StoreError):
+            await staying
+        assert leaving.cancelled()
+        assert its.task.done()
+        assert its.hub.ready == "shoal.db: disk I/O error"
 
     play(script)
 

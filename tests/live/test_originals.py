@@ -1,0 +1,262 @@
+"""TealeNet's original programs, imitated, with real processes of ours."""
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
+from models.pairs import PAIRS
+from originals.mac import Mac
+from originals.relay import OriginalRelay
+from originals.relay_peers import RustGateway, RustNode
+
+STORY = "Tell me a story."
+MODEL = "mlx-community/Qwen3-8B-4bit"
+A, B = bytes([0x11] * 32), bytes([0x22] * 32)
+
+
+def lan_port(pool: Pool) -> int:
+    port: int = pool.ready["ports"]["tealenet"]
+    return port
+
+
+def relay_url(pool: Pool) -> str:
+    return pool.url.replace("http", "ws", 1) + "/ws"
+
+
+def node_id(pool: Pool) -> str:
+    """Return under which id the coordinator is at its own relay."""
+    keys: Any = pool.admin("receipts/key")
+    public_key: str = keys["public_key"]
+    return public_key
+
+
+async def chat(pool: Pool, model: str, question: str = STORY) -> str:
+    client = AsyncOpenAI(base_url=f"{pool.url}/v1", api_key=KEY, max_retries=0)
+    async with client, asyncio.timeout(PATIENCE):
+        answer = await client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": question}],
+            temperature=0,
+        )
+        text = answer.choices[0].message.content
+        assert text is not None
+        return text
+
+
+async def until_offered(pool: Pool, model: str) -> None:
+    """Wait until the coordinator has a worker for a model."""
+
+    def offered() -> bool:
+        with pool.client() as client:
+            return model in [each.id for each in client.models.list()]
+
+    await asyncio.to_thread(eventually, offered, f"{model} is offered")
+
+
+async def test_a_mac_that_dials_serves_the_pool(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    mac = Mac([MODEL], ["One ", "two ", "three"])
+
+    async with mac.dialled(lan_port(pool)):
+        await until_offered(pool, MODEL)
+        assert await chat(pool, MODEL) == "One two three"
+
+    assert mac.dropped == []
+
+
+async def test_a_mac_that_is_dialled_serves_the_pool(programs: Programs) -> None:
+    mac = Mac([MODEL], ["One ", "two ", "three"], passcode="hunter2")
+    async with mac.listening() as port:
+        flags = ("--tealenet-passcode", "hunter2")
+        pool = programs.serve("--tealenet-peer", f"127.0.0.1:{port}", *flags)
+        await until_offered(pool, MODEL)
+
+        assert await chat(pool, MODEL) == "One two three"
+
+        hello = await mac.until("hello")
+        assert hello["deviceInfo"]["hardware"]["totalRAMGB"] > 0
+    assert mac.dropped == []
+
+
+async def test_a_mac_with_another_passcode_is_hung_up_on(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-passcode", "hunter2")
+    mac = Mac([MODEL], passcode="hunter3")
+
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(3), mac.dialled(lan_port(pool)):
+            pass
+
+    assert mac.heard == []
+    assert "passcode" in pool.program.errors
+
+
+async def test_a_mac_asks_the_pool(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    await asyncio.to_thread(pool.joined, "one")
+    mac = Mac()
+
+    async with mac.dialled(lan_port(pool)):
+        hello = await mac.until("helloAck")
+        assert hello["loadedModels"] == ["tiny"]
+        request_id = mac.ask("tiny", STORY, temperature=0)
+        done = await mac.until("inferenceComplete")
+
+    assert done["requestID"].upper() == request_id
+    assert mac.answered(request_id) == PAIRS[STORY]
+    assert mac.dropped == []
+
+
+async def test_a_mac_that_may_not_ask_is_told_why(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    mac = Mac()
+
+    async with mac.dialled(lan_port(pool)):
+        request_id = mac.ask("nobody-has-it", STORY)
+        error = await mac.until("inferenceError")
+
+    assert error["requestID"].upper() == request_id
+    assert "nobody-has-it" in error["errorMessage"]
+
+
+async def test_queries_are_answered_while_an_answer_is_under_way(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--tealenet-open")
+    await asyncio.to_thread(pool.joined, "one")
+    mac = Mac()
+
+    async with mac.dialled(lan_port(pool)):
+        mac.ask("tiny", STORY, temperature=0)
+        mac.say("modelQuery", {"modelID": "absent/model"})
+        response = await mac.until("modelQueryResponse")
+        order = [kind for kind, _ in mac.heard]
+        await mac.until("inferenceComplete")
+
+    assert response == {"modelID": "absent/model", "available": False}
+    assert "inferenceComplete" not in order
+
+
+async def test_a_rust_node_at_our_relay_serves_the_pool(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    node = RustNode(A, [MODEL], pieces=["One ", "two"])
+
+    async with node.joined(relay_url(pool)):
+        await until_offered(pool, MODEL)
+        assert await chat(pool, MODEL) == "One two"
+
+    assert node.served[0]["streaming"] is True
+    assert node.served[0]["request"]["stream_options"] == {"include_usage": True}
+
+
+async def test_who_is_not_let_in_gets_no_work(programs: Programs) -> None:
+    pool = programs.serve()
+    node = RustNode(A, [MODEL])
+
+    async with node.joined(relay_url(pool)):
+        await asyncio.to_thread(pool.joined, "one")
+
+    assert [each["worker"] for each in pool.workers()] == ["tealenet:one/tiny"]
+
+
+async def test_a_gateway_at_our_relay_asks_the_pool(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-open")
+    await asyncio.to_thread(pool.joined, "one")
+    gateway = RustGateway(B)
+
+    async with gateway.joined(relay_url(pool)):
+        peers = await gateway.discover()
+        (asked,) = [
+            each["nodeID"]
+            for each in peers.values()
+            if "shoal" in each["capabilities"]
+            and "tiny" in each["capabilities"]["loadedModels"]
+        ][:1]
+        answer = await gateway.chat(asked, "tiny", STORY)
+
+    assert text_of(answer) == PAIRS[STORY]
+    assert list(answer[-1]) == ["inferenceComplete"]
+
+
+async def test_our_worker_serves_a_gateway_at_the_original_relay(
+    programs: Programs,
+) -> None:
+    relay, gateway = OriginalRelay(), RustGateway(B)
+    async with relay.serving() as url, gateway.joined(url):
+        worker = programs.run(
+            *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
+            *("--model", f"tiny={TINY}"),
+        )
+        await asyncio.to_thread(worker.said, "joined")
+        await gateway.until("peerJoined")
+        peers = await gateway.discover()
+        (found,) = peers.values()
+        assert found["capabilities"]["loadedModels"] == ["tiny"]
+
+        answer = await gateway.chat(found["nodeID"], "tiny", STORY)
+
+    assert text_of(answer) == PAIRS[STORY]
+
+
+async def test_our_coordinator_uses_a_node_at_the_original_relay(
+    programs: Programs,
+) -> None:
+    relay, node = OriginalRelay(), RustNode(A, [MODEL], pieces=["One ", "two"])
+    async with relay.serving() as url, node.joined(url):
+        pool = programs.serve("--tealenet-open", "--tealenet-relay", url)
+        await until_offered(pool, MODEL)
+
+        assert await chat(pool, MODEL) == "One two"
+
+
+async def test_a_node_that_goes_is_replaced_without_a_gap(programs: Programs) -> None:
+    pieces = [f"word{number} " for number in range(40)]
+    pool = programs.serve("--tealenet-open")
+    first = RustNode(A, [MODEL], pieces=pieces, pause=0.02)
+    second = RustNode(B, [MODEL], pieces=pieces)
+
+    async with second.joined(relay_url(pool)):
+        async with first.joined(relay_url(pool)):
+            await until_offered(pool, MODEL)
+            answers = [asyncio.create_task(chat(pool, MODEL)) for _ in range(2)]
+            await first.until("relayData")
+            await asyncio.sleep(0.2)
+        texts = await asyncio.gather(*answers)
+
+    assert texts == ["".join(pieces)] * 2
+
+
+async def test_the_original_relay_cannot_read_what_ours_say(
+    programs: Programs,
+) -> None:
+    relay = OriginalRelay()
+    async with relay.serving() as url:
+        pool = programs.serve("--tealenet-open", "--tealenet-relay", url)
+        worker = programs.run(
+            *("join", url, "--wire", "tealenet", "--json", "--name", "one"),
+            *("--model", f"tiny={TINY}"),
+        )
+        await asyncio.to_thread(worker.said, "joined")
+        await until_offered(pool, "tiny")
+        assert await chat(pool, "tiny") == PAIRS[STORY]
+
+    crossed = [payload["data"] for kind, payload in relay.crossed if "data" in payload]
+    assert crossed
+    said = b"".join(base64.b64decode(data) for data in crossed)
+    assert b"inferenceRequest" not in said
+    assert STORY.encode() not in said
+    assert PAIRS[STORY][:20].encode() not in said
+
+
+def text_of(answer: list[dict[str, Any]]) -> str:
+    """Return the text of an answer's chunks."""
+    text = ""
+    for message in answer:
+        for choice in (
+            message.get("inferenceChunk", {}).get("chunk", {}).get("choices", [])
+        ):
+            text += choice["delta"].get("content") or ""
+    return text

@@ -1,0 +1,5 @@
+"""Imitations of TealeNet's original programs, for tests.
+
+Written from what the real ones were seen to do on the wire, faults included; none of
+them shares a line with what it is tried against.
+"""

@@ -1,0 +1,291 @@
+"""A Mac on the local network: one connection, one message at a time."""
+
+import asyncio
+import base64
+import hashlib
+import struct
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from originals import swift
+
+APPLE = 978_307_200
+CHUNK = 1_048_576
+HEARTBEAT = 5.0
+DEAF = 0.05  # seconds after its hello in which a dialling Mac loses what it is sent
+SIZE = struct.Struct(">I")
+
+
+@dataclass
+class Mac:
+    """A Mac with models, each of which answers with the same pieces."""
+
+    models: list[str] = field(default_factory=list)
+    pieces: Sequence[str] = ("Hel", "lo")
+    passcode: str | None = None
+    folder: Path | None = None  # of models that it shares
+    device_id: str = field(default_factory=lambda: str(uuid.uuid4()).upper())
+    pause: float = 0.0  # seconds between two pieces
+    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+    """Why messages were dropped."""
+
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    writers: list[asyncio.StreamWriter] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def listening(self, host: str = "127.0.0.1") -> AsyncIterator[int]:
+        """Wait for peers that dial; gives the port."""
+        server = await asyncio.start_server(self._accepted, host, 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+            self._hang_up()
+
+    @asynccontextmanager
+    async def dialled(self, port: int, host: str = "127.0.0.1") -> AsyncIterator[None]:
+        """Be connected for the length of the block, once the handshake is done."""
+        reader, writer = await asyncio.open_connection(host, port)
+        self.writers.append(writer)
+        self._send(writer, "hello", self._introduction())
+        serving = asyncio.create_task(self._dial(reader, writer))
+        try:
+            await self.until("helloAck")
+            yield
+        finally:
+            self._hang_up()
+            serving.cancel()
+            with suppress(asyncio.CancelledError):
+                await serving
+
+    async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
+        """Wait until so many messages of a kind have come; return the last of them."""
+        async with asyncio.timeout(20):
+            while True:
+                came = [payload for each, payload in self.heard if each == kind]
+                if len(came) >= count:
+                    return came[count - 1]
+                self.news.clear()
+                await self.news.wait()
+
+    def say(self, kind: str, payload: dict[str, Any]) -> None:
+        """Send a message of the Mac's own to its newest peer."""
+        self._send(self.writers[-1], kind, payload)
+
+    def ask(self, model: str, question: str, **more: Any) -> str:
+        """Ask its newest peer; return the request's id."""
+        request_id = str(uuid.uuid4()).upper()
+        messages = [{"role": "user", "content": question}]
+        request = {"model": model, "messages": messages, "stream": True, **more}
+        payload = {"requestID": request_id, "request": request, "streaming": True}
+        self.say("inferenceRequest", payload)
+        return request_id
+
+    def answered(self, request_id: str) -> str:
+        """Return the text that has come for a request."""
+        text = ""
+        for kind, payload in self.heard:
+            if kind == "inferenceChunk" and _same(payload["requestID"], request_id):
+                for choice in payload["chunk"]["choices"]:
+                    text += choice["delta"].get("content") or ""
+        return text
+
+    def _hang_up(self) -> None:
+        for writer in self.writers:
+            writer.close()
+
+    async def _accepted(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.writers.append(writer)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                kind, payload = await self._next(reader)
+                if kind == "hello":
+                    break
+            if payload.get("clusterPasscodeHash") != self._hash():
+                writer.close()
+                return
+            self._send(writer, "helloAck", self._introduction())
+            await self._serve(reader, writer)
+
+    async def _dial(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            # It only now begins to listen: what came meanwhile is lost.
+            await asyncio.sleep(DEAF)
+            reader._buffer.clear()  # type: ignore[attr-defined]  # of asyncio's own
+            while (await self._next(reader))[0] != "helloAck":
+                pass
+            await self._serve(reader, writer)
+
+    async def _serve(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        beating = asyncio.create_task(self._beat(writer))
+        try:
+            while True:
+                kind, payload = await self._next(reader)
+                await self._answer(writer, kind, payload)
+        finally:
+            beating.cancel()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while not writer.is_closing():
+            self._send(writer, "heartbeat", self._health(models=self.models))
+            await asyncio.sleep(HEARTBEAT)
+
+    async def _next(self, reader: asyncio.StreamReader) -> tuple[str, dict[str, Any]]:
+        while True:
+            (size,) = SIZE.unpack(await reader.readexactly(SIZE.size))
+            raw = await reader.readexactly(size)
+            try:
+                kind, payload = swift.read(raw)
+            except swift.Refused as why:
+                self.dropped.append(f"{why}: {raw[:200]!r}")
+                self.news.set()
+                continue
+            self.heard.append((kind, payload))
+            self.news.set()
+            return kind, payload
+
+    async def _answer(
+        self, writer: asyncio.StreamWriter, kind: str, payload: dict[str, Any]
+    ) -> None:
+        match kind:
+            case "heartbeat":
+                # Not its health: a default one, with its name and the time.
+                self._send(writer, "heartbeatAck", self._health(models=[]))
+            case "inferenceRequest":
+                await self._infer(writer, payload)
+            case "modelQuery":
+                self._tell_of_model(writer, payload["modelID"])
+            case "modelTransferRequest":
+                await self._give_model(writer, payload)
+            case _:
+                pass  # acknowledgements, and what it never asked for
+
+    async def _infer(
+        self, writer: asyncio.StreamWriter, payload: dict[str, Any]
+    ) -> None:
+        request_id = str(uuid.UUID(payload["requestID"])).upper()
+        model = payload["request"].get("model") or self.models[0]
+        if model not in self.models:
+            error = {"requestID": request_id, "errorMessage": "Model not loaded"}
+            self._send(writer, "inferenceError", error)
+            return
+        deltas: list[dict[str, Any]] = [{"role": "assistant"}]
+        deltas += [{"content": piece} for piece in self.pieces]
+        for delta in deltas:
+            self._chunk(writer, request_id, model, delta, None)
+            await asyncio.sleep(self.pause)
+        self._chunk(writer, request_id, model, {}, "stop")
+        self._send(writer, "inferenceComplete", {"requestID": request_id})
+
+    def _chunk(
+        self,
+        writer: asyncio.StreamWriter,
+        request_id: str,
+        model: str,
+        delta: dict[str, Any],
+        finish: str | None,
+    ) -> None:
+        chunk = {
+            "id": "chatcmpl-mac",
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": model,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
+        }
+        self._send(writer, "inferenceChunk", {"requestID": request_id, "chunk": chunk})
+
+    def _tell_of_model(self, writer: asyncio.StreamWriter, model: str) -> None:
+        path = None if self.folder is None else self.folder / model
+        if path is None or not path.exists():
+            self._send(
+                writer, "modelQueryResponse", {"modelID": model, "available": False}
+            )
+            return
+        size = sum(each.stat().st_size for each in path.iterdir() if each.is_file())
+        said = {"modelID": model, "available": True, "totalSizeBytes": size}
+        self._send(writer, "modelQueryResponse", said)
+
+    async def _give_model(
+        self, writer: asyncio.StreamWriter, payload: dict[str, Any]
+    ) -> None:
+        path = None if self.folder is None else self.folder / payload["modelID"]
+        if path is None or not path.exists():
+            return  # not a word
+        files = [each for each in path.iterdir() if not each.name.startswith(".")]
+        for file in files:
+            content = file.read_bytes()
+            for offset in range(0, len(content), CHUNK):
+                piece = content[offset : offset + CHUNK]
+                last = file is files[-1] and offset + CHUNK >= len(content)
+                chunk = {
+                    "transferID": payload["transferID"].upper(),
+                    "fileName": file.name,
+                    "offset": offset,
+                    "data": base64.b64encode(piece).decode(),
+                    "isLastChunk": last,
+                }
+                self._send(writer, "modelTransferChunk", chunk)
+                await writer.drain()
+        done = {"transferID": payload["transferID"], "modelID": payload["modelID"]}
+        self._send(writer, "modelTransferComplete", done)
+
+    def _send(
+        self, writer: asyncio.StreamWriter, kind: str, payload: dict[str, Any]
+    ) -> None:
+        raw = swift.write(kind, payload)
+        writer.write(SIZE.pack(len(raw)) + raw)
+
+    def _introduction(self) -> dict[str, Any]:
+        now = time.time() - APPLE
+        return {
+            "deviceInfo": {
+                "id": self.device_id,
+                "name": "Studio",
+                "hardware": {
+                    "chipFamily": "m2Pro",
+                    "chipName": "Apple M2 Pro",
+                    "totalRAMGB": 32.0,
+                    "gpuCoreCount": 19,
+                    "memoryBandwidthGBs": 200.0,
+                    "tier": 2,
+                },
+                "registeredAt": now,
+                "lastSeenAt": now,
+                "isCurrentDevice": True,
+                "loadedModels": [],
+            },
+            "protocolVersion": 1,
+            "clusterPasscodeHash": self._hash(),
+            "loadedModels": self.models,
+        }
+
+    def _health(self, models: list[str]) -> dict[str, Any]:
+        return {
+            "deviceID": self.device_id,
+            "timestamp": time.time() - APPLE,
+            "thermalLevel": "nominal",
+            "throttleLevel": 100,
+            "loadedModels": models,
+            "isGenerating": False,
+            "queueDepth": 0,
+            "organizationID": self._hash(),
+        }
+
+    def _hash(self) -> str | None:
+        if self.passcode is None:
+            return None
+        return hashlib.sha256(self.passcode.encode()).hexdigest()
+
+
+def _same(one: str, other: str) -> bool:
+    return one.upper() == other.upper()

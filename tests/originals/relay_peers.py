@@ -1,0 +1,283 @@
+"""A node and a gateway at a relay, as the Rust programs are there."""
+
+import asyncio
+import base64
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+APPLE = 978_307_200
+REGISTER_EVERY = 10.0
+
+
+@dataclass
+class AtRelay:
+    """What both have in common: a key, a socket, and whom else they know."""
+
+    seed: bytes
+    models: list[str] = field(default_factory=list)
+    peers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    socket: ClientWebSocketResponse | None = None
+
+    @property
+    def node_id(self) -> str:
+        return self._key.public_key().public_bytes_raw().hex()
+
+    @property
+    def _key(self) -> Ed25519PrivateKey:
+        return Ed25519PrivateKey.from_private_bytes(self.seed)
+
+    @asynccontextmanager
+    async def joined(self, url: str) -> AsyncIterator[None]:
+        """Be registered for the length of the block."""
+        async with (
+            ClientSession() as session,
+            session.ws_connect(f"{url}?node={self.node_id}", max_msg_size=0) as socket,
+        ):
+            self.socket = socket
+            await self.say("register", self._registration())
+            serving = asyncio.create_task(self._serve(socket))
+            try:
+                await self.until("registerAck")
+                yield
+            finally:
+                serving.cancel()
+                with suppress(asyncio.CancelledError):
+                    await serving
+
+    async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
+        """Wait until so many messages of a kind have come; return the last of them."""
+        async with asyncio.timeout(20):
+            while True:
+                came = [payload for each, payload in self.heard if each == kind]
+                if len(came) >= count:
+                    return came[count - 1]
+                self.news.clear()
+                await self.news.wait()
+
+    async def say(self, kind: str, payload: dict[str, Any]) -> None:
+        assert self.socket is not None
+        text = json.dumps({kind: payload}, sort_keys=True, separators=(",", ":"))
+        await self.socket.send_str(text)
+
+    async def cluster(
+        self, to: str, session_id: str, kind: str, payload: dict[str, Any]
+    ) -> None:
+        """Send a cluster message in a session."""
+        raw = json.dumps({kind: {"_0": payload}}, sort_keys=True).encode()
+        await self.say(
+            "relayData",
+            self._between(to, session_id) | {"data": base64.b64encode(raw).decode()},
+        )
+
+    def _between(self, to: str, session_id: str) -> dict[str, Any]:
+        return {"fromNodeID": self.node_id, "toNodeID": to, "sessionID": session_id}
+
+    def _registration(self) -> dict[str, Any]:
+        return {
+            "nodeID": self.node_id,
+            "publicKey": self.node_id,
+            "displayName": "a Rust node",
+            "capabilities": {
+                "hardware": {
+                    "chipFamily": "amdCPU",
+                    "chipName": "g",
+                    "totalRAMGB": 64.0,
+                    "gpuCoreCount": 0,
+                    "memoryBandwidthGBs": 50.0,
+                    "tier": 2,
+                },
+                "loadedModels": self.models,
+                "maxModelSizeGB": 28.0,
+                "isAvailable": bool(self.models),
+                "maxConcurrentRequests": 2,
+                "effectiveContext": 8192,
+                "onACPower": True,
+            },
+            "signature": self._key.sign(self.node_id.encode()).hex(),
+        }
+
+    async def _serve(self, socket: ClientWebSocketResponse) -> None:
+        async for message in socket:
+            if message.type is not WSMsgType.TEXT:
+                continue
+            ((kind, payload),) = json.loads(message.data).items()
+            self.heard.append((kind, payload))
+            self.news.set()
+            await self._take(kind, payload)
+        self.heard.append(("closed", {"code": socket.close_code}))
+        self.news.set()
+
+    async def _take(self, kind: str, payload: dict[str, Any]) -> None:
+        if kind == "discoverResponse":
+            self.peers = {each["nodeID"]: each for each in payload["peers"]}
+
+
+@dataclass
+class RustNode(AtRelay):
+    """Serves one message at a time, and knows neither sessions nor cancellation."""
+
+    pieces: Sequence[str] = ("Hel", "lo")
+    pause: float = 0.0  # seconds between two pieces
+    served: list[dict[str, Any]] = field(default_factory=list)
+    """The requests, as they came."""
+
+    unknown: list[bytes] = field(default_factory=list)
+    """Data that it ignored."""
+
+    device_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+
+    async def _take(self, kind: str, payload: dict[str, Any]) -> None:
+        await super()._take(kind, payload)
+        if kind == "relayOpen":
+            session = self._between(payload["fromNodeID"], payload["sessionID"])
+            await self.say("relayReady", session)
+        elif kind == "relayData":
+            raw = base64.b64decode(payload["data"])
+            await self._told(payload["fromNodeID"], payload["sessionID"], raw)
+
+    async def _told(self, peer: str, session_id: str, raw: bytes) -> None:
+        try:
+            ((kind, payload),) = json.loads(raw).items()
+        except ValueError:
+            self.unknown.append(raw)
+            return
+        payload = payload.get("_0", payload)
+        match kind:
+            case "hello":
+                said = {
+                    "deviceInfo": {"id": self.device_id},
+                    "protocolVersion": 1,
+                    "loadedModels": self.models,
+                }
+                await self.cluster(peer, session_id, "helloAck", said)
+            case "heartbeat":
+                health = {
+                    "deviceID": str(uuid.uuid4()),
+                    "timestamp": time.time() - APPLE,
+                    "thermalLevel": "nominal",
+                    "throttleLevel": 100,
+                    "loadedModels": self.models,
+                    "isGenerating": False,
+                    "queueDepth": 0,
+                    "ewmaTokensPerSecond": 18.3,
+                }
+                await self.cluster(peer, session_id, "heartbeatAck", health)
+            case "inferenceRequest":
+                await self._infer(peer, session_id, payload)
+            case _:
+                self.unknown.append(raw)
+
+    async def _infer(self, peer: str, session_id: str, asked: dict[str, Any]) -> None:
+        self.served.append(asked)
+        request_id, request = asked["requestID"], asked["request"]
+        if request.get("model") not in self.models:
+            error = {
+                "requestID": request_id,
+                "errorMessage": "model not loaded",
+                "code": "model_not_loaded",
+            }
+            await self.cluster(peer, session_id, "inferenceError", error)
+            return
+        deltas: list[tuple[dict[str, Any], str | None]] = [
+            ({"role": "assistant"}, None)
+        ]
+        deltas += [({"content": piece}, None) for piece in self.pieces]
+        deltas += [({}, "stop")]
+        for delta, finish in deltas:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            await self._chunk(peer, session_id, request_id, {"choices": [choice]})
+            await asyncio.sleep(self.pause)
+        if (request.get("stream_options") or {}).get("include_usage"):
+            count = len(self.pieces)
+            usage = {
+                "prompt_tokens": 5,
+                "completion_tokens": count,
+                "total_tokens": 5 + count,
+            }
+            await self._chunk(
+                peer, session_id, request_id, {"choices": [], "usage": usage}
+            )
+        done = {"requestID": request_id, "tokensOut": len(deltas)}
+        await self.cluster(peer, session_id, "inferenceComplete", done)
+
+    async def _chunk(
+        self, peer: str, session_id: str, request_id: str, more: dict[str, Any]
+    ) -> None:
+        chunk = {
+            "id": "chatcmpl-x",
+            "object": "chat.completion.chunk",
+            "created": 1_713_100_000,
+            "model": "/models/weights.gguf",
+            **more,
+        }
+        await self.cluster(
+            peer,
+            session_id,
+            "inferenceChunk",
+            {"requestID": request_id, "chunk": chunk},
+        )
+
+
+@dataclass
+class RustGateway(AtRelay):
+    """Opens a session for each request, and reads answers by the session alone."""
+
+    async def discover(self) -> dict[str, dict[str, Any]]:
+        """Ask for the peers; return them by their ids."""
+        count = sum(kind == "discoverResponse" for kind, _ in self.heard)
+        await self.say("discover", {"requestingNodeID": self.node_id})
+        await self.until("discoverResponse", count + 1)
+        return self.peers
+
+    async def chat(self, to: str, model: str, question: str) -> list[dict[str, Any]]:
+        """Ask a peer; return the cluster messages of its answer, payloads unwrapped."""
+        session_id = str(uuid.uuid4())
+        await self.say("relayOpen", self._between(to, session_id))
+        async with asyncio.timeout(4):
+            await self._in_session("relayReady", session_id, 1)
+        request = {
+            "model": model,
+            "messages": [{"role": "user", "content": question}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        asked = {
+            "requestID": str(uuid.uuid4()),
+            "request": request,
+            "streaming": True,
+        }
+        await self.cluster(to, session_id, "inferenceRequest", asked)
+        answer: list[dict[str, Any]] = []
+        async with asyncio.timeout(20):
+            while True:
+                data = await self._in_session("relayData", session_id, len(answer) + 1)
+                ((kind, payload),) = json.loads(base64.b64decode(data["data"])).items()
+                answer.append({kind: payload.get("_0", payload)})
+                if kind in ("inferenceComplete", "inferenceError"):
+                    break
+        await self.say("relayClose", self._between(to, session_id))
+        return answer
+
+    async def _in_session(
+        self, kind: str, session_id: str, count: int
+    ) -> dict[str, Any]:
+        while True:
+            came = [
+                payload
+                for each, payload in self.heard
+                if each == kind and payload["sessionID"] == session_id
+            ]
+            if len(came) >= count:
+                return came[count - 1]
+            self.news.clear()
+            await self.news.wait()
