@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ConfigError
+from shoal.domain.moderation import FRESH_MAX, OVERLAP, Moderation
 from shoal.domain.outcome import Piece
-from shoal.gateway.moderation import FRESH_MAX, OVERLAP, Moderation
 
 LIST = Moderation("badword\n\nfoo.?bar\n")
 

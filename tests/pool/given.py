@@ -1,9 +1,9 @@
 """Jobs, workers and pools, as tests of decisions need them."""
 
-from shoal.domain.facts import Fact, JobLeased, WorkerJoined
+from shoal.domain.facts import Fact, JobLeased, WorkerConditioned, WorkerJoined
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Feature, Job, Kind, Limits, Priority
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Condition, Offer
 from shoal.pool.plan import plan
 from shoal.pool.react import react
 from shoal.pool.state import Pool
@@ -45,6 +45,7 @@ def joined(
     context: int = 0,
     only_for: frozenset[str] = NOBODY,
     remark: str = "",
+    neighbour: bool = False,
 ) -> WorkerJoined:
     offer = Offer(
         kinds,
@@ -54,8 +55,15 @@ def joined(
         context,
         only_for,
         remark,
+        neighbour=neighbour,
     )
     return WorkerJoined(WorkerId(name), offer, cancels)
+
+
+def conditioned(
+    name: str = "w", unfit: str = "", queued: int = 0, speed: float = 1.0
+) -> WorkerConditioned:
+    return WorkerConditioned(WorkerId(name), Condition(unfit, queued, speed))
 
 
 def leased(name: str = "j", worker: str = "w", lease: int = 1) -> JobLeased:

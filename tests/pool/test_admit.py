@@ -1,5 +1,7 @@
 """Which jobs are refused at once, in which words, and whose fault it is."""
 
+from dataclasses import replace
+
 import pytest
 
 from pool.given import CHAT_ONLY, chat, hand_out, job, joined, pool_after
@@ -80,6 +82,19 @@ def test_model_of_a_worker_that_has_just_gone_is_waited_for() -> None:
     assert impossible(pool, asking(), MODEL_MEMORY - 1.0) is None
     error = impossible(pool, asking(), MODEL_MEMORY)
     assert isinstance(error, UnknownModel)
+
+
+def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> None:
+    near = replace(asking(), terms=Terms(near=True))
+    far = pool_after(joined("far", neighbour=True))
+    both = pool_after(joined("far", neighbour=True), joined("own"))
+
+    error = impossible(far, near, 0.0)
+
+    assert isinstance(error, UnknownModel)
+    assert str(error) == "only other pools have m, and the job came from one"
+    assert impossible(both, near, 0.0) is None
+    assert impossible(far, asking(), 0.0) is None
 
 
 BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]

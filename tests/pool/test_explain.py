@@ -14,6 +14,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     PassedOver,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -21,7 +22,7 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import ANY_MODEL, Chat, Job, Kind, Limit, Task
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Condition, Offer
 from shoal.pool.explain import explain
 
 JOB = Job(JobId("j1"), Chat("m1", ({"role": "user", "content": "secret"},)), owner="al")
@@ -98,10 +99,14 @@ def test_workers_have_lines_too() -> None:
     assert told(
         WorkerJoined(ONE, Offer(frozenset({Kind.CHAT})), cancels=True),
         WorkerDraining(ONE, "asked to"),
+        WorkerConditioned(ONE, Condition("is too hot"), turned=True),
+        WorkerConditioned(ONE, Condition(), turned=True),
         WorkerLost(ONE, "silent for 30 s"),
     ) == [
         "w:one joined",
         "w:one takes nothing new: asked to",
+        "w:one is too hot",
+        "w:one can take jobs",
         "w:one lost: silent for 30 s",
     ]
 

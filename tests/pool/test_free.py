@@ -5,7 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from pool.given import NOBODY, hand_out, job, joined, leased, pool_after
+from pool.given import (
+    NOBODY,
+    conditioned,
+    hand_out,
+    job,
+    joined,
+    leased,
+    pool_after,
+)
 from shoal.domain.facts import (
     JobCompleted,
     JobRequeued,
@@ -321,3 +329,38 @@ def test_workers_that_one_job_passed_by_are_there_for_the_next() -> None:
     given = hand_out(pool)
 
     assert given == [("long", "roomy"), ("a", "w0"), ("b", "w1"), ("c", "w2")]
+
+
+# Condition.
+
+
+def test_jobs_that_others_have_there_make_a_worker_dearer_and_take_no_slot() -> None:
+    pool = pool_after(joined("busy"), joined("idle"), conditioned("busy", queued=1))
+    submit(pool, "a", "b", "c")
+
+    assert hand_out(pool) == [("a", "idle"), ("b", "busy")]
+
+
+def test_worker_at_half_its_speed_costs_twice() -> None:
+    pool = pool_after(
+        joined("slow", slots=4),
+        joined("quick", slots=4),
+        conditioned("slow", speed=0.5),
+    )
+    submit(pool, *"abcdef")
+
+    # One job more costs the slow one as much as two the quick one.
+    workers = [worker for _, worker in hand_out(pool)]
+    assert workers == ["quick", "slow", "quick", "quick", "slow", "quick"]
+
+
+def test_reason_of_a_lease_says_what_its_workers_condition_is() -> None:
+    pool = pool_after(joined(slots=2), conditioned(queued=1, speed=0.5))
+    submit(pool, "a")
+
+    (lease,) = plan(pool)
+
+    assert lease.reason == (
+        "expected to be quickest: 50% of its slots in use, "
+        "jobs of others there: 1, at 50% of its speed"
+    )

@@ -30,8 +30,8 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Feature, Job, Limit, Priority
-from shoal.domain.worker import Offer
+from shoal.domain.work import Feature, Job, Limit, Priority, Terms
+from shoal.domain.worker import Condition, Offer
 from shoal.pool.hedge import SHARE, hedges, next_hedge
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.pool.match import why_not
@@ -40,6 +40,7 @@ from shoal.pool.plan import plan
 from shoal.pool.react import react, recalls
 from shoal.pool.state import Pool
 from shoal.pool.stimuli import (
+    Altered,
     Answered,
     Arrived,
     Began,
@@ -65,7 +66,15 @@ OFFERS = st.builds(
     st.frozensets(st.sampled_from([Feature.CONTINUE, Feature.STOP])),
     st.sampled_from([0, 100, 10_000]),
     st.just(frozenset[str]()) | st.frozensets(OWNERS),
+    neighbour=st.booleans(),
 )
+CONDITIONS = st.builds(
+    Condition,
+    st.sampled_from(["", "", "is too hot"]),
+    st.integers(0, 5),
+    st.sampled_from([0.01, 0.5, 1.0]),
+)
+TERMS = st.builds(Terms, near=st.booleans())
 JOBS = st.builds(
     job,
     st.just("unnamed"),
@@ -92,11 +101,12 @@ class PoolLaws(RuleBasedStateMachine):
 
     # What may happen.
 
-    @rule(jobs=st.lists(JOBS, min_size=1, max_size=6))
-    def submit(self, jobs: list[Job]) -> None:
+    @rule(jobs=st.lists(JOBS, min_size=1, max_size=6), terms=TERMS)
+    def submit(self, jobs: list[Job], terms: Terms) -> None:
         for each in jobs:
             self.submitted += 1
-            self.tell(Submitted(replace(each, id=JobId(f"j{self.submitted}"))))
+            job_id = JobId(f"j{self.submitted}")
+            self.tell(Submitted(replace(each, id=job_id, terms=terms)))
 
     @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
     def arrive(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
@@ -109,6 +119,11 @@ class PoolLaws(RuleBasedStateMachine):
     @rule(worker_id=WORKERS)
     def retire(self, worker_id: WorkerId) -> None:
         self.tell(Retiring(worker_id, Draining("")))
+
+    @rule(worker_id=WORKERS, condition=CONDITIONS)
+    def alter(self, worker_id: WorkerId, condition: Condition) -> None:
+        self.tell(Altered(worker_id, condition))
+        assert react(self.pool, Altered(worker_id, condition)) == [], "told twice"
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), end=st.sampled_from([Completed, Rejected, Failed]))
@@ -163,6 +178,8 @@ class PoolLaws(RuleBasedStateMachine):
             opened = self.pool.jobs[lease.job_id]
             worker = self.pool.workers[lease.worker_id]
             assert why_not(opened, worker) is None, "given to one that cannot take it"
+            assert not worker.condition.unfit, "given to one that is unfit"
+            assert not (opened.job.terms.near and worker.offer.neighbour)
             self.check_is_new(lease)
             self.apply(lease)
 
@@ -182,6 +199,8 @@ class PoolLaws(RuleBasedStateMachine):
             worker = self.pool.workers[hedge.worker_id]
             assert why_not(opened, worker) is None, "given to one that cannot take it"
             assert not worker.leases, "given to one that has something to do"
+            assert worker.condition.queued == 0, "given to one that others use"
+            assert not worker.condition.unfit, "given to one that is unfit"
             assert opened.state is JobState.LEASED
             assert opened.leased_at + after <= self.now
             self.check_is_new(hedge)
@@ -261,9 +280,10 @@ class PoolLaws(RuleBasedStateMachine):
         for worker in self.pool.workers.values():
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
-                if not worker.draining:
-                    slots[model] += worker.offer.slots
-                if worker.free_slots > 0 and not worker.draining:
+                if worker.draining or worker.condition.unfit:
+                    continue
+                slots[model] += worker.offer.slots
+                if worker.free_slots > 0:
                     levels = available.setdefault(model, {})
                     levels.setdefault(worker.level(), set()).add(worker.id)
 

@@ -1,8 +1,19 @@
 """Why a worker cannot take a job, in words that reach users."""
 
+from dataclasses import replace
+
 import pytest
 
-from pool.given import NOTHING, hand_out, job, joined, leased, pool_after, tell
+from pool.given import (
+    NOTHING,
+    conditioned,
+    hand_out,
+    job,
+    joined,
+    leased,
+    pool_after,
+    tell,
+)
 from shoal.domain.facts import (
     JobRequeued,
     JobSubmitted,
@@ -11,7 +22,7 @@ from shoal.domain.facts import (
     WorkerJoined,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import ANY_MODEL, Chat, Feature, Job, Kind, Task, Work
+from shoal.domain.work import ANY_MODEL, Chat, Feature, Job, Kind, Task, Terms, Work
 from shoal.domain.worker import Offer
 from shoal.pool.match import (
     LOOKED_AT_MAX,
@@ -180,3 +191,52 @@ def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
     pool = pool_after(WorkerJoined(W, offer, cancels=True), JobSubmitted(wanted))
 
     assert refusal(pool, pool.jobs[J]).startswith(said)
+
+
+def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
+    pool = pool_after(joined(), conditioned(unfit="is too hot"), JobSubmitted(job()))
+
+    assert why_not(pool.jobs[J], pool.workers[W]) == "is too hot"
+    assert refusal(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
+    assert hand_out(pool) == []
+
+
+def test_worker_that_is_fit_again_gets_what_waits() -> None:
+    pool = pool_after(joined(), conditioned(unfit="is paused"), JobSubmitted(job()))
+    assert hand_out(pool) == []
+
+    pool.apply(conditioned(), 1.0)
+
+    assert hand_out(pool) == [("j", "w")]
+
+
+def test_worker_that_becomes_unfit_keeps_what_it_has() -> None:
+    pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
+
+    pool.apply(conditioned(unfit="is too hot"), 1.0)
+    tell(pool, Submitted(job("k")))
+
+    assert hand_out(pool) == []
+    assert pool.workers[W].leases == {J: 1}
+
+
+def test_job_from_another_pool_goes_to_no_third_one() -> None:
+    pool = pool_after(
+        joined("far", neighbour=True),
+        JobSubmitted(replace(job(), terms=Terms(near=True))),
+        JobSubmitted(job("k")),
+    )
+    far = pool.workers[WorkerId("far")]
+
+    reason = why_not(pool.jobs[J], far)
+
+    assert reason == "is another pool, and the job came from one"
+    assert hand_out(pool) == [("k", "far")]
+
+
+def test_jobs_that_differ_in_where_they_come_from_are_not_taken_for_alike() -> None:
+    pool = pool_after(joined("far", slots=2, neighbour=True))
+    tell(pool, Submitted(replace(job("a"), terms=Terms(near=True))))
+    tell(pool, Submitted(job("b")))
+
+    assert hand_out(pool) == [("b", "far")]

@@ -29,6 +29,7 @@ from shoal.domain.facts import (
     JobUnhedged,
     PassedOver,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerFact,
     WorkerJoined,
@@ -54,7 +55,7 @@ from shoal.domain.work import (
     Terms,
     Work,
 )
-from shoal.domain.worker import Device, Offer
+from shoal.domain.worker import Condition, Device, Offer
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
 from shoal.store.port import (
@@ -156,6 +157,7 @@ OF_WORKERS: list[Fact] = [
         cancels=True,
     ),
     WorkerDraining(W, "bye"),
+    WorkerConditioned(W, Condition("is too hot", 3, 0.5), turned=True),
     WorkerLost(W, "reset"),
     WorkerMarked(W, 3, "another answer than others", JobId("j")),
     WorkerTrusted("al", "u1", "8a" * 32),
@@ -275,7 +277,8 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
 
 
 async def test_outlines_and_news_leave_out_what_may_be_large(store: Store) -> None:
-    terms = Terms(Policy.CHEAP, user="ada", price=5, form='{"prompt":"hi"}')
+    form = '{"prompt":"hi"}'
+    terms = Terms(Policy.CHEAP, user="ada", price=5, form=form, near=True)
     given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, Outcome("text"))
     await store.append([JobSubmitted(given_in), leased(), end], 1.0)

@@ -11,7 +11,7 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import Job, Limit
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Condition, Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,19 @@ class WorkerMarked:
     reason: str
     about: JobId
     public_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConditioned:
+    """How much a worker can take beside what it was given here has changed.
+
+    ``turned`` says that this is what makes it fit, or unfit.  Never stored: nobody asks
+    for it after a restart, and a worker may say it as often as it likes.
+    """
+
+    worker_id: WorkerId
+    condition: Condition
+    turned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +239,11 @@ class AccountLimited:
 
 AccountFact: TypeAlias = AccountCredited | AccountLimited
 WorkerFact: TypeAlias = (
-    WorkerJoined | WorkerDraining | WorkerLost | WorkerMarked | WorkerTrusted
+    WorkerJoined
+    | WorkerDraining
+    | WorkerConditioned
+    | WorkerLost
+    | WorkerMarked
+    | WorkerTrusted
 )
 Fact: TypeAlias = JobFact | WorkerFact | AccountFact | CameLate | ReceiptPresented

@@ -43,7 +43,7 @@ class Health:
 class Hardware:
     """What a machine is made of, as far as it is known; sizes in GB of 10^9 bytes.
 
-    ``tier`` is 1 (a large server) to 4 (a small device), as in TealeNet's documents.
+    ``tier`` is 1 (a large server) to 4 (a small device), as some wires have it.
     """
 
     chip: str = "unknown"

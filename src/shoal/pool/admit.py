@@ -53,6 +53,12 @@ def impossible(pool: Pool, job: Job, now: float) -> ShoalError | None:
     offers = [worker.offer for worker in islice(workers.values(), LOOKED_AT_MAX)]
     if not offers or len(workers) > LOOKED_AT_MAX:
         return None
+    if job.terms.near:
+        offers = [offer for offer in offers if not offer.neighbour]
+        if not offers:
+            return UnknownModel(
+                f"only other pools have {job.model}, and the job came from one"
+            )
     capable = [offer for offer in offers if job.kind in offer.kinds]
     if not capable:
         kinds = sorted({kind.value for offer in offers for kind in offer.kinds})

@@ -21,6 +21,7 @@ from shoal.domain.facts import (
     JobUnhedged,
     PassedOver,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -92,6 +93,8 @@ def _lines(fact: Fact) -> Iterator[str]:
             )
         case WorkerJoined(worker_id):
             yield f"{worker_id} joined"
+        case WorkerConditioned(worker_id, condition):
+            yield f"{worker_id} {condition.unfit or 'can take jobs'}"
         case WorkerDraining(worker_id, reason):
             yield f"{worker_id} takes nothing new: {reason}"
         case WorkerLost(worker_id, reason):

@@ -121,7 +121,8 @@ class Free:
         """Promise a slot of the best worker for ``job`` that has nothing to do."""
 
         def idle(worker: Worker) -> bool:
-            return not worker.leases and worker.id not in self._promised
+            at_work = worker.leases or worker.condition.queued
+            return not at_work and worker.id not in self._promised
 
         worker = self._find(job, idle)
         return None if worker is None else (worker, self._promise(worker, "idle"))
@@ -151,7 +152,7 @@ class Free:
         self._count -= 1
         self._put(worker)
         pace = "" if worker.pace is None else f", about {worker.pace:.0f} tokens/s"
-        return f"{reason}: {share:.0%} of its slots in use{pace}"
+        return f"{reason}: {share:.0%} of its slots in use{_beside(worker)}{pace}"
 
     def _find(self, job: OpenJob, wish: Wish | None) -> Worker | None:
         def fits(worker: Worker) -> bool:
@@ -190,6 +191,14 @@ def _wishes(job: OpenJob, pool: Pool) -> Iterator[tuple[Wish | None, str]]:
     if job.tokens > ROOM_MATTERS:
         yield (lambda worker: worker.offer.context >= job.tokens), "has room for it"
     yield None, "expected to be quickest"
+
+
+def _beside(worker: Worker) -> str:
+    """Say what else its load comes from."""
+    condition = worker.condition
+    others = f", jobs of others there: {condition.queued}" if condition.queued else ""
+    slow = f", at {condition.speed:.0%} of its speed" if condition.speed < 1 else ""
+    return others + slow
 
 
 def _goes_on(worker: Worker) -> bool:

@@ -33,6 +33,8 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         return "is not paired with the asker, and the job is private"
     if job.trusted is not None and not offer.proven:
         return "has not proved its key, and the job is private"
+    if job.job.terms.near and offer.neighbour:
+        return "is another pool, and the job came from one"
     if worker.id in job.job.terms.avoid:
         return "did what this job checks"
     if worker.points >= POINTS_MAX:
@@ -47,6 +49,8 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         return "works for other keys only"
     if worker.id in job.refused_by:
         return f"refused it: {job.refused_by[worker.id]}"
+    if worker.condition.unfit:
+        return worker.condition.unfit
     if offer.slots <= 0:
         return (
             f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"

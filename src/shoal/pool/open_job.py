@@ -13,7 +13,7 @@ CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for Engli
 SURELY_PER_TOKEN = 8  # characters: no text but odd ones has more in a token
 
 Alike: TypeAlias = tuple[
-    str, Kind, frozenset[Feature], str, str | None, frozenset[WorkerId]
+    str, Kind, frozenset[Feature], str, str | None, frozenset[WorkerId], bool
 ]
 
 
@@ -71,7 +71,7 @@ class OpenJob:
         """What it has in common with jobs that the same workers can take."""
         terms = self.job.terms
         private = None if self.trusted is None else terms.user
-        rest = (self.task, private, terms.avoid)
+        rest = (self.task, private, terms.avoid, terms.near)
         return self.job.owner, self.kind, self.needs, *rest
 
     @property

@@ -16,6 +16,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -36,6 +37,7 @@ from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
 from shoal.pool.stimuli import (
     Accused,
+    Altered,
     Answered,
     Arrived,
     Began,
@@ -103,6 +105,12 @@ def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
         case Retiring(worker_id, event):
             known = worker_id in pool.workers
             return [WorkerDraining(worker_id, event.reason)] if known else []
+        case Altered(worker_id, condition):
+            altered = pool.workers.get(worker_id)
+            if altered is None or altered.condition == condition:
+                return []
+            turned = altered.condition.unfit != condition.unfit
+            return [WorkerConditioned(worker_id, condition, turned)]
         case Answered():
             return _answered(pool, stimulus)
         case Proved(worker_id, job_id, verdict):

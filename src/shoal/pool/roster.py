@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.work import ANY_MODEL, TASKS
-from shoal.domain.worker import Device
+from shoal.domain.worker import Condition, Device
 from shoal.pool.worker import Level, Worker
 
 MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
@@ -63,13 +63,13 @@ class Roster:
         self.devices[worker.offer.device] += 1
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
-            self.slots[model] += worker.offer.slots
+            self.slots[model] += worker.offer.slots if worker.serves else 0
         self.file(worker)
 
     def file(self, worker: Worker) -> None:
         """Put a worker where one of its level is looked for, or nowhere."""
         before = worker.filed
-        free = worker.free_slots > 0 and not worker.draining
+        free = worker.free_slots > 0 and worker.serves
         worker.filed = worker.level() if free else None
         for model in worker.queues:
             levels = self.available.setdefault(model, {})
@@ -82,10 +82,15 @@ class Roster:
 
     def retire(self, worker: Worker, reason: str) -> None:
         """Look for a worker no more."""
-        if not worker.draining:
-            self.slots.subtract(dict.fromkeys(worker.queues, worker.offer.slots))
+        served = worker.serves
         worker.draining = reason
-        self.file(worker)
+        self._count(worker, served)
+
+    def condition(self, worker: Worker, condition: Condition) -> None:
+        """Take note of how much a worker can take."""
+        served = worker.serves
+        worker.condition = condition
+        self._count(worker, served)
 
     def leave(self, worker: Worker, now: float) -> list[str]:
         """Let a worker go; return the models that nobody else has."""
@@ -105,6 +110,13 @@ class Roster:
         if gone:
             self._forget_models(now)
         return gone
+
+    def _count(self, worker: Worker, served: bool) -> None:
+        """Put a worker where it belongs that may have ``served`` before."""
+        if change := worker.offer.slots * (worker.serves - served):
+            for model in worker.queues:
+                self.slots[model] += change
+        self.file(worker)
 
     def _forget_models(self, now: float) -> None:
         # A worker chooses its model's name: without this, names would pile up.

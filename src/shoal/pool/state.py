@@ -22,6 +22,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -160,6 +161,8 @@ class Pool:
                 self.trusted.setdefault((owner, user), set()).add(public_key)
             case ReceiptPresented() | AccountCredited() | AccountLimited():
                 pass  # nobody's work depends on it
+            case WorkerConditioned(worker_id, condition):
+                self.roster.condition(self.workers[worker_id], condition)
             case WorkerDraining(worker_id, reason):
                 self.roster.retire(self.workers[worker_id], reason or "draining")
             case WorkerLost(worker_id):

@@ -13,7 +13,7 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import Job, Limit
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Condition, Offer
 
 NOTHING = Outcome("")
 
@@ -126,6 +126,14 @@ class Retiring:
 
 
 @dataclass(frozen=True, slots=True)
+class Altered:
+    """A worker can take more than before, or less."""
+
+    worker_id: WorkerId
+    condition: Condition
+
+
+@dataclass(frozen=True, slots=True)
 class Funded:
     """Someone tops up an account, by so many micro-dollars."""
 
@@ -153,6 +161,7 @@ Stimulus: TypeAlias = (
     | Departed
     | Answered
     | Retiring
+    | Altered
     | Proved
     | Accused
     | Paired

@@ -5,16 +5,18 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.worker import Offer
+from shoal.domain.worker import Condition, Offer
 
 LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
+AS_EVER = Condition()
 
 Level: TypeAlias = tuple[float, int | None]
 """How much a worker has to do with one more job, and its pace as a power of two.
 
-The first is the share of its slots in use; the second is None where no job was measured
-yet.  Paces are taken in such steps so that workers of about the same speed are equals
-and take turns.
+The first is the share of its slots in use, with the jobs that others have there, and
+the more the slower it says that it is at the moment.  The second is None where no job
+was measured yet.  Paces are taken in such steps so that workers of about the same speed
+are equals and take turns.
 """
 
 
@@ -49,6 +51,7 @@ class Worker:
     cancels: bool
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes nothing new
+    condition: Condition = AS_EVER
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
     points: int = 0  # against it; see ``Pool.marks``
     filed: Level | None = None  # what it stands under in ``Roster.available``
@@ -61,11 +64,21 @@ class Worker:
     def free_slots(self) -> int:
         return self.offer.slots - len(self.leases)
 
+    @property
+    def serves(self) -> bool:
+        """Whether it takes new jobs, as soon as it has a free slot."""
+        return not (self.draining or self.condition.unfit)
+
     def load(self, promised: int = 0) -> float:
-        """Return the share of its slots in use, with ``promised`` more jobs."""
-        return (len(self.leases) + promised) / min(self.offer.slots, LOAD_SLOTS_MAX)
+        """Return the share of its slots in use, with ``promised`` more jobs.
+
+        Jobs that others have there count, so it may be more than 1; but they take no
+        slot, for only the worker knows when it comes to ours.
+        """
+        jobs = len(self.leases) + self.condition.queued + promised
+        return jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
 
     def level(self, promised: int = 0) -> Level:
         """Return how busy and how quick it is, with ``promised`` more jobs."""
         step = None if self.pace is None else round(math.log2(self.pace))
-        return self.load(promised + 1), step
+        return self.load(promised + 1) / self.condition.speed, step

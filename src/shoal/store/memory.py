@@ -21,6 +21,7 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -176,7 +177,12 @@ class MemoryStore:
                 self._trusted.setdefault(fact, at)
             case AccountLimited():
                 self.ledger.limit(fact)
-            case WorkerDraining() | WorkerLost() | AccountCredited():
+            case (
+                WorkerDraining()
+                | WorkerConditioned()
+                | WorkerLost()
+                | AccountCredited()
+            ):
                 pass
             case _:
                 stored = self._jobs.get(fact.job_id)

@@ -21,6 +21,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -72,6 +73,8 @@ def _write(sql: sqlite3.Connection, fact: Fact, at: float) -> FactRow | None:
             | AccountCredited()
         ):
             return _row(fact, None, at)
+        case WorkerConditioned():
+            return None  # of no use later
         case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
             known = sql.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,))
             if not known.fetchone():

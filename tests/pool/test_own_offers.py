@@ -1,0 +1,110 @@
+"""What the pool as a whole offers to other pools."""
+
+from dataclasses import replace
+
+import pytest
+
+from pool.given import conditioned, job, joined, leased, pool_after
+from shoal.domain.facts import (
+    Fact,
+    JobSubmitted,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerMarked,
+)
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.work import Feature, Kind
+from shoal.domain.worker import CHATS, Condition, Offer
+from shoal.pool.own_offers import MODELS_MAX, own_condition, own_offers
+
+W = WorkerId("w")
+CAN = frozenset({Feature.STOP, Feature.TOOLS, Feature.CONTINUE})
+STOPS = frozenset({Feature.STOP, Feature.CONTINUE})
+TASK = frozenset({Kind.TASK})
+
+
+def doing(name: str, *tasks: str, model: str = "") -> WorkerJoined:
+    models = frozenset({model} if model else ())
+    offer = Offer(TASK, models, tasks=frozenset(tasks))
+    return WorkerJoined(WorkerId(name), offer, cancels=True)
+
+
+def test_workers_with_one_model_are_one_offer() -> None:
+    pool = pool_after(
+        joined("a", slots=2, features=CAN, context=8192),
+        joined("b", slots=3, features=STOPS, context=4096),
+        joined("c", slots=1, features=STOPS),
+    )
+
+    # Nobody begins with an answer that has begun: the pool has its own text.
+    features = frozenset({Feature.STOP})
+    assert own_offers(pool) == (
+        Offer(CHATS, frozenset({"m"}), 6, features, 4096, neighbour=True),
+    )
+
+
+def test_worker_with_several_models_is_in_the_offer_of_each() -> None:
+    pool = pool_after(joined("a", "n", "m"), joined("b", "n"))
+
+    offers = own_offers(pool)
+
+    assert [(sorted(offer.models), offer.slots) for offer in offers] == [
+        (["m"], 1),
+        (["n"], 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        [joined(neighbour=True)],
+        [joined(only_for=frozenset({"al"}))],
+        [joined(slots=0)],
+        [joined(), WorkerDraining(W, "bye")],
+        [joined(), WorkerMarked(W, 3, "wrong", JobId("j"))],
+    ],
+    ids=["neighbour", "only for some", "no slots", "draining", "no standing"],
+)
+def test_what_others_cannot_have_is_not_offered(facts: list[Fact]) -> None:
+    assert own_offers(pool_after(*facts)) == ()
+
+
+def test_worker_that_is_unfit_for_a_while_still_counts() -> None:
+    assert len(own_offers(pool_after(joined(), conditioned(unfit="is too hot")))) == 1
+
+
+def test_tasks_are_offered_by_name_or_all_of_them() -> None:
+    (named,) = own_offers(pool_after(doing("a", "x"), doing("b", "y")))
+    (any_,) = own_offers(pool_after(doing("a", "x"), doing("b")))
+    with_model = own_offers(pool_after(doing("a", "x", model="m"), joined("b")))
+
+    assert not named.models
+    assert named.tasks == {"x", "y"}
+    assert any_.tasks == frozenset()
+    assert [each.kinds for each in with_model] == [CHATS | TASK]
+    assert with_model[0].tasks == {"x"}
+
+
+def test_answers_stream_only_if_all_workers_do_so() -> None:
+    whole = joined("b")
+    whole = replace(whole, offer=replace(whole.offer, streams=False))
+
+    (offer,) = own_offers(pool_after(joined("a"), whole))
+
+    assert not offer.streams
+
+
+def test_so_many_models_are_offered_and_no_more() -> None:
+    models = [f"m{number:03}" for number in range(MODELS_MAX + 1)]
+
+    offers = own_offers(pool_after(joined("w", *models)))
+
+    assert len(offers) == MODELS_MAX
+    assert offers[0].models == {"m000"}
+
+
+def test_pool_is_as_busy_as_it_has_open_jobs() -> None:
+    pool = pool_after(joined(), JobSubmitted(job("a")), JobSubmitted(job("b")))
+    pool.apply(leased("a"), 0.0)
+
+    assert own_condition(pool) == Condition(queued=2)
