@@ -1,0 +1,69 @@
+"""How much a relay takes from anybody, and how it counts."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So much a second in the long run, and ``burst`` at once."""
+
+    per_second: float
+    burst: float
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """What a relay takes: much more than honest nodes ask for.
+
+    A node beyond ``messages`` or ``size`` is read from more slowly and loses nothing;
+    beyond the other rates it is told when to try again.
+    """
+
+    messages: Rate = Rate(10_000, 100_000)
+    size: Rate = Rate(64 << 20, 256 << 20)  # bytes
+    openings: Rate = Rate(100, 500)  # sessions, and offers of some
+    questions: Rate = Rate(2, 20)  # who is there?
+    registrations: Rate = Rate(2, 20)
+    pause_max: float = 1.0  # seconds for which a node is not read from, at a time
+    links: int = 24_000
+    links_of_address: int = 1024
+    nodes: int = 20_000
+    kept: int = 256 << 20  # bytes that all nodes' capabilities have together
+    sessions: int = 200_000
+    sessions_of_node: int = 1024  # that it opened
+    to_register: float = 30.0  # seconds after which who has not registered must go
+    to_live: float = 300.0  # seconds that a node is known after it was heard last
+    found: int = 50  # nodes that are told of to who does not say how many
+    found_max: int = 1000
+    found_size: int = 4 << 20  # bytes, about, that an answer has at most
+    name: int = 256  # characters of a displayName that are kept
+    session_id: int = 256  # characters
+    capabilities: int = 128 << 10  # bytes
+
+
+@dataclass(slots=True)
+class Bucket:
+    """Counts against a rate.  Full at first."""
+
+    rate: Rate
+    level: float
+    at: float  # when the level was that
+
+    @classmethod
+    def full(cls, rate: Rate, now: float) -> "Bucket":
+        return cls(rate, rate.burst, now)
+
+    def take(self, amount: float, now: float) -> float:
+        """Take it in any case; return for how many seconds it is too much."""
+        rate = self.rate
+        level = self.level + (now - self.at) * rate.per_second
+        self.level = level = min(level, rate.burst) - amount
+        self.at = now
+        return -level / rate.per_second if level < 0 else 0.0
+
+    def take_one(self, now: float) -> float:
+        """Take one if it is there; else return in how many seconds it will be."""
+        wait = self.take(1, now)
+        if wait:
+            self.level += 1
+        return wait

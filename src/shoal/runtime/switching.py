@@ -1,0 +1,222 @@
+"""Runs a switch over its links: what one brings goes out on the others."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from shoal.protocols.crowd import Carried, Spread, Switch
+from shoal.protocols.session import Data, Hello
+from shoal.runtime.clock import Clock, Timer
+from shoal.runtime.driver import OUTBOX_MAX, READS_IN_A_ROW, End
+from shoal.runtime.link import Link, LinkClosed
+
+GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
+INTERNAL = 1011
+STOPPED_READING = End("peer stopped reading", 1008, "too much unread")
+
+log = logging.getLogger("shoal.switching")
+
+
+class WideLink(Link, Protocol):
+    """A link that takes many messages at once, without waiting."""
+
+    def pack(self, data: Data) -> Data:
+        """Return a message as ``write`` takes it: the same for all links of a type."""
+        ...
+
+    def write(self, packs: Sequence[Data]) -> None:
+        """Write messages together; what there is no room for is kept.
+
+        Raises LinkClosed if the link has ended.
+        """
+        ...
+
+    @property
+    def unread(self) -> int:
+        """How many bytes are kept until there is room for them."""
+        ...
+
+    def abort(self) -> None:
+        """End the link at once, with what is kept for it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """A link that is open until ``ended`` says why not."""
+
+    link: WideLink
+    ended: asyncio.Future[End]
+
+
+class Switching:
+    """A switch and its links.
+
+    Each link has a task that reads; what comes of it is written at once, one write for
+    each link that gets something.  A link that does not read is cut off.
+    """
+
+    def __init__(self, wire: str, switch: Switch, clock: Clock) -> None:
+        self._wire = wire
+        self._switch = switch
+        self._clock = clock
+        self._lines: dict[int, _Line] = {}
+        self._gone: list[int] = []  # of which the switch does not know yet
+        self._numbers = count(1)
+        self._timer: Timer | None = None
+        self._timer_due = 0.0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    async def serve(self, link: WideLink, hello: Hello) -> End:
+        """Switch for a link until it ends; return why it did.
+
+        Raises nothing but CancelledError: a bug in the switch ends the link.
+        """
+        number = next(self._numbers)
+        ended = asyncio.get_running_loop().create_future()
+        self._lines[number] = line = _Line(link, ended)
+        log.info("connected wire=%s peer=%s", self._wire, link.peer)
+        end = End("cut off")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(number, line, hello))
+                end = await ended
+                reader.cancel()
+        finally:
+            self._end(number, end)
+            self._carry_out(())
+            log.info(
+                "disconnected wire=%s peer=%s reason=%r",
+                self._wire,
+                link.peer,
+                end.reason,
+            )
+        if end is STOPPED_READING:
+            link.abort()
+        await link.close(end.code, end.text)
+        return end
+
+    def hang_up_all(self, reason: str) -> None:
+        """End all links; whoever is at the other end may come back."""
+        for line in list(self._lines.values()):
+            _note(line, End(reason, GOING_AWAY, reason))
+
+    async def _read(self, number: int, line: _Line, hello: Hello) -> None:
+        link, switch, now = line.link, self._switch, self._clock.now
+        try:
+            self._carry_out(switch.connected(number, hello, now()))
+            while not line.ended.done():
+                handled = 0
+                while handled < READS_IN_A_ROW:
+                    batch = await link.receive()
+                    if line.ended.done():
+                        return
+                    handled += len(batch)
+                    time = now()
+                    self._carry_out(switch.receive(number, batch, time))
+                    if (pause := switch.pause(number, time)) > 0:
+                        await asyncio.sleep(pause)
+                # A link that always has something never waits, and so never yields.
+                await asyncio.sleep(0)
+        except LinkClosed as closed:
+            _note(line, _lost(closed))
+        except Exception:
+            # The switch's bug, or ours: it must not take the other links with it.
+            log.exception("broken wire=%s peer=%s", self._wire, link.peer)
+            _note(line, End("internal error", INTERNAL, "internal error"))
+
+    def _carry_out(self, outputs: Sequence[Carried | Spread]) -> None:
+        """Write what is to be written, end what is to be ended, and what follows."""
+        self._put(outputs)
+        while self._gone:
+            try:
+                outputs = self._switch.gone(self._gone.pop(), self._clock.now())
+            except Exception:
+                # Nobody is left whose end it could be.
+                log.exception("broken wire=%s", self._wire)
+            else:
+                self._put(outputs)
+        self._arm()
+
+    def _put(self, outputs: Sequence[Carried | Spread]) -> None:
+        packs: dict[int, list[Data]] = {}
+        ends: list[tuple[int, End]] = []
+        for output in outputs:
+            if isinstance(output, Spread):
+                self._spread(output, packs)
+            elif output.close:
+                text = str(output.data)
+                ends.append((output.link, End(text, output.close, text)))
+            elif (line := self._lines.get(output.link)) is not None:
+                pack = line.link.pack(output.data)
+                if output.link in packs:
+                    packs[output.link].append(pack)
+                else:
+                    packs[output.link] = [pack]
+        for number, batch in packs.items():
+            self._write(number, batch)
+        for number, end in ends:
+            self._end(number, end)
+
+    def _spread(self, spread: Spread, packs: dict[int, list[Data]]) -> None:
+        packed: dict[type[WideLink], list[Data]] = {}
+        for number, first in spread.links:
+            line = self._lines.get(number)
+            if line is None:
+                continue
+            kind = type(line.link)
+            if kind not in packed:
+                packed[kind] = [line.link.pack(each) for each in spread.messages]
+            packs.setdefault(number, []).extend(packed[kind][first:])
+
+    def _write(self, number: int, batch: list[Data]) -> None:
+        line = self._lines[number]
+        try:
+            line.link.write(batch)
+        except LinkClosed as closed:
+            self._end(number, _lost(closed))
+            return
+        if line.link.unread > OUTBOX_MAX:
+            self._end(number, STOPPED_READING)
+
+    def _end(self, number: int, end: End) -> None:
+        """Take a link away from the switch; who serves it closes it."""
+        line = self._lines.pop(number, None)
+        if line is not None:
+            _note(line, end)
+            self._gone.append(number)
+
+    def _arm(self) -> None:
+        """Have the switch ticked at its deadline."""
+        deadline = self._switch.deadline
+        if deadline is None:
+            return
+        if self._timer is not None:
+            # The deadline mostly moves away: the timer finds that out when it fires.
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_due = deadline
+        self._timer = self._clock.call_at(deadline, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        deadline = self._switch.deadline
+        if deadline is not None and deadline <= self._clock.now():
+            self._carry_out(self._switch.tick(self._clock.now()))
+        self._arm()
+
+
+def _note(line: _Line, end: End) -> None:
+    """Record the first reason to stop."""
+    if not line.ended.done():
+        line.ended.set_result(end)
+
+
+def _lost(closed: LinkClosed) -> End:
+    return End(str(closed), closed.code, closed.text, by_peer=True)

@@ -1,0 +1,300 @@
+"""Nodes that attack the relay, its nodes, or the coordinator behind it."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from attacks.raw import TEXT, frame, upgraded
+from gateway.serving import PATIENCE, Pool
+from shoal.ledger.keys import Signer
+from shoal.protocols.tealenet.relay_messages import MESSAGE_MAX
+
+SESSION = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def signer(seed: int) -> Signer:
+    return Signer.from_seed(bytes([seed]) * 32)
+
+
+def id_of(seed: int) -> str:
+    return signer(seed).public_key.hex()
+
+
+def registration(seed: int, **fields: Any) -> dict[str, Any]:
+    key = id_of(seed)
+    payload = {
+        "nodeID": key,
+        "publicKey": key,
+        "displayName": f"node {seed}",
+        "capabilities": {"isAvailable": False, "loadedModels": []},
+        "signature": signer(seed).sign(key.encode()).hex(),
+    }
+    return {"register": payload | fields}
+
+
+def message(kind: str, sender: int, target: int, **fields: Any) -> dict[str, Any]:
+    ends = {"fromNodeID": id_of(sender), "toNodeID": id_of(target)}
+    return {kind: ends | {"sessionID": SESSION} | fields}
+
+
+@dataclass(slots=True)
+class Node:
+    """A connection to the relay."""
+
+    socket: ClientWebSocketResponse
+
+    async def say(self, *messages: Any) -> None:
+        for each in messages:
+            text = each if isinstance(each, str) else json.dumps(each)
+            await self.socket.send_str(text)
+
+    async def hears(self, *kinds: str) -> list[dict[str, Any]]:
+        """Return what comes next of these kinds, one of each, in this order."""
+        found: list[dict[str, Any]] = []
+        async with asyncio.timeout(PATIENCE):
+            while len(found) < len(kinds):
+                said = await self.socket.receive_json()
+                assert "error" not in said or "error" in kinds, said
+                if kinds[len(found)] in said:
+                    found.append(said[kinds[len(found)]])
+        return found
+
+    async def refused(self, message: Any) -> str:
+        """Return the code of the error that a message leads to."""
+        await self.say(message)
+        (error,) = await self.hears("error")
+        code: str = error["code"]
+        return code
+
+    async def hung_up(self) -> None:
+        """Wait until the relay hangs up."""
+        async with asyncio.timeout(PATIENCE):
+            while (await self.socket.receive()).type is WSMsgType.TEXT:
+                pass
+
+
+@asynccontextmanager
+async def connected(pool: Pool) -> AsyncIterator[Node]:
+    async with pool.session.ws_connect(f"{pool.url}/ws?node=x") as socket:
+        yield Node(socket)
+
+
+@asynccontextmanager
+async def node(pool: Pool, seed: int, **fields: Any) -> AsyncIterator[Node]:
+    """Join the relay."""
+    async with connected(pool) as joined:
+        await joined.say(registration(seed, **fields))
+        await joined.hears("registerAck")
+        yield joined
+
+
+@asynccontextmanager
+async def talking(pool: Pool) -> AsyncIterator[tuple[Node, Node]]:
+    """Have two honest nodes talk: before the block, and after it as if it were not."""
+    async with node(pool, 1) as one, node(pool, 2) as two:
+        await one.say(message("relayOpen", 1, 2))
+        await two.hears("relayOpen")
+        await two.say(message("relayReady", 2, 1))
+        await one.hears("relayReady")
+        yield one, two
+        for data in ("e30=", "e31="):
+            await one.say(message("relayData", 1, 2, data=data))
+            await two.say(message("relayData", 2, 1, data=data))
+        for end in (one, two):
+            said = await end.hears("relayData", "relayData")
+            assert [each["data"] for each in said] == ["e30=", "e31="]
+            assert not end.socket.closed
+
+
+@pytest.mark.parametrize(
+    "killer",
+    ["null", '{"relayData":null}', '{"register":{"nodeID":5}}'],
+)
+async def test_what_kills_the_original_relay_is_an_error(
+    pool: Pool, killer: str
+) -> None:
+    async with talking(pool), connected(pool) as attacker:
+        code = await attacker.refused(killer)
+
+        assert code in {"invalid_message", "invalid_register"}
+        await attacker.say(registration(3))
+        await attacker.hears("registerAck")
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        "",
+        "not json",
+        "[]",
+        "5",
+        '"s"',
+        "[" * 100_000,
+        '{"a":{},"b":{}}',
+        '{"relayData":{"fromNodeID":[],"toNodeID":{},"sessionID":5}}',
+        '{"x":[' + "0," * 1_000_000 + "0]}",
+        '{"\\u0000":{}}',
+    ],
+    ids=lambda value: value[:20],
+)
+async def test_garbage_is_an_error_for_its_sender_alone(
+    pool: Pool, garbage: str
+) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        assert await attacker.refused(garbage) in {
+            "invalid_json",
+            "invalid_message",
+            "unsupported_message",
+        }
+
+
+async def test_binary_garbage_is_an_error_too(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        await attacker.socket.send_bytes(b"\xff\x00")
+
+        (error,) = await attacker.hears("error")
+
+        assert error["code"] == "invalid_json"
+
+
+async def test_a_message_that_is_too_long_ends_its_own_connection(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        with suppress(ConnectionError):
+            await attacker.say("x" * (MESSAGE_MAX + 1))
+
+        await attacker.hung_up()
+
+
+async def test_a_forged_sender_is_refused(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        for kind in ("relayData", "relayOpen", "relayClose", "offer"):
+            assert await attacker.refused(message(kind, 1, 2, data="e30=")) == (
+                "wrong_sender"
+            )
+
+
+async def test_a_third_gets_nothing_into_a_session_that_it_knows(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        for target in (1, 2):
+            for kind, code in (
+                ("relayData", "session_not_found"),
+                ("relayReady", "session_not_found"),
+                ("relayOpen", "session_taken"),
+            ):
+                sent = message(kind, 3, target, data="e30=")
+                assert await attacker.refused(sent) == code
+            await attacker.say(message("relayClose", 3, target))
+
+
+async def test_who_has_not_registered_reaches_nobody(pool: Pool) -> None:
+    async with talking(pool), connected(pool) as attacker:
+        sent = message("relayData", 3, 1, data="e30=")
+
+        assert await attacker.refused(sent) == "not_registered"
+        assert await attacker.refused({"discover": {}}) == "not_registered"
+
+
+async def test_nobody_registers_under_anothers_id(pool: Pool) -> None:
+    async with talking(pool), connected(pool) as thief:
+        forged = registration(3, nodeID=id_of(1), publicKey=id_of(1))
+
+        assert await thief.refused(forged) == "invalid_register"
+
+
+async def test_a_copy_of_a_proven_nodes_registration_is_refused(pool: Pool) -> None:
+    ours = {"isAvailable": False, "shoal": {"version": 1}}
+    async with connected(pool) as victim, talking(pool):
+        await victim.say(registration(4, capabilities=ours))
+        (asked,) = await victim.hears("registerChallenge")
+        text = f"shoal relay register 1:{asked['challenge']}:{id_of(4)}"
+        proof = signer(4).sign(text.encode()).hex()
+        proven = {"challenge": asked["challenge"], "proof": proof}
+        await victim.say(registration(4, capabilities=ours, shoal=proven))
+        await victim.hears("registerAck")
+
+        async with connected(pool) as thief:
+            assert await thief.refused(registration(4)) == "invalid_register"
+            copied = registration(4, capabilities=ours, shoal=proven)
+            assert await thief.refused(copied) == "invalid_register"
+
+        await victim.say({"discover": {}})
+        await victim.hears("discoverResponse")
+
+
+@pytest.mark.parametrize("size", [32, 50, 79])
+async def test_a_short_handshake_reaches_nobody(pool: Pool, size: int) -> None:
+    data = base64.b64encode(b"\x01" + bytes(size)).decode()
+    async with talking(pool), node(pool, 3) as attacker:
+        await attacker.say(message("relayOpen", 3, 2, sessionID="other"))
+
+        sent = message("relayData", 3, 2, sessionID="other", data=data)
+
+        assert await attacker.refused(sent) == "invalid_message"
+
+
+async def test_a_flood_of_sessions_is_told_to_wait(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        flood = [
+            message("relayOpen", 3, 2, sessionID=str(number)) for number in range(2000)
+        ]
+        await attacker.say(*flood)
+
+        (error,) = await attacker.hears("error")
+
+        assert error["code"] == "rate_limited"
+        assert error["retryAfterSeconds"] >= 1
+
+
+async def test_a_flood_of_registrations_is_told_to_wait(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        await attacker.say(*[registration(3)] * 100)
+
+        (error,) = await attacker.hears("error")
+
+        assert error["code"] == "rate_limited"
+
+
+async def test_a_flood_of_garbage_holds_nobody_up(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        await attacker.say(*["null"] * 5000)
+
+
+async def test_a_node_that_reads_nothing_is_dropped(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.runtime.switching.OUTBOX_MAX", 1 << 20)
+    async with talking(pool), node(pool, 3) as sender:
+        async with upgraded(pool, "/ws?node=x", deaf=True) as deaf:
+            await deaf.send(frame(TEXT, json.dumps(registration(5)).encode()))
+            await sender.hears("peerJoined")
+            await sender.say(message("relayOpen", 3, 5, sessionID="deaf"))
+            blob = message("relayData", 3, 5, sessionID="deaf", data="A" * 500_000)
+
+            async def flood() -> None:
+                for _ in range(40):
+                    await sender.say(blob)
+
+            flooding = asyncio.create_task(flood())
+            (error,) = await sender.hears("error")
+            await flooding
+
+        assert error["code"] == "peer_not_found"
+
+
+async def test_one_connection_stands_for_one_node(pool: Pool) -> None:
+    async with talking(pool), node(pool, 3) as attacker:
+        assert await attacker.refused(registration(4)) == "invalid_register"
+
+
+async def test_connections_without_a_node_come_and_go(pool: Pool) -> None:
+    async with talking(pool):
+        for _ in range(50):
+            async with connected(pool):
+                pass
