@@ -1,6 +1,7 @@
 """WebSocket links, with real sockets on 127.0.0.1."""
 
 import asyncio
+import base64
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 from aiohttp import web
+from yarl import URL
 
 from shoal.protocols.session import Data
 from shoal.runtime.link import LinkClosed
@@ -26,13 +28,16 @@ class Server:
 
 
 @asynccontextmanager
-async def listening() -> AsyncIterator[Server]:
+async def listening(
+    message_max: int = MESSAGE_MAX, idle_max: float | None = None
+) -> AsyncIterator[Server]:
     """Accept links until the block ends."""
     links: asyncio.Queue[WebSocketLink] = asyncio.Queue()
     done = asyncio.Event()
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        link, response = await accept(request, {"X-Odd": "é is fine"}, MESSAGE_MAX)
+        odd = {"X-Odd": "é is fine"}
+        link, response = await accept(request, odd, message_max, idle_max)
         links.put_nowait(link)
         await done.wait()
         return response
@@ -50,11 +55,13 @@ async def listening() -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def pair() -> AsyncIterator[tuple[WebSocketLink, WebSocketLink]]:
+async def pair(
+    message_max: int = MESSAGE_MAX,
+) -> AsyncIterator[tuple[WebSocketLink, WebSocketLink]]:
     """Give both ends of a connection: the one that dialled first."""
     async with (
-        listening() as server,
-        dial(server.url, {}, MESSAGE_MAX) as (ours, _),
+        listening(message_max) as server,
+        dial(server.url, {}, message_max) as (ours, _),
     ):
         yield ours, await server.links.get()
         server.done.set()
@@ -207,3 +214,80 @@ async def test_address_that_cannot_be_is_an_end_like_any_other(url: str) -> None
     with pytest.raises(LinkClosed, match="cannot connect"):
         async with dial(url, {}, MESSAGE_MAX):
             pass
+
+
+# What a switch does with many messages.
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "é😀", b"", b"\xff", "x" * 125, "x" * 126, b"y" * 65_535, b"y" * 65_536],
+    ids=lambda data: f"{type(data).__name__} of {len(data)}",
+)
+async def test_messages_that_are_packed_arrive_as_they_are(data: str | bytes) -> None:
+    async with pair(1 << 20) as (ours, theirs):
+        theirs.write([theirs.pack(data)])
+        await theirs.send("between")
+        theirs.write([theirs.pack(each) for each in (data, "next", data)])
+
+        assert await received(ours, 5) == [data, "between", data, "next", data]
+
+
+async def test_long_messages_are_written_together_as_well() -> None:
+    async with pair(1 << 20) as (ours, theirs):
+        long: list[Data] = ["a" * 100_000, b"b" * 100_000]
+        theirs.write([theirs.pack(each) for each in long])
+
+        assert await received(ours, 2) == long
+
+
+async def test_what_was_written_arrives_before_the_farewell() -> None:
+    async with pair() as (ours, theirs):
+        theirs.write([theirs.pack("last")])
+        closing = asyncio.create_task(theirs.close(4000, "bye"))
+
+        assert await received(ours, 1) == ["last"]
+        with pytest.raises(LinkClosed, match="4000 bye"):
+            await ours.receive()
+        await closing
+        with pytest.raises(LinkClosed, match="connection lost"):
+            theirs.write([theirs.pack("late")])
+
+
+async def test_what_the_peer_does_not_read_is_counted_until_it_is_cut_off() -> None:
+    async with pair() as (_, theirs):
+        assert theirs.unread == 0
+        packed = theirs.pack(b"x" * (1 << 20))
+        while theirs.unread < 8 << 20:
+            theirs.write([packed])
+
+        theirs.abort()
+
+        with pytest.raises(LinkClosed):
+            await theirs.receive()
+
+
+async def test_a_peer_that_answers_no_ping_is_lost() -> None:
+    async with listening(idle_max=0.15) as server:
+        reader, writer = await upgraded(server.url)
+        link = await server.links.get()
+
+        with pytest.raises(LinkClosed):
+            await link.receive()
+
+        assert b"\x89\x00" in await reader.read(100)  # a ping
+        writer.close()
+        server.done.set()
+
+
+async def upgraded(url: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a WebSocket whose other end answers nothing."""
+    address = URL(url)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(
+        f"GET {address.path} HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: {base64.b64encode(bytes(16)).decode()}\r\n\r\n".encode()
+    )
+    await reader.readuntil(b"\r\n\r\n")
+    return reader, writer

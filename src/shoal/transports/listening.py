@@ -12,6 +12,7 @@ from aiohttp.http import HttpProcessingError
 
 from shoal.domain.errors import ConfigError
 from shoal.runtime.ports import user_of
+from shoal.transports.bonjour import addresses_of
 
 BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
 IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
@@ -56,15 +57,19 @@ async def listening(
         try:
             await site.start()
         except OSError as error:
-            user = user_of(port) if error.errno == errno.EADDRINUSE else None
-            why = f"it is used by {user}" if user else error.strerror
             raise ConfigError(
-                f"cannot listen on {host} port {port}: {why}; "
+                f"cannot listen on {host} port {port}: {why_not(error, port)}; "
                 "choose another --port (0 lets the system choose) or --host"
             ) from error
         yield runner.addresses[0][1]
     finally:
         await runner.cleanup()
+
+
+def why_not(error: OSError, port: int) -> str:
+    """Say why a port cannot be listened on; who has it, if that can be known."""
+    user = user_of(port) if error.errno == errno.EADDRINUSE else None
+    return f"it is used by {user}" if user else error.strerror or str(error)
 
 
 def url_of(host: str, port: int, *, secure: bool) -> str:
@@ -81,7 +86,7 @@ def _lan_address() -> str:
         try:
             # Sends nothing: a datagram socket only looks up the route.
             probe.connect(("192.0.2.1", 9))
-        except OSError:
-            return "127.0.0.1"
+        except OSError:  # there is no route beyond the networks that it is on
+            return next(iter(addresses_of("0.0.0.0")), "127.0.0.1")
         address: str = probe.getsockname()[0]
         return address

@@ -1,8 +1,10 @@
 """WebSocket links over aiohttp, for both ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import cast
 
 from aiohttp import (
     ClientConnectorCertificateError,
@@ -31,6 +33,13 @@ WRONG_CERTIFICATE = 1015  # close code for a failed TLS handshake (RFC 6455, 7.4
 BUSY = frozenset({429, 503})  # HTTP statuses of a server that may be tried again
 BATCH_MAX = 255  # messages handed on together, so that other peers get their turn
 PING_EVERY = 20.0  # seconds: a server that vanished sends no farewell
+JOINED_MAX = (
+    1 << 14
+)  # bytes of a frame that is copied in order to be written with others
+
+_HEAD = struct.Struct("!BB").pack
+_HEAD_16 = struct.Struct("!BBH").pack
+_HEAD_64 = struct.Struct("!BBQ").pack
 
 
 class WebSocketLink:
@@ -86,6 +95,52 @@ class WebSocketLink:
             # aiohttp says with a RuntimeError that the socket is closing.
             raise LinkClosed(f"connection lost: {error}") from error
 
+    def pack(self, data: Data) -> bytes:
+        """Write a message as a frame (RFC 6455, section 5.2): of a server's end only.
+
+        aiohttp sends one message at a time, through two coroutines and with a write for
+        each, which is most of what it costs to pass a small one on.
+        """
+        if isinstance(data, str):
+            payload, opcode = data.encode(), 0x81  # a text, and the last of its frames
+        else:
+            payload, opcode = data, 0x82
+        size = len(payload)
+        if size < 126:
+            return _HEAD(opcode, size) + payload
+        if size < 1 << 16:
+            return _HEAD_16(opcode, 126, size) + payload
+        return _HEAD_64(opcode, 127, size) + payload
+
+    def write(self, packs: Sequence[Data]) -> None:
+        """Write frames of ``pack`` together.  Raises LinkClosed."""
+        transport = self._transport
+        if transport is None or transport.is_closing() or self._socket.closed:
+            raise LinkClosed("connection lost")
+        frames = cast(Sequence[bytes], packs)  # pack makes no others
+        if len(frames) == 1:
+            transport.write(frames[0])
+        elif len(frames[0]) < JOINED_MAX:
+            transport.write(b"".join(frames))
+        else:
+            transport.writelines(frames)
+
+    @property
+    def unread(self) -> int:
+        """How many bytes wait for the peer to read."""
+        transport = self._transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def abort(self) -> None:
+        """End the connection at once, with what is still to be sent."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    @property
+    def _transport(self) -> asyncio.WriteTransport | None:
+        writer = self._socket._writer
+        return None if writer is None else writer.transport
+
     async def close(self, code: int, text: str) -> None:
         self._farewell = self._farewell or text
         message = text.encode()[:CLOSE_TEXT_MAX].decode(errors="ignore").encode()
@@ -108,11 +163,21 @@ def _closed_by_peer(code: int, text: str) -> str:
 
 
 async def accept(
-    request: web.Request, headers: Mapping[str, str], message_max: int
+    request: web.Request,
+    headers: Mapping[str, str],
+    message_max: int,
+    idle_max: float | None = None,
 ) -> tuple[WebSocketLink, web.StreamResponse]:
-    """Answer an upgrade request; return the link and what the handler must return."""
+    """Answer an upgrade request; return the link and what the handler must return.
+
+    A peer that says nothing for ``idle_max`` seconds, not even to a ping, is lost.
+    """
     socket = web.WebSocketResponse(
-        timeout=CLOSE_TIMEOUT, max_msg_size=message_max, compress=False
+        timeout=CLOSE_TIMEOUT,
+        max_msg_size=message_max,
+        compress=False,
+        # aiohttp waits half as long for an answer to its ping.
+        heartbeat=None if idle_max is None else idle_max / 1.5,
     )
     socket.headers.update(headers)
     await socket.prepare(request)

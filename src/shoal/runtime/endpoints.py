@@ -1,0 +1,39 @@
+"""All ways to come to peers, of every protocol there is."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.ledger.keys import verify
+from shoal.protocols import Endpoint, discover
+from shoal.protocols.session import Identity, Setting
+from shoal.runtime.clock import Clock
+from shoal.runtime.door import Door
+
+
+def endpoints(
+    clock: Clock,
+    door: Door,
+    wires: Mapping[str, Any],
+    token: str,
+    identity: Identity,
+    draw: Callable[[int], bytes],
+    name: str = "shoal",
+    hardware: Hardware = UNKNOWN_HARDWARE,
+) -> list[tuple[str, Endpoint]]:
+    """Return each endpoint with its wire's name.
+
+    ``wires`` holds protocols' configurations by name, ``token`` is what workers present
+    where theirs has none, and ``name`` and ``hardware`` are this machine's.
+    """
+    start = int(clock.wall() * 1000)
+    epoch = clock.wall() - clock.now()
+    found: list[tuple[str, Endpoint]] = []
+    for wire, protocol in discover().items():
+        config = wires.get(wire) or protocol.config()
+        admission = door.admission(wire, config.token or token)
+        setting = Setting(
+            start, admission, draw, identity, verify, epoch, name, hardware
+        )
+        found += [(wire, each) for each in protocol.endpoints(config, setting)]
+    return found

@@ -1,0 +1,137 @@
+"""Comes to peers other than by HTTP: on ports of its own, by calling, by looking.
+
+Each connection is given to whoever serves, with the session that its endpoint made.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from random import Random
+from typing import TypeAlias
+
+from shoal.domain.errors import ConfigError, TooManyFailures
+from shoal.protocols import Endpoint
+from shoal.protocols.crowd import Browser, Listener, Outgoing
+from shoal.runtime.calling import Calls, Standing
+from shoal.runtime.clock import Clock
+from shoal.runtime.door import Door
+from shoal.runtime.meeting import Meetings
+from shoal.runtime.neighbourhood import Announced, Neighbourhood
+from shoal.runtime.residing import Serve
+from shoal.transports.bonjour import addresses_of
+from shoal.transports.dialling import dial
+from shoal.transports.tcp import TcpLink
+from shoal.transports.tcp_listening import Bound, listening_tcp
+
+FAREWELL = 3.0  # seconds that connections which we opened get to end
+
+Ports: TypeAlias = Mapping[str, Mapping[str, int]]
+"""Ports by the name of their wire, and by ``tcp`` or ``tls``."""
+
+log = logging.getLogger("shoal.reaching")
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What is needed to come to peers.
+
+    ``tls`` is for secure listeners; without it there are none.  ``addresses`` says at
+    which addresses others find what listens on one.
+    """
+
+    serve: Serve
+    door: Door
+    clock: Clock
+    random: Random
+    host: str
+    tls: ssl.SSLContext | None = None
+    addresses: Callable[[str], tuple[str, ...]] = addresses_of
+
+
+@asynccontextmanager
+async def reaching(
+    endpoints: Sequence[tuple[str, Endpoint]], means: Means
+) -> AsyncIterator[Ports]:
+    """Serve the endpoints that are no claims on WebSockets for the length of the block.
+
+    Each comes with the name of its wire.  At the end of the block, connections get a
+    moment to end by themselves: whoever serves them is to hang up before.
+
+    Raises ConfigError if a port cannot be had.
+    """
+    ports: dict[str, dict[str, int]] = {}
+    announced: list[Announced] = []
+    async with AsyncExitStack() as listening:
+        for wire, endpoint in endpoints:
+            if not isinstance(endpoint, Listener):
+                continue
+            if endpoint.secure and means.tls is None:
+                continue
+            bound = await listening.enter_async_context(_listen(wire, endpoint, means))
+            scheme = "tls" if endpoint.secure else "tcp"
+            ports.setdefault(wire, {})[scheme] = bound.port
+            if endpoint.service is not None:
+                announced.append(Announced(wire, endpoint.service, bound))
+        async with _calling(endpoints, announced, means):
+            yield ports
+
+
+@asynccontextmanager
+async def _listen(wire: str, listener: Listener, means: Means) -> AsyncIterator[Bound]:
+    async def serve(link: TcpLink) -> None:
+        try:
+            means.door.check(link.peer)
+        except TooManyFailures as error:
+            log.info("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))
+            return
+        await means.serve(wire, listener.accept(link.peer, means.clock.now()), link)
+
+    tls = means.tls if listener.secure else None
+    async with AsyncExitStack() as opened:
+        try:
+            bound = await opened.enter_async_context(
+                listening_tcp(means.host, listener.port, tls, serve)
+            )
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error}; choose another --{wire}-port (0 lets the system choose)"
+            ) from error
+        yield bound
+
+
+@asynccontextmanager
+async def _calling(
+    endpoints: Sequence[tuple[str, Endpoint]],
+    announced: Sequence[Announced],
+    means: Means,
+) -> AsyncIterator[None]:
+    """Keep up connections, announce and look for the length of the block."""
+    calls = Calls(means.serve, dial, means.clock, means.random)
+    async with asyncio.TaskGroup() as tasks:
+        callers = {
+            tasks.create_task(calls.keep_up(wire, Standing(endpoint)))
+            for wire, endpoint in endpoints
+            if isinstance(endpoint, Outgoing)
+        }
+        meetings = [
+            Meetings(wire, endpoint, calls, tasks)
+            for wire, endpoint in endpoints
+            if isinstance(endpoint, Browser)
+        ]
+        around = Neighbourhood(announced, meetings, means.addresses)
+        looking = tasks.create_task(around.take_part())
+        patience = 0.0  # if this is cut off
+        try:
+            yield
+            patience = FAREWELL
+        finally:
+            calls.stop()
+            looking.cancel()
+            callers = callers.union(*(each.calling for each in meetings))
+            if callers:
+                await asyncio.wait(callers, timeout=patience)
+            for caller in callers:
+                caller.cancel()

@@ -1,0 +1,34 @@
+"""Opens connections, by whatever the scheme of a URL asks for."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from shoal.runtime.link import Link
+from shoal.transports import tcp, websocket
+
+BYTE_STREAMS = ("tcp", "tls")  # schemes of URLs that are not a WebSocket's
+
+
+@asynccontextmanager
+async def dial(
+    url: str,
+    headers: Mapping[str, str],
+    message_max: int,
+    *,
+    fingerprint: bytes | None = None,
+) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
+    """Connect to a URL; yield the link and the headers of the answer.
+
+    A byte stream has neither headers nor messages.  ``fingerprint`` is as in
+    ``websocket.dial``.
+
+    Raises LinkClosed if it does not come about.
+    """
+    if url.partition(":")[0].lower() in BYTE_STREAMS:
+        async with tcp.dial(url, fingerprint=fingerprint) as link:
+            yield link, {}
+    else:
+        async with websocket.dial(
+            url, headers, message_max, fingerprint=fingerprint
+        ) as opened:
+            yield opened

@@ -1,0 +1,204 @@
+"""What this machine is made of, as far as it tells: asked once, and never for long."""
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TypeAlias
+
+import psutil
+
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.worker.chips import APPLE, UNKNOWN, apple_family, nvidia_chip
+
+ASK_WITHIN = 2.0  # seconds for a program of the system's to answer
+TEXT_MAX = 64  # characters of a name
+GPUS_MAX = 64  # that are counted
+GB = 1e9  # bytes
+MIB = 1 << 20  # bytes
+
+PLATFORMS: Mapping[str, str] = {
+    "darwin": "macOS",
+    "ios": "iOS",
+    "linux": "linux",
+    "android": "android",
+    "win32": "windows",
+    "cygwin": "windows",
+}
+
+# GB of memory for models from which a machine is of tier 1, 2 and 3; with less it is of
+# tier 4.  The documents name no limits: they show a GPU of 24 GB as tier 1, and a Mac
+# of 32 GB as tier 2.  Memory that only processors reach counts for less.
+TIERS_BY_GPU = (20.0, 10.0, 6.0)
+TIERS_BY_UNIFIED = (60.0, 30.0, 15.0)
+TIERS_BY_PROCESSOR = (500.0, 100.0, 15.0)
+
+AMD = "0x1002"  # PCI's number for the vendor
+
+Run: TypeAlias = Callable[[Sequence[str]], str]
+"""Returns what a program prints; nothing if there is none, or it does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    name: str
+    memory: int  # bytes
+    family: str
+    backend: str
+
+
+@lru_cache(1)
+def this_machine() -> Hardware:
+    """Return what this machine is made of.  Never raises.
+
+    It may take some seconds the first time, where a driver does not answer.
+    """
+    try:
+        memory = psutil.virtual_memory().total
+    except OSError:  # Android does not tell
+        memory = 0
+    return detect(sys.platform, Path("/"), printed_by, memory)
+
+
+def detect(system: str, root: Path, run: Run, memory: int) -> Hardware:
+    """Return what a machine is made of.
+
+    ``system`` is as ``sys.platform`` has it, ``root`` where its files are, ``run`` asks
+    its programs, and ``memory`` is in bytes.
+    """
+    memory = min(memory, _limit_of_container(root) or memory)
+    base = replace(
+        UNKNOWN_HARDWARE,
+        memory_gb=round(memory / GB, 1),
+        platform=PLATFORMS.get(system, "freebsd" if "freebsd" in system else ""),
+    )
+    if system == "darwin":
+        return _mac(base, run)
+    gpus = _nvidia(run) or _amd(root)
+    if not gpus:
+        chip = _processor(root) or base.chip
+        tier = _tier(base.memory_gb, TIERS_BY_PROCESSOR)
+        return replace(base, chip=chip, tier=tier, gpu_backend="cpu")
+    return _with_gpus(base, gpus)
+
+
+def printed_by(command: Sequence[str]) -> str:
+    """Return what a program prints; nothing if there is none, or it does not answer."""
+    if (program := shutil.which(command[0])) is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=ASK_WITHIN,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _mac(base: Hardware, run: Run) -> Hardware:
+    name = _name(run(["sysctl", "-n", "machdep.cpu.brand_string"])) or base.chip
+    family = apple_family(name)
+    if not family:  # one with a processor of Intel's
+        tier = _tier(base.memory_gb, TIERS_BY_PROCESSOR)
+        return replace(base, chip=name, tier=tier, gpu_backend="cpu")
+    cores = re.search(
+        r'"gpu-core-count" = (\d{1,6})', run(["ioreg", "-rd1", "-c", "AGXAccelerator"])
+    )
+    return replace(
+        base,
+        chip=name,
+        chip_family=family,
+        gpu_cores=int(cores[1]) if cores else 0,
+        bandwidth_gb=APPLE.get(family, UNKNOWN).bandwidth_gb,
+        tier=_tier(base.memory_gb, TIERS_BY_UNIFIED),
+        gpu_backend="metal",
+    )
+
+
+def _with_gpus(base: Hardware, gpus: Sequence[_Gpu]) -> Hardware:
+    """Add GPUs; models are spread over those that are alike."""
+    alike = [gpu for gpu in gpus if gpu == gpus[0]]
+    chip = nvidia_chip(gpus[0].name)
+    name, memory = gpus[0].name, sum(gpu.memory for gpu in alike) / GB
+    return replace(
+        base,
+        chip=name if len(alike) == 1 else f"{len(alike)} x {name}",
+        chip_family=gpus[0].family,
+        gpu_cores=chip.gpu_cores * len(alike),
+        bandwidth_gb=chip.bandwidth_gb,
+        tier=_tier(memory, TIERS_BY_GPU),
+        gpu_backend=gpus[0].backend,
+        gpu_memory_gb=round(memory, 1),
+    )
+
+
+def _nvidia(run: Run) -> list[_Gpu]:
+    told = run(
+        [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total",
+            "--format=csv,noheader,nounits",
+        ]
+    )
+    gpus = []
+    for line in told.splitlines()[:GPUS_MAX]:
+        name, _, size = line.rpartition(",")
+        if name and size.strip().isdecimal():
+            memory = int(size) * MIB
+            gpus.append(_Gpu(_name(name), memory, "nvidiaGPU", "cuda"))
+    return sorted(gpus, key=lambda gpu: -gpu.memory)
+
+
+def _amd(root: Path) -> list[_Gpu]:
+    """Read what the kernel's driver tells of AMD's GPUs."""
+    gpus = []
+    # With its own interface for computing it is ROCm's; else games' is used.
+    backend = "rocm" if (root / "dev/kfd").exists() else "vulkan"
+    for card in sorted((root / "sys/class/drm").glob("card[0-9]*/device"))[:GPUS_MAX]:
+        size = _read(card / "mem_info_vram_total").strip()
+        if _read(card / "vendor").strip() == AMD and size.isdecimal():
+            name = _name(_read(card / "product_name")) or "AMD GPU"
+            gpus.append(_Gpu(name, int(size), "unknown", backend))
+    return sorted(gpus, key=lambda gpu: -gpu.memory)
+
+
+def _processor(root: Path) -> str:
+    """Return the processor's name, as Linux tells it; others are not asked."""
+    named = re.search(
+        r"^(?:model name|Hardware|Model)\s*:\s*(.+)$",
+        _read(root / "proc/cpuinfo"),
+        re.MULTILINE,
+    )
+    return _name(named[1]) if named else ""
+
+
+def _limit_of_container(root: Path) -> int | None:
+    limit = _read(root / "sys/fs/cgroup/memory.max").strip()
+    return int(limit) if limit.isdecimal() else None
+
+
+def _tier(size_gb: float, limits: Sequence[float]) -> int:
+    return 1 + sum(size_gb < limit for limit in limits)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
+
+
+def _name(text: str) -> str:
+    """Return a name as it can be told: one line that is not long."""
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    return " ".join(printable.split())[:TEXT_MAX].strip()

@@ -1,0 +1,214 @@
+"""Ports, calls and looks put together, with real sockets and real multicast."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from runtime.wires import ScriptedSession
+from shoal.domain.errors import ConfigError
+from shoal.protocols.crowd import (
+    Browser,
+    CrowdSession,
+    Listener,
+    Outgoing,
+    Service,
+    Sighting,
+)
+from shoal.protocols.session import Send
+from shoal.runtime import reaching as module
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.door import Door, token_book
+from shoal.runtime.driver import Driver, End
+from shoal.runtime.failures import BARRED_AFTER
+from shoal.runtime.link import Link, LinkClosed
+from shoal.runtime.reaching import Means, reaching
+from shoal.store.memory_keys import MemoryKeys
+from shoal.transports.tcp import dial
+from shoal.transports.tls import fingerprint_of, server_context
+from transports.certificates import issue
+
+PATIENCE = 20.0  # seconds until what should happen is taken not to
+kinds = (f"_reach{number}x{id(object()) % 9999}._tcp" for number in count())
+
+
+@dataclass
+class Host:
+    """Serves connections; those that are there can be hung up on."""
+
+    drivers: list[Driver[Any, Any]] = field(default_factory=list)
+    opened: "asyncio.Queue[str]" = field(default_factory=asyncio.Queue)
+
+    async def serve(self, wire: str, session: CrowdSession, link: Link) -> End:
+        driver = Driver[Any, Any](session, link, LoopClock(), lambda heard: None)
+        self.drivers.append(driver)
+        self.opened.put_nowait(wire)
+        try:
+            return await driver.run()
+        finally:
+            self.drivers.remove(driver)
+
+    def hang_up(self) -> None:
+        for driver in self.drivers:
+            driver.hang_up("stopping")
+
+
+def greeting(now: float) -> Any:
+    return ScriptedSession(opening=[Send(b"hello")])
+
+
+def echoing(address: str, now: float) -> Any:
+    return ScriptedSession(lambda data: [Send(data)])
+
+
+def cursing(address: str, now: float) -> Any:
+    raise AssertionError("nobody barred gets as far as this")
+
+
+@pytest.fixture
+async def host() -> AsyncIterator[Host]:
+    async with asyncio.timeout(PATIENCE):
+        yield Host()
+
+
+async def means(host: Host) -> Means:
+    keys, clock = MemoryKeys(), LoopClock()
+    door = Door(await token_book(keys), keys, clock)
+    return Means(host.serve, door, clock, Random(1), "127.0.0.1")
+
+
+@asynccontextmanager
+async def echo(host: Host, port: int = 0) -> AsyncIterator[int]:
+    async with reaching(
+        [("wire", Listener(port, echoing))], await means(host)
+    ) as ports:
+        yield ports["wire"]["tcp"]
+        host.hang_up()
+
+
+async def test_listener_serves_who_comes_and_its_port_is_told(host: Host) -> None:
+    async with echo(host) as port, dial(f"tcp://127.0.0.1:{port}") as link:
+        assert await host.opened.get() == "wire"
+        await link.send(b"hello")
+        assert await link.receive() == [b"hello"]
+
+
+async def test_port_that_is_taken_names_the_flag(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=r"used by .* choose another --wire-port"):
+            async with echo(host, port):
+                pass
+
+
+async def test_secure_listener_has_the_certificate_or_is_not_there(
+    host: Host, tmp_path: Path
+) -> None:
+    certificate = issue(tmp_path)
+    context = server_context(certificate.file, certificate.key)
+    endpoints = [
+        ("wire", Listener(0, echoing)),
+        ("wire", Listener(0, echoing, secure=True)),
+    ]
+    plain = await means(host)
+    async with reaching(endpoints, plain) as ports:
+        assert ports["wire"].keys() == {"tcp"}
+    async with reaching(endpoints, replace(plain, tls=context)) as ports:
+        url = f"tls://127.0.0.1:{ports['wire']['tls']}"
+        fingerprint = fingerprint_of(certificate.file.read_text())
+        async with dial(url, fingerprint=fingerprint) as link:
+            await link.send(b"hello")
+            assert await link.receive() == [b"hello"]
+            host.hang_up()
+
+
+async def test_address_that_guesses_is_hung_up_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.runtime.failures.is_loopback", lambda address: False)
+    given = await means(host)
+    for _ in range(BARRED_AFTER):
+        given.door._failures.failed("127.0.0.1", given.clock.now())
+    async with (
+        reaching([("wire", Listener(0, cursing))], given) as ports,
+        dial(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link,
+    ):
+        with pytest.raises(LinkClosed):
+            await link.receive()
+
+    assert host.opened.empty()
+
+
+async def test_peer_is_called_and_called_again_after_it_was_away(
+    host: Host, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("shoal.runtime.calling.RETRY_FIRST", 0.01)
+    async with echo(host) as port:
+        pass
+    ours = Host()
+    call = Outgoing(f"tcp://127.0.0.1:{port}", greeting)
+    with caplog.at_level(logging.WARNING):
+        async with reaching([("wire", call)], await means(ours)) as ports:
+            assert ports == {}
+            for _ in range(2):
+                async with echo(host, port):
+                    assert await ours.opened.get() == "wire"
+                    assert await host.opened.get() == "wire"
+            ours.hang_up()
+
+    assert caplog.text.count("connection refused") <= 3
+
+
+async def test_who_is_seen_is_called(host: Host) -> None:
+    kind, ours = next(kinds), Host()
+
+    def meet(sighting: Sighting, now: float) -> Outgoing | None:
+        assert sighting.text == {"id": "1"}
+        return Outgoing(f"tcp://{sighting.addresses[0]}:{sighting.port}", greeting)
+
+    here = replace(await means(host), addresses=lambda host: ("127.0.0.1",))
+    away = replace(here, serve=ours.serve)
+    service = Service(kind, "studio", {"id": "1"})
+    async with (
+        reaching([("wire", Listener(0, echoing, service))], here),
+        reaching([("wire", Browser(kind, meet))], away),
+    ):
+        assert await ours.opened.get() == "wire"
+        assert await host.opened.get() == "wire"
+        ours.hang_up()
+        host.hang_up()
+
+
+async def test_connections_that_do_not_end_are_cut_at_the_end(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FAREWELL", 0.0)
+    monkeypatch.setattr("shoal.transports.tcp_listening.FAREWELL", 0.0)
+    ours = Host()
+    async with reaching([("wire", Listener(0, echoing))], await means(host)) as ports:
+        url = f"tcp://127.0.0.1:{ports['wire']['tcp']}"
+        async with reaching([("wire", Outgoing(url, greeting))], await means(ours)):
+            await ours.opened.get()
+            await host.opened.get()
+
+    assert ours.drivers == host.drivers == []
+
+
+async def test_start_that_fails_leaves_nothing_open(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        endpoints = [
+            ("one", Listener(0, echoing)),
+            ("other", Listener(port, echoing)),
+        ]
+        with pytest.raises(ConfigError, match="--other-port"):
+            async with reaching(endpoints, await means(host)):
+                pass

@@ -1,0 +1,481 @@
+"""TCP links, with real sockets on 127.0.0.1, on every event loop that Shoal runs on."""
+
+import asyncio
+import socket
+import ssl
+import struct
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.domain.errors import ConfigError
+from shoal.runtime.link import LinkClosed
+from shoal.transports import dialling, tcp_listening
+from shoal.transports.tcp import (
+    UNREAD_MAX,
+    UNSENT_MAX,
+    TcpLink,
+    dial,
+)
+from shoal.transports.tcp_listening import listening_tcp
+from shoal.transports.tls import fingerprint_of, server_context
+from shoal.transports.websocket import WRONG_CERTIFICATE
+from transports.certificates import issue
+
+LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
+if sys.platform != "win32":
+    import uvloop
+
+    LOOPS.append(uvloop.new_event_loop)
+
+ONE_READ = 256 << 10  # bytes: what the event loops read at a time, at most
+PATIENCE = 20.0  # seconds until what should happen is taken not to
+
+
+@pytest.fixture(params=LOOPS, ids=lambda made: made.__module__.split(".")[0])
+def run(
+    request: pytest.FixtureRequest,
+) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """Runs a coroutine on one of the loops."""
+
+    def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def in_time() -> None:
+            async with asyncio.timeout(PATIENCE):
+                await test()
+
+        with asyncio.Runner(loop_factory=request.param) as runner:
+            runner.run(in_time())
+
+    return run
+
+
+@asynccontextmanager
+async def serving(
+    tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[str, "asyncio.Queue[TcpLink]"]]:
+    """Accept links until the block ends; give the URL, and the links."""
+    links: asyncio.Queue[TcpLink] = asyncio.Queue()
+    done = asyncio.Event()
+
+    async def serve(link: TcpLink) -> None:
+        links.put_nowait(link)
+        await done.wait()
+
+    async with listening_tcp(host, 0, tls, serve) as bound:
+        scheme = "tls" if tls else "tcp"
+        address = f"[{host}]" if ":" in host else host
+        yield f"{scheme}://{address}:{bound.port}", links
+        done.set()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[TcpLink, TcpLink]]:
+    """Give both ends of a connection: the one that dialled first."""
+    async with serving() as (url, links), dial(url) as ours:
+        yield ours, await links.get()
+
+
+async def received(link: TcpLink, size: int) -> bytes:
+    """Receive that many bytes, in however many pieces they come."""
+    data = bytearray()
+    while len(data) < size:
+        for piece in await link.receive():
+            assert isinstance(piece, bytes)
+            data += piece
+    return bytes(data)
+
+
+async def ended(link: TcpLink) -> LinkClosed:
+    """Read until the end; return what it was."""
+    try:
+        while True:
+            await link.receive()
+    except LinkClosed as end:
+        return end
+
+
+def test_bytes_arrive_in_order_both_ways(run: Any) -> None:
+    async def test() -> None:
+        async with pair() as (ours, theirs):
+            for number in range(1000):
+                await ours.send(b"%04d" % number)
+            expected = b"".join(b"%04d" % number for number in range(1000))
+            assert await received(theirs, 4000) == expected
+
+            await theirs.send(b"and back")
+            assert await received(ours, 8) == b"and back"
+
+    run(test)
+
+
+def test_more_than_all_buffers_arrives_whole(run: Any) -> None:
+    async def test() -> None:
+        data = bytes(range(256)) * (4 * (UNREAD_MAX + UNSENT_MAX) // 256)
+        async with pair() as (ours, theirs), asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(received(theirs, 8 * len(data)))
+            for _ in range(8):
+                await ours.send(data)
+
+        assert reading.result() == 8 * data
+
+    run(test)
+
+
+def test_who_sends_waits_for_a_peer_that_does_not_read(run: Any) -> None:
+    async def test() -> None:
+        async with pair() as (ours, theirs):
+            sending = asyncio.create_task(_send_for_ever(ours))
+            while not (ours._stopped and theirs._full):  # noqa: ASYNC110  # none tells
+                await asyncio.sleep(0)
+
+            assert len(theirs._unread) <= UNREAD_MAX + ONE_READ
+            assert ours._transport.get_write_buffer_size() <= 2 * UNSENT_MAX
+            # It goes on when it is read.
+            await received(theirs, 8 * (UNREAD_MAX + ONE_READ + UNSENT_MAX))
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    run(test)
+
+
+def test_what_was_said_last_arrives_before_the_end(run: Any) -> None:
+    async def test() -> None:
+        async with pair() as (ours, theirs):
+            await ours.send(b"x" * 3_000_000)
+            await ours.send(b"the last")
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ours.close(1000, "bye"))
+                data = await received(theirs, 3_000_008)
+
+            assert data.endswith(b"the last")
+            with pytest.raises(LinkClosed, match="closed by peer") as caught:
+                await theirs.receive()
+            assert caught.value.code == 1005
+            with pytest.raises(LinkClosed, match="closed here: bye"):
+                await ours.receive()
+
+    run(test)
+
+
+def test_nothing_can_be_sent_after_the_end_and_closing_twice_is_no_harm(
+    run: Any,
+) -> None:
+    async def test() -> None:
+        async with pair() as (ours, theirs):
+            await ours.close(1000, "")
+            await ours.close(1000, "")
+            with pytest.raises(LinkClosed):
+                await ours.send(b"late")
+            with pytest.raises(LinkClosed):
+                await theirs.receive()
+
+    run(test)
+
+
+def test_connection_that_breaks_ends_both_who_reads_and_who_writes(run: Any) -> None:
+    async def test() -> None:
+        async with pair() as (ours, theirs):
+            writing = asyncio.create_task(_send_for_ever(theirs))
+            ours.abort()
+
+            end = await ended(theirs)
+            assert end.code in (1005, 1006)
+            with pytest.raises(LinkClosed):
+                await writing
+
+    run(test)
+
+
+async def _send_for_ever(link: TcpLink) -> None:
+    while True:
+        await link.send(bytes(UNSENT_MAX))
+
+
+def test_peer_that_is_reset_is_an_end_with_its_cause(run: Any) -> None:
+    async def test() -> None:
+        async with serving() as (url, links):
+            port = int(url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as peer:
+                link = await links.get()
+                now = struct.pack("ii", 1, 0)
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, now)
+
+            with pytest.raises(LinkClosed, match=r"connection lost: .*reset") as caught:
+                await link.receive()
+            assert caught.value.code == 1006
+
+    run(test)
+
+
+def test_options_keep_small_messages_fast_and_find_out_dead_peers(run: Any) -> None:
+    async def test() -> None:
+        async with pair() as both:
+            for link in both:
+                sock = link._transport.get_extra_info("socket")
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                if sys.platform == "linux":
+                    idle = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE)
+                    assert idle == 10
+
+    run(test)
+
+
+def test_version_six_is_spoken(run: Any) -> None:
+    async def test() -> None:
+        async with serving(host="::1") as (url, links), dial(url) as ours:
+            assert url.startswith("tcp://[::1]:")
+            theirs = await links.get()
+            assert theirs.peer == "::1"
+            await ours.send(b"six")
+            assert await received(theirs, 3) == b"six"
+
+    run(test)
+
+
+def test_dialling_by_scheme_gives_links_alike(run: Any) -> None:
+    async def test() -> None:
+        async with (
+            serving() as (url, links),
+            dialling.dial(url, {"X": "not sent"}, 1000) as (ours, headers),
+        ):
+            assert headers == {}
+            assert ours.peer == url
+            await ours.send(b"hello")
+            assert await received(await links.get(), 5) == b"hello"
+
+    run(test)
+
+
+# Over TLS.
+
+
+def test_certificate_of_the_fingerprint_is_taken_without_an_authority(
+    run: Any, tmp_path: Path
+) -> None:
+    certificate = issue(tmp_path, host="elsewhere.example")
+    fingerprint = fingerprint_of(certificate.file.read_text())
+    context = server_context(certificate.file, certificate.key)
+
+    async def test() -> None:
+        async with (
+            serving(context) as (url, links),
+            dial(url, fingerprint=fingerprint) as ours,
+        ):
+            theirs = await links.get()
+            data = bytes(range(256)) * 8192
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ours.send(data))
+                assert await received(theirs, len(data)) == data
+                tasks.create_task(theirs.send(data))
+                assert await received(ours, len(data)) == data
+
+    run(test)
+
+
+def test_another_certificate_is_refused_before_anything_is_sent(
+    run: Any, tmp_path: Path
+) -> None:
+    certificate = issue(tmp_path)
+    context = server_context(certificate.file, certificate.key)
+
+    async def test() -> None:
+        async with serving(context) as (url, links):
+            with pytest.raises(LinkClosed, match="another certificate") as caught:
+                async with dial(url, fingerprint=bytes(32)):
+                    pass
+            assert caught.value.code == WRONG_CERTIFICATE
+            with pytest.raises(LinkClosed, match=r"closed by peer|connection lost"):
+                await (await links.get()).receive()
+
+    run(test)
+
+
+def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
+    certificate = issue(tmp_path)
+    context = server_context(certificate.file, certificate.key)
+
+    async def test() -> None:
+        async with serving(context) as (url, _):
+            with pytest.raises(LinkClosed, match="leads to no authority that is known"):
+                async with dial(url):
+                    pass
+
+    run(test)
+
+
+def test_fingerprint_without_tls_is_refused(run: Any) -> None:
+    async def test() -> None:
+        with pytest.raises(LinkClosed, match="has no certificate to be known by"):
+            async with dial("tcp://127.0.0.1:1", fingerprint=bytes(32)):
+                pass
+
+    run(test)
+
+
+def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
+    async def test() -> None:
+        async def answer(link: TcpLink) -> None:
+            await link.receive()
+            await link.send(b"what is that?")
+
+        async with listening_tcp("127.0.0.1", 0, None, answer) as bound:
+            with pytest.raises(LinkClosed, match="does not speak TLS here"):
+                async with dial(f"tls://127.0.0.1:{bound.port}"):
+                    pass
+
+    run(test)
+
+
+def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate = issue(tmp_path)
+    context = server_context(certificate.file, certificate.key)
+    fingerprint = fingerprint_of(certificate.file.read_text())
+    monkeypatch.setattr(tcp_listening, "HANDSHAKE_WITHIN", 0.2)
+
+    async def test() -> None:
+        async with serving(context) as (url, links):
+            plain = url.replace("tls:", "tcp:")
+            async with dial(plain) as garbage, dial(plain) as silent:
+                await garbage.send(b"GET / HTTP/1.1\r\n\r\n")
+                for link in (garbage, silent):
+                    await ended(link)
+            async with dial(url, fingerprint=fingerprint) as honest:
+                await honest.send(b"hello")
+                assert await received(await links.get(), 5) == b"hello"
+
+    run(test)
+
+
+# Who cannot be reached.
+
+
+def test_nobody_listens_and_that_is_what_is_said(run: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+    async def test() -> None:
+        refused = f"cannot connect to tcp://127.0.0.1:{port}: connection refused"
+        with pytest.raises(LinkClosed, match=refused):
+            async with dial(f"tcp://127.0.0.1:{port}"):
+                pass
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "tcp://host.invalid:1",
+        "tcp://127.0.0.1:99999",
+        "tcp://127.0.0.1",
+        "tcp://",
+        "tcp://[::1:4010",
+        "tls://" + "x" * 300 + ":1",
+    ],
+)
+def test_address_that_cannot_be_is_an_end_like_any_other(run: Any, url: str) -> None:
+    async def test() -> None:
+        with pytest.raises(LinkClosed, match="cannot connect"):
+            async with dial(url):
+                pass
+
+    run(test)
+
+
+# Who comes.
+
+
+async def test_address_with_too_many_connections_is_hung_up_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp_listening, "LINKS_OF_ONE_MAX", 2)
+    monkeypatch.setattr(tcp_listening, "is_loopback", lambda address: False)
+    async with serving() as (url, links), dial(url), dial(url) as second:
+        await links.get()
+        theirs = await links.get()
+        for _ in range(3):
+            async with dial(url) as third:
+                with pytest.raises(LinkClosed):
+                    await third.receive()
+        await second.send(b"still here")
+        assert await received(theirs, 10) == b"still here"
+    assert [each.message for each in caplog.records] == [
+        "refused peer=127.0.0.1 reason='over 2 connections'"
+    ]
+
+
+async def test_port_with_too_many_connections_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_listening, "LINKS_MAX", 1)
+    async with serving() as (url, links), dial(url):
+        await links.get()
+        async with dial(url) as second:
+            with pytest.raises(LinkClosed):
+                await second.receive()
+
+
+async def test_room_comes_back_when_a_connection_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_listening, "LINKS_MAX", 1)
+
+    async def echo(link: TcpLink) -> None:
+        for piece in await link.receive():
+            await link.send(piece)
+
+    async with listening_tcp("127.0.0.1", 0, None, echo) as bound:
+        for _ in range(3):
+            async with dial(f"tcp://127.0.0.1:{bound.port}") as link:
+                await link.send(b"hello")
+                assert await received(link, 5) == b"hello"
+                with pytest.raises(LinkClosed):  # it was served
+                    await link.receive()
+
+
+async def test_connections_end_with_their_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tcp_listening, "FAREWELL", 0.0)
+    ended = []
+
+    async def serve(link: TcpLink) -> None:
+        try:
+            await link.send(await received(link, 5))
+            await link.receive()
+        finally:
+            ended.append(link.peer)
+
+    async with listening_tcp("127.0.0.1", 0, None, serve) as bound:
+        url = f"tcp://127.0.0.1:{bound.port}"
+        opened = dial(url)
+        link = await opened.__aenter__()
+        await link.send(b"hello")
+        assert await received(link, 5) == b"hello"
+
+    with pytest.raises(LinkClosed):
+        await link.receive()
+    await opened.__aexit__(None, None, None)
+    assert ended == ["127.0.0.1"]
+
+
+async def test_port_that_is_taken_names_who_has_it() -> None:
+    async def nobody(link: TcpLink) -> Awaitable[None] | None:
+        return None
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port}: it is used by"):
+            async with listening_tcp("127.0.0.1", port, None, nobody):
+                pass
+    with pytest.raises(ConfigError, match="at most 65535"):
+        async with listening_tcp("127.0.0.1", 70_000, None, nobody):
+            pass

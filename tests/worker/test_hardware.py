@@ -1,0 +1,218 @@
+"""What machines are made of, from what they were recorded to tell, and this one."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.worker import hardware
+from shoal.worker.chips import UNKNOWN, apple_family, nvidia_chip
+from shoal.worker.hardware import Run, detect, printed_by, this_machine
+
+GIB = 1 << 30
+CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+model name\t: AMD EPYC 9454P 48-Core Processor
+
+processor\t: 1
+model name\t: AMD EPYC 9454P 48-Core Processor
+"""
+
+
+def telling(**answers: str) -> Run:
+    """Return programs that print these answers, by name."""
+
+    def run(command: Sequence[str]) -> str:
+        return answers.get(command[0].replace("-", "_"), "")
+
+    return run
+
+
+def files(root: Path, contents: Mapping[str, str]) -> Path:
+    for name, text in contents.items():
+        file = root / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    return root
+
+
+def test_this_machine_is_told_once_and_whole() -> None:
+    told = this_machine()
+
+    assert told is this_machine()
+    assert told.memory_gb > 0
+    assert told.platform
+    assert told.chip != ""
+    assert told.tier in range(1, 5)
+
+
+def test_server_with_processors_alone(tmp_path: Path) -> None:
+    root = files(tmp_path, {"proc/cpuinfo": CPUINFO})
+
+    assert detect("linux", root, telling(), 128 * GIB) == Hardware(
+        chip="AMD EPYC 9454P 48-Core Processor",
+        memory_gb=137.4,
+        tier=2,
+        gpu_backend="cpu",
+        platform="linux",
+    )
+
+
+def test_machine_with_a_gpu_is_known_by_it(tmp_path: Path) -> None:
+    root = files(tmp_path, {"proc/cpuinfo": CPUINFO})
+    run = telling(nvidia_smi="NVIDIA GeForce RTX 4090, 24564\n")
+
+    assert detect("linux", root, run, 64 * GIB) == Hardware(
+        chip="NVIDIA GeForce RTX 4090",
+        chip_family="nvidiaGPU",
+        memory_gb=68.7,
+        gpu_cores=16384,
+        bandwidth_gb=1008.0,
+        tier=1,
+        gpu_backend="cuda",
+        platform="linux",
+        gpu_memory_gb=25.8,
+    )
+
+
+def test_gpus_that_are_alike_count_together(tmp_path: Path) -> None:
+    lines = "NVIDIA T400, 2048\n" + "NVIDIA H100 80GB HBM3, 81559\n" * 2
+    told = detect("linux", tmp_path, telling(nvidia_smi=lines), 64 * GIB)
+
+    assert told.chip == "2 x NVIDIA H100 80GB HBM3"
+    assert told.gpu_memory_gb == 171.0
+    assert told.gpu_cores == 2 * 16896
+
+
+@pytest.mark.parametrize(
+    "printed",
+    ["", "No devices were found\n", "[N/A], [N/A]\n", ",\n", "\x00\ufffd, 1e9\n"],
+)
+def test_driver_that_tells_nothing_of_use_is_passed_over(
+    tmp_path: Path, printed: str
+) -> None:
+    told = detect("linux", tmp_path, telling(nvidia_smi=printed), 16 * GIB)
+
+    assert (told.chip_family, told.gpu_backend) == ("unknown", "cpu")
+
+
+def test_gpu_of_the_kernels_own_driver(tmp_path: Path) -> None:
+    card = "sys/class/drm/card1/device/"
+    root = files(
+        tmp_path,
+        {
+            card + "vendor": "0x1002\n",
+            card + "mem_info_vram_total": "17163091968\n",
+            "sys/class/drm/card0/device/vendor": "0x8086\n",
+            "dev/kfd": "",
+        },
+    )
+    told = detect("linux", root, telling(), 32 * GIB)
+
+    assert (told.chip, told.gpu_backend, told.gpu_memory_gb, told.tier) == (
+        "AMD GPU",
+        "rocm",
+        17.2,
+        2,
+    )
+
+
+def test_mac_tells_family_and_cores() -> None:
+    run = telling(
+        sysctl="Apple M2 Pro\n", ioreg='  |   "gpu-core-count" = 19\n  |   "x" = 1\n'
+    )
+    assert detect("darwin", Path("/none"), run, 32 * GIB) == Hardware(
+        chip="Apple M2 Pro",
+        chip_family="m2Pro",
+        memory_gb=34.4,
+        gpu_cores=19,
+        bandwidth_gb=200.0,
+        tier=2,
+        gpu_backend="metal",
+        platform="macOS",
+    )
+
+
+def test_older_mac_is_one_of_processors() -> None:
+    run = telling(sysctl="Intel(R) Core(TM) i7-8850H CPU @ 2.60GHz\n")
+    told = detect("darwin", Path("/none"), run, 16 * GIB)
+
+    assert (told.chip_family, told.gpu_backend, told.tier) == ("unknown", "cpu", 3)
+
+
+def test_container_has_what_it_may_take(tmp_path: Path) -> None:
+    root = files(tmp_path, {"sys/fs/cgroup/memory.max": "4000000000\n"})
+    assert detect("linux", root, telling(), 64 * GIB).memory_gb == 4.0
+
+    files(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})
+    assert detect("linux", root, telling(), 64 * GIB).memory_gb == 68.7
+
+
+@pytest.mark.parametrize(
+    ("system", "word"),
+    [("win32", "windows"), ("freebsd14", "freebsd"), ("android", "android"), ("x", "")],
+)
+def test_machine_that_tells_nothing_is_unknown(
+    tmp_path: Path, system: str, word: str
+) -> None:
+    told = detect(system, tmp_path, telling(), 0)
+
+    assert (told.chip, told.chip_family) == ("unknown", "unknown")
+    assert (told.platform, told.tier) == (word, 4)
+    assert told.memory_gb == UNKNOWN_HARDWARE.memory_gb
+
+
+def test_names_are_short_and_of_one_line(tmp_path: Path) -> None:
+    root = files(tmp_path, {"proc/cpuinfo": "model name : a\x1b[2J  b" + "x" * 999})
+
+    chip = detect("linux", root, telling(), GIB).chip
+
+    assert chip.startswith("a [2J bxxx")
+    assert len(chip) == hardware.TEXT_MAX
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Apple M1", "m1"),
+        ("Apple M3 Ultra", "m3Ultra"),
+        ("Apple M12 Max", "m12Max"),
+        ("Apple A18", ""),
+        ("Intel", ""),
+    ],
+)
+def test_families_of_apple(name: str, family: str) -> None:
+    assert apple_family(name) == family
+
+
+@pytest.mark.parametrize(
+    ("name", "bandwidth"),
+    [
+        ("NVIDIA H200", 4800.0),
+        ("NVIDIA A100-SXM4-80GB", 1555.0),
+        ("NVIDIA L40S", 864.0),
+        ("NVIDIA L4", 300.0),
+        ("Tesla T4", 320.0),
+    ],
+)
+def test_gpus_by_the_names_that_drivers_give_them(name: str, bandwidth: float) -> None:
+    assert nvidia_chip(name).bandwidth_gb == bandwidth
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA RTX 4070 Ti", "NVIDIA GH400"]
+)
+def test_gpus_with_a_similar_name_are_others(name: str) -> None:
+    assert nvidia_chip(name) == UNKNOWN
+
+
+def test_program_that_is_missing_fails_or_does_not_answer_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hardware, "ASK_WITHIN", 0.1)
+
+    assert printed_by(["no-such-program-anywhere"]) == ""
+    assert printed_by(["false"]) == ""
+    assert printed_by(["sleep", "60"]) == ""
+    assert printed_by(["echo", "here"]) == "here\n"
