@@ -1,0 +1,253 @@
+"""Get models from peers, and list those that are on this machine."""
+
+import argparse
+import asyncio
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shoal.cli.actions import add_action
+from shoal.cli.running import add_log_arguments, log_to_stderr
+from shoal.cli.running import run as run_loop
+from shoal.cli.table import print_table
+from shoal.cli.terminal import shown
+from shoal.config import USER_DATA
+from shoal.domain.credentials import without_fingerprint
+from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
+from shoal.domain.worker import Model
+from shoal.ledger.keys import Signer
+from shoal.models.fetching import Got, Wanted
+from shoal.models.kept import Kept, kept_at, kept_in
+from shoal.models.names import check_model_name
+from shoal.models.visiting import fetch
+from shoal.protocols import Protocol, discover
+from shoal.protocols.crowd import Outgoing
+from shoal.protocols.session import Member
+from shoal.runtime.clock import Clock, LoopClock
+from shoal.runtime.link import LinkClosed
+from shoal.transports import dialling
+
+MODELS = "models"  # the folder of models, in the data folder
+SCHEMES = ("tcp", "tls")
+HEAD = ("NAME", "SIZE", "FILES", "WHERE")
+EXIT_STOPPED = 130
+REDRAW_EVERY = 0.25  # seconds
+UNITS = ("B", "kB", "MB", "GB", "TB")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = add_action(actions, "ls", "show the models in the folder of models")
+    get = add_action(actions, "get", "copy a model from a peer on the local network")
+    get.add_argument(
+        "name", help="what the peer calls it, such as qwen3-8b or org/name"
+    )
+    get.add_argument(
+        "--from",
+        dest="peer",
+        required=True,
+        metavar="HOST:PORT",
+        help="where the peer listens; tls://HOST:PORT where it has a certificate",
+    )
+    get.add_argument(
+        "--passcode",
+        default=os.environ.get("SHOAL_PASSCODE", ""),
+        help="the passcode of the peer's cluster, if it has one [SHOAL_PASSCODE]",
+    )
+    get.add_argument(
+        "--token",
+        default=os.environ.get("SHOAL_TOKEN", ""),
+        help="what the peer, if it is a coordinator, asks workers for [SHOAL_TOKEN]",
+    )
+    get.add_argument(
+        "--replace", action="store_true", help="also if it is there already"
+    )
+    for each in (listing, get):
+        each.add_argument(
+            "--to" if each is get else "--in",
+            dest="folder",
+            type=Path,
+            metavar="DIR",
+            help="the folder of models (default: models in the data folder)",
+        )
+        each.add_argument("--json", action="store_true", help="print JSON")
+    add_log_arguments(get, "warning")
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"get": _get, "ls": _list}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    folder = _folder(args)
+    kept = kept_in(folder)
+    if args.json:
+        print(json.dumps({"data": [_as_json(each) for each in kept]}))
+    elif kept:
+        print_table(
+            HEAD,
+            [
+                (each.name, _bytes(each.size), str(each.files), str(each.path))
+                for each in kept
+            ],
+        )
+    else:
+        print(f"no models in {shown(str(folder))}: shoal models get NAME --from PEER")
+    return 0
+
+
+def _get(args: argparse.Namespace) -> int:
+    log_to_stderr(args)
+    try:
+        wanted = Wanted(check_model_name(args.name), _folder(args), args.replace)
+    except InvalidRequest as error:
+        raise ConfigError(str(error)) from error
+    token, fingerprint = without_fingerprint(args.token)
+    outgoing = _way_to(args.peer, args.passcode, token)
+
+    async def get(stop: asyncio.Event) -> int:
+        clock = LoopClock()
+        progress = _Progress(clock, shows=sys.stderr.isatty() and not args.json)
+        async with asyncio.TaskGroup() as tasks:
+            getting = tasks.create_task(
+                _fetched(outgoing, fingerprint, clock, wanted, progress)
+            )
+            stopping = tasks.create_task(_cancel_at(stop, getting))
+            getting.add_done_callback(lambda _: stopping.cancel())
+        if getting.cancelled():
+            return EXIT_STOPPED
+        kept = kept_at(getting.result().path, wanted.model)
+        _report(kept, progress.seconds, as_json=args.json)
+        return 0
+
+    return run_loop(get)
+
+
+async def _cancel_at(stop: asyncio.Event, getting: asyncio.Task[Got]) -> None:
+    await stop.wait()
+    getting.cancel()
+
+
+async def _fetched(
+    outgoing: Outgoing,
+    fingerprint: bytes | None,
+    clock: Clock,
+    wanted: Wanted,
+    progress: "_Progress",
+) -> Got:
+    try:
+        async with dialling.dial(
+            outgoing.url,
+            outgoing.headers,
+            outgoing.message_max,
+            fingerprint=fingerprint or outgoing.fingerprint,
+        ) as (link, _):
+            session = outgoing.open(clock.now())
+            return await fetch(session, link, clock, wanted, progress.told)
+    except LinkClosed as closed:
+        raise Unavailable(str(closed)) from closed
+    finally:
+        progress.end()
+
+
+def _way_to(peer: str, passcode: str, token: str) -> Outgoing:
+    """Return how to connect to a peer, by the wire on which models are shared.
+
+    Raises ConfigError if that is no address.
+    """
+    url = peer if "://" in peer else f"tcp://{peer}"
+    try:
+        there = urlsplit(url)
+        good = there.scheme in SCHEMES and bool(there.hostname and there.port)
+    except ValueError:
+        good = False
+    if not good:
+        raise ConfigError(
+            f"--from {peer}: expected HOST:PORT; a coordinator tells its port as "
+            "direct at /healthz"
+        )
+    ways = [each for each in map(_peering, discover().values()) if each is not None]
+    assert ways, "there is a wire on which models are shared"
+    # A key of its own: under the worker's, it would take the worker's place.
+    signer = Signer.from_seed(secrets.token_bytes(32))
+    guest = Member(
+        "shoal-models",
+        Model(""),
+        0,
+        token,
+        identity=signer,
+        draw=secrets.token_bytes,
+        passcode=passcode,
+    )
+    return ways[0](url, guest)
+
+
+def _peering(protocol: Protocol) -> Callable[[str, Member], Outgoing] | None:
+    return protocol.peering
+
+
+def _folder(args: argparse.Namespace) -> Path:
+    data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
+    folder: Path = args.folder or data / MODELS
+    return folder.expanduser()
+
+
+class _Progress:
+    """A line on the terminal that says how far it is."""
+
+    def __init__(self, clock: Clock, *, shows: bool) -> None:
+        self._clock = clock
+        self._shows = shows
+        self.seconds = 0.0  # that it took
+        self._began = self._drawn = clock.now()
+
+    def told(self, received: int, size: int | None) -> None:
+        now = self._clock.now()
+        if not self._shows or now - self._drawn < REDRAW_EVERY:
+            return
+        self._drawn = now
+        share = f" of {_bytes(size)}, {received * 100 // size} %" if size else ""
+        speed = _bytes(int(received / (now - self._began)))
+        # Blanks, for what was there may have been longer.
+        line = f"{_bytes(received)}{share}, {speed}/s"
+        print(f"\r{line:60}", end="", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        """Take the time, and make room for what is printed next."""
+        self.seconds = self._clock.now() - self._began
+        if self._shows and self._drawn != self._began:
+            print(f"\r{'':60}\r", end="", file=sys.stderr, flush=True)
+
+
+def _report(kept: Kept, seconds: float, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(_as_json(kept) | {"seconds": round(seconds, 3)}))
+        return
+    files = "1 file" if kept.files == 1 else f"{kept.files} files"
+    print(shown(f"{kept.path} ({files}, {_bytes(kept.size)})"))
+    if kept.gguf is not None:
+        print(shown(f"to offer it: shoal join --model {kept.name}={kept.gguf}"))
+
+
+def _as_json(kept: Kept) -> dict[str, object]:
+    return {
+        "name": kept.name,
+        "path": str(kept.path),
+        "size": kept.size,
+        "files": kept.files,
+        "gguf": None if kept.gguf is None else str(kept.gguf),
+    }
+
+
+def _bytes(size: int) -> str:
+    """Write a number of bytes for people, by powers of a thousand as disks do."""
+    number = float(size)
+    for unit in UNITS[:-1]:
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} {UNITS[-1]}"

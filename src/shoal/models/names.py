@@ -1,0 +1,66 @@
+"""Which names of models and files are taken, from peers and for sharing.
+
+They become names of files and folders, so they are of one strict alphabet and mean the
+same on every system: nothing hidden, nothing that climbs, no device of Windows.
+"""
+
+import re
+
+from shoal.domain.errors import InvalidRequest
+
+NAME_MAX = 200  # characters; with a folder of ours before it, paths stay below 260
+PARTS_MAX = 4  # of a model's name, such as host/organization/model
+
+_MODEL_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=:-]*(?<!\.)", re.ASCII)
+_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+@=-]*(?<!\.)", re.ASCII)
+_DEVICE = re.compile(r"(CON|PRN|AUX|NUL|COM\d|LPT\d)(\.|$)", re.ASCII | re.IGNORECASE)
+
+
+def check_model_name(name: str) -> str:
+    """Return a model's name, whose parts are separated by slashes.
+
+    Raises InvalidRequest if it cannot become a folder.
+    """
+    parts = name.split("/")
+    good = all(_MODEL_PART.fullmatch(part) and _is_no_device(part) for part in parts)
+    if good and len(name) <= NAME_MAX and len(parts) <= PARTS_MAX:
+        return name
+    raise InvalidRequest(
+        f"{_short(name)} cannot be the name of a shared model: expected letters, "
+        f"digits and . _ - + @ = : with single slashes between at most {PARTS_MAX} "
+        f"parts, {NAME_MAX} characters in all, each part beginning with a letter or "
+        "digit",
+        "model",
+    )
+
+
+def check_file_name(name: str) -> str:
+    """Return the name of a model's file.
+
+    Raises InvalidRequest unless it names a visible file in the folder it is put into.
+    """
+    if len(name) <= NAME_MAX and _FILE.fullmatch(name) and _is_no_device(name):
+        return name
+    raise InvalidRequest(
+        f"{_short(name)} cannot be the name of a model's file: expected letters, "
+        f"digits and . _ - + @ =, at most {NAME_MAX} of them, beginning with a letter, "
+        "a digit or _",
+        "file",
+    )
+
+
+def folder_name(model: str) -> str:
+    """Return the relative path, with slashes, of the folder that a model is put into.
+
+    A colon is a drive's or a stream's on Windows; tags are set off by a dash instead.
+    """
+    return check_model_name(model).replace(":", "-")
+
+
+def _is_no_device(part: str) -> bool:
+    return _DEVICE.match(part) is None
+
+
+def _short(name: str) -> str:
+    shown = ascii(name)
+    return shown if len(shown) <= 80 else f"{shown[:76]}...'"

@@ -1,0 +1,110 @@
+"""The models command, where no peer is needed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shoal.cli.main import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    for path, size in {
+        "alone.gguf": 10,
+        "parts-00001-of-00002.gguf": 1000,
+        "parts-00002-of-00002.gguf": 500,
+        "broken-00001-of-00002.gguf": 1,
+        "org/name/config.json": 2,
+        "org/name/model.gguf": 4_000_000,
+        "org/name/.cache/x": 7,
+        "host/org/name/weights.safetensors": 3,
+        ".incoming/id/files/half.gguf": 5,
+        "_private/x.gguf": 6,
+        "README": 8,
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(b"GGUF".ljust(size)[:size])
+    return folder
+
+
+def test_models_that_are_here_are_listed(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "ls", "--in", str(folder), "--json"]) == 0
+
+    listed = json.loads(capsys.readouterr().out)["data"]
+    assert [(each["name"], each["size"], each["files"]) for each in listed] == [
+        ("alone", 10, 1),
+        ("host/org/name", 3, 1),
+        ("org/name", 4_000_002, 2),
+        ("parts-00001-of-00002", 1500, 2),
+    ]
+    assert [each["gguf"] and Path(each["gguf"]).name for each in listed] == [
+        "alone.gguf",
+        None,
+        "model.gguf",
+        "parts-00001-of-00002.gguf",
+    ]
+
+
+def test_listing_is_a_table_for_people(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["models", "ls", "--in", str(folder)])
+
+    (line,) = [
+        line for line in capsys.readouterr().out.splitlines() if "org/name " in line
+    ][1:]
+    assert line.split() == ["org/name", "4", "MB", "2", str(folder / "org" / "name")]
+
+
+def test_empty_folder_says_how_models_come_into_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path))
+
+    main(["models", "ls"])
+
+    said = capsys.readouterr().out
+    assert str(tmp_path / "models") in said
+    assert "shoal models get NAME --from" in said
+
+
+@pytest.mark.parametrize(
+    "peer", ["here", "here:", "here:x", ":4000", "http://here:80", "here:99999", "[::1"]
+)
+def test_address_of_a_peer_has_a_host_and_a_port(
+    peer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["models", "get", "m", "--from", peer]) == 1
+
+    assert f"--from {peer}: expected HOST:PORT" in capsys.readouterr().err
+
+
+def test_name_that_could_be_no_folder_is_refused_here(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["models", "get", "../m", "--from", "127.0.0.1:1"]) == 1
+
+    assert "'../m' cannot be the name of a shared model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("share", "why"),
+    [
+        ("name", "--share name: expected NAME=PATH"),
+        ("=path", "--share =path: expected NAME=PATH"),
+        ("../x=.", "'../x' cannot be the name of a shared model"),
+        ("m=/nowhere", "m cannot be shared: there is no file /nowhere"),
+    ],
+)
+def test_coordinator_says_at_once_what_cannot_be_shared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], share: str, why: str
+) -> None:
+    data = str(tmp_path / "data")
+
+    assert main(["serve", "--port", "0", "--data-dir", data, "--share", share]) == 1
+
+    assert why in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""Models copied between processes, some of which are killed in the middle."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from live.programs import PATIENCE, TOKEN, Program, Programs, eventually
+from models.tied import files
+
+BIG = 300_000_000  # bytes; long enough under way to be interrupted
+
+
+@pytest.fixture
+def model(programs: Programs) -> Path:
+    """A model with a small file, and one that is large and costs no disk to make."""
+    folder = programs.folder / "theirs"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    with (folder / "weights.bin").open("wb") as weights:
+        weights.write(b"begin")
+        weights.truncate(BIG)
+    return folder
+
+
+def share(programs: Programs, model: Path, *flags: str) -> tuple[Program, str]:
+    """Start a coordinator that shares a model; return it, and where peers reach it."""
+    pool = programs.serve("--share", f"org/name={model}", *flags)
+    (direct,) = [by for name, by in pool.ready["ports"].items() if name != "http"]
+    return pool.program, f"127.0.0.1:{direct['tcp']}"
+
+
+def getting(programs: Programs, peer: str, *flags: str) -> Program:
+    return programs.run(
+        *("models", "get", "org/name", "--from", peer, "--json"),
+        *("--to", str(programs.folder / "ours"), *(flags or ("--token", TOKEN))),
+    )
+
+
+def staged(programs: Programs) -> list[Path]:
+    return list((programs.folder / "ours").glob(".incoming/*/files/weights.bin"))
+
+
+def test_model_is_copied_from_a_coordinator(programs: Programs, model: Path) -> None:
+    _, peer = share(programs, model)
+
+    get = getting(programs, peer)
+    line = get.line()
+
+    assert line is not None, get.errors
+    got = json.loads(line)
+    path = programs.folder / "ours" / "org" / "name"
+    assert (got["path"], got["size"], got["files"]) == (str(path), BIG + 2, 2)
+    assert got["gguf"] is None
+    compared = subprocess.run(["diff", "-r", str(model), str(path)], check=False)
+    assert compared.returncode == 0
+    assert get.wait() == 0
+
+
+def test_strangers_get_nothing(programs: Programs, model: Path) -> None:
+    _, peer = share(programs, model)
+
+    get = getting(programs, peer, "--passcode", "guessed")
+
+    assert get.wait() == 1
+    assert "did not let us in" in get.errors
+    assert not (programs.folder / "ours").exists()
+
+
+@pytest.mark.parametrize("killed", ["the getter", "the sharer"])
+def test_killed_in_the_middle_there_is_no_half_model(
+    programs: Programs, model: Path, killed: str
+) -> None:
+    sharer, peer = share(programs, model)
+    get = getting(programs, peer)
+    eventually(lambda: any(each.stat().st_size for each in staged(programs)), "a part")
+
+    (get if killed == "the getter" else sharer).kill()
+    if killed == "the sharer":
+        assert get.wait() == 1
+        assert "the connection ended" in get.errors
+        assert not (programs.folder / "ours" / ".incoming").exists()
+    else:
+        eventually(lambda: sharer.process.poll() is None, "the sharer to go on")
+    assert not (programs.folder / "ours" / "org").exists()
+
+    if killed == "the sharer":
+        (programs.folder / "data").rename(programs.folder / "before")
+        _, peer = share(programs, model)
+    again = getting(programs, peer)
+    assert again.wait() == 0, again.errors
+    assert set(files(programs.folder / "ours")) == {
+        "org/name/config.json",
+        "org/name/weights.bin",
+    }
+
+
+def test_told_to_stop_it_leaves_nothing(programs: Programs, model: Path) -> None:
+    _, peer = share(programs, model)
+    get = getting(programs, peer)
+    eventually(lambda: any(each.stat().st_size for each in staged(programs)), "a part")
+
+    assert get.terminate() == 130
+
+    assert files(programs.folder / "ours") == {}
+
+
+def test_disk_that_is_full_is_the_reason(programs: Programs, model: Path) -> None:
+    _, peer = share(programs, model)
+    command = (
+        "import resource, signal, sys; from shoal.cli.main import main; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (10**8, 10**8)); sys.exit(main())"
+    )
+    ours = programs.folder / "ours"
+
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c", command, "models", "get", "org/name"),
+            *("--from", peer, "--token", TOKEN, "--to", str(ours)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert f"cannot write to {ours}: File too large" in done.stderr
+    assert files(ours) == {}

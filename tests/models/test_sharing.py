@@ -1,0 +1,221 @@
+"""What peers are answered and sent."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from models.tied import Listening
+from shoal.domain.sharing import (
+    ModelAnswer,
+    ModelChunk,
+    ModelDone,
+    ModelQuery,
+    ModelRequest,
+)
+from shoal.models.library import CHUNK, Library
+from shoal.models.sharing import (
+    QUERIES_MAX,
+    SENDING_MAX,
+    SENDING_TO_PEER_MAX,
+    Sharing,
+)
+
+BIG = b"big" * CHUNK  # of three pieces
+
+
+async def settled() -> None:
+    """Let tasks that have ended be taken note of."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def sharing(tmp_path: Path) -> AsyncIterator[Sharing]:
+    (tmp_path / "small").write_bytes(b"small")
+    (tmp_path / "big").write_bytes(BIG)
+    (tmp_path / "gone").touch()
+    names = ("small", "big", "gone")
+    library = Library({name: tmp_path / name for name in names})
+    (tmp_path / "gone").unlink()
+    async with Sharing(library) as sharing:
+        yield sharing
+
+
+async def test_peers_are_told_what_there_is_and_how_large(sharing: Sharing) -> None:
+    peer = Listening()
+
+    for name in ("small", "", "../small", "gone"):
+        sharing.share("peer", ModelQuery(name), peer.say, peer.room)
+    await peer.until(4)
+
+    assert set(peer.told) == {
+        ModelAnswer("small", True, 5),
+        ModelAnswer("", False),
+        ModelAnswer("../small", False),
+        ModelAnswer("gone", False),
+    }
+
+
+async def test_model_is_sent_piece_by_piece_and_ended(sharing: Sharing) -> None:
+    peer = Listening()
+
+    sharing.share("peer", ModelRequest("id", "big"), peer.say, peer.room)
+    await peer.until(4)
+
+    *chunks, done = peer.told
+    assert done == ModelDone("id", "big")
+    sent = [(c.offset, c.last) for c in chunks if isinstance(c, ModelChunk)]
+    assert sent == [(0, False), (CHUNK, False), (2 * CHUNK, True)]
+
+
+@pytest.mark.parametrize("name", ["none", "..", "gone"])
+async def test_what_is_not_there_is_refused_instead_of_silence(
+    sharing: Sharing, name: str
+) -> None:
+    peer = Listening()
+
+    sharing.share("peer", ModelRequest("id", name), peer.say, peer.room)
+    await peer.until(1)
+
+    assert peer.told == [ModelAnswer(name, False)]
+
+
+async def test_peer_that_does_not_read_is_not_sent_more(sharing: Sharing) -> None:
+    peer, other = Listening(pieces=1), Listening()
+
+    sharing.share("slow", ModelRequest("id", "big"), peer.say, peer.room)
+    await peer.until(1)
+    sharing.share("other", ModelRequest("id", "big"), other.say, other.room)
+    await other.until(4)
+    assert len(peer.told) == 1
+
+    peer.read(2)
+    await peer.until(4)
+    assert isinstance(peer.told[-1], ModelDone)
+
+
+async def test_one_peer_is_sent_so_many_models_at_a_time(sharing: Sharing) -> None:
+    peer = Listening(pieces=0)
+
+    for number in range(SENDING_TO_PEER_MAX + 1):
+        request = ModelRequest(f"id{number}", "big")
+        sharing.share("peer", request, peer.say, peer.room)
+    await peer.until(1)
+    assert peer.told == [ModelAnswer("big", False)]
+
+    peer.read(3 * SENDING_TO_PEER_MAX)
+    await peer.until(1 + 4 * SENDING_TO_PEER_MAX)
+    await settled()
+    sharing.share("peer", ModelRequest("again", "small"), peer.say, peer.room)
+    peer.read(1)
+    await peer.until(3 + 4 * SENDING_TO_PEER_MAX)
+    assert peer.told[-1] == ModelDone("again", "small")
+
+
+async def test_all_peers_together_are_sent_so_many(sharing: Sharing) -> None:
+    peer, late = Listening(pieces=0), Listening()
+
+    for number in range(SENDING_MAX):
+        request = ModelRequest("id", "big")
+        sharing.share(f"peer{number}", request, peer.say, peer.room)
+    sharing.share("late", ModelRequest("id", "big"), late.say, late.room)
+
+    assert late.told == [ModelAnswer("big", False)]
+    peer.read(3 * SENDING_MAX)
+    await peer.until(4 * SENDING_MAX)
+
+
+@pytest.mark.parametrize("number", ["same", "x" * 65])
+async def test_numbers_of_transfers_are_peers_words(
+    sharing: Sharing, number: str
+) -> None:
+    peer = Listening(pieces=0)
+    sharing.share("peer", ModelRequest("same", "big"), peer.say, peer.room)
+
+    sharing.share("peer", ModelRequest(number, "big"), peer.say, peer.room)
+
+    assert peer.told == [ModelAnswer("big", False)]
+    peer.read(3)
+    await peer.until(5)
+
+
+async def test_peer_that_leaves_is_sent_nothing_more(sharing: Sharing) -> None:
+    peer = Listening(pieces=1)
+    sharing.share("peer", ModelRequest("id", "big"), peer.say, peer.room)
+    await peer.until(1)
+
+    sharing.gone("peer")
+    peer.read(9)
+    again = Listening()
+    sharing.share("peer", ModelRequest("id2", "small"), again.say, again.room)
+    await again.until(2)
+
+    assert len(peer.told) == 1
+
+
+async def test_connection_that_breaks_ends_what_was_sent_on_it(
+    sharing: Sharing,
+) -> None:
+    peer, other = Listening(pieces=1), Listening()
+    sharing.share("peer", ModelRequest("id", "big"), peer.say, peer.room)
+    await peer.until(1)
+
+    peer.there = False
+    peer.read(1)
+    for number in range(SENDING_TO_PEER_MAX):
+        request = ModelRequest(f"id{number}", "big")
+        sharing.share("other", request, other.say, other.room)
+    await other.until(4 * SENDING_TO_PEER_MAX)
+    await settled()
+
+    assert len(peer.told) == 1
+    assert not sharing._sending
+
+
+async def test_flood_of_questions_is_dropped(
+    sharing: Sharing, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = Listening()
+
+    for _ in range(10 * QUERIES_MAX):
+        sharing.share("peer", ModelQuery("small"), peer.say, peer.room)
+    await peer.until(QUERIES_MAX)
+    await settled()
+
+    assert len(peer.told) == QUERIES_MAX
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    "word",
+    [ModelChunk("id", "../x", 0, b"1"), ModelDone("id", "../x"), ModelAnswer("", True)],
+)
+async def test_what_nobody_asked_for_is_refused_and_logged_once(
+    sharing: Sharing, caplog: pytest.LogCaptureFixture, word: ModelChunk
+) -> None:
+    peer = Listening()
+
+    for _ in range(1000):
+        sharing.share("peer", word, peer.say, peer.room)
+
+    assert peer.told == []
+    assert [each.levelno for each in caplog.records] == [logging.WARNING]
+
+
+async def test_file_that_shrinks_is_not_ended_as_if_it_were_whole(
+    sharing: Sharing, tmp_path: Path
+) -> None:
+    peer = Listening(pieces=1)
+    sharing.share("peer", ModelRequest("id", "big"), peer.say, peer.room)
+    await peer.until(1)
+    (tmp_path / "big").write_bytes(b"")
+
+    peer.read(9)
+    while not isinstance(peer.told[-1], ModelAnswer):
+        await peer.until(len(peer.told) + 1)
+
+    assert peer.told[-1] == ModelAnswer("big", False)
+    assert not any(isinstance(word, ModelDone) for word in peer.told)

@@ -1,0 +1,123 @@
+"""What of an incoming model is taken, and what is not."""
+
+import re
+
+import pytest
+
+from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.sharing import ModelChunk, ModelDone
+from shoal.models.transfer import FILES_MAX, IncomingModel, Write
+
+ID = "550e8400-e29b-41d4-a716-446655440000"
+
+
+def incoming(size: int | None = 8) -> IncomingModel:
+    return IncomingModel(ID, "org/name", size)
+
+
+def chunk(file_name: str, offset: int, data: bytes) -> ModelChunk:
+    return ModelChunk(ID, file_name, offset, data)
+
+
+DONE = ModelDone(ID, "org/name")
+
+
+def test_chunks_are_written_where_they_belong() -> None:
+    model = incoming()
+
+    writes = [
+        model.chunk(chunk("a", 0, b"AAAA")),
+        model.chunk(chunk("b", 0, b"BB")),
+        model.chunk(chunk("a", 4, b"CC")),
+    ]
+    model.complete(DONE)
+
+    assert writes == [
+        Write("a", 0, b"AAAA"),
+        Write("b", 0, b"BB"),
+        Write("a", 4, b"CC"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("offset", "defect"), [(100, "gap"), (0, "repeated"), (2, "overlapping")]
+)
+def test_chunks_out_of_place_are_refused(offset: int, defect: str) -> None:
+    model = incoming(size=None)
+    model.chunk(chunk("a", 0, b"AAAA"))
+
+    with pytest.raises(PeerError, match=f"a: chunk at {offset}, expected 4"):
+        model.chunk(chunk("a", offset, b"BBBB"))
+
+
+def test_file_does_not_begin_in_its_middle() -> None:
+    with pytest.raises(PeerError, match="a: chunk at 4, expected 0"):
+        incoming().chunk(chunk("a", 4, b"AAAA"))
+
+
+def test_more_than_announced_is_refused() -> None:
+    model = incoming(size=8)
+    model.chunk(chunk("a", 0, b"12345678"))
+
+    with pytest.raises(LimitExceeded, match="of 9 bytes exceeds the limit of 8"):
+        model.chunk(chunk("b", 0, b"9"))
+
+
+def test_less_than_announced_is_not_complete() -> None:
+    model = incoming(size=8)
+    model.chunk(chunk("a", 0, b"1234567"))
+
+    with pytest.raises(PeerError, match="ended after 7 of 8 bytes"):
+        model.complete(DONE)
+
+
+def test_nothing_at_all_is_no_model() -> None:
+    with pytest.raises(PeerError, match="without any file"):
+        incoming(size=None).complete(DONE)
+
+
+def test_end_of_another_model_is_refused() -> None:
+    model = incoming(size=1)
+    model.chunk(chunk("a", 0, b"1"))
+
+    with pytest.raises(PeerError, match=re.escape("'../x' is complete")):
+        model.complete(ModelDone(ID, "../x"))
+
+
+def test_unsafe_name_is_refused_before_anything_is_kept() -> None:
+    model = incoming()
+
+    with pytest.raises(PeerError, match=re.escape("'../x' cannot be the name")):
+        model.chunk(chunk("../x", 0, b"1"))
+
+    assert (model.received, model.files) == (0, 0)
+
+
+def test_names_that_some_systems_take_for_one_are_refused() -> None:
+    model = incoming()
+    model.chunk(chunk("Model", 0, b"1"))
+
+    with pytest.raises(PeerError, match="model differs from Model in case alone"):
+        model.chunk(chunk("model", 0, b"2"))
+
+
+def test_empty_file_comes_once() -> None:
+    model = incoming()
+    model.chunk(chunk("empty", 0, b""))
+
+    with pytest.raises(PeerError, match="empty: an empty chunk at 0"):
+        model.chunk(chunk("empty", 0, b""))
+
+
+def test_there_is_an_end_to_the_number_of_files() -> None:
+    model = incoming()
+    for number in range(FILES_MAX):
+        model.chunk(chunk(f"file{number}", 0, b""))
+
+    with pytest.raises(PeerError, match=f"more than {FILES_MAX} files"):
+        model.chunk(chunk("another", 0, b""))
+
+
+def test_number_of_a_transfer_may_come_back_in_capitals() -> None:
+    assert incoming().asked_for(ModelDone(ID.upper(), "org/name"))
+    assert not incoming().asked_for(ModelDone("another", "org/name"))
