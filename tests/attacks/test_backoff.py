@@ -15,6 +15,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
 from simulation import virtual
 
@@ -64,7 +65,12 @@ def test_a_worker_dials_less_and_less_often(
     async def scenario() -> None:
         dialer = NodeDialer("ws://coordinator", Member("n", Model("m"), 1))
         agent = Agent(
-            dialer, dial, Echo(), LoopClock(), Random(1), Slots(1), told.append
+            dialer,
+            dial,
+            only(Echo(), Slots(1)),
+            LoopClock(),
+            Random(1),
+            told.append,
         )
         running = asyncio.create_task(agent.run())
         await asyncio.sleep(HOUR)

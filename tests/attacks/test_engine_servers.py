@@ -21,6 +21,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
 
 KEY = "engine-key-that-no-log-may-hold"
@@ -188,10 +189,9 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     agent = Agent(
         NodeDialer(pool.url, member),
         websocket.dial,
-        WithTasks(engine, member.model),
+        only(WithTasks(engine, member.model), Slots(2)),
         LoopClock(),
         Random(1),
-        Slots(2),
         told.append,
     )
     running = asyncio.create_task(agent.run())

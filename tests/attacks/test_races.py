@@ -21,7 +21,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits
-from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.session import Hello
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.hub import Hub
@@ -105,7 +105,7 @@ class Table:
         self.hub = Hub(
             self.store, self.clock, lambda: JobId(f"job{next(numbers)}"), SIGNER
         )
-        (self._route,) = PROTOCOL.endpoints(Config(), setting())
+        (self._route,) = endpoints(Config(), setting())
         self.nodes: dict[str, Node] = {}
         self.all_nodes: list[Node] = []
         self.clients: list[Client] = []

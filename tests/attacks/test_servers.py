@@ -25,6 +25,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
 
 HONEST_ID = 77
@@ -189,10 +190,9 @@ async def worker_of(
     agent = Agent(
         NodeDialer(f"ws://127.0.0.1:{port}", member),
         websocket.dial,
-        engine,
+        only(engine, Slots(engine.slots)),
         LoopClock(),
         Random(1),
-        Slots(engine.slots),
         told.append,
     )
     its = Siege(agent, engine, told, asyncio.Event())

@@ -1,5 +1,6 @@
 """Which coordinator is meant, and what is known of it."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,10 @@ import trustme
 from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
 from gateway.serving import serving
 from shoal.cli import whereto
-from shoal.cli.whereto import target
+from shoal.cli.whereto import direct_now, target
 from shoal.domain.credentials import with_fingerprint
-from shoal.domain.errors import ConfigError
+from shoal.domain.errors import ConfigError, Unavailable
+from shoal.protocols import discover
 from shoal.transports.tls import fingerprint_of
 
 
@@ -23,7 +25,7 @@ async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
 
     assert there.url == "http://127.0.0.1:4010"
     assert there.token == "secret"
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
 
 
 async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
@@ -40,8 +42,49 @@ async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) ->
     assert (await target("http://elsewhere:4010", "auto", "", tmp_path)).token == ""
 
 
-async def test_without_a_folder_there_is_no_token(tmp_path: Path) -> None:
-    assert (await target("", "auto", "", tmp_path / "none")).token == ""
+async def test_without_a_folder_it_is_looked_for_on_the_local_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+        assert "connection refused" in why_not_here
+        assert kind == "_teale._tcp"
+        asked.append(secure)
+        return "tcp://192.0.2.7:4011"
+
+    monkeypatch.setattr(whereto, "the_one_nearby", nearby)
+    monkeypatch.setattr(whereto, "PORT", 1)
+    pinned = with_fingerprint("secret", bytes(32))
+
+    plain = await target("", "auto", "secret", tmp_path / "none")
+    secure = await target("", "auto", pinned, tmp_path / "none")
+
+    assert (plain.url, plain.token) == ("tcp://192.0.2.7:4011", "secret")
+    assert asked == [False, True]
+    assert (secure.token, secure.fingerprint) == ("secret", bytes(32))
+    assert plain.protocol.preferred
+
+
+async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "join-token").write_text("secret\n")
+    monkeypatch.setattr(whereto, "PORT", 1)
+
+    there = await target("", "auto", "", tmp_path)
+
+    assert there.url == "http://127.0.0.1:1"
+    assert there.protocol.preferred
+    assert there.direct == ""
+
+
+async def test_without_a_folder_another_wire_still_goes_to_this_machine(
+    tmp_path: Path,
+) -> None:
+    there = await target("", "grandsage", "", tmp_path / "none")
+
+    assert (there.url, there.token) == ("http://127.0.0.1:4010", "")
 
 
 async def test_a_coordinator_with_a_certificate_is_known_by_it(
@@ -82,13 +125,83 @@ async def test_a_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
     assert there.shown == "ws://host/ws"
 
 
-async def test_our_coordinator_is_joined_by_the_wire_that_streams(
+async def test_our_coordinator_is_joined_by_the_wire_that_has_one_connection(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as pool:
         there = await target(pool.url, "auto", "", tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
+    assert there.protocol.joint
+
+
+HEALTH = {"status": "ok", "shoal": "0.2"}
+
+
+@pytest.mark.parametrize(
+    ("ports", "direct"),
+    [
+        ({"tcp": 4011, "tls": 4012}, "tcp://127.0.0.1:4011"),
+        ({"tls": 4012}, ""),
+        ({"tcp": 0}, ""),
+        ({"tcp": 65536}, ""),
+        ({"tcp": "4011"}, ""),
+        ({"tcp": True}, ""),
+        ([4011], ""),
+    ],
+)
+@pytest.mark.parametrize("wire", ["auto", "tealenet"])
+async def test_a_coordinator_says_where_else_it_is_to_be_had(
+    sites: Sites, tmp_path: Path, ports: object, direct: str, wire: str
+) -> None:
+    url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
+
+    there = await target(url, wire, "", tmp_path)
+
+    assert there.protocol.name == "tealenet"
+    assert there.direct == direct
+
+
+async def test_the_other_port_is_asked_for_anew(sites: Sites, tmp_path: Path) -> None:
+    def ports(**ports: int) -> Mapping[str, object]:
+        return {**HEALTH, "direct": {"tealenet": ports}}
+
+    answers: dict[str, object] = {"/healthz": ports(tcp=4011)}
+    there = await target(await sites(answers), "auto", "", tmp_path)
+    assert there.direct == "tcp://127.0.0.1:4011"
+
+    answers["/healthz"] = ports(tcp=4012)
+    assert await direct_now(there) == "tcp://127.0.0.1:4012"
+
+    answers["/healthz"] = ports()
+    with pytest.raises(Unavailable, match="no other port any more"):
+        await direct_now(there)
+
+
+async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
+    wire = discover()["tealenet"]
+
+    def direct(url: str, **ports: int) -> str:
+        return whereto._direct(url, wire, {"direct": {"tealenet": ports}})
+
+    assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
+    assert direct("https://host:4010", tcp=4011) == ""
+    assert direct("http://host:4010", tcp=4011, tls=4012) == "tcp://host:4011"
+
+
+async def test_a_peer_is_joined_at_its_address(tmp_path: Path) -> None:
+    there = await target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
+
+    assert there.protocol.name == "tealenet"
+    assert there.direct == ""
+
+
+async def test_a_relay_is_joined_at_its_url(tmp_path: Path) -> None:
+    url = "wss://relay.example/ws"
+
+    there = await target(url, "tealenet", "", tmp_path)
+
+    assert (there.url, there.protocol.name) == (url, "tealenet")
 
 
 @pytest.mark.parametrize("path", ["", "/", "/below/"])
@@ -116,7 +229,7 @@ async def test_ours_is_not_taken_for_an_original_one(
 ) -> None:
     there = await target(await sites(answers), "auto", "", tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
 
 
 @pytest.mark.parametrize(
@@ -154,7 +267,7 @@ async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
         await target(url, "auto", "", tmp_path)
 
 
-async def test_a_coordinator_that_is_away_is_taken_for_ours(
+async def test_one_that_is_away_is_joined_by_the_wire_that_others_speak_too(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = await target("http://127.0.0.1:1", "auto", "", tmp_path)
@@ -164,7 +277,7 @@ async def test_a_coordinator_that_is_away_is_taken_for_ours(
     assert "connection refused" in caplog.text
 
 
-async def test_one_that_is_not_well_is_taken_for_ours(
+async def test_one_that_is_not_well_is_taken_for_any(
     sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = await sites({"/healthz": {"error": "starting"}}, status=503)
@@ -196,7 +309,7 @@ async def test_a_token_with_a_certificate_is_of_ours(
 
     there = await target("https://127.0.0.1:1", "auto", token, tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
     assert there.token == "secret"
 
 

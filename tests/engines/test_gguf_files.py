@@ -45,6 +45,12 @@ def test_what_is_no_model_of_its_own_is_passed_over(tmp_path: Path) -> None:
     assert largest_that_fits([Place(tmp_path, "*.gguf")], memory=10**9) is None
 
 
+def test_what_is_still_being_copied_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / ".incoming" / "id" / "files" / "half.gguf", 100)
+
+    assert largest_that_fits([Place(tmp_path, "**/*.gguf")], memory=1000) is None
+
+
 def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"m-0000{n}-of-00003.gguf", 100) for n in (1, 2, 3)]
     places = [Place(tmp_path, "*.gguf")]

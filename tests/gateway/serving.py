@@ -19,11 +19,11 @@ from shoal.domain.work import Limits
 from shoal.gateway.access import Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
-from shoal.gateway.moderation import Moderation
+from shoal.domain.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.protocols import discover
-from shoal.protocols.session import Hello
+from shoal.protocols.session import Hello, WebSocketRoute
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
@@ -222,7 +222,11 @@ def _upgrades(
         config = wires.get(name) or protocol.config()
         given = setting(START, door.admission(name, TOKEN))
         given = replace(given, draw=secrets.token_bytes)
-        routes += [(name, route) for route in protocol.endpoints(config, given)]
+        routes += [
+            (name, route)
+            for route in protocol.endpoints(config, given)
+            if isinstance(route, WebSocketRoute)
+        ]
     routes.sort(key=lambda each: each[1].rank)
 
     async def upgrade(request: web.Request) -> web.StreamResponse:

@@ -8,11 +8,21 @@ import pytest
 from aiohttp import ClientSession
 
 from gateway.serving import KEY, Pool, eventually
+from runtime.crowds import PlayedSession, offer
+from runtime.wires import MemoryLink
 from shoal import __version__
 from shoal.config import ServeConfig
+from shoal.domain.vocabulary import Conditioned, Offered
+from shoal.domain.worker import Condition
+from shoal.protocols.crowd import From, Met
 from shoal.runtime.app import coordinator
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.crowd import Crowds
+from shoal.runtime.door import Door, token_book
+from shoal.store.memory_keys import MemoryKeys
 
 BODY = {"model": "m1", "messages": [{"role": "user", "content": "the secret"}]}
+HEALTHY = {"status": "ok", "shoal": __version__, "direct": {}}
 
 
 async def get(pool: Pool, path: str, status: int = 200) -> Any:
@@ -72,8 +82,49 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
             "points": 0,
             "cpu": None,
             "memory": None,
+            "unfit": "",
+            "queued": 0,
+            "speed": 1.0,
+            "neighbour": False,
+            "peer": None,
+            "protection": None,
         }
     ]
+
+
+async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
+    pool: Pool,
+) -> None:
+    keys = MemoryKeys()
+    clock = LoopClock()
+    crowds = Crowds(pool.hub, clock, Door(await token_book(keys), keys, clock))
+    opening = [
+        From("1", Met("mac/1")),
+        From("1", Offered((offer(neighbour=True),))),
+        From("1", Conditioned(Condition("is too hot", 2, 0.5))),
+    ]
+    link = MemoryLink()
+    serving = asyncio.create_task(
+        crowds.serve("wire", PlayedSession([], opening), link)
+    )
+    await eventually(
+        lambda: any(w.condition.unfit for w in pool.hub.pool.workers.values())
+    )
+
+    (shown,) = (await get(pool, "/admin/status"))["workers"]
+    async with pool.session.get(
+        f"{pool.url}/metrics", headers=pool.headers()
+    ) as response:
+        metrics = await response.text()
+    link.cut()
+    await serving
+
+    assert shown["id"] == "wire:mac%2F1/m"
+    assert (shown["peer"], shown["protection"]) == ("mac/1", "plain")
+    assert (shown["unfit"], shown["queued"], shown["speed"]) == ("is too hot", 2, 0.5)
+    assert shown["neighbour"]
+    assert 'shoal_workers{state="unfit"} 1.0' in metrics
+    assert 'shoal_workers{state="serving"} 0.0' in metrics
 
 
 async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
@@ -163,12 +214,12 @@ async def test_health_needs_no_key_and_readiness_says_why_not(pool: Pool) -> Non
         async with pool.session.get(pool.url + path) as response:
             return response.status, await response.json()
 
-    assert await ask("/healthz") == (200, {"status": "ok", "shoal": __version__})
+    assert await ask("/healthz") == (200, HEALTHY)
     assert await ask("/readyz") == (200, {"status": "ready"})
 
     await pool.hub.drain()
 
-    assert await ask("/healthz") == (200, {"status": "ok", "shoal": __version__})
+    assert await ask("/healthz") == (200, HEALTHY)
     status, told = await ask("/readyz")
     assert status == 503
     assert told == {"status": "not ready", "reason": "stopping"}

@@ -14,7 +14,7 @@ from gateway.replay import KEYS, Replay, Step
 from gateway.serving import serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.work import Limits
-from shoal.gateway.moderation import Moderation
+from shoal.domain.moderation import Moderation
 
 # The recordings' clock ran 20 times faster than the original's.
 LIMITS: dict[str, Limits] = {

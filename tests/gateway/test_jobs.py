@@ -16,7 +16,7 @@ from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
 from shoal.domain.work import Limits, Privacy
 from shoal.gateway.jobs import LISTED_MAX, WAIT_MAX
-from shoal.gateway.moderation import Moderation
+from shoal.domain.moderation import Moderation
 from shoal.gateway.reach import Reach
 from shoal.pool.react import WORKERS_LOST_MAX
 from shoal.pool.stimuli import Paired

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 from gateway.conftest import client
 from gateway.serving import Node, Pool, eventually, serving
 from shoal.domain.work import Limits
-from shoal.gateway.moderation import Moderation
+from shoal.domain.moderation import Moderation
 
 HI: Any = [{"role": "user", "content": "hi"}]
 

@@ -1,6 +1,7 @@
 """Real ``shoal`` processes, and a model server that stops where a test wants it to."""
 
 import json
+import os
 import queue
 import signal
 import subprocess
@@ -34,6 +35,10 @@ class Program:
         name = arguments[0] if module == "shoal" else module
         self._log = folder / f"{name}-{time.monotonic_ns()}.log"
         self._lines: queue.Queue[str | None] = queue.Queue()
+        environment = dict(os.environ)
+        if name == "join":
+            # Its key does not belong into the folder of whoever runs the tests.
+            environment.setdefault("SHOAL_DATA_DIR", str(folder / "worker"))
         with self._log.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
@@ -42,6 +47,7 @@ class Program:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
+                env=environment,
             )
         self._reading = threading.Thread(target=self._read)
         self._reading.start()
@@ -197,9 +203,11 @@ def text_in(chunks: Any) -> Iterator[str]:
                 yield choice.delta.content
 
 
-def eventually(condition: Callable[[], object], what: str) -> None:
+def eventually(
+    condition: Callable[[], object], what: str, patience: float = PATIENCE
+) -> None:
     """Wait until something is so; fail if it does not come about."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not condition():
         assert time.monotonic() < deadline, f"in vain: {what}"
         time.sleep(0.02)

@@ -261,12 +261,23 @@ def test_server_of_this_machine_is_found(
         assert "".join(text_in(stream)) == "pong"
 
 
-def test_several_engines_with_one_model_are_told_apart(
+def test_several_engines_with_one_model_are_one_worker_with_the_slots_of_all(
     programs: Programs, slow_model: GatedModel
 ) -> None:
     pool = programs.serve()
     flags = (*slow_model.flags, "--engine", "embedded", "--model", f"tiny={TINY}")
-    worker = pool.join("one", *flags)
+    worker = pool.join("one", *flags, "--slots", "3")
+
+    assert worker.said("joined")["slots"] == 6
+    assert [each["slots"] for each in pool.workers()] == [6]
+
+
+def test_several_engines_with_one_model_are_told_apart_where_each_has_a_connection(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    flags = (*slow_model.flags, "--engine", "embedded", "--model", f"tiny={TINY}")
+    worker = pool.join("one", "--wire", "grandsage", *flags)
 
     names = {worker.said("joined")["name"] for _ in range(2)}
 

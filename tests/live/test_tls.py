@@ -1,5 +1,6 @@
 """A coordinator with a certificate, and everybody who talks to it."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,9 @@ def test_printed_command_joins_and_commands_here_find_their_way(
     asked = shoal("chat", "ping", "--temperature", "0", "--url", pool.url, *data)
 
     assert asked.stdout == "pong\n"
+    status = shoal("status", "--json", "--url", pool.url, *data)
+    (joined,) = json.loads(status.stdout)["workers"]
+    assert joined["protection"] == "tls"
     assert worker.terminate() == 0
 
 

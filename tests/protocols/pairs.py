@@ -4,16 +4,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Command, Event, Joined, RunJob
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Command,
+    Dismiss,
+    Event,
+    Joined,
+    Offered,
+    RunJob,
+)
 from shoal.domain.work import Chat, Feature, Kind
 from shoal.domain.worker import Model
 from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
+from shoal.protocols.crowd import CrowdSession, From, Gone, Listener, Met, To
 from shoal.protocols.session import (
+    Accepted,
+    Batch,
     Close,
     CoordinatorSession,
     Data,
@@ -23,6 +34,8 @@ from shoal.protocols.session import (
     Notice,
     Output,
     Send,
+    WebSocketRoute,
+    Welcome,
     WorkerSession,
 )
 
@@ -38,6 +51,7 @@ MEMBER = Member(
     "a token",
     frozenset({"al", "bo, c=d é"}),
     identity=SIGNER,
+    draw=bytes,
 )
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
@@ -52,6 +66,7 @@ class Pair:
     dialer: Dialer
     said: list[Data] = field(default_factory=list)  # all that the worker sent
     told: list[Data] = field(default_factory=list)  # all that the coordinator sent
+    overheard: list[Event] = field(default_factory=list)  # what came of answers
 
     def issue_command(self, command: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue ``command``; return what the worker hears."""
@@ -65,11 +80,13 @@ class Pair:
         heard: list[Command] = []
         for data in sent(outputs):
             self.told.append(data)
-            heard += meant(self.worker.receive([data], now))
+            answers = self.worker.receive([data], now)
+            heard += meant(answers)
+            self.overheard += self.to_coordinator(answers, now)
         return heard
 
     def to_coordinator(
-        self, outputs: Sequence[Output | Command], now: float
+        self, outputs: Sequence[Output | Command | Welcome], now: float
     ) -> list[Event]:
         heard: list[Event] = []
         for data in sent(outputs):
@@ -90,19 +107,76 @@ def connect(
     protocol: Protocol, member: Member = MEMBER, now: float = 0.0
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
-    (endpoint,) = protocol.endpoints(protocol.config(), setting(START))
-    dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
-    url = urlsplit(dialer.url)
-    headers = {name.lower(): value for name, value in dialer.headers.items()}
-    hello = Hello(url.path, url.query, headers)
-    assert endpoint.claims(hello)
-    accepted = endpoint.accept(hello, now)
+    dialer, accepted = _met(protocol, member, now)
     pair = Pair(accepted.session, dialer.connected(accepted.headers), dialer)
     opening = pair.coordinator.tick(now)
     heard: list[Event] = meant(opening)
     assert not pair.to_worker(opening, now)
     heard += pair.to_coordinator(pair.worker.tick(now), now)
+    heard += pair.overheard
+    pair.overheard.clear()
     return pair, heard
+
+
+def _met(protocol: Protocol, member: Member, now: float) -> tuple[Dialer, Accepted]:
+    """Connect a worker, on a port of the wire's own if it has one."""
+    endpoints = protocol.endpoints(protocol.config(), setting(START))
+    for endpoint in endpoints:
+        if isinstance(endpoint, Listener):
+            dialer = protocol.dial("tcp://127.0.0.1:8000", member)
+            session = endpoint.accept("127.0.0.1", now)
+            return dialer, Accepted(OneWorker(session))
+    (route,) = endpoints
+    assert isinstance(route, WebSocketRoute)
+    dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
+    url = urlsplit(dialer.url)
+    headers = {name.lower(): value for name, value in dialer.headers.items()}
+    hello = Hello(url.path, url.query, headers)
+    assert route.claims(hello)
+    return dialer, route.accept(hello, now)
+
+
+class OneWorker:
+    """A connection on which there could be many peers, with one that has one model."""
+
+    accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+
+    def __init__(self, crowd: CrowdSession) -> None:
+        self._crowd = crowd
+        self._peer = ""
+        self._name = ""
+
+    @property
+    def deadline(self) -> float | None:
+        return self._crowd.deadline
+
+    def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
+        return self._heard(self._crowd.receive(batch, now))
+
+    def issue(self, message: Command, now: float) -> Sequence[Output]:
+        return self._crowd.issue(To(self._peer, message), now)
+
+    def tick(self, now: float) -> Sequence[Event | Output]:
+        return self._heard(self._crowd.tick(now))
+
+    def _heard(self, outputs: Sequence[From | Output]) -> list[Event | Output]:
+        heard: list[Event | Output] = []
+        for output in outputs:
+            if not isinstance(output, From):
+                heard.append(output)
+                continue
+            match output.word:
+                case Met(name=name):
+                    self._peer, self._name = output.peer, quote(name, safe=" ")
+                case Offered(offers):
+                    (offer,) = offers
+                    (model,) = offer.models
+                    heard.append(Joined(f"{self._name}/{quote(model, safe='')}", offer))
+                case Gone() | RunJob() | CancelJob() | Dismiss():
+                    raise AssertionError("a worker asks for nothing")
+                case event:
+                    heard.append(event)
+        return heard
 
 
 def somebody(name: str, model: str) -> Member:
@@ -121,6 +195,7 @@ def sent(outputs: Sequence[object]) -> list[Data]:
     return [output.data for output in outputs if isinstance(output, Send)]
 
 
-def meant(outputs: Sequence[M | Output]) -> list[M]:
+def meant(outputs: Sequence[M | Welcome | Output]) -> list[M]:
     """Return the commands or events among the outputs of a session."""
-    return [o for o in outputs if not isinstance(o, Send | Close | Notice)]
+    beside = (Send, Close, Notice, Welcome)
+    return [o for o in outputs if not isinstance(o, beside)]

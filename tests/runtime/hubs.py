@@ -292,7 +292,7 @@ async def coordinator(
     try:
         yield Coordinator(hub, store, task)
     finally:
-        if task.done():
+        if task.done() and not task.cancelled():  # by another one that ended
             task.result()
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for each in others:

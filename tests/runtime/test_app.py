@@ -114,3 +114,19 @@ async def test_missing_package_is_named_with_how_to_install_it(
     with pytest.raises(ConfigError, match=r"pip install 'shoal\[x402\]'"):
         async with coordinator(settings(tmp_path), OPEN, PAID):
             pass
+
+
+async def test_ports_beside_http_are_told_to_whoever_reaches_them(
+    tmp_path: Path,
+) -> None:
+    async with coordinator(settings(tmp_path)) as running, ClientSession() as session:
+
+        async def told(headers: dict[str, str]) -> Any:
+            url = f"{running.url}/healthz"
+            async with session.get(url, headers=headers) as response:
+                return (await response.json())["direct"]
+
+        assert await told({}) == running.direct
+        # All of it listens on this machine alone, and somebody else asks by a proxy.
+        assert await told({"X-Forwarded-For": "192.0.2.1"}) == {}
+        assert await told({"Host": "pool.example"}) == {}

@@ -1,5 +1,7 @@
 """Facts on one line each."""
 
+import logging
+
 import pytest
 
 from shoal.domain.facts import (
@@ -16,6 +18,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     PassedOver,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -23,8 +26,8 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat, Job, Kind, Limit
-from shoal.domain.worker import Offer
-from shoal.runtime.fact_log import describe, fields_of
+from shoal.domain.worker import Condition, Offer
+from shoal.runtime.fact_log import describe, fields_of, log_fact
 
 J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
 CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
@@ -80,12 +83,27 @@ CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
             WorkerDraining(W, "bye"),
             "fact=WorkerDraining worker='wire:w/m' reason='bye'",
         ),
+        (
+            WorkerConditioned(W, Condition("is too hot", 3, 0.5), turned=True),
+            "fact=WorkerConditioned worker='wire:w/m' unfit='is too hot' queued=3"
+            " speed=0.5",
+        ),
         (WorkerLost(W, "reset"), "fact=WorkerLost worker='wire:w/m' reason='reset'"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> None:
     assert describe(fields_of(fact)) == line
+
+
+@pytest.mark.parametrize(("turned", "level"), [(True, "INFO"), (False, "DEBUG")])
+def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
+    turned: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+        log_fact(WorkerConditioned(W, Condition(queued=1), turned))
+
+    assert [record.levelname for record in caplog.records] == [level]
 
 
 @pytest.mark.parametrize(

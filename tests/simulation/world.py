@@ -4,7 +4,7 @@ engines and faults that are made up, all of it reproducible from one seed."""
 import asyncio
 import hashlib
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,13 +23,17 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits, Priority
 from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
-from shoal.protocols.session import Hello, Member
+from shoal.protocols.crowd import Listener
+from shoal.protocols.session import Hello, Member, WebSocketRoute
 from shoal.runtime.clock import LoopClock
+from shoal.runtime.crowd import Crowds
+from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
 from shoal.runtime.link import LinkClosed
 from shoal.runtime.serving import serve_worker
 from shoal.store.memory import MemoryStore
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
@@ -75,7 +79,9 @@ class World:
         self._protocol = protocol
         self._jobs = 0
         self._wires: list[Wire] = []
-        self._serving: dict[asyncio.Task[None], Wire] = {}
+        self._endpoint: Listener | WebSocketRoute
+        self._crowds: Crowds
+        self._serving: dict[asyncio.Task[object], Wire] = {}
         self._hub_task: asyncio.Task[None]
         self._up = False
         self._clients: set[asyncio.Task[None]] = set()
@@ -89,9 +95,12 @@ class World:
         )
         await self.hub.restore()
         start = int(self.clock.wall() * 1000)
-        (self._route,) = self._protocol.endpoints(
-            self._protocol.config(), setting(start)
-        )
+        endpoints = self._protocol.endpoints(self._protocol.config(), setting(start))
+        wanted = Listener if self._protocol.joint else WebSocketRoute
+        self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
+        keys = self.store.keys
+        door = Door(await token_book(keys), keys, self.clock)
+        self._crowds = Crowds(self.hub, self.clock, door)
         self._hub_task = asyncio.create_task(self.hub.run())
         self._up = True
 
@@ -112,29 +121,39 @@ class World:
         """Stand in for the transport's ``dial``."""
         if not self._up:
             raise LinkClosed("connection refused")
-        path, _, query = url.removeprefix("ws://coordinator").partition("?")
-        lower = {name.lower(): value for name, value in headers.items()}
-        accepted = self._route.accept(Hello(path, query, lower), self.clock.now())
         wire = Wire(self.random)
-        serving = asyncio.create_task(
-            serve_worker(
-                self.hub,
-                self.clock,
-                self._protocol.name,
-                accepted.session,
-                wire.coordinator,
-            )
-        )
+        serve, answer = self._accept(url, headers, wire)
+        serving = asyncio.create_task(serve)
         self._serving[serving] = wire
         serving.add_done_callback(self._serving.pop)
         self._wires.append(wire)
         wires.append(wire)
-        answer = {name.lower(): value for name, value in accepted.headers.items()}
         try:
             yield wire.worker, answer
         finally:
             self._wires.remove(wire)
             await wire.worker.close(1000, "")
+
+    def _accept(
+        self, url: str, headers: Mapping[str, str], wire: Wire
+    ) -> tuple[Coroutine[None, None, object], Mapping[str, str]]:
+        """Return what serves a new connection, and the headers of the answer."""
+        hub, clock, name, now = (
+            self.hub,
+            self.clock,
+            self._protocol.name,
+            self.clock.now(),
+        )
+        if isinstance(self._endpoint, Listener):
+            session = self._endpoint.accept("coordinator", now)
+            return self._crowds.serve(name, session, wire.coordinator), {}
+        path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
+        lower = {name.lower(): value for name, value in headers.items()}
+        accepted = self._endpoint.accept(Hello(path, query, lower), now)
+        answer = {name.lower(): value for name, value in accepted.headers.items()}
+        return serve_worker(
+            hub, clock, name, accepted.session, wire.coordinator
+        ), answer
 
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""
@@ -155,12 +174,19 @@ class World:
             slots,
             identity=signer,
             epoch=EPOCH,
+            draw=self.random.randbytes,
         )
-        dialer = self._protocol.dial("ws://coordinator", member)
+        scheme = "tcp" if self._protocol.joint else "ws"
+        dialer = self._protocol.dial(f"{scheme}://coordinator:4010", member)
         wires: list[Wire] = []
         dial = partial(self._dial, wires)
         agent = Agent(
-            dialer, dial, engine, self.clock, self.random, Slots(slots), _nothing
+            dialer,
+            dial,
+            only(engine, Slots(slots)),
+            self.clock,
+            self.random,
+            _nothing,
         )
         try:
             await agent.run()

@@ -18,37 +18,51 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Usage
+from shoal.domain.sharing import (
+    ModelAnswer,
+    ModelDone,
+    ModelQuery,
+    ModelRequest,
+    ModelWord,
+)
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
     Completed,
+    Conditioned,
     Draining,
     Event,
     Failed,
+    Offered,
     Progress,
     Rejected,
     Reported,
     RunJob,
 )
 from shoal.domain.work import Chat, Work
-from shoal.domain.worker import Health, Model
+from shoal.domain.worker import CHATS, Condition, Health, Model, Offer
 from shoal.engines.port import Finished, Item
-from shoal.protocols.session import Batch, Close, Output, WorkerSession
+from shoal.protocols.session import Batch, Close, Output, Welcome, WorkerSession
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import (
-    BACKLOG_MAX,
     REPORT_EVERY,
     RETRY_FIRST,
     RETRY_MAX,
     STEADY_AFTER,
+    WELCOME_WITHIN,
     Agent,
     Happening,
 )
+from shoal.worker.jobs import BACKLOG_MAX
+from shoal.worker.places import only
+from shoal.worker.ports import Machine, Room, Say, Share, share_nothing
 from shoal.worker.slots import Slots
 from simulation import virtual
 
 ONE = LeaseNumber(1)
+HOT = Condition(unfit="the processor is at 101 °C")
+OFFER = Offer(CHATS, frozenset({"m"}))
 ALL: frozenset[type] = frozenset({Progress, Completed, Rejected, Failed, Draining})
 MUTE = ALL - {Rejected}  # a wire on which a job cannot be given back
 
@@ -109,14 +123,17 @@ class PlainSession:
     def __init__(
         self,
         said: list[Event],
-        inbox: dict[str, Command],
+        inbox: dict[str, Command | Welcome],
         accepts: frozenset[type],
+        *,
+        welcomes: bool,
     ) -> None:
         self.accepts = accepts
+        self._welcomes = welcomes
         self._said = said
         self._inbox = inbox
 
-    def receive(self, batch: Batch, now: float) -> list[Command | Output]:
+    def receive(self, batch: Batch, now: float) -> list[Command | Welcome | Output]:
         if "go away" in batch:
             return [Close("told to go", 4000, "Bye")]
         return [self._inbox[str(data)] for data in batch]
@@ -125,8 +142,8 @@ class PlainSession:
         self._said.append(message)
         return []
 
-    def tick(self, now: float) -> list[Command | Output]:
-        return []
+    def tick(self, now: float) -> list[Command | Welcome | Output]:
+        return [Welcome()] if self._welcomes else []
 
 
 @dataclass
@@ -142,11 +159,12 @@ class Network:
     url: str = "wire://coordinator"
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 1000
-    inbox: dict[str, Command] = field(default_factory=dict)
+    inbox: dict[str, Command | Welcome] = field(default_factory=dict)
     accepts: frozenset[type] = ALL
+    welcomes: bool = False
 
     def connected(self, headers: Mapping[str, str]) -> WorkerSession:
-        return PlainSession(self.said, self.inbox, self.accepts)
+        return PlainSession(self.said, self.inbox, self.accepts, welcomes=self.welcomes)
 
     def final(self, code: int, text: str) -> str | None:
         return self.farewell if code == 4000 else None
@@ -162,7 +180,7 @@ class Network:
         self.links.append(MemoryLink())
         yield self.links[-1], {}
 
-    def tell(self, *commands: Command) -> None:
+    def tell(self, *commands: Command | Welcome) -> None:
         for command in commands:
             key = f"message {len(self.inbox)}"
             self.inbox[key] = command
@@ -194,7 +212,13 @@ def play(
     network: Network | None = None,
     size: int = 2,
     measure: Callable[[], Health] | None = None,
+    machine: Machine | None = None,
+    share: Share = share_nothing,
+    offers: tuple[Offer, ...] | None = None,
 ) -> None:
+    if measure is not None:
+        machine = Machine(measure)
+
     async def scenario() -> None:
         place, engine, slots = network or Network(), Echo(), Slots(size)
         troubles: list[float] = []
@@ -202,13 +226,17 @@ def play(
         agent = Agent(
             place,
             place.dial,
-            engine,
+            only(
+                engine,
+                slots,
+                lambda: troubles.append(asyncio.get_running_loop().time()),
+            ),
             LoopClock(),
             Random(1),
-            slots,
             happened.append,
-            lambda: troubles.append(asyncio.get_running_loop().time()),
-            measure,
+            machine,
+            share,
+            offers,
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(1.0)
@@ -596,3 +624,114 @@ def test_nothing_is_told_while_nobody_is_there() -> None:
         assert reported(its) == [Health(1.0, 50.0, 0)]
 
     play(script, Network(accepts=ALL | {Reported}), measure=meter())
+
+
+def test_a_change_of_condition_is_told_and_a_new_connection_begins_with_none() -> None:
+    heat = [Condition()]
+
+    async def script(its: Membership) -> None:
+        def told() -> list[Condition]:
+            return [e.condition for e in its.network.said if isinstance(e, Conditioned)]
+
+        await asyncio.sleep(2 * REPORT_EVERY)
+        assert told() == []
+
+        heat[0] = HOT
+        await asyncio.sleep(2 * REPORT_EVERY)
+        assert told() == [HOT]
+
+        its.network.links[-1].cut()
+        await asyncio.sleep(REPORT_EVERY)
+        assert told() == [HOT, HOT]
+
+        heat[0] = Condition()
+        await asyncio.sleep(2 * REPORT_EVERY)
+        assert told() == [HOT, HOT, Condition()]
+
+    accepts = ALL | {Conditioned}
+    machine = Machine(Health, lambda: heat[0])
+    play(script, Network(accepts=accepts), machine=machine)
+
+
+def test_offers_are_told_at_once_and_whenever_they_change() -> None:
+    async def script(its: Membership) -> None:
+        assert its.network.said == [Offered(())]
+
+        its.agent.offer((OFFER,))
+        assert its.network.said[1:] == [Offered((OFFER,))]
+
+        its.network.links[-1].cut()
+        await asyncio.sleep(5.0)
+        assert its.network.said[2:] == [Offered((OFFER,))]
+
+    network = Network(accepts=ALL | {Offered}, welcomes=True)
+    play(script, network, offers=())
+
+
+def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
+    async def script(its: Membership) -> None:
+        await asyncio.sleep(WELCOME_WITHIN)
+        assert its.events == ["waiting"]
+        assert "nobody has let us in" in its.happened[0].reason
+        assert reported(its) == []
+
+        its.network.tell(Welcome(), Welcome())
+        await asyncio.sleep(1.0)
+        assert its.events == ["waiting", "joined"]
+        assert len(reported(its)) == 1
+
+    network = Network(accepts=ALL | {Offered, Reported})
+    play(script, network, measure=meter(), offers=())
+
+
+def test_worker_that_is_let_in_at_once_has_joined_soon() -> None:
+    async def script(its: Membership) -> None:
+        its.network.links[-1].cut()
+        await asyncio.sleep(WELCOME_WITHIN)
+
+        assert its.events == ["joined", "lost", "joined"]
+
+    network = Network(accepts=ALL | {Offered}, welcomes=True)
+    play(script, network, offers=())
+
+
+def test_offers_are_not_told_on_a_wire_that_has_no_words_for_them() -> None:
+    async def script(its: Membership) -> None:
+        its.agent.offer((OFFER,))
+
+        assert its.network.said == []
+
+    play(script)
+
+
+def test_who_asks_for_a_model_is_told_that_there_is_none_to_be_copied() -> None:
+    async def script(its: Membership) -> None:
+        its.network.tell(ModelQuery("m"), ModelRequest("t", "n"), ModelDone("t", "n"))
+        await asyncio.sleep(1.0)
+
+        assert its.network.said == [
+            ModelAnswer("m", available=False),
+            ModelAnswer("n", available=False),
+        ]
+
+    play(script)
+
+
+def test_who_shares_models_answers_as_long_as_the_connection_lasts() -> None:
+    heard: list[tuple[ModelWord, Say, Room]] = []
+
+    async def script(its: Membership) -> None:
+        its.network.tell(ModelQuery("m"))
+        await asyncio.sleep(1.0)
+        ((word, say, room),) = heard
+        answer = ModelAnswer("m", available=True, size=9)
+        assert say(answer)
+        await room()
+        assert (word, its.network.said) == (ModelQuery("m"), [answer])
+
+        its.network.links[-1].cut()
+        await asyncio.sleep(5.0)
+        assert not say(answer)
+        assert its.network.said == [answer]
+
+    play(script, share=lambda *asked: heard.append(asked))

@@ -1,8 +1,11 @@
 """What is measured of this very machine."""
 
+from types import SimpleNamespace
+
 import psutil
 import pytest
 
+from shoal.domain.worker import Condition
 from shoal.worker.health import Meter
 
 
@@ -28,3 +31,36 @@ def test_what_the_system_does_not_tell_is_left_out(
     health = Meter().measure()
 
     assert (health.cpu, health.memory) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("driver", "current", "critical", "unfit"),
+    [
+        ("coretemp", 101.0, 100.0, "the processor is at 101 °C"),
+        ("coretemp", 99.0, 100.0, ""),
+        ("k10temp", 99.0, None, ""),
+        ("nvme", 99.0, 80.0, ""),
+    ],
+    ids=["too hot", "hot", "without a limit", "no processor"],
+)
+def test_a_machine_is_unfit_while_its_processor_is_too_hot(
+    driver: str,
+    current: float,
+    critical: float | None,
+    unfit: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sensor = SimpleNamespace(label="", current=current, high=None, critical=critical)
+    monkeypatch.setattr(
+        psutil, "sensors_temperatures", lambda: {driver: [sensor]}, raising=False
+    )
+
+    assert Meter().condition() == Condition(unfit)
+
+
+def test_nothing_is_said_of_heat_where_nobody_measures(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
+
+    assert Meter().condition() == Condition()

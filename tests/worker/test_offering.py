@@ -19,11 +19,11 @@ from shoal.worker.offering import (
     AGENTS_MAX,
     CHANGED,
     GONE,
-    LOOK_EVERY,
-    LOOK_LIMIT,
     Offering,
 )
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
+from shoal.worker.watching import LOOK_EVERY, LOOK_LIMIT, Watch
 from simulation import virtual
 from worker.test_agent import Network
 
@@ -74,18 +74,20 @@ class Stage:
         default_factory=list
     )
     farewell: str | None = None
+    watch: Watch = field(init=False)
 
-    def enlist(self, model: Model, trouble: Callable[[], None]) -> Agent:
+    def __post_init__(self) -> None:
+        self.watch = Watch(self.engine, self.happened.append)
+
+    def enlist(self, model: Model) -> Agent:
         network, told = Network(farewell=self.farewell), list[Happening]()
         agent = Agent(
             network,
             network.dial,
-            self.engine,
+            only(self.engine, Slots(2), self.watch.stir),
             LoopClock(),
             Random(1),
-            Slots(2),
             told.append,
-            trouble,
         )
         self.agents.append((model.name, agent, network, told))
         return agent
@@ -118,9 +120,7 @@ Script = Callable[[Stage, Offering, "asyncio.Task[None]"], Awaitable[None]]
 
 def play(stage: Stage, script: Script) -> None:
     async def scenario() -> None:
-        offering = Offering(
-            stage.engine, stage.names, stage.enlist, stage.happened.append
-        )
+        offering = Offering(stage.watch, stage.names, stage.enlist)
         task = asyncio.create_task(offering.run())
         await asyncio.sleep(1.0)
         try:
@@ -216,7 +216,7 @@ def test_engine_that_refuses_a_flood_is_looked_at_now_and_then() -> None:
     async def script(its: Stage, _: Offering, __: "asyncio.Task[None]") -> None:
         its.engine.looks = 0
         for _number in range(100):
-            its.agents[0][1]._trouble()
+            its.watch.stir()
             await asyncio.sleep(0.1)
 
         assert its.engine.looks <= 11

@@ -30,6 +30,8 @@ from shoal.worker import agent as agents
 from shoal.worker.agent import Agent, Happening
 from shoal.worker.health import Meter
 from shoal.worker.identity import identity
+from shoal.worker.places import only
+from shoal.worker.ports import Machine
 from shoal.worker.slots import Slots
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
@@ -127,12 +129,11 @@ async def worker_at(
     agent = Agent(
         PROTOCOL.dial(f"http://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
-        WithTasks(engine, member.model),
+        only(WithTasks(engine, member.model), Slots(2)),
         clock,
         random.Random(0),
-        Slots(2),
         happened.append,
-        measure=Meter().measure,
+        Machine(Meter().measure),
     )
     running = asyncio.create_task(agent.run())
     try:

@@ -22,6 +22,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.transports import websocket
 from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
 from shoal.worker.slots import Slots
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
@@ -67,10 +68,9 @@ async def node_at(
     agent = Agent(
         PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
-        WithTasks(engine, member.model),
+        only(WithTasks(engine, member.model), Slots(slots)),
         LoopClock(),
         random.Random(0),
-        Slots(slots),
         happenings.append,
     )
     running = asyncio.create_task(agent.run())

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         join += ["--model", args.model or DEMO_MODEL]
         workers = {}
         for name in WORKERS:
-            program = _program(name, [*join, "--name", name], folder)
+            program = _program(name, [*join, *_called(name, folder)], folder)
             workers[name] = stack.enter_context(program)
             _say(f"{DIM}{name} joined with {workers[name].said['model']}{PLAIN}")
         model = workers[WORKERS[0]].said["model"]
@@ -116,8 +116,12 @@ def run(args: argparse.Namespace) -> int:
             f"\n{GREEN}No piece is missing: {usage.completion_tokens} tokens, begun by "
             f"{killed}, finished by the other.{PLAIN}"
         )
-        signing = next(name for name, wire in discover().items() if wire.signs)
-        third = [*join, "--name", THIRD, "--wire", signing]
+        signing = next(
+            name
+            for name, wire in discover().items()
+            if wire.signs and not wire.preferred
+        )
+        third = [*join, *_called(THIRD, folder), "--wire", signing]
         with _program(THIRD, third, folder):
             _show_receipt(ask, text)
     return 0
@@ -127,6 +131,11 @@ def _show_receipt(ask: argparse.Namespace, text: str) -> None:
     _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
     job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
     _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
+
+
+def _called(name: str, folder: Path) -> list[str]:
+    """Return the flags for a worker's name, and a key that nobody has after this."""
+    return ["--name", name, "--identity", str(folder / f"{name}.json")]
 
 
 def _busy(ask: argparse.Namespace) -> str:

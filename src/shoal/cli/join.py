@@ -3,15 +3,14 @@
 import argparse
 import asyncio
 import os
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from shoal.cli.flags import add_config, add_config_file, given
+from shoal.cli.memberships import Worker, memberships, plain_member
 from shoal.cli.pairing import check_pairing, pair_up
 from shoal.cli.reporting import reporter, tell_of_others
 from shoal.cli.running import add_log_arguments, log_to_stderr
@@ -20,8 +19,7 @@ from shoal.cli.whereto import Target, target
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loading import check_file, load
 from shoal.domain.errors import ConfigError
-from shoal.domain.work import Kind
-from shoal.domain.worker import Device, Model
+from shoal.domain.worker import Device
 from shoal.engines import gguf_files, local
 from shoal.engines.choose import (
     Source,
@@ -31,18 +29,15 @@ from shoal.engines.choose import (
     model_and_path,
     open_engines,
 )
-from shoal.engines.tasks import TASK_NAMES, WithTasks
 from shoal.ledger.keys import Signer
+from shoal.models.library import shareable
+from shoal.models.sharing import Sharing
 from shoal.protocols import discover
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
-from shoal.transports import websocket
-from shoal.worker.agent import Agent, Happening
+from shoal.worker.hardware import this_machine
 from shoal.worker.health import Meter
 from shoal.worker.identity import identity, identity_of
-from shoal.worker.offering import Offering
 from shoal.worker.own_name import own_name
-from shoal.worker.slots import Slots
+from shoal.worker.ports import Machine
 
 DRAIN = 60.0  # seconds that running jobs get to end when told to stop
 IDENTITIES = "identities"  # the folder of workers' keys
@@ -54,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url",
         nargs="?",
         default=os.environ.get("SHOAL_URL", ""),
-        help="where the coordinator is: http://HOST:PORT, ws://… (default: the one on "
-        "this machine) [SHOAL_URL]",
+        help="where the coordinator is: http://HOST:PORT, tcp://HOST:PORT of a peer, "
+        "ws://… (default: the one on this machine, or else on the local network) "
+        "[SHOAL_URL]",
     )
     add_config(parser, JoinConfig, "join")
     parser.add_argument(
@@ -72,22 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print one JSON object per line"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """What all that a worker offers has in common.
-
-    ``signer`` is None where the wire knows workers by their names.
-    """
-
-    name: str
-    there: Target
-    config: JoinConfig
-    device: Device
-    signer: Signer | None
-    meter: Meter
-    tell: Callable[[str, Mapping[str, object], Happening], None]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,18 +98,36 @@ def run(args: argparse.Namespace) -> int:
         named = nullcontext(config.name) if config.name else own_name(data)
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
-            signer = _signer(there, config, name, data)
-            there.protocol.dial(there.url, _member(there, signer, Model(""), name))
+            joined, meter = asyncio.Event(), Meter()
+            sharing = Sharing(shareable(_files(args.model)))
+            worker = Worker(
+                name,
+                there,
+                config,
+                device,
+                await asyncio.to_thread(this_machine),
+                _signer(there, config, name, data),
+                Machine(meter.measure, meter.condition),
+                partial(sharing.share, there.shown),
+                reporter(there, as_json=args.json),
+                joined.set,
+            )
+            there.protocol.dial(there.url, plain_member(worker, name))
             sources = await open_engines(wishes, around, stack)
             kept, left_out = first_of(sources, there.protocol.models_max)
             if left_out:
                 tell_of_others([name for each in kept for name in each.names], left_out)
                 await _close_others(sources, kept)
-            tell = reporter(there, as_json=args.json)
-            worker = Worker(name, there, config, device, signer, Meter(), tell)
-            return await _serve(worker, kept, stop)
+            await stack.enter_async_context(sharing)
+            return await _serve(worker, kept, joined, stop)
 
     return run_loop(join)
+
+
+def _files(models: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return the models that were named with their files."""
+    named = map(model_and_path, models)
+    return [(name, path) for name, path in named if path is not None]
 
 
 def _device(provider_type: str) -> Device:
@@ -156,75 +154,19 @@ async def _close_others(sources: Sequence[Source], kept: Sequence[Source]) -> No
             await source.engine.close()
 
 
-def _offering(
-    worker: Worker, source: Source, name: str, joined: Callable[[], None]
-) -> Offering:
-    """Return what keeps an engine's models offered under ``name``."""
-    there, config, signer = worker.there, worker.config, worker.signer
-    slots = Slots(config.slots or source.engine.slots)
-    clock = LoopClock()
-
-    def enlist(model: Model, trouble: Callable[[], None]) -> Agent:
-        about: dict[str, object] = {"model": model.name, "slots": slots.size}
-        if signer is not None:
-            about["public_key"] = signer.public_key.hex()
-        member = replace(
-            _member(there, signer, model, name),
-            slots=slots.size,
-            only_for=frozenset(config.only_for),
-            tasks=TASK_NAMES if Kind.CHAT in model.kinds else frozenset(),
-            device=worker.device,
-            epoch=clock.wall() - clock.now(),
-        )
-
-        def report(happening: Happening) -> None:
-            worker.tell(name, about, happening)
-            if happening.event == "joined":
-                joined()
-
-        return Agent(
-            there.protocol.dial(there.url, member),
-            partial(websocket.dial, fingerprint=there.fingerprint),
-            WithTasks(source.engine, model),
-            clock,
-            random.Random(),
-            slots,
-            report,
-            trouble,
-            worker.meter.measure,
-        )
-
-    about = {"engine": source.label}
-    report = partial(worker.tell, name, about)
-    return Offering(source.engine, source.chosen, enlist, report)
-
-
-def _member(there: Target, signer: Signer | None, model: Model, name: str) -> Member:
-    member = Member(name, model, 1, there.token)
-    if signer is None:
-        return member
-    return replace(member, identity=signer)
-
-
-async def _serve(worker: Worker, sources: list[Source], stop: asyncio.Event) -> int:
+async def _serve(
+    worker: Worker,
+    sources: Sequence[Source],
+    joined: asyncio.Event,
+    stop: asyncio.Event,
+) -> int:
     """Run until nothing is offered any more; return 1 if not because of ``stop``."""
-    joined = asyncio.Event()
-    # Of several engines, each may have a model of the same name.
-    several = len({source.label for source in sources}) > 1
-    offerings = [
-        _offering(
-            worker,
-            source,
-            f"{worker.name}-{source.label}" if several else worker.name,
-            joined.set,
-        )
-        for source in sources
-    ]
+    offered = memberships(worker, sources)
 
     async def leave() -> None:
         await stop.wait()
-        for offering in offerings:
-            offering.leave()
+        for each in offered:
+            each.leave()
         await asyncio.sleep(DRAIN)
         raise ConfigError(f"jobs were still running after {DRAIN:g} s: cut off")
 
@@ -238,7 +180,7 @@ async def _serve(worker: Worker, sources: list[Source], stop: asyncio.Event) -> 
 
     async with asyncio.TaskGroup() as tasks:
         beside = [tasks.create_task(leave()), tasks.create_task(pair())]
-        await asyncio.gather(*(offering.run() for offering in offerings))
+        await asyncio.gather(*(each.run() for each in offered))
         for each in beside:
             each.cancel()
     return 0 if stop.is_set() else 1

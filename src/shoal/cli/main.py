@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk to a pool",
     "keys": "make, list and revoke API keys",
     "tokens": "make, list and revoke what workers join by",
+    "models": "copy models from peers, and list those that are here",
     "jobs": "list jobs, explain why one went as it did, and cancel",
     "accounts": "show what jobs cost whom, and top accounts up",
     "receipts": "list and export receipts, and verify them offline",

@@ -69,7 +69,7 @@ def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> No
             "url": running.url,
             "api_key": running.api_key,
             "join": running.join,
-            "ports": {"http": running.port},
+            "ports": {"http": running.port, **running.direct},
         }
         print(json.dumps(ready), flush=True)
         return

@@ -7,6 +7,14 @@ from typing import Any
 from shoal.cli import api
 from shoal.cli.terminal import shown
 
+PROTECTIONS = {
+    "plain": "plaintext",
+    "noise": "Noise",
+    "teale": "encrypted",
+    "tls": "TLS",
+}
+"""How it is said who else can read what a peer is told."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     api.add_arguments(parser)
@@ -30,19 +38,36 @@ def run(args: argparse.Namespace) -> int:
             ", ".join(worker["models"]),
             f"{worker['busy']} of {worker['slots']} busy",
             _load(worker),
-            worker["draining"] or _standing(worker) or worker["remark"],
+            PROTECTIONS.get(worker["protection"], worker["protection"] or ""),
+            _remark(worker),
         )
         for worker in status["workers"]
     ]
     if not rows:
         print("no workers yet: run the `shoal join` line that `shoal serve` printed")
         return 0
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-        line = "  ".join([*cells, row[4]]).replace("\n", "\\n")
+        line = "  ".join([*cells, row[5]]).replace("\n", "\\n")
         print(f"  {shown(line)}".rstrip())
     return 0
+
+
+def _remark(worker: dict[str, Any]) -> str:
+    """Return why it gets no work, or what else there is to say."""
+    why = worker["draining"] or _standing(worker) or worker["unfit"]
+    return why or _condition(worker) or worker["remark"]
+
+
+def _condition(worker: dict[str, Any]) -> str:
+    """Return what keeps it from being as quick as ever."""
+    said = []
+    if worker["queued"]:
+        said.append(f"jobs of others there: {worker['queued']}")
+    if worker["speed"] < 1:
+        said.append(f"at {worker['speed']:.0%} of its speed")
+    return ", ".join(said)
 
 
 def _standing(worker: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shoal.cli.nearby import the_one_nearby
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import Protocol, discover
@@ -16,9 +17,11 @@ from shoal.transports.tls import fingerprint_of
 
 PORT = 4010  # of a coordinator
 HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
-SECURE = frozenset({"https", "wss"})
+WEB = frozenset({"http", "https"})
+SECURE = frozenset({"https", "wss", "tls"})
 HEALTH = "/healthz"
 OURS = "shoal"  # which our coordinators say, asked how they are
+DIRECT = "direct"  # where they say at which other ports they are, by wire
 ASK_LIMIT = 5.0  # seconds to find out who answers at a URL
 
 log = logging.getLogger("shoal.worker")
@@ -26,12 +29,16 @@ log = logging.getLogger("shoal.worker")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A coordinator; ``fingerprint`` is that of its certificate, if that is known."""
+    """A coordinator; ``fingerprint`` is that of its certificate, if that is known.
+
+    ``direct`` is an address at which it is to be had without HTTP, if it says so.
+    """
 
     url: str
     protocol: Protocol
     token: str
     fingerprint: bytes | None
+    direct: str = ""
 
     @property
     def shown(self) -> str:
@@ -47,31 +54,148 @@ class Target:
 async def target(url: str, wire: str, token: str, data: Path) -> Target:
     """Return where to join; without a ``url`` that is the coordinator of this machine.
 
-    That one's token and certificate are read from its ``data`` folder.
+    That one's token and certificate are read from its ``data`` folder.  If there never
+    was one on this machine, it is the one on the local network.
 
-    Raises ConfigError if there is no such wire, or the token is for another place.
+    Raises ConfigError if there is no such wire, or the token is for another place, or
+    there is not just one coordinator to be found.
     """
+    named = None if wire == "auto" else _named(wire)
     if not url:
-        return _here(wire, token, data)
+        return await _here(named, token, data)
     token, fingerprint = without_fingerprint(token)
     if fingerprint is not None and urlsplit(url).scheme not in SECURE:
         raise ConfigError(
             f"{url.partition('?')[0]}: the token is for a coordinator that has a "
             "certificate; its URL begins with https:// or wss://"
         )
-    protocol = _named(wire) if wire != "auto" else await _found(url, fingerprint)
-    return Target(url, protocol, token, fingerprint)
+    return await _there(url, named, token, fingerprint)
 
 
-def _here(wire: str, token: str, data: Path) -> Target:
-    token, fingerprint = without_fingerprint(token or _read(data / TOKEN_FILE))
+async def _here(named: Protocol | None, token: str, data: Path) -> Target:
+    kept = _read(data / TOKEN_FILE)
     certificate = _read(data / CERTIFICATE_FILE)
+    given, fingerprint = without_fingerprint(token or kept)
     if certificate and fingerprint is None:
         fingerprint = fingerprint_of(certificate)
     scheme = "http" if fingerprint is None else "https"
     url = f"{scheme}://127.0.0.1:{PORT}"
-    protocol = _named(wire) if wire != "auto" else _by_scheme(url)
-    return Target(url, protocol, token, fingerprint)
+    wire = named or _preferred() or _by_scheme(url)
+    if not wire.preferred:
+        return Target(url, wire, given, fingerprint)
+    try:
+        health = await _health(url, fingerprint)
+    except Unavailable as error:
+        if not (kept or certificate):  # there never was one here
+            return await _nearby(wire, token, str(error))
+        health = None
+    direct = _direct(url, wire, health)
+    return Target(url, wire, given, fingerprint, direct)
+
+
+async def _nearby(wire: Protocol, token: str, why_not_here: str) -> Target:
+    token, fingerprint = without_fingerprint(token)
+    secure = fingerprint is not None
+    url = await the_one_nearby(wire.service, secure=secure, why_not_here=why_not_here)
+    return Target(url, wire, token, fingerprint)
+
+
+async def _there(
+    url: str, named: Protocol | None, token: str, fingerprint: bytes | None
+) -> Target:
+    """Find out by which wire, and where else, a coordinator at a URL is to be had.
+
+    Raises ConfigError if it is neither one of ours nor of a wire with a face.
+    """
+    by_scheme = named or _by_scheme(url)
+    parts = urlsplit(url)
+    asked = named is None or named.preferred
+    if not asked or parts.scheme not in WEB or not parts.netloc:
+        return Target(url, by_scheme, token, fingerprint)
+    ours = named or _preferred() or by_scheme
+    try:
+        health = await _health(url, fingerprint)
+        if _is_ours(health):
+            direct = _direct(url, ours, health)
+            return Target(url, ours, token, fingerprint, direct)
+        if named is None and fingerprint is None:
+            wire = await _with_face(url, ours)
+            return Target(url, wire, token, fingerprint)
+    except Unavailable as error:
+        if named is None and fingerprint is None:
+            log.warning(
+                "taken for a coordinator of the wire %s; else give --wire: %s",
+                by_scheme.name,
+                error,
+            )
+            return Target(url, by_scheme, token, fingerprint)
+    # Nobody else's tokens name a certificate.
+    return Target(url, ours, token, fingerprint)
+
+
+async def _health(url: str, fingerprint: bytes | None) -> object:
+    """Return what is answered below a URL's root by whoever is asked how it is.
+
+    Raises Unavailable if nobody answers in time.
+    """
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(ASK_LIMIT):
+            return await ask_json(
+                f"{parts.scheme}://{parts.netloc}{HEALTH}", fingerprint=fingerprint
+            )
+    except TimeoutError as error:
+        raise Unavailable(f"no answer within {ASK_LIMIT:g} s") from error
+
+
+async def _with_face(url: str, ours: Protocol) -> Protocol:
+    """Return the wire of a coordinator that does not say that it is ours."""
+    web = _web(url)
+    faces = [each for each in discover().values() if each.face is not None]
+    for protocol in faces:
+        assert protocol.face is not None
+        try:
+            async with asyncio.timeout(ASK_LIMIT):
+                answer = await ask_json(web + protocol.face.path)
+        except TimeoutError as error:
+            raise Unavailable(f"no answer within {ASK_LIMIT:g} s") from error
+        if _is_ours(answer):
+            return ours  # behind a proxy that lets no more of it through
+        if protocol.face.is_theirs(answer):
+            return protocol
+    names = " or ".join([_by_scheme(url).name, *(each.name for each in faces)])
+    raise ConfigError(
+        f"{web}: what answers there is no coordinator that is known here; if it is "
+        f"one, name its wire with --wire {names}"
+    )
+
+
+async def direct_now(there: Target) -> str:
+    """Return where a coordinator is to be had without HTTP, as it says by now.
+
+    The port may be another after each of its starts.
+
+    Raises Unavailable if it does not say so.
+    """
+    health = await _health(there.url, there.fingerprint)
+    if direct := _direct(there.url, there.protocol, health):
+        return direct
+    raise Unavailable(f"{there.shown} has no other port any more")
+
+
+def _direct(url: str, wire: Protocol, health: object) -> str:
+    """Return where a coordinator says that it is to be had without HTTP, if it does.
+
+    Where HTTP is encrypted, nothing else will do.
+    """
+    secure = urlsplit(url).scheme in SECURE
+    for part in (DIRECT, wire.name, "tls" if secure else "tcp"):
+        health = health.get(part) if isinstance(health, Mapping) else None
+    if type(health) is not int or not 0 < health < 1 << 16:  # True is an int, too
+        return ""
+    host = urlsplit(url).hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    return f"{'tls' if secure else 'tcp'}://{host}:{health}"
 
 
 def _read(file: Path) -> str:
@@ -91,8 +215,13 @@ def _named(name: str) -> Protocol:
     return protocols[name]
 
 
+def _preferred() -> Protocol | None:
+    """Return the wire by which our own coordinators are joined, if there is one."""
+    return next((each for each in discover().values() if each.preferred), None)
+
+
 def _by_scheme(url: str) -> Protocol:
-    """Return the wire by which our own coordinators are joined at such a URL.
+    """Return the wire by which a coordinator at such a URL is joined unasked.
 
     Raises ConfigError if there is none.
     """
@@ -102,45 +231,6 @@ def _by_scheme(url: str) -> Protocol:
             return protocol
     raise ConfigError(
         f"{url}: cannot tell the wire; give a URL such as http://HOST:PORT, or --wire"
-    )
-
-
-async def _found(url: str, fingerprint: bytes | None) -> Protocol:
-    """Return the wire that a coordinator speaks, which is asked if a URL fits several.
-
-    Raises ConfigError if it is neither one of ours nor of a wire with a face.
-    """
-    ours = _by_scheme(url)
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).netloc:
-        return ours
-    if fingerprint is not None:
-        return ours  # nobody else's tokens name a certificate
-    try:
-        async with asyncio.timeout(ASK_LIMIT):
-            return await _asked(url, ours)
-    except (TimeoutError, Unavailable) as error:
-        why = str(error) or f"no answer within {ASK_LIMIT:g} s"
-        log.warning("taken for a coordinator of Shoal's; else give --wire: %s", why)
-        return ours
-
-
-async def _asked(url: str, ours: Protocol) -> Protocol:
-    web = _web(url)
-    root = f"{urlsplit(web).scheme}://{urlsplit(web).netloc}"
-    if _is_ours(await ask_json(root + HEALTH)):
-        return ours
-    faces = [each for each in discover().values() if each.face is not None]
-    for protocol in faces:
-        assert protocol.face is not None
-        answer = await ask_json(web + protocol.face.path)
-        if _is_ours(answer):
-            return ours  # behind a proxy that lets no more of it through
-        if protocol.face.is_theirs(answer):
-            return protocol
-    names = " or ".join([ours.name, *(each.name for each in faces)])
-    raise ConfigError(
-        f"{web}: what answers there is no coordinator that is known here; if it is "
-        f"one, name its wire with --wire {names}"
     )
 
 

@@ -17,6 +17,11 @@ class ServeConfig:
 
     host: str = setting("the address to listen on", "127.0.0.1")
     port: int = setting("the port to listen on; 0 lets the system choose", 4010)
+    name: str = setting(
+        "what this machine is called where peers see each other (default: the host's "
+        "name)",
+        "",
+    )
     data_dir: Path = setting("where jobs and keys are kept", USER_DATA)
     api_key: str = setting("a first API key, instead of a made one", "")
     join_token: str | None = setting(
@@ -44,6 +49,12 @@ class ServeConfig:
         "a file of regular expressions that questions and answers must not match",
         None,
         "FILE",
+    )
+    share: tuple[str, ...] = setting(
+        "a model that peers on the local network may copy: a GGUF file or a folder; may "
+        "be given several times",
+        (),
+        "NAME=PATH",
     )
     keep_days: float = setting("days that ended jobs are kept", 7.0)
     price_fast_inference: str = setting(
@@ -108,6 +119,9 @@ class JoinConfig:
     name: str = setting("the worker's name (default: the host's)", "")
     slots: int = setting("jobs at a time of each engine; 0: what it does well", 0, "N")
     token: str = setting("what the coordinator asks workers for", "")
+    passcode: str = setting(
+        "the passcode of the cluster, where that is what it asks for", ""
+    )
     only_for: tuple[str, ...] = setting(
         "names of the keys to work for, with commas between; none: all", (), "KEYS"
     )

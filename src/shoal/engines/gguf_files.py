@@ -57,6 +57,9 @@ def models_in(places: Iterable[Place]) -> Iterator[Path]:
     """Yield the files that can be loaded: of one in parts, the first of them."""
     for place in places:
         for path in islice(place.folder.glob(place.pattern), FILES_MAX):
+            below = path.relative_to(place.folder)
+            if any(part.startswith(".") for part in below.parts):
+                continue  # it is not whole yet, or nobody's business
             part = _PART.search(path.stem)
             # What belongs to another model: how it sees.
             if "mmproj" not in path.name and (part is None or int(part[1]) == 1):
@@ -87,18 +90,22 @@ def named(places: Iterable[Place], pattern: str) -> Path | None:
 
 def size_of(path: Path) -> int:
     """Return the bytes of a model with all its parts; 0 if it cannot be read."""
-    part = _PART.search(path.stem)
-    paths = [path]
-    if part is not None:
-        stem = path.stem[: part.start()]
-        paths = [
-            path.with_name(f"{stem}-{number:05}-of-{part[2]}{path.suffix}")
-            for number in range(1, int(part[2]) + 1)
-        ]
     try:
-        return sum(each.stat().st_size for each in paths)
+        return sum(each.stat().st_size for each in parts_of(path))
     except OSError:
         return 0
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of the model that one of them belongs to; mostly it alone."""
+    part = _PART.search(path.stem)
+    if part is None:
+        return [path]
+    stem = path.stem[: part.start()]
+    return [
+        path.with_name(f"{stem}-{number:05}-of-{part[2]}{path.suffix}")
+        for number in range(1, int(part[2]) + 1)
+    ]
 
 
 def is_gguf(path: Path) -> bool:

@@ -12,6 +12,7 @@ from shoal.domain.worker import Health
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import json_answer
 from shoal.pool.worker import Worker
+from shoal.runtime.peers import Via
 
 UNKNOWN = Health()
 
@@ -37,6 +38,12 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     points: int  # against it; with 3 it gets no work for a day
     cpu: float | None  # percent of all processors, as it says
     memory: float | None  # percent, as it says
+    unfit: str  # why it gets nothing for now, or empty
+    queued: int  # jobs that others have there
+    speed: float  # the share of its full speed, at most 1
+    neighbour: bool  # whether it is a pool of its own
+    peer: str | None  # the peer that has its models, where several workers are one
+    protection: str | None  # of what the peer is told: plain, noise, teale or tls
 
 
 class JobCounts(msgspec.Struct, frozen=True):
@@ -71,7 +78,11 @@ async def _status(gateway: Gateway, request: web.Request) -> web.Response:
             gateway.hub.ready or "",
             sorted(gateway.models),
             [
-                _worker(worker, gateway.hub.healths.get(worker.id, UNKNOWN))
+                _worker(
+                    worker,
+                    gateway.hub.healths.get(worker.id, UNKNOWN),
+                    gateway.hub.via(worker.id),
+                )
                 for worker in pool.workers.values()
             ],
             JobCounts(pool.waiting, running),
@@ -79,8 +90,8 @@ async def _status(gateway: Gateway, request: web.Request) -> web.Response:
     )
 
 
-def _worker(worker: Worker, health: Health) -> WorkerStatus:
-    offer = worker.offer
+def _worker(worker: Worker, health: Health, via: Via | None) -> WorkerStatus:
+    offer, condition = worker.offer, worker.condition
     return WorkerStatus(
         worker.id,
         sorted(offer.models),
@@ -102,4 +113,10 @@ def _worker(worker: Worker, health: Health) -> WorkerStatus:
         worker.points,
         health.cpu,
         health.memory,
+        condition.unfit,
+        condition.queued,
+        condition.speed,
+        offer.neighbour,
+        None if via is None else via.name,
+        None if via is None else via.protection.value,
     )

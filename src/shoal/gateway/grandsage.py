@@ -34,6 +34,7 @@ from shoal.domain.errors import (
     UnknownModel,
     WorkerLost,
 )
+from shoal.domain.moderation import REFUSED
 from shoal.domain.outcome import Piece
 from shoal.domain.work import JSON, Chat, text_of
 from shoal.gateway import javascript, problems
@@ -41,7 +42,6 @@ from shoal.gateway.access import Caller
 from shoal.gateway.asking import job_of
 from shoal.gateway.chat_body import MESSAGES_MAX
 from shoal.gateway.decoding import MODEL_MAX, TOKENS_MAX
-from shoal.gateway.moderation import REFUSED
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
 from shoal.gateway.stream import ClientGone, relay, write

@@ -31,6 +31,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -239,6 +240,7 @@ def _event(job_id: JobId, number: int, recorded: Recorded) -> bytes:
         case (
             CameLate()  # which changes nothing
             | WorkerJoined()
+            | WorkerConditioned()
             | WorkerDraining()
             | WorkerLost()
             | WorkerMarked()

@@ -148,6 +148,7 @@ class _PoolCollector(Collector):
         busy = sum(len(worker.leases) for worker in workers)
         offered = sum(worker.offer.slots for worker in workers)
         draining = sum(bool(worker.draining) for worker in workers)
+        serving = sum(worker.serves for worker in workers)
         yield _gauge(
             "shoal_jobs",
             "Open jobs",
@@ -156,7 +157,11 @@ class _PoolCollector(Collector):
         yield _gauge(
             "shoal_workers",
             "Workers that are connected",
-            {"serving": len(pool.workers) - draining, "draining": draining},
+            {
+                "serving": serving,
+                "draining": draining,
+                "unfit": len(pool.workers) - serving - draining,
+            },
         )
         yield _gauge(
             "shoal_slots",

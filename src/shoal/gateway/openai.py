@@ -15,6 +15,7 @@ from aiohttp import web
 from shoal.domain.credentials import Scope, usage_of
 from shoal.domain.errors import InvalidRequest, UnknownModel
 from shoal.domain.ids import JobId
+from shoal.domain.moderation import Moderation
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Chat, Completion, Job, Work, text_of
 from shoal.gateway.access import Caller
@@ -24,7 +25,6 @@ from shoal.gateway.chat_request import decode_chat_request
 from shoal.gateway.completion_answer import CompletionChunks, text_completion
 from shoal.gateway.completion_request import decode_completion_request
 from shoal.gateway.embeddings import LARGE, decode_embedding_request, embeddings
-from shoal.gateway.moderation import Moderation
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
 from shoal.gateway.respond import json_answer, json_bytes

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from shoal.domain.moderation import Moderation
 from shoal.domain.work import Limits
 from shoal.gateway.access import Access
 from shoal.gateway.body import Bodies
-from shoal.gateway.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.ledger.prices import PriceList

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
+from shoal.domain.moderation import Watch
 from shoal.domain.outcome import Piece
-from shoal.gateway.moderation import Watch
 from shoal.runtime.reading import Reader
 
 WRITE_TIMEOUT = 10.0  # seconds a client may leave everything unread

@@ -9,12 +9,12 @@ from aiohttp import web
 from shoal.domain.credentials import usage_of
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
+from shoal.domain.moderation import REFUSED, Moderation
 from shoal.domain.outcome import Outcome, Piece
 from shoal.domain.work import Job
 from shoal.gateway import problems
 from shoal.gateway.access import Caller
 from shoal.gateway.chat_answer import KEEPALIVE
-from shoal.gateway.moderation import REFUSED, Moderation
 from shoal.gateway.parts import Gateway
 from shoal.gateway.record import record_of
 from shoal.gateway.stream import ClientGone, relay, write

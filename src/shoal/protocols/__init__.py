@@ -4,9 +4,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
-from shoal.protocols.session import Dialer, Endpoint, Member, Setting
+from shoal.protocols.crowd import Browser, Listener, Outgoing, SwitchRoute
+from shoal.protocols.session import Dialer, Member, Setting, WebSocketRoute
+
+Endpoint: TypeAlias = WebSocketRoute | SwitchRoute | Listener | Outgoing | Browser
+"""A way to come to peers; whoever runs one kind leaves the others to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,17 @@ class Protocol:
     face: Face | None = None
     """Tells coordinators that speak this wire alone from ours, which speak them all."""
     pairing: Pairing | None = None
+    joint: bool = False
+    """Whether a worker has one connection for all its models: ``Member.offers``."""
+    preferred: bool = False
+    """Whether our own coordinators are joined by it, if nothing else is said."""
+    service: str = ""
+    """The kind of service that its coordinators are announced as, where they are."""
+    peering: Callable[[str, Member], Outgoing] | None = None
+    """How to call on a peer, to ask and not to serve, where peers share models.
+
+    Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is no good.
+    """
 
 
 def discover() -> Mapping[str, Protocol]:

@@ -24,7 +24,7 @@ class Protection(Enum):
 
     PLAIN = "plain"  # whoever carries it
     NOISE = "noise"
-    TEALE = "teale"  # the encrypted channel of TealeNet's own peers
+    TEALE = "teale"  # the encrypted channel of some wires' own peers
     TLS = "tls"
 
 
@@ -131,10 +131,14 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """A look for services of a kind; ``meet`` says whether to connect, and how."""
+    """A look for services of a kind.
+
+    ``meet`` takes the time as well; it says how to connect, or None if that is not to
+    be for now, as with one that is connected already.
+    """
 
     kind: str
-    meet: Callable[[Sighting], Outgoing | None]
+    meet: Callable[[Sighting, float], Outgoing | None]
 
 
 class Switch(Protocol):
@@ -144,18 +148,24 @@ class Switch(Protocol):
     a number, and outputs say which link they are for.
     """
 
-    def connected(self, link: int, hello: Hello, now: float) -> Sequence["Carried"]:
+    def connected(
+        self, link: int, hello: Hello, now: float
+    ) -> Sequence["Carried | Spread"]:
         """Take note of a new link."""
         ...
 
     def receive(
         self, link: int, batch: Sequence[Data], now: float
-    ) -> Sequence["Carried"]:
+    ) -> Sequence["Carried | Spread"]:
         """Take what arrived together on a link."""
         ...
 
-    def gone(self, link: int, now: float) -> Sequence["Carried"]:
-        """Take note that a link has ended."""
+    def pause(self, link: int, now: float) -> float:
+        """Say for how many seconds nothing more is to be read from a link."""
+        ...
+
+    def gone(self, link: int, now: float) -> Sequence["Carried | Spread"]:
+        """Take note that a link has ended, or is no longer written to."""
         ...
 
     @property
@@ -163,7 +173,7 @@ class Switch(Protocol):
         """When ``tick`` is next due."""
         ...
 
-    def tick(self, now: float) -> Sequence["Carried"]:
+    def tick(self, now: float) -> Sequence["Carried | Spread"]:
         """Act on time passing."""
         ...
 
@@ -178,6 +188,17 @@ class Carried:
     link: int
     data: Data
     close: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Messages for many links: each gets those from some place in them on.
+
+    ``links`` has the links, and for each of them that place.
+    """
+
+    messages: tuple[Data, ...]
+    links: Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)

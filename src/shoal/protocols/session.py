@@ -65,7 +65,7 @@ class Session(Protocol[In, Out]):
     """Speaks one protocol in one role.
 
     ``Session[Event, Command]`` is the coordinator's end, ``Session[Command, Event]``
-    the worker's: what one end issues, the other receives.
+    the worker's: what one end issues, the other receives, and ``Welcome`` besides.
     """
 
     accepts: frozenset[type]
@@ -99,8 +99,13 @@ class Session(Protocol[In, Out]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """A worker was let in; wires with one connection for all models say so."""
+
+
 CoordinatorSession: TypeAlias = Session[Event, Command]
-WorkerSession: TypeAlias = Session[Command, Event]
+WorkerSession: TypeAlias = Session[Command | Welcome, Event]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,6 @@ class WebSocketRoute:
     message_max: int  # bytes
 
 
-Endpoint: TypeAlias = WebSocketRoute
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a protocol's endpoints have to know of the coordinator around them.
@@ -237,7 +239,7 @@ class Member:
     ``now`` was at 0.  ``offers`` is what it can run when it begins, where one
     connection stands for all models, and ``direct`` an address at which the coordinator
     says that it can be reached without HTTP (``tcp://HOST:PORT``).  ``draw`` returns
-    that many random bytes.
+    that many random bytes, and ``passcode`` is the cluster's, where a wire has such.
     """
 
     name: str
@@ -253,6 +255,7 @@ class Member:
     direct: str = ""
     hardware: Hardware = UNKNOWN_HARDWARE
     draw: Callable[[int], bytes] = _draws_nothing
+    passcode: str = ""
 
 
 class Dialer(Protocol):

@@ -18,6 +18,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     JobUnhedged,
     ReceiptPresented,
+    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
     WorkerLost,
@@ -90,6 +91,7 @@ class Acting:
                 self._peers.left(worker_id)
             case (
                 WorkerDraining()
+                | WorkerConditioned()
                 | WorkerMarked()
                 | WorkerTrusted()
                 | AccountCredited()

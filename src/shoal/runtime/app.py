@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 import secrets
+import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -23,10 +24,15 @@ from shoal.gateway.jobs import written
 from shoal.gateway.payments import Payments
 from shoal.gateway.reach import Reach
 from shoal.ledger.keys import Signer
+from shoal.models.sharing import Sharing
 from shoal.runtime.clock import LoopClock
+from shoal.runtime.crowd import Crowds
 from shoal.runtime.door import Door, token_book
+from shoal.runtime.endpoints import endpoints
 from shoal.runtime.hub import Hub
 from shoal.runtime.ids import new_id
+from shoal.runtime.neighbours import House
+from shoal.runtime.reaching import Means, Ports, reaching
 from shoal.runtime.secret_files import (
     first_key,
     first_token,
@@ -36,10 +42,11 @@ from shoal.runtime.secret_files import (
 )
 from shoal.runtime.settings import NO_X402, Settings, collecting, settings_of
 from shoal.runtime.spot_checks import SpotChecks
-from shoal.runtime.upgrades import Upgrades
+from shoal.runtime.upgrades import STOPPING, Upgrades
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.listening import listening, url_of
 from shoal.transports.tls import fingerprint_of
+from shoal.worker.hardware import this_machine
 
 ASIDE = 4  # signatures that may hold up the loop: half a millisecond of checking them
 PRUNE_EVERY = 3600.0  # seconds
@@ -56,6 +63,8 @@ class Coordinator:
     hub: Hub
     url: str
     port: int
+    direct: Ports
+    """The ports beside that of HTTP."""
     api_key: str
     join: str
     """The command that adds a worker."""
@@ -99,16 +108,22 @@ async def coordinator(
             config, settings, wires, store, clock, hub, kept, payments
         )
         door = gateway.door
-        upgrades = Upgrades(
-            hub,
+        ways = endpoints(
             clock,
             door,
             wires,
             kept.token,
             kept.signer,
             secrets.token_bytes,
+            config.name or socket.gethostname() or "shoal",
+            await asyncio.to_thread(this_machine),
         )
+        sharing = await finally_.enter_async_context(Sharing(settings.library))
+        house = House(settings.limits, settings.prices, settings.moderation)
+        crowds = Crowds(hub, clock, door, house, sharing)
+        upgrades = Upgrades(hub, clock, door, ways, crowds.serve)
         app = make_app(gateway, upgrades.handle)
+        means = Means(crowds.serve, door, clock, Random(), config.host, settings.tls)
         secure = settings.tls is not None
         # Clients that still wait at the end are cut off when the hub has stopped: that
         # must not cancel their jobs, which go on after the next start.
@@ -123,14 +138,18 @@ async def coordinator(
                 tasks.create_task(_call(gateway, settings.reach)),
             ]
             door.url = url_of(config.host, port, secure=secure)
-            upgrades.open(tasks)
-            join = door.invitation(kept.token)
-            yield Coordinator(hub, door.url, port, kept.api_key, join)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(config.drain):
-                    await hub.drain()
-            hub.hang_up_all("the coordinator is stopping")
-            await upgrades.close()
+            door.only_here = config.host in LOOPBACK
+            async with reaching(ways, means) as door.direct:
+                upgrades.open(tasks)
+                join = door.invitation(kept.token)
+                yield Coordinator(hub, door.url, port, door.direct, kept.api_key, join)
+                crowds.drain(STOPPING)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(config.drain):
+                        await hub.drain()
+                hub.hang_up_all(STOPPING)
+                crowds.hang_up_all(STOPPING)
+                await upgrades.close()
             for each in beside:
                 each.cancel()
 

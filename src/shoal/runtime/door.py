@@ -1,9 +1,10 @@
 """Who may join as a worker, and who has come by which join token."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Protocol
 
 from shoal.domain.credentials import (
     JoinToken,
@@ -22,12 +23,19 @@ from shoal.protocols.session import (
 from shoal.runtime.book import Book
 from shoal.runtime.clock import Clock
 from shoal.runtime.failures import Failures
-from shoal.runtime.link import Link
 from shoal.store.port import KeyStore
 
 POLICY = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
 REVOKED = "the join token was revoked"
 ANY = "any"  # what is shown where any token will do, and one has to name a certificate
+
+
+class Entered(Protocol):
+    """What can be shut behind a worker whose token was revoked: its connection."""
+
+    async def close(self, code: int, text: str) -> None:
+        """End it.  Safe to call twice."""
+        ...
 
 
 async def token_book(store: KeyStore) -> Book[JoinToken]:
@@ -40,17 +48,21 @@ class Door:
     """Decides on workers as they knock, and turns out those whose token is revoked.
 
     ``url`` and ``fingerprint`` (of the certificate, if there is one) are what
-    invitations tell; whoever opens the ports sets them.
+    invitations tell, and ``direct`` has the ports beside HTTP, by wire and by ``tcp``
+    or ``tls``; ``only_here`` says that they are for this machine alone.  Whoever opens
+    the ports sets them.
     """
 
     def __init__(self, book: Book[JoinToken], store: KeyStore, clock: Clock) -> None:
         self.book = book
         self.url = ""
         self.fingerprint: bytes | None = None
+        self.direct: Mapping[str, Mapping[str, int]] = {}
+        self.only_here = False
         self._store = store
         self._clock = clock
         self._failures = Failures()
-        self._links: dict[str, set[Link]] = {}  # by the id of the token
+        self._links: dict[str, set[Entered]] = {}  # by the id of the token
 
     def admission(self, wire: str, token: str) -> Admission:
         """Return who decides on the workers of one wire.
@@ -87,7 +99,7 @@ class Door:
             await self._store.bind(token.id, admitted.worker)
 
     @contextmanager
-    def entered(self, admitted: Pass, link: Link) -> Iterator[None]:
+    def entered(self, admitted: Pass, link: Entered) -> Iterator[None]:
         """Note that a worker is there for the length of the block.
 
         Raises NotAdmitted if its token was revoked meanwhile.

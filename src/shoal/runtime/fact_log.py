@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 
-from shoal.domain.facts import Fact, JobSubmitted
+from shoal.domain.facts import Fact, JobSubmitted, WorkerConditioned
 
 UNLOGGED = ("outcome", "passed_over", "offer")  # long, or somebody's text
 OURS = frozenset({"fact", "job", "limit", "fault", "verdict"})  # words that are our own
@@ -14,9 +14,12 @@ log = logging.getLogger("shoal.hub")
 
 
 def log_fact(fact: Fact) -> None:
-    if log.isEnabledFor(logging.INFO):
+    # How busy a worker is changes with every job that others have there.
+    often = isinstance(fact, WorkerConditioned) and not fact.turned
+    level = logging.DEBUG if often else logging.INFO
+    if log.isEnabledFor(level):
         named = fields_of(fact)
-        log.info("%s", describe(named), extra={"fields": named})
+        log.log(level, "%s", describe(named), extra={"fields": named})
 
 
 def fields_of(fact: Fact) -> dict[str, object]:
@@ -25,6 +28,10 @@ def fields_of(fact: Fact) -> dict[str, object]:
     if isinstance(fact, JobSubmitted):
         job = fact.job
         return named | {"job": job.id, "model": job.model, "key": job.owner}
+    if isinstance(fact, WorkerConditioned):
+        told = fact.condition
+        worker = {"worker": fact.worker_id, "unfit": told.unfit}
+        return named | worker | {"queued": told.queued, "speed": told.speed}
     for field in fields(fact):
         value = getattr(fact, field.name)
         if field.name in UNLOGGED:

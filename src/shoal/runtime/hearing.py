@@ -33,6 +33,7 @@ from shoal.pool.stimuli import (
 )
 from shoal.runtime.answer import Answer, Slow, Spoilt
 from shoal.runtime.clock import Clock
+from shoal.runtime.conditions import Conditions
 from shoal.runtime.examining import Mail, Shown
 from shoal.runtime.peers import Connection, Peers
 
@@ -56,6 +57,7 @@ class Hearing:
         self._peers = peers
         self._clock = clock
         self._post = post
+        self._conditions = Conditions(clock, post)
 
     def heard(self, connection: Connection, event: Event) -> None:
         """Take what the worker at the other end says."""
@@ -80,8 +82,10 @@ class Hearing:
                 self._post(Retiring(speaker, event))
             case Reported(health):
                 self.healths[speaker] = health
-            case Conditioned() | Offered() | ModelWord():
-                pass
+            case Conditioned(condition):
+                self._conditions.heard(speaker, condition)
+            case Offered() | ModelWord():
+                pass  # said of a peer as a whole
             case Presented(job_id, receipt):
                 worker = self._pool.workers.get(speaker)
                 if worker is not None and worker.offer.public_key:
@@ -92,6 +96,7 @@ class Hearing:
         """Take note that a connection has ended."""
         if (worker_id := self._peers.leave(connection)) is not None:
             self.healths.pop(worker_id, None)
+            self._conditions.forget(worker_id)
             self._post(Departed(worker_id, reason))
 
     def _progress(self, event: Progress) -> None:

@@ -33,7 +33,7 @@ from shoal.runtime.examining import Examiner, Mail
 from shoal.runtime.fact_log import log_fact
 from shoal.runtime.hearing import Hearing, Port
 from shoal.runtime.named import Named
-from shoal.runtime.peers import Connection, Peer, Peers
+from shoal.runtime.peers import Connection, Peer, Peers, Via
 from shoal.runtime.reading import Reader
 from shoal.runtime.recorder import Recorder, can_wait
 from shoal.runtime.restoring import restore
@@ -214,15 +214,19 @@ class Hub:
         """How the workers' machines are, as far as they say so."""
         return self._hearing.healths
 
+    def via(self, worker_id: WorkerId) -> Via | None:
+        """Return which peer a worker is a part of, if it is one of several."""
+        return self._peers.via(worker_id)
+
     def watch(self, witness: Callable[[Fact], None]) -> None:
         """Tell ``witness`` of every fact from now on, once it is in the store."""
         self._witnesses.append(witness)
 
     # For those who speak with workers.
 
-    def connect(self, peer: Peer, wire: str) -> Port:
+    def connect(self, peer: Peer, wire: str, via: Via | None = None) -> Port:
         """Take note of a connection; its events and its end go to what is returned."""
-        return Port(self._hearing, Connection(peer, wire))
+        return Port(self._hearing, Connection(peer, wire, via=via))
 
     # For whoever owns the hub.
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import Command, Dismiss
+from shoal.protocols.crowd import Protection
 
 NORMAL = 1000  # WebSocket close code (RFC 6455, section 7.4.1)
 
@@ -22,13 +23,25 @@ class Peer(Protocol):
     def hang_up(self, reason: str, code: int, text: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Via:
+    """Which peer has a worker's model, and who else can read what it is told."""
+
+    name: str
+    protection: Protection
+
+
 @dataclass(slots=True)
 class Connection:
-    """What is known of a peer: little, until it has joined."""
+    """What is known of a peer: little, until it has joined.
+
+    ``via`` is there where a peer is more than one worker.
+    """
 
     peer: Peer
     wire: str
     worker_id: WorkerId | None = None
+    via: Via | None = None
 
 
 class Peers:
@@ -43,7 +56,7 @@ class Peers:
     def __init__(self) -> None:
         self._newest: dict[WorkerId, Connection] = {}  # as heard
         self._arriving: deque[Connection] = deque()  # heard, not yet in the pool
-        self._in_pool: dict[WorkerId, Peer] = {}
+        self._in_pool: dict[WorkerId, Connection] = {}
 
     def __iter__(self) -> Iterator[Peer]:
         return iter([connection.peer for connection in self._newest.values()])
@@ -77,7 +90,7 @@ class Peers:
 
     def entered(self, worker_id: WorkerId) -> None:
         """Note that the worker which joined first of those arriving is in the pool."""
-        self._in_pool[worker_id] = self._arriving.popleft().peer
+        self._in_pool[worker_id] = self._arriving.popleft()
 
     def left(self, worker_id: WorkerId) -> None:
         """Note that the pool has lost the worker."""
@@ -85,7 +98,12 @@ class Peers:
 
     def of(self, worker_id: WorkerId) -> Peer:
         """Return the connection that the pool's worker stands for."""
-        return self._in_pool[worker_id]
+        return self._in_pool[worker_id].peer
+
+    def via(self, worker_id: WorkerId) -> Via | None:
+        """Return which peer the pool's worker is a part of, if it is one of several."""
+        entered = self._in_pool.get(worker_id)  # None: it is being stored
+        return None if entered is None else entered.via
 
 
 def _dismiss(peer: Peer, reason: str) -> None:

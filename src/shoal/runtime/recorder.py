@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 
-from shoal.domain.facts import Fact, JobStarted
+from shoal.domain.facts import Fact, JobStarted, WorkerConditioned
 from shoal.runtime.clerk import Clerk
 from shoal.runtime.clock import Clock
 from shoal.store.port import Recorded, Store
@@ -39,17 +39,20 @@ class Recorder:
 
         Raises StoreError.
         """
+        kept = [fact for fact in facts if is_kept(fact)]
+        if facts and not kept and not self.due:
+            return
         now, at = self._clock.now(), self._clock.wall()
         if not urgent and now < self._record_by:
             if not self._waiting:
                 self._record_by = now + RECORD_WITHIN
                 self._clock.call_at(self._record_by, self._record_now)
-            self._waiting += [Recorded(at, fact) for fact in facts]
+            self._waiting += [Recorded(at, fact) for fact in kept]
             return
         earlier, self._waiting = self._waiting, []
         self._record_by = math.inf
         entries = await self._clerk.entries(at)
-        await self._store.append(facts, at, earlier, entries)
+        await self._store.append(kept, at, earlier, entries)
 
     def _record_now(self) -> None:
         # Not left to comparing times: a timer may fire a little early.
@@ -60,4 +63,9 @@ class Recorder:
 
 def can_wait(fact: Fact) -> bool:
     """Say whether nothing hangs on a fact's being stored at once."""
-    return isinstance(fact, JobStarted)
+    return isinstance(fact, JobStarted | WorkerConditioned)
+
+
+def is_kept(fact: Fact) -> bool:
+    """Say whether a fact is of any use in the store."""
+    return not isinstance(fact, WorkerConditioned)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from shoal.config import ServeConfig, X402Config
 from shoal.domain.errors import ConfigError, PaymentsDown
+from shoal.domain.moderation import Moderation
 from shoal.domain.money import Micros, parse_dollars
 from shoal.domain.work import Limits
-from shoal.gateway.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.ledger.accounts import WHOLE
 from shoal.ledger.prices import PriceList
+from shoal.models.library import Library, library_of
 from shoal.transports.tls import own_certificate, server_context
 
 NO_X402 = X402Config()
@@ -39,6 +40,7 @@ class Settings:
     fee: int
     spot_checks: float
     reach: Reach
+    library: Library
 
 
 def settings_of(config: ServeConfig) -> Settings:
@@ -58,6 +60,7 @@ def settings_of(config: ServeConfig) -> Settings:
         _fee(config.fee),
         _share(config.spot_checks),
         _reach(config.webhooks),
+        library_of([_shared(each) for each in config.share]),
     )
 
 
@@ -145,6 +148,15 @@ def _share(share: float) -> float:
     if not 0 <= share <= 1:
         raise ConfigError(f"--spot-checks {share:g}: expected a share from 0 to 1")
     return share
+
+
+def _shared(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ConfigError(
+            f"--share {text}: expected NAME=PATH, a GGUF file or a folder"
+        )
+    return name, Path(path).expanduser()
 
 
 def _reach(name: str) -> Reach:

@@ -2,38 +2,36 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Coroutine, Iterable
 from typing import Any
 
 from aiohttp import web
 
 from shoal.domain.errors import NotAdmitted, Refused
-from shoal.ledger.keys import verify
-from shoal.protocols import discover
-from shoal.protocols.session import (
-    Accepted,
-    Hello,
-    Identity,
-    Setting,
-    WebSocketRoute,
-)
+from shoal.protocols import Endpoint
+from shoal.protocols.crowd import SwitchRoute
+from shoal.protocols.session import Accepted, Hello, WebSocketRoute
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import POLICY, Door
 from shoal.runtime.hub import Hub
 from shoal.runtime.link import Link
+from shoal.runtime.residing import Serve, reside
 from shoal.runtime.serving import serve_worker
+from shoal.runtime.switching import Switching
 from shoal.transports import websocket
 
 FAREWELL = 3.0  # seconds that workers' connections get to end
+SWITCHED_IDLE_MAX = 120.0  # seconds that a switched connection may be silent
+STOPPING = "the coordinator is stopping"
 
 log = logging.getLogger("shoal.upgrades")
 
 
 class Upgrades:
-    """The workers' connections, from the request that opens one to its end.
+    """All WebSocket connections, from the request that opens one to its end.
 
-    ``wires`` holds protocols' configurations by name, and ``token`` is what workers
-    present where theirs has none.
+    Of the endpoints, each with its wire's name, those count that are for WebSockets.
+    ``serve`` runs the coordinator's own sessions at its switches.
     """
 
     def __init__(
@@ -41,35 +39,50 @@ class Upgrades:
         hub: Hub,
         clock: Clock,
         door: Door,
-        wires: Mapping[str, Any],
-        token: str,
-        identity: Identity,
-        draw: Callable[[int], bytes],
+        endpoints: Iterable[tuple[str, Endpoint]],
+        serve: Serve,
     ) -> None:
         self._hub = hub
         self._clock = clock
         self._door = door
+        self._serve_own = serve
         self._tasks: asyncio.TaskGroup | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self._routes: list[tuple[str, WebSocketRoute]] = []
-        start = int(clock.wall() * 1000)
-        for name, protocol in discover().items():
-            config = wires.get(name) or protocol.config()
-            admission = door.admission(name, config.token or token)
-            setting = Setting(
-                start, admission, draw, identity, verify, clock.wall() - clock.now()
-            )
-            for endpoint in protocol.endpoints(config, setting):
-                self._routes.append((name, endpoint))
-        self._routes.sort(key=lambda route: route[1].rank)
+        self._serving: set[asyncio.Task[object]] = set()
+        self._residing: list[asyncio.Task[None]] = []
+        self._routes = sorted(
+            [
+                (wire, endpoint)
+                for wire, endpoint in endpoints
+                if isinstance(endpoint, WebSocketRoute | SwitchRoute)
+            ],
+            key=lambda route: route[1].rank,
+        )
+        # By their place, for routes need not be hashable.
+        self._switchings = {
+            place: Switching(wire, route.switch, clock)
+            for place, (wire, route) in enumerate(self._routes)
+            if isinstance(route, SwitchRoute)
+        }
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
         """Take connections from now on, each served by one of ``tasks``."""
         self._tasks = tasks
+        for place, switching in self._switchings.items():
+            wire, route = self._routes[place]
+            assert isinstance(route, SwitchRoute), "others have no switching"
+            if route.resident is not None:
+                own = reside(
+                    switching, wire, route.resident, self._serve_own, self._clock
+                )
+                self._residing.append(tasks.create_task(own))
 
     async def close(self) -> None:
         """Take no more connections; give those that are ending a moment for it."""
         self._tasks = None
+        for residing in self._residing:
+            residing.cancel()
+        for switching in self._switchings.values():
+            switching.hang_up_all(STOPPING)
         if self._serving:
             await asyncio.wait(self._serving, timeout=FAREWELL)
         for serving in self._serving:
@@ -81,15 +94,19 @@ class Upgrades:
         Raises TooManyFailures, StoreError, or an HTTPException.
         """
         if self._tasks is None:
-            raise web.HTTPServiceUnavailable(text="the coordinator is stopping\n")
+            raise web.HTTPServiceUnavailable(text=f"{STOPPING}\n")
         address = request.remote or ""
         self._door.check(address)
         path, _, query = request.raw_path.partition("?")
         headers = {name.lower(): value for name, value in request.headers.items()}
         hello = Hello(path, query, headers, address)
-        for wire, route in self._routes:
-            if route.claims(hello):
+        for place, (wire, route) in enumerate(self._routes):
+            if not route.claims(hello):
+                continue
+            if isinstance(route, WebSocketRoute):
                 return await self._accept(request, hello, wire, route, self._tasks)
+            switching = self._switchings[place]
+            return await self._switch(request, hello, route, switching, self._tasks)
         raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
 
     async def _accept(
@@ -112,13 +129,32 @@ class Upgrades:
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
+        await self._in_a_task(self._serve(wire, accepted, link), tasks)
+        return response
+
+    async def _switch(
+        self,
+        request: web.Request,
+        hello: Hello,
+        route: SwitchRoute,
+        switching: Switching,
+        tasks: asyncio.TaskGroup,
+    ) -> web.StreamResponse:
+        link, response = await websocket.accept(
+            request, {}, route.message_max, SWITCHED_IDLE_MAX
+        )
+        await self._in_a_task(switching.serve(link, hello), tasks)
+        return response
+
+    async def _in_a_task(
+        self, serve: Coroutine[Any, Any, object], tasks: asyncio.TaskGroup
+    ) -> None:
         # A task of its own, for a handler is cancelled when its connection is lost,
-        # and what the worker said last has yet to be read.
-        serving = tasks.create_task(self._serve(wire, accepted, link))
+        # and what the peer said last has yet to be read.
+        serving = tasks.create_task(serve)
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         await asyncio.shield(serving)
-        return response
 
     async def _serve(self, wire: str, accepted: Accepted, link: Link) -> None:
         try:

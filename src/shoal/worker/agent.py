@@ -1,59 +1,46 @@
-"""Offers one model to one coordinator, for as long as both want."""
+"""A worker's membership of one coordinator, for as long as both want."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from random import Random
-from typing import TypeAlias
 
-from shoal.domain.errors import (
-    ClientError,
-    ContextExceeded,
-    JobError,
-    Unavailable,
-)
-from shoal.domain.ids import JobId
-from shoal.domain.outcome import Fault
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
     CancelJob,
     Command,
-    Completed,
+    Conditioned,
     Dismiss,
     Draining,
     Event,
     Failed,
-    Progress,
+    Offered,
     Rejected,
     Reported,
     RunJob,
 )
-from shoal.domain.worker import Health
-from shoal.engines.port import Finished, Runner
-from shoal.protocols.session import Dialer
+from shoal.domain.worker import Condition, Offer
+from shoal.protocols.session import Dialer, Welcome
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.driver import Driver, End
-from shoal.runtime.link import Link, LinkClosed
-from shoal.worker.slots import Slots
+from shoal.runtime.link import LinkClosed
+from shoal.worker.jobs import Jobs
+from shoal.worker.places import Find
+from shoal.worker.ports import Dial, Machine, Share, share_nothing
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
 STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
 WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
+WELCOME_WITHIN = 10.0  # seconds on those that have, until it is said that none came
 REPORT_EVERY = 10.0  # seconds between words on how the machine is doing
 WRONG_CERTIFICATE = 1015  # close code that stands for it (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
-BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
 
 log = logging.getLogger("shoal.worker")
-
-Dial: TypeAlias = Callable[
-    [str, Mapping[str, str], int],
-    AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,54 +53,56 @@ class Happening:
 
 
 class Agent:
-    """One model's membership of one coordinator.
+    """Keeps up a connection to one coordinator, and does what it asks.
 
     When a connection is lost, running jobs pause until the next one, and then go on
     under their old ids; the coordinator may have given them to others by then and
     cancels them.
 
     Args:
-        slots: those of the engine, which other models may use too.
-        trouble: told when the engine did not take a job.
-        measure: how the machine is doing; None: nothing is said of it.
+        find: where a job is done.
+        machine: None: nothing is said of how it is doing.
+        share: answers words about models to be copied.
+        offers: what can be run, where the wire has one connection for all models, and
+            says when we are let in; else None.
     """
 
     def __init__(
         self,
         dialer: Dialer,
         dial: Dial,
-        engine: Runner,
+        find: Find,
         clock: Clock,
         random: Random,
-        slots: Slots,
         report: Callable[[Happening], None],
-        trouble: Callable[[], None] = lambda: None,
-        measure: Callable[[], Health] | None = None,
+        machine: Machine | None = None,
+        share: Share = share_nothing,
+        offers: tuple[Offer, ...] | None = None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
-        self._engine = engine
         self._clock = clock
         self._random = random
         self._report = report
-        self._trouble = trouble
-        self._measure = measure
-        self._slots = slots
-        self._jobs: dict[JobId, asyncio.Task[None]] = {}
-        self._driver: Driver[Command, Event] | None = None
+        self._machine = machine
+        self._share = share
+        self._offers = offers
+        self._condition = Condition()  # as it was told last
+        self._driver: Driver[Command | Welcome, Event] | None = None
         self._online = asyncio.Event()
         self._was_there = False
+        self._welcome = False  # whether this connection's other end has said so
         self._waiting = False  # which is reported once, not for each try
         self._leaving = asyncio.Event()
         self._why_left = STOPPED
         self._tasks = asyncio.TaskGroup()
+        self._jobs = Jobs(find, self._say, self._hang_up_if_done, self._tasks)
 
     async def run(self) -> str:
         """Serve until told to leave or while there is a point; return why it ended."""
         async with self._tasks:
             reason = await self._stay()
-            for job in self._jobs.values():
-                job.cancel()
+            self._jobs.cancel_all()
         self._report(Happening("left", reason))
         return reason
 
@@ -131,6 +120,11 @@ class Agent:
         if self._driver is not None and Draining in self._driver.accepts:
             self._driver.issue(Draining(LEAVING if reason == STOPPED else reason))
         self._hang_up_if_done()
+
+    def offer(self, offers: tuple[Offer, ...]) -> None:
+        """Let the coordinator know what can be run from now on."""
+        self._offers = offers
+        self._tell_offers()
 
     async def _stay(self) -> str:
         delay = RETRY_FIRST
@@ -172,16 +166,30 @@ class Agent:
                 session = dialer.connected(headers)
                 driver = Driver(session, link, self._clock, self._told)
                 self._driver = driver
-                self._call_after(WELCOME_AFTER, self._joined)
+                self._condition = Condition()
+                self._welcome = False
+                if self._offers is None:
+                    self._call_after(WELCOME_AFTER, self._joined)
+                else:
+                    self._call_after(WELCOME_WITHIN, self._not_welcome)
+                # What is offered may have changed since the last connection.
+                offering = self._clock.call_at(self._clock.now(), self._tell_offers)
                 self._online.set()
                 try:
                     return await driver.run()
                 finally:
+                    offering.cancel()
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
         except LinkClosed as closed:
             return End(str(closed), closed.code, closed.text, by_peer=True)
+
+    def _not_welcome(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            reason = "connected, but nobody has let us in yet"
+            self._report(Happening("waiting", reason))
 
     def _joined(self) -> None:
         self._waiting = False
@@ -189,46 +197,49 @@ class Agent:
         self._report(Happening("joined"))
         self._tell_health()
 
+    def _tell_offers(self) -> None:
+        driver, offers = self._driver, self._offers
+        if driver is not None and offers is not None and Offered in driver.accepts:
+            driver.issue(Offered(offers))
+
     def _tell_health(self) -> None:
-        driver = self._driver
-        if self._measure is None or driver is None or Reported not in driver.accepts:
+        driver, machine = self._driver, self._machine
+        if machine is None or driver is None:
             return
-        driver.issue(Reported(replace(self._measure(), jobs=len(self._jobs))))
+        if Reported in driver.accepts:
+            driver.issue(Reported(replace(machine.measure(), jobs=len(self._jobs))))
+        if Conditioned in driver.accepts:
+            condition = machine.condition()
+            if condition != self._condition:
+                self._condition = condition
+                driver.issue(Conditioned(condition))
         self._call_after(REPORT_EVERY, self._tell_health)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call for as long as there is this connection; nothing else is called then."""
         self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
-    def _told(self, command: Command) -> None:
+    def _told(self, command: Command | Welcome) -> None:
+        driver = self._driver
+        assert driver is not None, "commands come through a driver"
         match command:
-            case RunJob(job_id=job_id):
-                if (reason := self._why_not()) is not None:
-                    self._issue(Rejected(job_id, command.lease, reason))
-                    return
-                task = self._tasks.create_task(self._run(command))
-                self._jobs[job_id] = task
-                self._slots.jobs += 1
-                task.add_done_callback(lambda task: self._ended(job_id, task))
-            case CancelJob(job_id=job_id):
-                if job_id in self._jobs:
-                    self._jobs[job_id].cancel()
+            case Welcome():
+                if not self._welcome:
+                    self._welcome = True
+                    self._timer.cancel()
+                    # It may yet think better of it, when it has stored that.
+                    self._call_after(WELCOME_AFTER, self._joined)
+            case RunJob(job_id, lease):
+                can_refuse = Rejected in driver.accepts
+                reason = self._jobs.take(command, can_refuse=can_refuse)
+                if reason is not None:
+                    self._issue(Rejected(job_id, lease, reason))
+            case CancelJob(job_id):
+                self._jobs.cancel(job_id)
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
             case ModelWord():
-                pass
-
-    def _why_not(self) -> str | None:
-        """Say why a job cannot be taken, or None if it can.
-
-        Where the wire cannot say so, jobs wait for other models' jobs.
-        """
-        if len(self._jobs) >= self._slots.size + BACKLOG_MAX:
-            return f"{BACKLOG_MAX} jobs are waiting already"
-        assert self._driver is not None, "commands come through a driver"
-        if Rejected in self._driver.accepts and self._slots.kept_busy(len(self._jobs)):
-            return f"all {self._slots.size} slots of the engine are busy"
-        return None
+                self._share(command, driver.issue, driver.room)
 
     def _issue(self, event: Event) -> bool:
         """Say ``event`` in the words of the wire; return whether it was there."""
@@ -239,47 +250,9 @@ class Agent:
             event = Failed(event.job_id, event.lease, f"not started: {event.reason}")
         return driver.issue(event)
 
-    def _ended(self, job_id: JobId, task: asyncio.Task[None]) -> None:
-        self._slots.jobs -= 1
-        if self._jobs.get(job_id) is task:  # else: cancelled, and already given anew
-            del self._jobs[job_id]
-        self._hang_up_if_done()
-
     def _hang_up_if_done(self) -> None:
         if self._leaving.is_set() and not self._jobs and self._driver is not None:
             self._driver.hang_up("leaving", 1000, "leaving")
-
-    async def _run(self, command: RunJob) -> None:
-        async with self._slots.running:
-            await self._say(await self._answer(command))
-
-    async def _answer(self, command: RunJob) -> Event:
-        """Say the answer as it comes; return how it ended."""
-        job_id, lease = command.job_id, command.lease
-        answer = self._engine.run(command.work, command.continues)
-        try:
-            async with aclosing(answer) as pieces:
-                async for piece in pieces:
-                    if isinstance(piece, Finished):
-                        return Completed(
-                            job_id, lease, piece.finish_reason, piece.usage
-                        )
-                    await self._say(Progress(job_id, lease, [piece]))
-            return Failed(job_id, lease, "the engine stopped without a word")
-        except Unavailable as error:
-            self._trouble()
-            return Rejected(job_id, lease, str(error))
-        except ContextExceeded as error:
-            return Failed(job_id, lease, str(error), Fault.CONTEXT)
-        except ClientError as error:
-            return Failed(job_id, lease, str(error), Fault.REQUEST)
-        except JobError as error:
-            return Failed(job_id, lease, str(error))
-        except Exception as error:
-            # An engine is somebody else's program: its bug fails the job it was
-            # working on, and no other.
-            log.exception("engine failed job=%s", job_id)
-            return Failed(job_id, lease, f"the engine failed: {type(error).__name__}")
 
     async def _say(self, event: Event) -> None:
         """Say ``event`` as soon as there is a connection with room for it."""

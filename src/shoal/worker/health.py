@@ -2,7 +2,10 @@
 
 import psutil
 
-from shoal.domain.worker import Health
+from shoal.domain.worker import Condition, Health
+
+PROCESSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal"})
+"""The drivers of sensors in processors; others have been seen to make things up."""
 
 
 class Meter:
@@ -25,3 +28,21 @@ class Meter:
         except OSError:
             memory = None
         return Health(cpu, memory)
+
+    def condition(self) -> Condition:
+        """Return whether the machine is fit for work, as far as it tells.
+
+        Linux alone lets programs read how hot a processor is, and may be.
+        """
+        sensors = getattr(psutil, "sensors_temperatures", None)
+        if sensors is None:
+            return Condition()
+        try:
+            measured = sensors()
+        except (OSError, ValueError):
+            return Condition()  # a driver that gives no sense
+        for driver in PROCESSORS & measured.keys():
+            for each in measured[driver]:
+                if each.critical and each.current >= each.critical:
+                    return Condition(unfit=f"the processor is at {each.current:.0f} °C")
+        return Condition()

@@ -2,11 +2,11 @@
 
 import os
 import socket
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+
+from shoal.runtime.file_locks import lock
 
 WORKERS_MAX = 64  # on one host that are told apart by a small number
 
@@ -27,25 +27,8 @@ def own_name(folder: Path) -> Iterator[str]:
         except OSError:
             break
         with file:
-            if not _lock(file):
+            if not lock(file):
                 continue
             yield host if number == 1 else f"{host}-{number}"
             return
     yield f"{host}-{os.getpid()}"
-
-
-def _lock(file: IO[bytes]) -> bool:
-    """Lock a file until it is closed; return False if another process has it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        with suppress(OSError):
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-            return True
-        return False
-    import fcntl
-
-    with suppress(OSError):
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False

@@ -11,7 +11,7 @@ from protocols.pairs import sent
 from protocols.settings import setting
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
-from shoal.protocols.dispatch import PROTOCOL, Config
+from shoal.protocols.dispatch import Config, endpoints
 from shoal.protocols.session import (
     Accepted,
     Admission,
@@ -73,7 +73,7 @@ def accept(
     path: str = "/",
 ) -> Accepted:
     """Let somebody connect; ``headers`` are lower case."""
-    (endpoint,) = PROTOCOL.endpoints(config or Config(), around(admission))
+    (endpoint,) = endpoints(config or Config(), around(admission))
     hello = Hello(path, "", headers or {}, "192.0.2.7")
     assert endpoint.claims(hello)
     return endpoint.accept(hello, NOW)

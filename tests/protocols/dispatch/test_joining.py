@@ -22,7 +22,7 @@ from shoal.domain.errors import ConfigError, NotAdmitted
 from shoal.domain.vocabulary import CancelJob, Event, Joined
 from shoal.domain.work import Feature, Kind
 from shoal.domain.worker import Device, Offer
-from shoal.protocols.dispatch import PROTOCOL, Config
+from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.extension import (
     HEADER,
     proof_of,
@@ -199,7 +199,7 @@ def test_registering_again_as_another_is_refused() -> None:
 
 
 def test_every_connection_has_an_id_and_a_challenge_of_its_own() -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), around())
+    (endpoint,) = endpoints(Config(), around())
     hello = Hello("/", "", {OURS: "1"})
     one, other = (endpoint.accept(hello, NOW) for _ in range(2))
 
@@ -353,7 +353,7 @@ def test_commands_of_ours_are_accepted_before_the_worker_has_joined() -> None:
 
 
 def test_the_proof_of_another_connection_is_refused() -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), around())
+    (endpoint,) = endpoints(Config(), around())
     hello = Hello("/", "", {OURS: "1"})
     one, other = (endpoint.accept(hello, NOW) for _ in range(2))
 

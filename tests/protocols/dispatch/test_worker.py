@@ -21,7 +21,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import JSON, Kind, Task
 from shoal.domain.worker import Health, Model
 from shoal.ledger.worker_receipts import verify
-from shoal.protocols.dispatch import PROTOCOL
+from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.desk import ANSWER_MAX, JOBS_MAX
 from shoal.protocols.dispatch.extension import HEADER
 from shoal.protocols.session import Hello, Notice
@@ -140,7 +140,7 @@ def test_an_embedding_model_alone_is_offered_to_ours() -> None:
 
 def reconnected(pair: Pair) -> Pair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
-    (endpoint,) = PROTOCOL.endpoints(PROTOCOL.config(), around())
+    (endpoint,) = endpoints(Config(), around())
     headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
     accepted = endpoint.accept(Hello("/", "", headers), NOW)
     accepted.session.tick(NOW)

@@ -14,7 +14,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, Event, Progress, RunJob
 from shoal.domain.work import Chat, Feature, Work
 from shoal.domain.worker import Model
-from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.session import (
     Accepted,
     CoordinatorSession,
@@ -45,7 +45,7 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
 
 def accept(target: str = NODE, headers: dict[str, str] | None = None) -> Accepted:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = PROTOCOL.endpoints(Config(), setting(START, by_token("nt")))
+    (endpoint,) = endpoints(Config(), setting(START, by_token("nt")))
     path, _, query = target.partition("?")
     hello = Hello(path, query, headers or {})
     assert endpoint.claims(hello)

@@ -25,7 +25,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
-from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.coordinator import STOP_AGAIN
 from shoal.protocols.grandsage.desk import TASK_IDS, Desk
 from shoal.protocols.grandsage.tasks import TEMPERATURE
@@ -217,7 +217,7 @@ def test_ids_go_on_across_connections_and_wrap() -> None:
 
 
 def test_two_nodes_never_have_the_same_task_id() -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), setting(5))
+    (endpoint,) = endpoints(Config(), setting(5))
     path, _, query = NODE.partition("?")
     one, other = (endpoint.accept(Hello(path, query), 0.0).session for _ in range(2))
 

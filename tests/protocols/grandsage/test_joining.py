@@ -13,7 +13,7 @@ from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.vocabulary import Joined
 from shoal.domain.work import Feature, Kind
 from shoal.domain.worker import CHATS, Offer
-from shoal.protocols.grandsage import PROTOCOL, Config
+from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.joining import (
     NAME_MAX,
     SLOTS_MAX,
@@ -185,6 +185,6 @@ def test_a_node_is_offered_as_what_it_announces() -> None:
 def test_connections_that_look_like_a_nodes_are_claimed(
     path: str, query: str, claimed: bool
 ) -> None:
-    (endpoint,) = PROTOCOL.endpoints(Config(), setting(START))
+    (endpoint,) = endpoints(Config(), setting(START))
 
     assert endpoint.claims(Hello(path, query)) == claimed

@@ -14,7 +14,6 @@ from shoal.protocols.dispatch.joining import Config, answer_headers, receive_vis
 from shoal.protocols.dispatch.messages import MESSAGE_MAX
 from shoal.protocols.session import (
     Accepted,
-    Endpoint,
     Hello,
     Setting,
     WebSocketRoute,
@@ -25,7 +24,7 @@ __all__ = ["PROTOCOL", "Config"]
 LAST = 100  # rank: original workers use any path, so what no other wire claims is ours
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+def endpoints(config: Config, setting: Setting) -> Sequence[WebSocketRoute]:
     """Return the one endpoint."""
 
     def accept(hello: Hello, now: float) -> Accepted:

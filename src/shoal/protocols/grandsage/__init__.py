@@ -20,7 +20,6 @@ from shoal.protocols.grandsage.joining import (
 from shoal.protocols.grandsage.worker import NodeDialer
 from shoal.protocols.session import (
     Accepted,
-    Endpoint,
     Hello,
     Setting,
     WebSocketRoute,
@@ -29,7 +28,7 @@ from shoal.protocols.session import (
 __all__ = ["PROTOCOL", "Config"]
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+def endpoints(config: Config, setting: Setting) -> Sequence[WebSocketRoute]:
     """Return the one endpoint."""
     desk = Desk(setting.start)
 

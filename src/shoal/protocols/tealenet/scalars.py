@@ -66,6 +66,9 @@ class Thermal(StrEnum):
     CRITICAL = "critical"
 
 
+_LEVELS = {level.value: level for level in Thermal}
+
+
 class ErrorCode(StrEnum):
     """Why a request was not done, for programs.
 
@@ -91,7 +94,7 @@ def thermal_of(word: str) -> Thermal:
 
     A newer peer then still gets work, and others get it first.
     """
-    return next((level for level in Thermal if level.value == word), Thermal.FAIR)
+    return _LEVELS.get(word, Thermal.FAIR)
 
 
 def key_of(text: str) -> str:

@@ -1,0 +1,202 @@
+"""Has the jobs of a peer that asks done in our pool, and tells it the answers."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+)
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.moderation import Moderation, Watch
+from shoal.domain.outcome import Fault, Outcome
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Event,
+    Failed,
+    Progress,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import (
+    ANY_MODEL,
+    Chat,
+    Completion,
+    Embedding,
+    Job,
+    Limits,
+    Policy,
+    Task,
+    Terms,
+    Work,
+    text_of,
+)
+from shoal.ledger.prices import PriceList
+from shoal.runtime.hub import Hub
+
+JOBS_MAX = 64  # jobs of one peer that are open at a time
+FILTERED = Outcome("", "content_filter")
+
+Room: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until a peer has read most of what it was told, or is gone."""
+
+Begin: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+"""Starts a task that ends with the peer's connection at the latest."""
+
+log = logging.getLogger("shoal.neighbours")
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What holds for the jobs of all peers.
+
+    ``limits`` are how long they may take, ``prices`` what they cost, and ``moderation``
+    what neither they nor their answers may match.
+    """
+
+    limits: Limits = Limits()  # noqa: RUF009  # it is frozen
+    prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
+    moderation: Moderation | None = None
+
+
+HOUSE = House()
+
+
+class Neighbour:
+    """A peer that asks.
+
+    Its jobs are numbered by itself; here they have numbers of ours, and ``owner`` as
+    their owner.  They are not given to other pools, so no job ever goes in a circle.
+
+    ``say`` tells the peer something.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        owner: str,
+        house: House,
+        begin: Begin,
+        say: Callable[[Event], bool],
+        room: Room,
+    ) -> None:
+        self._hub = hub
+        self._owner = owner
+        self._house = house
+        self._begin = begin
+        self._say = say
+        self._room = room
+        self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
+
+    def run(self, asked: RunJob) -> None:
+        """Begin with a job; what comes of it is said as it comes."""
+        number = (asked.job_id, asked.lease)
+        if number in self._open:
+            return  # said twice: it has its answer under way
+        if (reason := self._why_not(asked)) is not None:
+            self._say(Rejected(*number, reason))
+            return
+        task = self._open[number] = self._begin(self._answer(asked))
+        task.add_done_callback(lambda _: self._open.pop(number, None))
+
+    def cancel(self, word: CancelJob) -> None:
+        """Stop working on a job, if it is still open; nothing more is said about it."""
+        if (task := self._open.get((word.job_id, word.lease))) is not None:
+            task.cancel()
+
+    def close(self) -> None:
+        """Stop working on everything: the peer has gone."""
+        for task in self._open.values():
+            task.cancel()
+
+    def _why_not(self, asked: RunJob) -> str | None:
+        if len(self._open) >= JOBS_MAX:
+            return f"{JOBS_MAX} jobs of this peer are open here already"
+        if asked.continues:
+            return "an answer that has begun cannot be gone on with here"
+        return None
+
+    async def _answer(self, asked: RunJob) -> None:
+        number = (asked.job_id, asked.lease)
+        job = self._job(asked.work)
+        log.debug("asked owner=%r job=%s as=%r", self._owner, job.id, asked.job_id)
+        try:
+            watch = self._moderated(asked.work)
+            async with self._hub.answering(job) as reader:
+                while pieces := await reader.read():
+                    shown = pieces if watch is None else [*watch.admit(pieces)]
+                    if shown:
+                        self._say(Progress(*number, shown))
+                    if watch is not None and watch.refused:
+                        break
+                    await self._room()
+                else:
+                    outcome = await reader.outcome()
+            if watch is not None and (watch.refused or watch.refuses_end()):
+                outcome = FILTERED
+        except ShoalError as error:
+            self._say(end_of(asked, error))
+        else:
+            self._say(Completed(*number, outcome.finish_reason, outcome.usage))
+
+    def _moderated(self, work: Work) -> Watch | None:
+        """Begin to watch an answer, if that is wanted.
+
+        Raises InvalidRequest if what is asked is on the list itself.
+        """
+        moderation = self._house.moderation
+        if moderation is None:
+            return None
+        if moderation.refuses(texts_of(work)):
+            raise InvalidRequest("the request matches the moderation list")
+        return moderation.watch()
+
+    def _job(self, work: Work) -> Job:
+        if not (isinstance(work, Task) or work.model):
+            work = replace(work, model=ANY_MODEL)
+        price = self._house.prices.price(Policy.FAST, work.kind)
+        return Job(
+            self._hub.new_id(),
+            work,
+            self._house.limits,
+            self._owner,
+            terms=Terms(price=price, near=True),
+        )
+
+
+def texts_of(work: Work) -> list[str]:
+    """Return what moderation has to look at."""
+    match work:
+        case Chat():
+            return [text_of(message) for message in work.messages]
+        case Task():
+            return [json.dumps(work.payload, ensure_ascii=False)]
+        case Embedding():
+            return ["\n".join(work.inputs)]
+        case Completion():
+            return [work.text]
+
+
+def end_of(asked: RunJob, error: ShoalError) -> Rejected | Failed:
+    """Return what a peer is told instead of an answer.
+
+    Whatever might go well elsewhere is rejected, so that the peer asks another.
+    """
+    number = (asked.job_id, asked.lease)
+    match error:
+        case ContextExceeded():
+            return Failed(*number, str(error), Fault.CONTEXT)
+        case InvalidRequest() if not isinstance(error, CannotDo):
+            return Failed(*number, str(error), Fault.REQUEST)
+        case JobError():
+            return Failed(*number, str(error))
+        case _:
+            return Rejected(*number, str(error))

@@ -1,0 +1,117 @@
+"""One coordinator's jobs, from when they are given to when they have ended."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+
+from shoal.domain.errors import ClientError, ContextExceeded, JobError, Unavailable
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import Completed, Event, Failed, Progress, Rejected, RunJob
+from shoal.domain.work import sought
+from shoal.engines.port import Finished
+from shoal.worker.places import Find, Place
+
+BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
+
+log = logging.getLogger("shoal.worker")
+
+
+class Jobs:
+    """Runs jobs where they belong, and says what comes of them.
+
+    Args:
+        find: where a job is done.
+        say: says an event once there is a connection with room for it.
+        ended: called when there is one job fewer.
+        tasks: entered as long as there may be jobs.
+    """
+
+    def __init__(
+        self,
+        find: Find,
+        say: Callable[[Event], Awaitable[None]],
+        ended: Callable[[], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._find = find
+        self._say = say
+        self._ended = ended
+        self._tasks = tasks
+        self._running: dict[JobId, asyncio.Task[None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def take(self, command: RunJob, *, can_refuse: bool) -> str | None:
+        """Begin a job, or say why it cannot be taken.
+
+        ``can_refuse`` says whether the wire gives jobs back; where it does not, they
+        wait for other models' jobs.
+        """
+        place = self._find(command.work)
+        if place is None:
+            return f"this worker does not offer {sought(command.work)}"
+        slots = place.slots
+        if slots.jobs >= slots.size + BACKLOG_MAX:
+            return f"{BACKLOG_MAX} jobs are waiting already"
+        if can_refuse and slots.kept_busy(place.jobs):
+            return f"all {slots.size} slots of the engine are busy"
+        job_id = command.job_id
+        task = self._tasks.create_task(self._run(command, place))
+        self._running[job_id] = task
+        place.jobs += 1
+        slots.jobs += 1
+        task.add_done_callback(lambda task: self._over(job_id, place, task))
+        return None
+
+    def cancel(self, job_id: JobId) -> None:
+        """Stop a job, if it still runs; nothing more is said of it."""
+        if job_id in self._running:
+            self._running[job_id].cancel()
+
+    def cancel_all(self) -> None:
+        """Stop whatever runs."""
+        for task in self._running.values():
+            task.cancel()
+
+    def _over(self, job_id: JobId, place: Place, task: asyncio.Task[None]) -> None:
+        place.jobs -= 1
+        place.slots.jobs -= 1
+        if self._running.get(job_id) is task:
+            # Else it was cancelled, and has been given anew already.
+            del self._running[job_id]
+        self._ended()
+
+    async def _run(self, command: RunJob, place: Place) -> None:
+        async with place.slots.running:
+            await self._say(await self._answer(command, place))
+
+    async def _answer(self, command: RunJob, place: Place) -> Event:
+        """Say the answer as it comes; return how it ended."""
+        job_id, lease = command.job_id, command.lease
+        answer = place.runner.run(command.work, command.continues)
+        try:
+            async with aclosing(answer) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, Finished):
+                        return Completed(
+                            job_id, lease, piece.finish_reason, piece.usage
+                        )
+                    await self._say(Progress(job_id, lease, [piece]))
+            return Failed(job_id, lease, "the engine stopped without a word")
+        except Unavailable as error:
+            place.trouble()
+            return Rejected(job_id, lease, str(error))
+        except ContextExceeded as error:
+            return Failed(job_id, lease, str(error), Fault.CONTEXT)
+        except ClientError as error:
+            return Failed(job_id, lease, str(error), Fault.REQUEST)
+        except JobError as error:
+            return Failed(job_id, lease, str(error))
+        except Exception as error:
+            # An engine is somebody else's program: its bug fails the job it was
+            # working on, and no other.
+            log.exception("engine failed job=%s", job_id)
+            return Failed(job_id, lease, f"the engine failed: {type(error).__name__}")

@@ -1,0 +1,189 @@
+"""``shoal join`` by the wire on which one connection stands for all models.
+
+On the local network directly, through the coordinator's relay, and as a peer of peers.
+"""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from live.programs import (
+    TINY,
+    TOKEN,
+    GatedModel,
+    Pool,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.pairs import PAIRS
+
+STORY = "Tell me a story."
+TINY_MODEL = ("--model", f"tiny={TINY}")
+TWO_MODELS = (*TINY_MODEL, "--model", f"twin={TINY}")
+
+
+def ids(pool: Pool) -> list[str]:
+    return sorted(each["id"] for each in pool.workers())
+
+
+def direct(pool: Pool) -> Mapping[str, Any]:
+    """Return the ports at which the coordinator can be had without HTTP."""
+    with pool.client() as client:
+        health: Any = client.get(f"{pool.url}/healthz", cast_to=object)
+    ports: Mapping[str, Any] = health["direct"].get("tealenet", {})
+    return ports
+
+
+def protection(pool: Pool) -> str:
+    """Return who else can read what the only worker is told."""
+    (worker,) = pool.workers()
+    said: str = worker["protection"]
+    return said
+
+
+def another_port(port: int) -> int:
+    """Return a port that is free, and not this one."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        found: int = free.getsockname()[1]
+    assert found != port
+    return found
+
+
+def answers(pool: Pool, question: str = "ping", model: str = "tiny") -> bool:
+    with pool.client() as client, answer_to(client, question, model) as stream:
+        return "".join(text_in(stream)) == PAIRS[question]
+
+
+def test_all_models_come_and_go_with_one_connection(programs: Programs) -> None:
+    pool = programs.serve()
+    worker = pool.join("one", *TWO_MODELS)
+    said = [worker.said("joined")["model"] for _ in range(2)]
+
+    assert said == ["tiny", "twin"]
+    assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
+    assert answers(pool, STORY, "tiny")
+    assert answers(pool, STORY, "twin")
+
+    assert worker.terminate() == 0
+    eventually(lambda: not pool.workers(), "both models are gone")
+
+
+def test_engine_that_dies_takes_only_its_own_model_along(
+    programs: Programs, slow_model: GatedModel
+) -> None:
+    pool = programs.serve()
+    slow_model.go_on.set()
+    flags = (*slow_model.flags, "--engine", "embedded", "--model", "tiny")
+    worker = pool.join("one", *flags, "--model", f"twin={TINY}")
+    for _ in range(2):
+        worker.said("joined")
+
+    slow_model.close()
+    assert worker.said("left")["model"] == "tiny"
+    eventually(lambda: ids(pool) == ["tealenet:one/twin"], "the coordinator knows")
+
+    assert answers(pool, model="twin")
+
+
+def test_worker_comes_back_directly_though_the_port_is_another(
+    programs: Programs,
+) -> None:
+    pool = programs.serve()
+    worker = pool.joined("one", *TINY_MODEL)
+    assert protection(pool) == "plain"
+    before = direct(pool)["tcp"]
+    pool.program.kill()
+    worker.said("lost")
+
+    pool = programs.serve("--tealenet-port", str(another_port(before)), port=pool.port)
+    worker.said("joined")
+
+    assert direct(pool)["tcp"] != before
+    eventually(lambda: pool.workers(), "it is back")
+    assert answers(pool)
+
+
+def test_worker_joins_through_the_relay_where_there_is_no_other_port(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--no-tealenet-lan")
+    pool.joined("one", *TINY_MODEL)
+
+    assert not direct(pool)
+    assert ids(pool) == ["tealenet:one/tiny"]
+    assert protection(pool) == "noise"
+    assert answers(pool, STORY)
+
+
+def test_worker_of_the_relay_comes_back_to_a_restarted_coordinator(
+    programs: Programs,
+) -> None:
+    pool = programs.serve("--no-tealenet-lan")
+    worker = pool.joined("one", *TINY_MODEL)
+    pool.program.kill()
+    worker.said("lost")
+
+    pool = programs.serve("--no-tealenet-lan", port=pool.port)
+    worker.said("joined")
+
+    assert answers(pool)
+
+
+def test_worker_joins_at_an_address_that_is_no_url_of_the_web(
+    programs: Programs,
+) -> None:
+    pool = programs.serve()
+    address = f"tcp://127.0.0.1:{direct(pool)['tcp']}"
+    worker = programs.run(
+        "join", address, "--json", "--name", "one", "--token", TOKEN, *TINY_MODEL
+    )
+
+    assert worker.said("joined")["url"] == address
+    assert ids(pool) == ["tealenet:one/tiny"]
+    assert answers(pool)
+
+
+def test_worker_joins_as_a_node_of_a_relay(programs: Programs) -> None:
+    pool = programs.serve()
+    relay = f"{pool.url.replace('http', 'ws', 1)}/ws"
+    worker = programs.run(
+        *("join", relay, "--wire", "tealenet", "--json", "--name", "one"),
+        *("--token", TOKEN, *TINY_MODEL),
+    )
+
+    worker.said("joined")
+    eventually(lambda: ids(pool) == ["tealenet:one/tiny"], "it was met")
+    assert answers(pool, STORY)
+
+
+@pytest.mark.parametrize("lan", ["--tealenet-lan", "--no-tealenet-lan"])
+def test_worker_is_let_in_by_the_passcode_of_the_cluster(
+    programs: Programs, lan: str
+) -> None:
+    pool = programs.serve("--tealenet-passcode", "wildlife", lan)
+    worker = programs.run(
+        *("join", pool.url, "--json", "--name", "one", "--passcode", "wildlife"),
+        *TINY_MODEL,
+    )
+
+    worker.said("joined")
+    eventually(lambda: ids(pool) == ["tealenet:one/tiny"], "it was met")
+    assert answers(pool)
+
+
+def test_wrong_passcode_ends_the_worker_with_a_hint(programs: Programs) -> None:
+    pool = programs.serve("--tealenet-passcode", "wildlife")
+    worker = programs.run(
+        *("join", pool.url, "--json", "--name", "one", "--passcode", "zoo"),
+        *TINY_MODEL,
+    )
+
+    left = worker.said("left")
+
+    assert worker.wait() == 1
+    assert "--passcode" in left["reason"] or "--token" in left["reason"]

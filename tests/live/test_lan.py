@@ -1,0 +1,226 @@
+"""Two machines on one cable: they find each other, and serve each other's models."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from openai import APIStatusError
+
+from live.machines import Machine, two_machines
+from live.programs import (
+    TINY,
+    TOKEN,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.pairs import PAIRS
+from transports.certificates import issue
+
+STORY = "Tell me a story."
+EVERYWHERE = ("--host", "0.0.0.0", "--log-level", "info")
+LOOKING = (*EVERYWHERE, "--tealenet-browse", "--tealenet-passcode", "reef")
+PORT = 4321  # of a machine's own, so that nobody else has it
+
+
+class Place:
+    """A machine, and what runs there."""
+
+    def __init__(self, machine: Machine, folder: Path) -> None:
+        self.machine = machine
+        self.programs = Programs(folder / machine.name)
+
+    def serve(self, *flags: str) -> Pool:
+        with self.machine.inside():
+            return self.programs.serve("--name", self.machine.name, *flags)
+
+    def join(self, *flags: str) -> Program:
+        with self.machine.inside():
+            return self.programs.run("join", *flags, "--json", "--token", TOKEN)
+
+    def models(self, pool: Pool) -> set[str]:
+        """Return the models of a coordinator here, as clients see them."""
+        with self.machine.inside(), pool.client() as client:
+            return {model.id for model in client.models.list()}
+
+    def ask(self, pool: Pool, question: str, model: str) -> str:
+        with (
+            self.machine.inside(),
+            pool.client() as client,
+            answer_to(client, question, model) as stream,
+        ):
+            return "".join(text_in(stream))
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
+    with two_machines() as machines:
+        one, other = (Place(machine, tmp_path) for machine in machines)
+        try:
+            yield one, other
+        finally:
+            one.programs.close()
+            other.programs.close()
+
+
+def with_model(place: Place, pool: Pool, model: str) -> Program:
+    """Add a worker to a coordinator of its own machine."""
+    worker = place.join(pool.url, "--name", "here", "--model", f"{model}={TINY}")
+    worker.said("joined")
+    return worker
+
+
+def test_machines_find_each_other_and_serve_each_others_models(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    here, there = one.serve(*LOOKING), other.serve(*LOOKING)
+    assert here.url == f"http://{one.machine.address}:{here.port}"
+    with_model(one, here, "tiny")
+    with_model(other, there, "twin")
+
+    eventually(lambda: one.models(here) >= {"tiny", "twin"}, "one has both")
+    eventually(lambda: other.models(there) >= {"tiny", "twin"}, "the other has both")
+    for question, answer in PAIRS.items():
+        assert one.ask(here, question, "twin") == answer
+        assert other.ask(there, question, "tiny") == answer
+
+
+def test_models_go_with_their_machine_and_come_back_with_it(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    here, there = one.serve(*LOOKING), other.serve(*LOOKING)
+    with_model(other, there, "twin")
+    eventually(lambda: "twin" in one.models(here), "the other's model is here")
+
+    there.program.kill()
+    eventually(lambda: "twin" not in one.models(here), "it has gone")
+
+    there = other.serve(*LOOKING)
+    with_model(other, there, "twin")
+    eventually(lambda: "twin" in one.models(here), "it is back")
+    assert one.ask(here, STORY, "twin") == PAIRS[STORY]
+
+
+def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    here, there = one.serve(*LOOKING), other.serve(*LOOKING)
+    with ExitStack() as finally_:
+        with other.machine.inside():
+            slow = GatedModel(pause=5)
+        finally_.callback(slow.close)
+        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
+        eventually(lambda: "tiny" in one.models(here), "the other's model is here")
+
+        with (
+            one.machine.inside(),
+            here.client() as client,
+            answer_to(client, STORY) as stream,
+        ):
+            pieces = text_in(stream)
+            first = next(pieces)
+            with_model(one, here, "tiny")
+            there.program.kill()
+
+            assert first + "".join(pieces) == PAIRS[STORY]
+
+
+def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    here, there = one.serve(*LOOKING), other.serve(*LOOKING)
+    with_model(other, there, "twin")
+    eventually(lambda: "twin" in one.models(here), "the other's model is here")
+
+    other.machine.ip("link", "set", other.machine.cable, "down")
+    eventually(lambda: "twin" not in one.models(here), "it has gone", patience=90.0)
+    other.machine.ip("link", "set", other.machine.cable, "up")
+
+    eventually(lambda: "twin" in one.models(here), "it is back", patience=90.0)
+    assert one.ask(here, "ping", "twin") == "pong"
+
+
+def test_another_cluster_is_left_alone(places: tuple[Place, Place]) -> None:
+    one, other = places
+    here = one.serve(*LOOKING)
+    there = other.serve(*LOOKING[:-1], "other reef")
+    with_model(one, here, "tiny")
+    with_model(other, there, "twin")
+    refused = re.compile("passcode")
+    eventually(
+        lambda: refused.search(here.program.errors + there.program.errors),
+        "they have met",
+    )
+
+    assert one.models(here) == {"tiny"}
+    assert other.models(there) == {"twin"}
+
+
+def test_peers_are_named_where_multicast_is_blocked(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    for place in places:
+        place.machine.ip("link", "set", place.machine.cable, "multicast", "off")
+    there = other.serve(*LOOKING, "--tealenet-port", str(PORT))
+    with_model(other, there, "twin")
+    address = f"{other.machine.address}:{PORT}"
+    here = one.serve(*LOOKING, "--tealenet-peers", address)
+
+    eventually(lambda: "twin" in one.models(here), "the other's model is here")
+    assert one.ask(here, "ping", "twin") == "pong"
+    assert "use --tealenet-peers HOST:PORT" in here.program.errors
+
+
+def test_worker_that_is_told_of_no_coordinator_finds_the_one_nearby(
+    places: tuple[Place, Place],
+) -> None:
+    one, other = places
+    here = one.serve(*EVERYWHERE)
+    worker = other.join("--name", "far", "--model", f"tiny={TINY}")
+    worker.said("joined")
+
+    assert one.ask(here, STORY, "tiny") == PAIRS[STORY]
+    assert worker.terminate() == 0
+
+
+def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
+    places: tuple[Place, Place], tmp_path: Path
+) -> None:
+    one, other = places
+    here = one.serve(*EVERYWHERE, *issue(tmp_path / "tls").flags)
+    words: list[str] = here.ready["join"].split()
+    token = words[words.index("--token") + 1]
+    url = f"https://{one.machine.address}:{here.port}"
+    with other.machine.inside():
+        worker = other.programs.run(
+            *("join", url, "--json", "--token", token, "--name", "far"),
+            *("--model", f"tiny={TINY}"),
+        )
+    worker.said("joined")
+
+    assert "met peer='tealenet:far' protection=tls" in here.program.errors
+
+
+@pytest.mark.parametrize("flags", [LOOKING, LOOKING[:-2]], ids=["passcode", "nothing"])
+def test_stranger_on_the_network_gets_nothing(
+    places: tuple[Place, Place], flags: tuple[str, ...]
+) -> None:
+    one, other = places
+    here = one.serve(*EVERYWHERE)  # with a join token, and no passcode
+    there = other.serve(*flags)
+    with_model(one, here, "tiny")
+    eventually(lambda: "is not let in" in here.program.errors, "they have met")
+
+    with pytest.raises(APIStatusError, match="tiny"):
+        other.ask(there, "ping", "tiny")

@@ -1,0 +1,729 @@
+"""Connections with several peers, whose models are workers of the pool."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from runtime.crowds import Line, Place, asks, offer, place
+from runtime.hubs import coordinator, moment
+from shoal.domain.credentials import JoinToken, digest_of
+from shoal.domain.errors import StoreError
+from shoal.domain.facts import JobLeased, WorkerJoined
+from shoal.domain.ids import WorkerId
+from shoal.domain.sharing import ModelAnswer, ModelQuery, ModelWord
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Conditioned,
+    Dismiss,
+    Draining,
+    Offered,
+    Rejected,
+    Reported,
+    RunJob,
+)
+from shoal.domain.work import Feature
+from shoal.domain.worker import Condition, Health
+from shoal.protocols.crowd import EVERYBODY, Gone, Met, Protection
+from shoal.protocols.session import Pass
+from shoal.runtime.crowd import GUESTS_MAX, TELL_EVERY
+from shoal.runtime.door import REVOKED
+from shoal.runtime.guests import MAY_NOT_ASK, WORDS_MAX
+from shoal.runtime.hub import GOING_AWAY
+from shoal.runtime.model_peers import MODELS_MAX, NAME_MAX
+from shoal.runtime.neighbours import Room
+from shoal.runtime.peers import Via
+from shoal.store.memory_keys import MemoryKeys
+from simulation import virtual
+
+CONTINUES = frozenset({Feature.CONTINUE})
+
+
+def play(script: Callable[[Place, Line], Awaitable[None]]) -> None:
+    """Run a script with a connection on which nobody was met yet, in virtual time."""
+
+    async def scenario() -> None:
+        async with coordinator() as its:
+            here = await place(its)
+            await script(here, await here.line())
+
+    virtual.run(scenario())
+
+
+async def says(line: Line, peer: str, *words: object) -> None:
+    line.says(peer, *words)  # type: ignore[arg-type]  # words of either kind
+    await moment()
+
+
+# Who is there.
+
+
+def test_each_model_of_each_peer_is_a_worker() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+        await says(line, "b", Met("a/b%"), Offered((offer("m"),)))
+
+        assert here.workers == ["wire:a%2Fb%25/m", "wire:mac/m", "wire:mac/n"]
+
+        await says(line, "a", Gone("relay says so"))
+
+        assert here.workers == ["wire:a%2Fb%25/m"]
+        await line.end()
+        assert here.workers == []
+
+    play(script)
+
+
+def test_what_an_unknown_peer_says_is_of_no_account() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Offered((offer(),)), asks(), Gone("bye"))
+
+        assert here.workers == []
+        assert line.heard("a", object) == []
+
+    play(script)
+
+
+def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
+    async def script(here: Place, line: Line) -> None:
+        other = await here.line()
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+        client = await here.its.ask("n")
+        line.writes("a", "half")
+        await moment()
+
+        await says(other, "z", Met("mac"), Offered((offer("n"),)))
+
+        assert line.heard("a", Dismiss) == [Dismiss("replaced by a newer connection")]
+        assert here.workers == ["wire:mac/n"]
+        (run,) = other.heard("z", RunJob)
+        assert run.lease == 2
+        await says(line, "a", Offered((offer("o"),)))
+        assert here.workers == ["wire:mac/n"]
+        other.writes("z", "half", " and whole")
+        other.completes("z")
+        await moment()
+        assert client.text == "half and whole"
+
+    play(script)
+
+
+def test_peer_without_models_is_replaced_as_well() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac", asks=True))
+        await says(line, "b", Met("mac", asks=True))
+
+        assert len(line.heard("a", Dismiss)) == 1
+        assert line.heard("b", Dismiss) == []
+
+    play(script)
+
+
+def test_peer_that_is_met_anew_on_its_connection_is_not_dismissed() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"),)))
+
+        await says(line, "a", Met("mac"), Offered((offer("n"),)))
+
+        assert line.heard("a", Dismiss) == []
+        assert here.workers == ["wire:mac/n"]
+
+    play(script)
+
+
+def test_one_name_on_two_wires_is_two_peers() -> None:
+    async def script(here: Place, line: Line) -> None:
+        other = await here.line("other")
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        await says(other, "a", Met("mac"), Offered((offer(),)))
+
+        assert here.workers == ["other:mac/m", "wire:mac/m"]
+
+    play(script)
+
+
+@pytest.mark.parametrize("name", ["", "x" * (NAME_MAX + 1)], ids=["none", "long"])
+def test_peer_without_a_proper_name_is_sent_away(name: str) -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met(name), Offered((offer(),)))
+
+        (dismiss,) = line.heard("a", Dismiss)
+        assert "1 to 256 characters" in dismiss.reason
+        assert here.workers == []
+
+    play(script)
+
+
+def test_connection_has_so_many_peers_and_no_more() -> None:
+    async def script(here: Place, line: Line) -> None:
+        for number in range(GUESTS_MAX + 1):
+            line.says(str(number), Met(f"peer {number}"))
+        await moment()
+
+        assert line.heard(str(GUESTS_MAX - 1), Dismiss) == []
+        (dismiss,) = line.heard(str(GUESTS_MAX), Dismiss)
+        assert dismiss.reason.startswith(f"{GUESTS_MAX} peers")
+
+    play(script)
+
+
+def test_bug_in_a_session_ends_its_connection_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(here: Place, line: Line) -> None:
+        other = await here.line()
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        await says(other, "a", Met("pc"), Offered((offer(),)))
+
+        line.breaks(ZeroDivisionError("a bug"))
+        end = await line.serving
+        await moment()
+
+        assert end.reason == "internal error"
+        assert line.link.closed[0] == (1011, "internal error")
+        assert here.workers == ["wire:pc/m"]
+
+    with caplog.at_level(logging.INFO, "shoal.crowd"):
+        play(script)
+
+    said = [record.getMessage().split()[0] for record in caplog.records]
+    assert said.count("broken") == 1
+
+
+def test_names_of_peers_cannot_forge_log_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac\nfact=Forged"), Offered((offer("x\ny"),)))
+        await says(line, "a", Gone("a\nb"))
+
+    with caplog.at_level(logging.DEBUG, "shoal"):
+        play(script)
+
+    assert not any("\n" in record.getMessage() for record in caplog.records)
+
+
+# What they can run.
+
+
+def test_models_come_and_go_with_what_is_offered() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+
+        await says(line, "a", Offered((offer("n"), offer("o"))))
+
+        assert here.workers == ["wire:mac/n", "wire:mac/o"]
+
+    play(script)
+
+
+def test_changed_model_joins_anew_at_once_if_it_is_idle() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        joined: list[object] = []
+        here.its.hub.watch(joined.append)
+
+        await says(line, "a", Offered((offer(),)))
+        assert joined == []  # for nothing has changed
+        await says(line, "a", Offered((offer(slots=3),)))
+
+        (worker,) = here.its.hub.pool.workers.values()
+        assert worker.offer.slots == 3
+        assert sum(isinstance(each, WorkerJoined) for each in joined) == 1
+
+    play(script)
+
+
+def test_changed_model_that_is_busy_joins_anew_when_it_is_idle() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        client = await here.its.ask()
+
+        await says(line, "a", Offered((offer(slots=3),)))
+        (worker,) = here.its.hub.pool.workers.values()
+        assert worker.offer.slots == 1
+        line.writes("a", "whole")
+        line.completes("a")
+        await moment()
+
+        assert client.text == "whole"
+        (worker,) = here.its.hub.pool.workers.values()
+        assert worker.offer.slots == 3
+
+    play(script)
+
+
+def test_unloaded_model_ends_what_it_has_and_takes_nothing_new() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(slots=2),)))
+        first = await here.its.ask()
+
+        await says(line, "a", Offered(()))
+        second = await here.its.ask()
+        assert len(line.heard("a", RunJob)) == 1
+        line.completes("a")
+        await moment()
+
+        assert first.outcome is not None
+        assert here.workers == []
+        await says(line, "a", Offered((offer(),)))
+        assert len(line.heard("a", RunJob)) == 2
+        line.completes("a")
+        await moment()
+        assert second.outcome is not None
+
+    play(script)
+
+
+def test_model_that_is_loaded_again_before_it_could_leave_stays() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        await here.its.ask()
+        await says(line, "a", Offered(()))
+        await says(line, "a", Offered((offer(),)))
+        await says(line, "a", Offered(()))
+        await says(line, "a", Offered((offer(),)))
+
+        line.completes("a")
+        await moment()
+
+        (worker,) = here.its.hub.pool.workers.values()
+        assert not worker.draining
+        second = await here.its.ask()
+        line.completes("a")
+        await moment()
+        assert second.outcome is not None
+
+    play(script)
+
+
+def test_offers_beyond_the_limits_are_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(here: Place, line: Line) -> None:
+        many = tuple(offer(f"m{number}") for number in range(MODELS_MAX + 5))
+        twice = (offer("x"), offer("x"), offer("y" * (NAME_MAX + 1)))
+        await says(line, "a", Met("mac"), Offered(many))
+        await says(line, "b", Met("pc"), Offered(twice))
+
+        assert len(here.workers) == MODELS_MAX + 1
+        assert "wire:pc/x" in here.workers
+
+    play(script)
+
+    assert any("offers=5" in record.getMessage() for record in caplog.records)
+
+
+def test_offer_without_models_is_a_worker_by_its_peers_name() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"),)))
+        await says(line, "a", Offered((replace(offer(), models=frozenset()),)))
+
+        assert here.workers == ["wire:mac"]
+
+    play(script)
+
+
+def test_condition_of_a_peer_is_that_of_all_its_models() -> None:
+    async def script(here: Place, line: Line) -> None:
+        hot = Conditioned(Condition("is too hot"))
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))), hot)
+        client = await here.its.ask("n")
+        await says(line, "a", Offered((offer("m"), offer("n"), offer("o"))))
+
+        assert line.heard("a", RunJob) == []
+        conditions = [w.condition for w in here.its.hub.pool.workers.values()]
+        assert conditions == [Condition("is too hot")] * 3
+
+        await says(line, "a", Conditioned(Condition(speed=0.5)))
+        await asyncio.sleep(1.0)
+        assert len(line.heard("a", RunJob)) == 1
+        line.completes("a")
+        await moment()
+        assert client.outcome is not None
+
+    play(script)
+
+
+def test_job_of_one_model_makes_the_others_of_its_peer_dearer() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+        await says(line, "b", Met("pc"), Offered((offer("n"),)))
+        await here.its.ask("m")
+        workers = here.its.hub.pool.workers
+
+        await here.its.ask("n")
+
+        assert len(line.heard("b", RunJob)) == 1
+        queued = {name: each.condition.queued for name, each in workers.items()}
+        assert queued == {"wire:mac/m": 0, "wire:mac/n": 1, "wire:pc/n": 0}
+        line.completes("a")
+        await asyncio.sleep(1.0)
+        assert [each.condition.queued for each in workers.values()] == [0, 0, 0]
+
+    play(script)
+
+
+def test_busy_peer_is_given_a_second_job_if_nobody_else_is_free() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+        await here.its.ask("m")
+        await here.its.ask("n")
+        await here.its.ask("n")
+
+        assert [run.work.model for run in line.heard("a", RunJob)] == ["m", "n"]
+
+    play(script)
+
+
+def test_draining_and_health_of_a_peer_hold_for_all_its_models() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"), offer("n"))))
+        await says(line, "a", Reported(Health(cpu=50.0)), Draining("going home"))
+        await says(line, "a", Offered((offer("m"), offer("n"), offer("o"))))
+
+        draining = [w.draining for w in here.its.hub.pool.workers.values()]
+        assert draining == ["going home"] * 3
+        assert here.its.hub.healths[WorkerId("wire:mac/n")].cpu == 50.0
+
+    play(script)
+
+
+# Their work.
+
+
+def test_peer_that_goes_mid_answer_is_replaced_without_a_gap() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(features=CONTINUES),)))
+        client = await here.its.ask()
+        line.writes("a", "one ", "two ")
+        await says(line, "b", Met("pc"), Offered((offer(features=CONTINUES),)))
+
+        await says(line, "a", Gone("silent for 30 s"))
+        (run,) = line.heard("b", RunJob)
+        assert run.continues == "one two "
+        line.writes("b", "three")
+        line.completes("b")
+        await moment()
+
+        assert client.text == "one two three"
+
+    play(script)
+
+
+def test_client_that_leaves_has_the_job_cancelled_where_the_peer_can_be_told() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("shoal", cancels=True), Offered((offer("m"),)))
+        await says(line, "b", Met("mac"), Offered((offer("n"),)))
+        one, two = await here.its.ask("m"), await here.its.ask("n")
+
+        await one.leave()
+        await two.leave()
+
+        assert len(line.heard("a", CancelJob)) == 1
+        assert line.heard("b", CancelJob) == []
+        busy = {w.id: len(w.leases) for w in here.its.hub.pool.workers.values()}
+        assert busy == {"wire:shoal/m": 0, "wire:mac/n": 1}
+        line.completes("b")  # it was not told, so it does the job to its end
+        line.completes("a")  # it had just done it
+        await moment()
+        assert not any(w.leases for w in here.its.hub.pool.workers.values())
+
+    play(script)
+
+
+def test_nobody_ends_the_job_of_another_peer() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer("m"),)))
+        await says(line, "b", Met("eve"), Offered((offer("n"),)))
+        client = await here.its.ask("m")
+        (run,) = line.heard("a", RunJob)
+
+        await says(line, "b", Completed(run.job_id, run.lease))
+
+        assert client.outcome is None
+        line.writes("a", "right")
+        line.completes("a")
+        await moment()
+        assert client.text == "right"
+
+    play(script)
+
+
+def test_refused_job_goes_to_another_peer() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        client = await here.its.ask()
+        await says(line, "b", Met("pc"), Offered((offer(),)))
+        (run,) = line.heard("a", RunJob)
+
+        await says(line, "a", Rejected(run.job_id, run.lease, "queue_full"))
+        line.writes("b", "whole")
+        line.completes("b")
+        await moment()
+
+        assert client.text == "whole"
+
+    play(script)
+
+
+# Tokens.
+
+
+async def token(here: Place, uses_max: int | None = None) -> JoinToken:
+    made = JoinToken("t1", "lab", digest_of("secret"), 0.0, uses_max=uses_max)
+    await here.door.book.add(made)
+    return made
+
+
+def test_peer_counts_only_when_its_token_is_stored() -> None:
+    class SlowKeys(MemoryKeys):
+        disk = asyncio.Event()
+
+        async def bind(self, token_id: str, worker: str) -> None:
+            await self.disk.wait()
+            await super().bind(token_id, worker)
+
+    async def scenario() -> None:
+        async with coordinator() as its:
+            keys = SlowKeys()
+            here = await place(its, keys=keys)
+            line = await here.line()
+            made = await token(here, uses_max=1)
+            by = Pass("t1", "wire:mac")
+            await says(line, "a", Met("mac", admitted=by), Offered((offer(),)), asks())
+            assert here.workers == []
+
+            keys.disk.set()
+            await moment()
+
+            assert here.workers == ["wire:mac/m"]
+            assert (await keys.tokens())[0].workers == {"wire:mac"}
+            assert [each.reason for each in line.heard("a", Rejected)] == [MAY_NOT_ASK]
+            assert here.door.present(made) == 1
+
+    virtual.run(scenario())
+
+
+def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
+    class FullKeys(MemoryKeys):
+        async def bind(self, token_id: str, worker: str) -> None:
+            raise StoreError("shoal.db: disk I/O error")
+
+    async def scenario() -> None:
+        async with coordinator() as its:
+            here = await place(its, keys=FullKeys())
+            line = await here.line()
+            await token(here, uses_max=1)
+            by = Pass("t1", "wire:mac")
+
+            await says(line, "a", Met("mac", admitted=by), Offered((offer(),)))
+
+            assert line.heard("a", Dismiss) == [Dismiss("shoal.db: disk I/O error")]
+            assert here.workers == []
+            assert not line.serving.done()
+
+    virtual.run(scenario())
+
+
+def test_revoked_token_ends_the_peers_that_came_by_it_and_no_others() -> None:
+    async def script(here: Place, line: Line) -> None:
+        made = await token(here)
+        by = Pass("t1", "wire:mac")
+        await says(line, "a", Met("mac", admitted=by), Offered((offer(),)))
+        await says(line, "b", Met("pc"), Offered((offer(),)))
+
+        await here.door.revoke(made)
+        await moment()
+
+        assert line.heard("a", Dismiss) == [Dismiss(REVOKED)]
+        assert here.workers == ["wire:pc/m"]
+        assert not line.serving.done()
+        await says(line, "c", Met("late", admitted=by), Offered((offer(),)))
+        assert line.heard("c", Dismiss) == [Dismiss(REVOKED)]
+        assert here.workers == ["wire:pc/m"]
+
+    play(script)
+
+
+def test_peer_that_leaves_frees_its_token() -> None:
+    async def script(here: Place, line: Line) -> None:
+        made = await token(here)
+        by = Pass("t1", "wire:mac")
+        await says(line, "a", Met("mac", admitted=by))
+        assert here.door.present(made) == 1
+
+        await says(line, "a", Gone("bye"))
+
+        assert here.door.present(made) == 0
+
+    play(script)
+
+
+def test_peer_that_does_not_wait_until_it_is_let_in_is_sent_away() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await token(here)
+        by = Pass("t1", "wire:mac")
+
+        line.says("a", Met("mac", admitted=by), *[asks()] * (WORDS_MAX + 1))
+        line.says("a", Offered((offer(),)))
+        await moment()
+
+        (dismiss,) = line.heard("a", Dismiss)
+        assert dismiss.reason.startswith(f"said more than {WORDS_MAX}")
+        assert here.workers == []
+
+    play(script)
+
+
+# What they are told of us.
+
+
+def test_peers_are_told_what_our_own_workers_can_run() -> None:
+    async def script(here: Place, line: Line) -> None:
+        assert line.heard(EVERYBODY, Offered) == [Offered(())]
+        await here.its.join("w", "own", slots=2)
+        await says(line, "a", Met("pool"), Offered((offer("far", neighbour=True),)))
+        await asyncio.sleep(TELL_EVERY)
+
+        told = line.heard(EVERYBODY, Offered)[-1].offers
+        assert [each.models for each in told] == [{"own"}]
+        assert told[0].slots == 2
+        late = await here.line()
+        assert late.heard(EVERYBODY, Offered) == [Offered(told)]
+
+    play(script)
+
+
+def test_peers_are_told_how_busy_we_are_once_a_second_at_most() -> None:
+    async def script(here: Place, line: Line) -> None:
+        member = await here.its.join("w", "own", slots=100)
+        await asyncio.sleep(2 * TELL_EVERY)
+        before = len(line.heard(EVERYBODY, Conditioned))
+
+        for _ in range(20):
+            await here.its.ask("own")
+        await asyncio.sleep(TELL_EVERY)
+
+        told = line.heard(EVERYBODY, Conditioned)[before:]
+        assert len(told) <= 3
+        assert told[-1] == Conditioned(Condition(queued=20))
+        for run in range(20):
+            member.complete(run)
+        await asyncio.sleep(2 * TELL_EVERY)
+        assert line.heard(EVERYBODY, Conditioned)[-1] == Conditioned(Condition())
+
+    play(script)
+
+
+def test_peers_are_told_when_we_take_nothing_new() -> None:
+    async def script(here: Place, line: Line) -> None:
+        here.crowds.drain("stopping")
+        late = await here.line()
+
+        assert line.heard(EVERYBODY, Draining) == [Draining("stopping")]
+        assert late.heard(EVERYBODY, Draining) == [Draining("stopping")]
+
+    play(script)
+
+
+def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), Offered((offer(),)))
+        other = await here.line()
+
+        here.its.hub.hang_up_all("stopping")
+        here.crowds.hang_up_all("stopping")
+        ends = await asyncio.gather(line.serving, other.serving)
+
+        assert [end.code for end in ends] == [GOING_AWAY, GOING_AWAY]
+        assert line.heard("a", Dismiss) == []
+
+    play(script)
+
+
+def test_who_reads_what_a_peer_is_told_can_be_looked_up() -> None:
+    async def script(here: Place, line: Line) -> None:
+        met = Met("mac/1", protection=Protection.NOISE)
+        await says(line, "a", met, Offered((offer(),)))
+        await here.its.join("w")
+
+        via = {
+            each.id: here.its.hub.via(each.id)
+            for each in here.its.hub.pool.workers.values()
+        }
+
+        assert via == {"wire:mac%2F1/m": Via("mac/1", Protection.NOISE), "wire:w": None}
+
+    play(script)
+
+
+# Models to be copied.
+
+
+def test_there_are_no_models_to_be_copied_unless_they_are_shared() -> None:
+    async def script(here: Place, line: Line) -> None:
+        await says(line, "a", Met("mac"), ModelQuery("m"))
+
+        assert line.heard("a", ModelAnswer) == [ModelAnswer("m", available=False)]
+
+    play(script)
+
+
+def test_words_about_models_go_to_who_shares_them() -> None:
+    class Library:
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, ModelWord]] = []
+            self.left: list[str] = []
+
+        def share(
+            self,
+            peer: str,
+            word: ModelWord,
+            say: Callable[[ModelWord], bool],
+            room: Room,
+        ) -> None:
+            self.heard.append((peer, word))
+            self.say = say
+
+        def gone(self, peer: str) -> None:
+            self.left.append(peer)
+
+    async def scenario() -> None:
+        async with coordinator() as its:
+            library = Library()
+            here = await place(its, share=library)
+            line = await here.line()
+            await says(line, "a", Met("mac"), ModelQuery("m"))
+            assert library.heard == [("wire:mac", ModelQuery("m"))]
+            assert library.say(ModelAnswer("m", available=True, size=9))
+            await moment()
+            assert len(line.heard("a", ModelAnswer)) == 1
+
+            await says(line, "a", Gone("bye"))
+
+            assert library.left == ["wire:mac"]
+            assert not library.say(ModelAnswer("m", available=True))
+
+    virtual.run(scenario())
+
+
+def test_story_of_a_job_says_who_was_unfit() -> None:
+    async def script(here: Place, line: Line) -> None:
+        hot = Conditioned(Condition("is too hot"))
+        await says(line, "a", Met("mac"), Offered((offer(),)), hot)
+        await says(line, "b", Met("pc"), Offered((offer(),)))
+        client = await here.its.ask()
+        assert client.accepted
+
+        story = await here.its.story(client.job_id)
+
+        (leased,) = [fact for fact in story if isinstance(fact, JobLeased)]
+        assert [(g.reason, g.workers) for g in leased.passed_over] == [
+            ("is too hot", ("wire:mac/m",))
+        ]
+
+    play(script)
