@@ -15,11 +15,11 @@ from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 from protocols.settings import SIGNER, setting
 from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
+from shoal.domain.moderation import Moderation
 from shoal.domain.work import Limits
 from shoal.gateway.access import Access, key_book
 from shoal.gateway.app import Gateway, make_app
 from shoal.gateway.auth import Keyring
-from shoal.domain.moderation import Moderation
 from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.protocols import discover

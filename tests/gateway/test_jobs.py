@@ -14,9 +14,9 @@ from gateway.providers import COMMIT, TASK, call, committed, provider, shown, wr
 from gateway.serving import KEY, Pool, eventually, serving
 from protocols.dispatch.recorded import SIGNERS
 from shoal.domain.ids import JobId
+from shoal.domain.moderation import Moderation
 from shoal.domain.work import Limits, Privacy
 from shoal.gateway.jobs import LISTED_MAX, WAIT_MAX
-from shoal.domain.moderation import Moderation
 from shoal.gateway.reach import Reach
 from shoal.pool.react import WORKERS_LOST_MAX
 from shoal.pool.stimuli import Paired

@@ -51,8 +51,8 @@ class ServeConfig:
         "FILE",
     )
     share: tuple[str, ...] = setting(
-        "a model that peers on the local network may copy: a GGUF file or a folder; may "
-        "be given several times",
+        "a model that peers on the local network may copy: a GGUF file or a folder; "
+        "may be given several times",
         (),
         "NAME=PATH",
     )

@@ -33,8 +33,8 @@ _HEX_KEY = re.compile(r"[0-9a-fA-F]{64}", re.ASCII)
 class Signer:
     """An Ed25519 private key, and the X25519 private key of the same seed.
 
-    The latter is the seed as it is, as some wires' nodes have it; the former is a hash of
-    it (RFC 8032, section 5.1.5), so that the two have nothing in common.
+    The latter is the seed as it is, as some wires' nodes have it; the former is a hash
+    of it (RFC 8032, section 5.1.5), so that the two have nothing in common.
     """
 
     def __init__(self, key: Ed25519PrivateKey) -> None:

@@ -6,8 +6,6 @@ other form of them, and read flat or below ``_0``.  Times are seconds since 2001
 (UTC), and keys and signatures hexadecimal in lower case.
 """
 
-import base64
-import binascii
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -15,19 +13,15 @@ from typing import Any, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from shoal.domain.errors import PeerError
-from shoal.domain.nesting import has_more_values, is_deep
 from shoal.protocols.session import Data
+from shoal.protocols.tealenet.relay_data import bytes_of
+from shoal.protocols.tealenet.relay_envelope import (
+    BadRelayMessage,
+    open_envelope,
+    write,
+)
 
 MESSAGE_MAX = 16 << 20  # bytes of a message, as real relays have it
-RAW_AT = 4096  # bytes from which the text in a message is not decoded
-COUNTED_AT = 1 << 18  # characters from which the values of a message are counted
-VALUES_MAX = 100_000  # values of a message that are read
-SHOWN_MAX = 100  # characters of something unknown that are repeated to who sent it
-
-HANDSHAKE = b"\x01"  # what the first message of a handshake begins with
-HANDSHAKE_MIN = 81  # bytes that it has: a key, another with its tag, and a tag
-_HANDSHAKE_TEXT_MIN = 108  # characters of base64 for those
 
 _NOT_TOLD = {"natType": "unknown", "endpoints": []}
 _WORDS = {"id": "ID", "gb": "GB", "ram": "RAM", "ip": "IP"}
@@ -35,14 +29,6 @@ _WORDS = {"id": "ID", "gb": "GB", "ram": "RAM", "ip": "IP"}
 
 Number: TypeAlias = int | float
 """A number that is written as it is: some readers take no fraction, not even ``.0``."""
-
-
-class BadRelayMessage(PeerError):
-    """A message that is none; ``code`` is how a relay's error names what is wrong."""
-
-    def __init__(self, code: str, why: str) -> None:
-        super().__init__(why)
-        self.code = code
 
 
 def _wire_name(name: str) -> str:
@@ -297,10 +283,6 @@ KINDS: Mapping[str, type[RelayMessage]] = {
 }
 NAMES: Mapping[type[RelayMessage], str] = {type_: name for name, type_ in KINDS.items()}
 
-_decoder = msgspec.json.Decoder()
-_raw_decoder = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])
-_encoder = msgspec.json.Encoder()
-
 
 def decode(data: Data) -> RelayMessage | None:
     """Read a message; None if it is of a kind that is not known here.
@@ -332,80 +314,6 @@ def encode(message: RelayMessage) -> str:
     return write(NAMES[type(message)], message)
 
 
-def write(kind: str, payload: object) -> str:
-    """Write a payload of a kind."""
-    return _encoder.encode({kind: payload}).decode()
-
-
-def open_envelope(data: Data) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the payload of a message, without what wraps the payload.
-
-    Raises BadRelayMessage, with the codes and mostly the words of real relays.
-    """
-    try:
-        if len(data) > COUNTED_AT:
-            _check_size(data)
-        envelope = _decoder.decode(data) if len(data) < RAW_AT else _long(data)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise BadRelayMessage(
-            "invalid_json", "Could not decode relay message"
-        ) from error
-    if type(envelope) is not dict:
-        raise BadRelayMessage("invalid_message", "Expected an object with one key")
-    if len(envelope) != 1:
-        # Real relays take the first key: which that is, readers may disagree on.
-        what = f"Expected one kind, got {len(envelope)}" if envelope else "Empty"
-        raise BadRelayMessage("invalid_message", f"{what} relay message")
-    ((kind, payload),) = envelope.items()
-    if type(payload) is dict and type(inner := payload.get("_0")) is dict:
-        payload = inner
-    if type(payload) is not dict:
-        shown = kind[:SHOWN_MAX]
-        raise BadRelayMessage("invalid_message", f"{shown}: expected an object")
-    for value in payload.values():
-        if type(value) is not str and is_deep(value):
-            shown = kind[:SHOWN_MAX]
-            raise BadRelayMessage("invalid_message", f"{shown}: nested too deeply")
-    return kind, payload
-
-
-def bytes_of(data: object) -> bytes:
-    """Return what the ``data`` of a ``relayData`` stands for, as Rust's nodes read it.
-
-    That is base64 text; any other text is the bytes themselves, and so is a list of
-    numbers, of which the lowest eight bits count.  Raises BadRelayMessage.
-    """
-    if isinstance(data, msgspec.Raw):
-        data = _decoder.decode(data)
-    if isinstance(data, str):
-        try:
-            return base64.b64decode(data, validate=True)
-        except (binascii.Error, ValueError):
-            return data.encode(errors="replace")
-    if isinstance(data, list) and all(type(each) is int for each in data):
-        return bytes(each & 0xFF for each in data)
-    raise BadRelayMessage("invalid_message", "relayData: data: expected base64 text")
-
-
-def check_data(data: object) -> None:
-    """Raise BadRelayMessage for ``data`` that no reader takes, or that kills some.
-
-    Real peers read the first message of a handshake before they look how long it is.
-    """
-    if type(data) is str:
-        if len(data) > _HANDSHAKE_TEXT_MIN or not data.startswith("A"):
-            return
-        packet = bytes_of(data)
-        if packet[:1] == HANDSHAKE and len(packet) < HANDSHAKE_MIN:
-            raise BadRelayMessage(
-                "invalid_message",
-                f"relayData: data: a handshake of {len(packet)} bytes, expected at "
-                f"least {HANDSHAKE_MIN}",
-            )
-    elif not isinstance(data, msgspec.Raw):  # which is a long text
-        bytes_of(data)
-
-
 def challenge_text(challenge: str, node_id: str) -> bytes:
     """Return what a node signs to show a relay of ours that it has its key now."""
     return f"shoal relay register 1:{challenge}:{node_id}".encode()
@@ -423,34 +331,3 @@ def _sensible(peers: object) -> list[Known]:
             with suppress(msgspec.ValidationError):
                 known.append(msgspec.convert(_NOT_TOLD | each, Known))
     return known
-
-
-def _long(data: Data) -> Any:
-    """Decode a message, but for a text under ``data``: that would be most of the work.
-
-    It stays as it was written, though checked, and can be written as it is.
-    """
-    try:
-        envelope = _raw_decoder.decode(data)
-    except msgspec.ValidationError:
-        return _decoder.decode(data)  # it has another form, of which there is an error
-    return {
-        kind: {
-            name: raw if name == "data" and _is_long_text(raw) else _decoder.decode(raw)
-            for name, raw in payload.items()
-        }
-        for kind, payload in envelope.items()
-    }
-
-
-def _is_long_text(raw: msgspec.Raw) -> bool:
-    view = memoryview(raw)
-    return len(view) >= RAW_AT // 2 and view[0] == ord('"')
-
-
-def _check_size(data: Data) -> None:
-    # A long message is one long text, or else an attack on whoever builds its values.
-    text = data if isinstance(data, str) else data.decode()
-    if has_more_values(text, VALUES_MAX):
-        why = f"More than {VALUES_MAX} values in a message"
-        raise BadRelayMessage("invalid_message", why)
