@@ -9,21 +9,22 @@ from hypothesis import strategies as st
 
 from protocols.tealenet.relaying import cases
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.tealenet import relay_messages
-from shoal.protocols.tealenet.relay_messages import (
-    KINDS,
+from shoal.protocols.tealenet.relay_data import bytes_of, check_data
+from shoal.protocols.tealenet.relay_envelope import (
     RAW_AT,
     VALUES_MAX,
     BadRelayMessage,
+    open_envelope,
+    write,
+)
+from shoal.protocols.tealenet.relay_messages import (
+    KINDS,
     DiscoverResponse,
     Error,
     RegisterAck,
     RelayData,
-    bytes_of,
-    check_data,
     decode,
     encode,
-    open_envelope,
 )
 
 ENDS = {"fromNodeID": "a", "toNodeID": "b", "sessionID": "s"}
@@ -159,7 +160,7 @@ def test_the_last_of_equal_keys_counts_and_is_the_only_one_written() -> None:
 
     kind, payload = open_envelope(text)
 
-    assert relay_messages.write(kind, payload) == '{"relayOpen":{"sessionID":"b"}}'
+    assert write(kind, payload) == '{"relayOpen":{"sessionID":"b"}}'
 
 
 @pytest.mark.parametrize("size", [10, RAW_AT, 10 * RAW_AT])
@@ -171,7 +172,7 @@ def test_long_and_short_texts_are_passed_on_alike(size: int, wrapped: bool) -> N
 
     kind, found = open_envelope(text)
 
-    assert json.loads(relay_messages.write(kind, found)) == {"relayData": payload}
+    assert json.loads(write(kind, found)) == {"relayData": payload}
     message = decode(text)
     assert isinstance(message, RelayData)
     assert message.data == said.encode()

@@ -16,10 +16,15 @@ from msgspec import UNSET
 from shoal.protocols.crowd import Carried, Spread
 from shoal.protocols.session import Data, Hello, Setting
 from shoal.protocols.tealenet.proving import noise_fields
-from shoal.protocols.tealenet.relay_limits import Bucket, RelayLimits
-from shoal.protocols.tealenet.relay_messages import (
+from shoal.protocols.tealenet.relay_data import check_data
+from shoal.protocols.tealenet.relay_envelope import (
     SHOWN_MAX,
     BadRelayMessage,
+    open_envelope,
+    write,
+)
+from shoal.protocols.tealenet.relay_limits import Bucket, RelayLimits
+from shoal.protocols.tealenet.relay_messages import (
     Discover,
     Error,
     Host,
@@ -29,11 +34,8 @@ from shoal.protocols.tealenet.relay_messages import (
     RegisterAck,
     RegisterChallenge,
     RelayClose,
-    check_data,
     encode,
-    open_envelope,
     read,
-    write,
 )
 from shoal.protocols.tealenet.relay_nodes import (
     About,

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
+from shoal.protocols.tealenet.relay_envelope import BadRelayMessage
 from shoal.protocols.tealenet.relay_limits import RelayLimits
 from shoal.protocols.tealenet.relay_messages import (
-    BadRelayMessage,
     Filter,
     Proof,
     Register,

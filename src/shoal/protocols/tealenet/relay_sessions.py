@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from shoal.protocols.tealenet.relay_envelope import BadRelayMessage
 from shoal.protocols.tealenet.relay_limits import RelayLimits
-from shoal.protocols.tealenet.relay_messages import BadRelayMessage
 from shoal.protocols.tealenet.relay_nodes import Node
 
 
