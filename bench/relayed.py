@@ -19,6 +19,7 @@ from shoal.ledger.keys import Signer
 
 TALK_EVERY = 0.001  # seconds
 READ_MAX = 1 << 20  # bytes of one read
+SLOTS = 8  # requests that a node takes at a time, unless it says otherwise
 CAPABILITIES = {
     "hardware": {
         "chipFamily": "nvidiaGPU",
@@ -29,7 +30,6 @@ CAPABILITIES = {
         "tier": 1,
     },
     "maxModelSizeGB": 60,
-    "maxConcurrentRequests": 8,
 }
 CHUNK = {
     "id": "chatcmpl-1",
@@ -91,7 +91,7 @@ def message(kind: str, **fields: object) -> bytes:
     return json.dumps({kind: fields}, separators=(",", ":")).encode()
 
 
-def registration(seed: int, *models: str) -> tuple[str, bytes]:
+def registration(seed: int, *models: str, slots: int = SLOTS) -> tuple[str, bytes]:
     """Return the id of the node of that number, and what registers it.
 
     Without models it is not available, and left in peace by the coordinator.
@@ -104,15 +104,18 @@ def registration(seed: int, *models: str) -> tuple[str, bytes]:
         publicKey=node_id,
         displayName=f"node {seed}",
         capabilities=CAPABILITIES
-        | {"loadedModels": models, "isAvailable": bool(models)},
+        | {"loadedModels": models, "isAvailable": bool(models)}
+        | {"maxConcurrentRequests": slots},
         signature=signer.sign(node_id.encode()).hex(),
     )
     return node_id, frame(text)
 
 
-async def registered(port: int, seed: int, *models: str) -> RelayNode:
+async def registered(
+    port: int, seed: int, *models: str, slots: int = SLOTS
+) -> RelayNode:
     """Connect and register."""
-    node_id, text = registration(seed, *models)
+    node_id, text = registration(seed, *models, slots=slots)
     reader, writer = await upgrade(port, f"/ws?node={node_id}")
     node = RelayNode(node_id, reader, writer)
     writer.write(text)

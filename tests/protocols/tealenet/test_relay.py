@@ -17,9 +17,11 @@ from protocols.tealenet.relaying import (
     error_of,
     signer,
 )
-from shoal.protocols.tealenet.relay import LIMITS, SINCE_2001, TOLD_AT_ONCE
+from shoal.protocols.tealenet.relay import LIMITS
 from shoal.protocols.tealenet.relay_limits import Rate
 from shoal.protocols.tealenet.relay_messages import KINDS, challenge_text
+from shoal.protocols.tealenet.relay_news import TOLD_AT_ONCE
+from shoal.protocols.tealenet.relay_registry import SINCE_2001
 
 FROM_NODE_TO_NODE = (
     "offer",
@@ -349,7 +351,8 @@ def test_many_are_told_bit_by_bit(relaying: Relaying) -> None:
     peers[0].say(peers[0].registration())
     relay = relaying.relay
     # The keys are of no matter here, and there are not as many seeds.
-    relay._setting = replace(relay._setting, verifies=lambda *_: True)
+    registry = relay._registry
+    registry._setting = replace(registry._setting, verifies=lambda *_: True)
     for number in range(TOLD_AT_ONCE * 2 + 1):
         peer = relaying.connect(2, "a")
         id_ = f"{number:064x}"
@@ -762,10 +765,10 @@ def test_nothing_is_left_of_nodes_that_have_gone(relaying: Relaying) -> None:
     relaying.tick(10)
 
     relay = relaying.relay
-    assert not relay._lines
-    assert not relay._nodes
-    assert not relay._of_address
+    assert not relay._lines._by_link
+    assert not relay._lines._of_address
+    assert not relay._registry.nodes
+    assert relay._registry._kept == 0
     assert len(relay._sessions) == 0
     assert not relay._sessions._of_node
-    assert relay._kept == 0
     assert relay.deadline is None
