@@ -17,6 +17,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import ANY_MODEL, Task, Work
+from shoal.domain.worker import Offer
 from shoal.protocols.session import Notice
 from shoal.protocols.tealenet.admission import NO_ASKING
 from shoal.protocols.tealenet.chunks import ChunkWriter
@@ -121,11 +122,11 @@ class Answering:
         return CancelJob(JobId(opened.request_id), opened.lease)
 
     def say(
-        self, event: Said, peer: Peer, models: Collection[str], slots: int, now: float
+        self, event: Said, peer: Peer, offers: Sequence[Offer], now: float
     ) -> Sequence[bytes]:
         """Return how the peer is told of its job; nothing, if it has cancelled it.
 
-        ``models`` are those that we can run, ``slots`` at a time.
+        ``offers`` is what we can run.
 
         Raises PeerError if a piece is too large to be told; the job is over then.
         """
@@ -140,13 +141,7 @@ class Answering:
                 said += opened.writer.end(event.finish_reason, event.usage)
                 said.append(self._completion(opened, event, peer, now))
             case Rejected(_, _, reason):
-                code = ErrorCode.UNAVAILABLE
-                if isinstance(opened.work, Task) or opened.work.model == ANY_MODEL:
-                    pass
-                elif opened.work.model not in models:
-                    code = ErrorCode.MODEL_NOT_LOADED
-                if code is ErrorCode.UNAVAILABLE and len(self._open) > slots:
-                    code = ErrorCode.QUEUE_FULL
+                code = self._why_not(opened.work, offers)
                 said = [self._error(opened.request_id, reason, code, event, peer)]
             case Failed(_, _, error, fault):
                 told = error
@@ -225,6 +220,13 @@ class Answering:
             shoal,
         )
         return encode(message, self._own.flat)
+
+    def _why_not(self, work: Work, offers: Sequence[Offer]) -> ErrorCode:
+        named = not isinstance(work, Task) and work.model != ANY_MODEL
+        if named and not any(work.model in offer.models for offer in offers):
+            return ErrorCode.MODEL_NOT_LOADED
+        slots = sum(offer.slots for offer in offers)
+        return ErrorCode.QUEUE_FULL if self.open > slots else ErrorCode.UNAVAILABLE
 
     def _error(
         self,

@@ -17,6 +17,8 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Task
+from shoal.protocols.session import Data
+from shoal.protocols.tealenet.alike import KEY_SIZE, Alike, alike
 from shoal.protocols.tealenet.chunks import ChunkReader
 from shoal.protocols.tealenet.extension import (
     Ability,
@@ -28,6 +30,7 @@ from shoal.protocols.tealenet.extension import (
 )
 from shoal.protocols.tealenet.manners import Manners
 from shoal.protocols.tealenet.messages import (
+    BadMessage,
     InferenceCancel,
     InferenceChunk,
     InferenceComplete,
@@ -39,6 +42,7 @@ from shoal.protocols.tealenet.peer import Peer
 from shoal.protocols.tealenet.requests import write_request
 from shoal.protocols.tealenet.scalars import ErrorCode, key_of, well_formed
 
+ANSWERS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes
 REASON_MAX = 1000  # characters of an error that are kept
 
@@ -57,6 +61,7 @@ class _Asked:
     reader: ChunkReader
     pieces: list[Piece]
     batch: int = 0  # 0: nothing came of it yet
+    alike: Alike | None = None
 
 
 class Asking:
@@ -74,6 +79,7 @@ class Asking:
         self._drawn = 0
         self._asked: dict[str, _Asked] = {}  # by the request's id in upper case
         self._ids: dict[tuple[JobId, LeaseNumber], str] = {}
+        self._alike: dict[Data, _Asked] = {}  # by how their chunks begin
         self._batch = 0
 
     @property
@@ -114,20 +120,31 @@ class Asking:
         """Begin a batch: what comes of one job in it is one event."""
         self._batch += 1
 
-    def chunk(self, message: InferenceChunk) -> Progress | None:
-        """Return what a piece of an answer is; None if it is a part of the last one."""
+    def more(self, data: Data) -> Sequence[Progress] | None:
+        """Take a message if it is one more piece of a text, as those before it were.
+
+        Returns what it means, or None: then it is to be decoded.
+        """
+        asked = self._alike.get(data[:KEY_SIZE])
+        if asked is None or asked.alike is None:
+            return None
+        text = asked.alike.text(data)
+        return self._add(asked, [text]) if text else None
+
+    def chunk(self, message: InferenceChunk, data: Data) -> Sequence[Progress]:
+        """Return what a piece of an answer is; it may be a part of the last one."""
         asked = self._find(message.request_id)
         if asked is None:
-            return None  # it crossed our cancel
+            return ()  # it crossed our cancel
         pieces = asked.reader.read(message.chunk)
         if not pieces:
-            return None
-        if asked.batch == self._batch:
-            asked.pieces += pieces
-            return None
-        asked.batch = self._batch
-        asked.pieces = pieces
-        return Progress(asked.job_id, asked.lease, pieces)
+            return ()
+        # Whatever is more than text is decoded, and what is like it as well.
+        plain = asked.batch == 0 and isinstance(pieces[0], str)
+        if plain and (found := alike(data, message)) is not None:
+            asked.alike = found
+            self._alike[found.key] = asked
+        return self._add(asked, pieces)
 
     def complete(self, message: InferenceComplete, peer: Peer) -> Sequence[Event]:
         """Return that an answer is whole."""
@@ -171,7 +188,26 @@ class Asking:
             return (Failed(asked.job_id, asked.lease, why),)
         return (Rejected(asked.job_id, asked.lease, why),)
 
+    def spoil(self, error: BadMessage) -> Sequence[Event]:
+        """Return what becomes of a job whose answer cannot be read."""
+        if error.kind not in ANSWERS or not error.request_id:
+            return ()
+        asked = self._end(error.request_id)
+        if asked is None:
+            return ()
+        if asked.batch == 0:
+            return (Rejected(asked.job_id, asked.lease, str(error)),)
+        return (Failed(asked.job_id, asked.lease, str(error)),)
+
     # Private parts.
+
+    def _add(self, asked: _Asked, pieces: list[Piece]) -> Sequence[Progress]:
+        if asked.batch == self._batch:
+            asked.pieces += pieces
+            return ()
+        asked.batch = self._batch
+        asked.pieces = pieces
+        return (Progress(asked.job_id, asked.lease, pieces),)
 
     def _new_id(self) -> str:
         self._drawn += 1
@@ -191,3 +227,5 @@ class Asking:
     def _forget(self, request_id: str) -> None:
         asked = self._asked.pop(request_id)
         del self._ids[asked.job_id, asked.lease]
+        if asked.alike is not None and self._alike.get(asked.alike.key) is asked:
+            del self._alike[asked.alike.key]

@@ -97,7 +97,7 @@ class Conversation:
         self._own = own
         self._caller = caller
         self._manners = manners
-        self._heart = Heart(own, manners)
+        self._heart = Heart(own, manners, leads=caller.dialled)
         self._meeting = Meeting(own, caller, manners, desk, self._heart)
         self._asking = Asking(own, manners)
         self._answering = Answering(own)
@@ -115,12 +115,12 @@ class Conversation:
             return None
         if self._owed:
             return self._owed_since
-        if self._standing is not None:
-            limit: float | None = self._standing.deadline
-        else:
-            limit = self._meeting.deadline
-        due = self._heart.due
-        return min((each for each in (limit, due) if each is not None), default=None)
+        # Asked for after each token, and so in plain steps.
+        standing, due = self._standing, self._heart.due
+        limit = self._meeting.deadline if standing is None else standing.deadline
+        if limit is None or due is None:
+            return due if limit is None else limit
+        return due if due < limit else limit
 
     def tick(self, now: float) -> Sequence[Word | Output]:
         """Begin, when it is called for the first time; then act on time passing."""
@@ -146,10 +146,17 @@ class Conversation:
         One that is no good is answered, if it can be, and the others count.
         """
         outputs: list[Word | Output] = []
-        self._asking.read_on()
+        asking = self._asking
+        asking.read_on()
         for data in batch:
             if self._closed:
                 break
+            # Nearly every message is one more piece of a text.
+            more = asking.more(data)
+            if more is not None:
+                self._invalid = 0
+                outputs += more
+                continue
             try:
                 message = decode(data)
             except BadMessage as error:
@@ -157,9 +164,7 @@ class Conversation:
                 continue
             self._invalid = 0
             if isinstance(message, InferenceChunk):
-                progress = self._asking.chunk(message)
-                if progress is not None:
-                    outputs.append(progress)
+                outputs += asking.chunk(message, data)
             elif message is not None:
                 outputs += self._hear(message, now)
         return outputs
@@ -301,7 +306,7 @@ class Conversation:
         known = self._manners.shares and not peer.refusal
         return (word_of(message),) if known else ()
 
-    def _complain(self, error: BadMessage) -> Sequence[Output]:
+    def _complain(self, error: BadMessage) -> Sequence[Word | Output]:
         """Answer a message that is no good; who sends nothing else is hung up on."""
         self._invalid += 1
         if self._invalid >= INVALID_MAX:
@@ -309,7 +314,7 @@ class Conversation:
         notice = Notice(f"message ignored: {error}")
         asked = error.kind == "inferenceRequest" and error.request_id
         if not asked or self._standing is None:
-            return (notice,)
+            return (notice, *self._asking.spoil(error))
         code = ErrorCode.INTERNAL_ERROR
         refusal = self._answering.refusal(error.request_id, str(error), code)
         return (notice, Send(refusal))
@@ -358,14 +363,15 @@ class Conversation:
 
     def _answer(self, event: Said, now: float) -> Sequence[Output]:
         assert self._standing is not None, "only who was met has asked"
-        heart, peer = self._heart, self._standing.peer
+        peer = self._standing.peer
         try:
-            said = self._answering.say(event, peer, heart.models, heart.slots, now)
+            said = self._answering.say(event, peer, self._heart.offers, now)
         except PeerError as error:
             message, cancel = self._answering.drop(event, str(error), peer)
             self._owe(cancel, now)
             said = (message,)
-        heart.occupy(self._answering.open, now)
+        if not isinstance(event, Progress):
+            self._heart.occupy(self._answering.open, now)
         return [Send(message) for message in said]
 
     def _share(self, word: ModelWord) -> Sequence[Output]:

@@ -47,14 +47,7 @@ class Health:
         self._said = Condition()
         self._available = True
         self._told = Condition()
-
-    @property
-    def deadline(self) -> float:
-        """When its silence next means something."""
-        connected = self._life is Life.CONNECTED
-        manners = self._manners
-        limit = manners.degraded_after if connected else manners.gone_after
-        return self._heard + limit + JUST_AFTER  # a limit counts once it is passed
+        self.deadline = self._limit()  # when its silence next means something
 
     def hear(
         self, beat: Heartbeat | HeartbeatAck, breed: Breed, ours_there: int, now: float
@@ -76,6 +69,7 @@ class Health:
         """Take something for a sign of life."""
         self._heard = now
         self._life = Life.CONNECTED
+        self.deadline = self._limit()
 
     def offer(self, *, available: bool) -> None:
         """Take note of what the carrier says of the peer."""
@@ -84,6 +78,7 @@ class Health:
     def live(self, now: float) -> Life:
         """Return what its silence means now."""
         self._life = life_after(now - self._heard, self._manners)
+        self.deadline = self._limit()
         return self._life
 
     def news(self, unfit: str) -> Condition | None:
@@ -103,6 +98,12 @@ class Health:
             return None
         self._told = condition
         return condition
+
+    def _limit(self) -> float:
+        connected = self._life is Life.CONNECTED
+        manners = self._manners
+        limit = manners.degraded_after if connected else manners.gone_after
+        return self._heard + limit + JUST_AFTER  # a limit counts once it is passed
 
 
 def _condition(

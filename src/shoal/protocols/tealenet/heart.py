@@ -22,16 +22,21 @@ from shoal.protocols.tealenet.scalars import (
     well_formed,
 )
 
+PATIENCE = 1.5  # heartbeats of a peer's that are waited for before we send our own
 CHANGES_APART = 1.0  # seconds between heartbeats that are sent because of changes
 
 
 class Heart:
-    """Our state as one peer is to know it, and the time of the next heartbeat."""
+    """Our state as one peer is to know it, and the time of the next heartbeat.
 
-    def __init__(self, own: Ourselves, manners: Manners) -> None:
+    ``leads``: between two of ours it is us who send heartbeats, and the other answers.
+    """
+
+    def __init__(self, own: Ourselves, manners: Manners, *, leads: bool) -> None:
         self._own = own
+        self._leads = leads
         self._manners = manners
-        self.offers = own.offers
+        self._tell_of(own.offers)
         self.condition = Condition()
         self.draining: str | None = None
         self.machine: Health | None = None
@@ -43,14 +48,13 @@ class Heart:
         self.due: float | None = None
 
     @property
-    def slots(self) -> int:
-        """How many jobs we run at a time."""
-        return sum(offer.slots for offer in self.offers)
+    def offers(self) -> tuple[Offer, ...]:
+        """What we can run."""
+        return self._offers
 
-    @property
-    def models(self) -> frozenset[str]:
-        """The models that we can run."""
-        return frozenset().union(*(offer.models for offer in self.offers))
+    @offers.setter
+    def offers(self, offers: tuple[Offer, ...]) -> None:
+        self._tell_of(offers)
 
     def change(self, now: float) -> None:
         """Have a change told at once, unless there was one just now."""
@@ -70,19 +74,26 @@ class Heart:
         ``farewell`` tells a peer of ours why we hang up.
         """
         self._last = now
-        self.due = now + self._manners.heartbeat
+        waits = peer.ours and not self._leads
+        self.due = now + (PATIENCE if waits else 1.0) * self._manners.heartbeat
         shoal = write(self._pulse(peer, farewell)) if peer.ours else UNSET
         self.proof = ""
         return self._encoded(Heartbeat, peer, shoal, now)
 
     def answer(self, peer: Peer, now: float) -> bytes:
         """Return the answer to a heartbeat: how we are."""
-        if peer.ours and self.due is not None:
+        if peer.ours and not self._leads and self.due is not None:
             # That we are there is said with this.
-            self.due = now + self._manners.heartbeat
+            self.due = now + PATIENCE * self._manners.heartbeat
         return self._encoded(HeartbeatAck, peer, UNSET, now)
 
     # Private parts, in the order in which they are called.
+
+    def _tell_of(self, offers: tuple[Offer, ...]) -> None:
+        self._offers = offers
+        # Wanted for each token, and so no properties.
+        self.slots = sum(offer.slots for offer in offers)  # jobs that we run at a time
+        self.models = frozenset[str]().union(*(offer.models for offer in offers))
 
     def _pulse(self, peer: Peer, farewell: str | None) -> Pulse:
         shown = self._shown(peer)

@@ -34,9 +34,9 @@ from shoal.protocols.tealenet.known import Directory, Pinned, is_bound
 from shoal.protocols.tealenet.ourselves import Ourselves, Role
 from shoal.protocols.tealenet.proving import bytes_of, key_of
 from shoal.protocols.tealenet.registration import Registration
+from shoal.protocols.tealenet.relay_envelope import BadRelayMessage
 from shoal.protocols.tealenet.relay_messages import (
     Answer,
-    BadRelayMessage,
     Discover,
     DiscoverResponse,
     Error,

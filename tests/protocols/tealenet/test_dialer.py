@@ -1,0 +1,150 @@
+"""A worker's ways into a coordinator, and what ends its tries."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.settings import setting
+from protocols.tealenet.peers import signer
+from shoal.domain.errors import ConfigError
+from shoal.domain.worker import Model
+from shoal.protocols.crowd import Listener, Sighting
+from shoal.protocols.session import Close, Member, Send, Setting, Welcome, by_token
+from shoal.protocols.tealenet import Config, endpoints
+from shoal.protocols.tealenet.addresses import peer_url, relay_url, sighted_url, ways
+from shoal.protocols.tealenet.dialer import TealeDialer, call_on
+
+KEY = signer("w")
+NODE = KEY.public_key.hex()
+MEMBER = Member("w", Model("m"), 1, identity=KEY, draw=bytes)
+
+
+@pytest.mark.parametrize(
+    ("url", "dialled"),
+    [
+        ("http://host:4010", f"ws://host:4010/ws?node={NODE}"),
+        ("https://host", f"wss://host/ws?node={NODE}"),
+        ("https://host/shoal/", f"wss://host/shoal/ws?node={NODE}"),
+        ("wss://relay.example/ws", f"wss://relay.example/ws?node={NODE}"),
+        ("ws://host?node=other&a=b", f"ws://host/ws?a=b&node={NODE}"),
+        ("tcp://host:4011", "tcp://host:4011"),
+        ("tls://[::1]:4011", "tls://[::1]:4011"),
+    ],
+)
+def test_each_scheme_leads_somewhere(url: str, dialled: str) -> None:
+    assert TealeDialer(url, MEMBER).url == dialled
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "gopher://host", "tcp://host", "ws://", "tcp://host:port"]
+)
+def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        ways(url, MEMBER)
+
+
+def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
+    member = replace(MEMBER, direct="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", member)
+    relay = f"ws://host:4010/ws?node={NODE}"
+
+    tried = []
+    for _ in range(4):
+        tried.append(dialer.url)
+        assert dialer.final(1006, "refused") is None
+
+    assert tried == ["tcp://host:4011", relay, "tcp://host:4011", relay]
+
+
+def join(dialer: TealeDialer, around: Setting, config: Config) -> list[object]:
+    """Connect directly; return what the worker's end gave out."""
+    listener = next(e for e in endpoints(config, around) if isinstance(e, Listener))
+    theirs = listener.accept("127.0.0.1", 0.0)
+    theirs.tick(0.0)
+    ours = dialer.connected({})
+    outputs: list[object] = [*ours.tick(0.0)]
+    said = [each.data for each in outputs if isinstance(each, Send)]
+    while said:
+        answers = [e.data for e in theirs.receive(said, 0.0) if isinstance(e, Send)]
+        heard = ours.receive(answers, 0.0) if answers else ()
+        outputs += heard
+        said = [each.data for each in heard if isinstance(each, Send)]
+    return outputs
+
+
+def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
+    member = replace(MEMBER, direct="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", member)
+
+    assert Welcome() in join(dialer, setting(), Config())
+    assert dialer.final(1006, "cut off") is None
+    first = dialer.url
+    assert dialer.final(1006, "refused") is None
+
+    assert first == "tcp://host:4011"
+    assert dialer.url != first
+
+
+@pytest.mark.parametrize(
+    ("member", "config", "said"),
+    [
+        (MEMBER, Config(), "--token"),
+        (replace(MEMBER, token="wrong"), Config(), "Invalid token: check --token"),
+        (replace(MEMBER, passcode="a"), Config(passcode="b"), "another passcode"),
+        (MEMBER, Config(passcode="b"), "has a passcode"),
+    ],
+)
+def test_a_refusal_is_final_and_says_what_to_do(
+    member: Member, config: Config, said: str
+) -> None:
+    dialer = TealeDialer("tcp://host:4011", member)
+
+    outputs = join(dialer, setting(admission=by_token("t")), config)
+
+    assert isinstance(outputs[-1], Close)
+    assert Welcome() not in outputs
+    final = dialer.final(1000, "")
+    assert final is not None
+    assert said in final
+
+
+def test_a_node_that_was_replaced_stays_away() -> None:
+    final = TealeDialer("http://host:4010", MEMBER).final(
+        1012, "Replaced by newer session"
+    )
+
+    assert final is not None
+    assert "--name" in final
+
+
+def test_a_peer_is_called_on_by_its_address() -> None:
+    outgoing = call_on("host:4011", MEMBER)
+    session = outgoing.open(0.0)
+
+    assert outgoing.url == "tcp://host:4011"
+    (hello,) = session.tick(0.0)
+    assert isinstance(hello, Send)
+    assert b'"role":"coordinator"' in bytes(hello.data)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError):
+        call_on("https://host", MEMBER)
+
+
+def test_peers_and_relays_are_named_as_people_name_them() -> None:
+    assert peer_url("host:4011") == "tcp://host:4011"
+    assert peer_url("tls://host:4011") == "tls://host:4011"
+    assert relay_url("wss://host/ws", "ab") == "wss://host/ws?node=ab"
+    for address in ("host", "http://host:1", "host:port", ""):
+        with pytest.raises(ConfigError):
+            peer_url(address)
+    with pytest.raises(ConfigError):
+        relay_url("tcp://host:1", "ab")
+
+
+def test_a_peer_that_was_seen_is_dialled_by_its_first_address() -> None:
+    seen = Sighting("a Mac", ("fe80::1%eth0", "192.0.2.1"), 4011, {})
+
+    assert sighted_url(seen) == "tcp://192.0.2.1:4011"
+    assert sighted_url(replace(seen, addresses=("fe80::1%eth0",))) == (
+        "tcp://[fe80::1%25eth0]:4011"
+    )
+    assert sighted_url(replace(seen, addresses=())) is None

@@ -1,0 +1,106 @@
+"""The ways to peers that a configuration opens."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.settings import setting
+from protocols.tealenet.peers import signer
+from shoal.domain.errors import ConfigError
+from shoal.domain.worker import Hardware
+from shoal.protocols.crowd import Browser, Listener, Outgoing, Sighting, SwitchRoute
+from shoal.protocols.session import Hello
+from shoal.protocols.tealenet import SERVICE, Config, claims, endpoints
+from shoal.protocols.tealenet.ourselves import device_id
+
+AROUND = replace(
+    setting(),
+    name="my host",
+    identity=signer("a"),
+    hardware=Hardware(chip="Apple M2", memory_gb=31.6),
+)
+
+
+def of(kind: type, config: Config) -> list[object]:
+    return [each for each in endpoints(config, AROUND) if isinstance(each, kind)]
+
+
+def test_a_listener_is_announced_as_macs_expect_it() -> None:
+    plain, secure = of(Listener, Config(port=4011))
+
+    assert isinstance(plain, Listener)
+    assert isinstance(secure, Listener)
+    assert (plain.port, plain.secure, secure.port, secure.secure) == (
+        4011,
+        False,
+        0,
+        True,
+    )
+    assert plain.service is not None
+    assert (plain.service.kind, plain.service.name) == (SERVICE, "my host")
+    assert plain.service.text == {
+        "deviceID": device_id(signer("a"), ""),
+        "chip": "Apple M2",
+        "ram": "32",
+        "version": "1",
+        "shoal": "1",
+    }
+    assert secure.service is None
+
+
+def test_nothing_listens_or_looks_unless_it_is_to() -> None:
+    assert of(Listener, Config(lan=False)) == []
+    assert of(Browser, Config()) == of(Outgoing, Config()) == []
+    assert len(of(SwitchRoute, Config())) == 1
+    assert len(of(Browser, Config(browse=True))) == 1
+
+
+def test_named_peers_and_relays_are_dialled() -> None:
+    config = Config(peers=("one:1", "tls://two:2"), relays=("wss://relay/ws",))
+
+    urls = [each.url for each in of(Outgoing, config) if isinstance(each, Outgoing)]
+
+    node = signer("a").public_key.hex()
+    assert urls == ["tcp://one:1", "tls://two:2", f"wss://relay/ws?node={node}"]
+
+
+@pytest.mark.parametrize("peer", ["one", "http://one:1", "one:port"])
+def test_a_peer_that_cannot_be_dialled_is_named(peer: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        endpoints(Config(peers=(peer,)), AROUND)
+
+
+def test_a_form_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigError, match="wrapped or flat"):
+        Config(form="round")
+
+
+def test_a_peer_that_is_found_is_connected_to_unless_it_is_ourselves() -> None:
+    (browser,) = of(Browser, Config(browse=True))
+    assert isinstance(browser, Browser)
+    other = Sighting("a Mac", ("192.0.2.1",), 5, {"deviceID": "OTHER"})
+    ourselves = replace(other, text={"deviceID": device_id(signer("a"), "")})
+    nameless = replace(other, name="my host", text={})
+
+    found = browser.meet(other, 0.0)
+
+    assert found is not None
+    assert found.url == "tcp://192.0.2.1:5"
+    assert browser.meet(ourselves, 0.0) is None
+    assert browser.meet(nameless, 0.0) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "claimed"),
+    [
+        ("/ws", "node=ab", True),
+        ("/ws", "node=", True),
+        ("/ws", "", False),
+        ("/ws", "token=a&model=b", False),
+        ("/other", "node=ab", False),
+    ],
+)
+def test_a_node_is_told_from_workers_of_other_wires(
+    path: str, query: str, claimed: bool
+) -> None:
+    assert claims(Hello(path, query)) is claimed
