@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Offer
-from shoal.protocols.session import Close
+from shoal.protocols.session import Close, Notice
 from shoal.protocols.tealenet.admission import Leave, Presented, admit
 from shoal.protocols.tealenet.desk import Desk, Seat
 from shoal.protocols.tealenet.greetings import (
@@ -35,7 +35,7 @@ ACK_AFTER = 0.15  # until helloAck is said to a peer that may be deaf before
 ACK_AGAIN = 6.0  # without a heartbeat, until helloAck is said once more
 HEARTBEAT_LIMIT = 30.0  # for the first heartbeat
 
-Reply: TypeAlias = Hello | HelloAck | Close
+Reply: TypeAlias = Hello | HelloAck | Notice | Close
 
 OURSELVES = "this is the same device: a connection to oneself"
 DUPLICATE = "there is another connection to this device, which is preferred"
@@ -208,10 +208,14 @@ class Handshake:
         )
 
     def _refuse(self, greeting: Greeting, why: str, now: float) -> Sequence[Reply]:
-        close = self._turn_away(f"{name_of(greeting)!a} is not let in: {why}")
-        if self._caller.dialled or greeting.ours is None:
+        reason = f"{name_of(greeting)!a} is not let in: {why}"
+        close = self._turn_away(reason)
+        if self._caller.dialled:
             return (close,)
-        return (refusal(self._own, why, now), close)
+        notice = Notice(reason)  # an operator may have to do something about it
+        if greeting.ours is None:
+            return (notice, close)
+        return (notice, refusal(self._own, why, now), close)
 
     def _take_seat(self, greeting: Greeting, now: float) -> bool:
         if self._desk is None:

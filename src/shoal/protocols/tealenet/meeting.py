@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Event
-from shoal.protocols.session import Close, Output, Send
+from shoal.protocols.session import Close, Notice, Output, Send
 from shoal.protocols.tealenet.admission import Leave, Presented, admit
 from shoal.protocols.tealenet.desk import Desk
 from shoal.protocols.tealenet.extension import Ability, read_pulse
@@ -132,7 +132,9 @@ class Meeting:
         handshake = self._handshake
         assert handshake is not None, "it has just replied"
         outputs: list[Output] = [
-            each if isinstance(each, Close) else Send(encode(each, self._own.flat))
+            each
+            if isinstance(each, Close | Notice)
+            else Send(encode(each, self._own.flat))
             for each in replies
         ]
         if handshake.stage is not Stage.GREETED or self.peer is not None:
