@@ -1,14 +1,19 @@
 """5,000 idle workers: what they cost a coordinator, and how soon a dead one is missed.
 
-They are GrandSage nodes in two processes of their own, which say a word every 10 s.
-One more falls silent without hanging up, until its lease of 30 s is over.
+They are GrandSage nodes, which say a word every 10 s, and in another run workers of
+Shoal's own on TealeNet's LAN, which send a heartbeat every 5 s and have it answered; in
+two processes of their own.  One more falls silent without hanging up, until its lease
+of 30 s is over.
 """
 
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
+from typing import Any
 
+import teale_node
 from load import run
 from node import KEEPALIVE, join, receive
 from processes import HERE, program
@@ -25,44 +30,51 @@ EACH = "memory: KB a worker"
 JOINED = f"until all {WORKERS} have joined: s"
 MISSED = "until a worker that fell silent is given up: s"
 
+WIRES = ("grandsage", "tealenet")
 GOALS = [
-    Goal(SHARE, at_most=10),
-    Goal(EACH, at_most=30),
-    Goal(MISSED, at_most=31),  # its lease, and a second to act on it
+    goal
+    for wire in WIRES
+    for goal in (
+        Goal(f"{wire}, {SHARE}", at_most=10),
+        Goal(f"{wire}, {EACH}", at_most=30),
+        Goal(f"{wire}, {MISSED}", at_most=31),  # its lease, and a second to act on it
+    )
 ]
 
 
 def measure(rounds: int) -> Results:
     results: Results = defaultdict(list)
-    for _ in range(rounds):
-        _round(results)
+    for number in range(rounds):
+        for wire in WIRES if number % 2 == 0 else reversed(WIRES):
+            _round(wire, results)
     return results
 
 
-def _round(results: Results) -> None:
+def _round(wire: str, results: Results) -> None:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        where = ["--port", "0", "--data-dir", folder, "--join-token", "t"]
+        where = ["--port", "0", "--tealenet-port", "0", "--data-dir", folder]
         quiet = ["--log-level", "error", "--json"]
         coordinator = stack.enter_context(
-            program("-m", "shoal", "serve", *where, *quiet)
+            program("-m", "shoal", "serve", "--join-token", "t", *where, *quiet)
         )
-        port = coordinator.said["ports"]["http"]
+        ports = coordinator.said["ports"]
+        port = ports["http"] if wire == "grandsage" else ports["tealenet"]["tcp"]
         memory, began = coordinator.memory(), time.perf_counter()
         for _ in range(PROCESSES):
-            nodes = [str(HERE / "node.py"), str(port), str(WORKERS // PROCESSES)]
+            nodes = [str(HERE / NODES[wire]), str(port), str(WORKERS // PROCESSES)]
             stack.enter_context(program(*nodes))
-        results[JOINED].append(time.perf_counter() - began)
+        results[f"{wire}, {JOINED}"].append(time.perf_counter() - began)
         time.sleep(SETTLE)
         cpu, began = coordinator.cpu(), time.perf_counter()
-        results[MISSED].append(run(_until_missed(port)))
+        results[f"{wire}, {MISSED}"].append(run(SILENT[wire](port)))
         seconds = time.perf_counter() - began
-        results[SHARE].append((coordinator.cpu() - cpu) / seconds * 100)
+        results[f"{wire}, {SHARE}"].append((coordinator.cpu() - cpu) / seconds * 100)
         grown = coordinator.memory() - memory
-        results[EACH].append(grown / WORKERS * 1e3)
+        results[f"{wire}, {EACH}"].append(grown / WORKERS * 1e3)
 
 
-async def _until_missed(port: int) -> float:
+async def _node_missed(port: int) -> float:
     """Join, say one word and then nothing; return the seconds that this is borne."""
     reader, writer = await join(port, "silent")
     writer.write(KEEPALIVE)
@@ -72,3 +84,20 @@ async def _until_missed(port: int) -> float:
         raise RuntimeError(f"expected to be hung up on, not told {reason!r}")
     writer.close()
     return time.perf_counter() - began
+
+
+async def _worker_missed(port: int) -> float:
+    """Join and say nothing more; return the seconds that this is borne."""
+    reader, writer, _ = await teale_node.join(port, "silent")
+    began = time.perf_counter()
+    while await reader.read(teale_node.READ_MAX):
+        pass
+    writer.close()
+    return time.perf_counter() - began
+
+
+NODES = {"grandsage": "node.py", "tealenet": "teale_node.py"}
+SILENT: dict[str, Callable[[int], Coroutine[Any, Any, float]]] = {
+    "grandsage": _node_missed,
+    "tealenet": _worker_missed,
+}

@@ -1,8 +1,8 @@
 """MB/s of one model of 512 MB between two Shoal peers on loopback, against curl.
 
 curl reads the same file from Python's own static file server, and writes it to the
-same disk.  Shoal's copy goes through JSON and base64, as peers of other makers have it,
-and is on the disk when it is said to be there, which curl's is not.
+same disk.  Shoal's copy goes as it is, for both are ours (peers of other makers have it
+in JSON and base64), and is on the disk when it is said to be there; curl's is not.
 """
 
 import json

@@ -19,6 +19,7 @@ BENCHES = (
     "models",
     "startup",
     "tealenet",
+    "tealenet_streams",
 )
 
 

@@ -11,6 +11,7 @@ message of those two, sent every ms, takes.  The original relay was measured apa
 another day: 61,000 to 96,000 messages/s up to 1 KiB, and 3.4 to 5.1 s of standstill.
 *chat*: from an HTTP client through Shoal and its relay to a node that answers at once,
 and back, one after the other, with keys and durable records; the original took 88 ms.
+Then what ``bench/tealenet_streams.py`` measures of long answers, on all carriers.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import time
 from collections import defaultdict
 from itertools import count
 
+import tealenet_streams
 from load import run
 from node import upgrade
 from processes import HERE, Program, program
@@ -70,6 +72,7 @@ GOALS = [
             STANDSTILL,
         )
     ),
+    *tealenet_streams.GOALS,
 ]
 
 seeds = count(1)
@@ -106,6 +109,7 @@ def measure(rounds: int) -> Results:
                     results[f"{name}, {STANDSTILL}"].append(standstill)
                 results[f"shoal, {CHAT}"] += run(_chats(_port(shoal)))
                 servers.reverse()
+    results.update(tealenet_streams.measure(rounds))
     return results
 
 

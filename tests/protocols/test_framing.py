@@ -149,4 +149,21 @@ def test_a_large_message_in_small_reads_takes_time_in_proportion() -> None:
     ]
 
     # Copying what is held at each of the 4,096 reads would move 8 GiB.
-    assert len(outputs) == 2
+    assert len([out for out in outputs if isinstance(out, Said)]) == 1
+    said = [out.data for out in outputs if isinstance(out, Send)]
+    assert b"".join(each for each in said if isinstance(each, bytes)) == data
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [
+        (b"HTTP/1.1 400 Bad Request", "HTTP"),
+        (b"GET / HTTP/1.1", "HTTP"),
+        (b"\x16\x03\x01\x02\x00\x01", "TLS"),
+    ],
+)
+def test_what_is_for_another_port_is_called_by_its_name(
+    begin: bytes, said: str
+) -> None:
+    with pytest.raises(PeerError, match=f"{said} came.*another port"):
+        LengthPrefixed(Echo(), LIMIT).receive([begin], 0.0)

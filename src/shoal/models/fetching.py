@@ -137,7 +137,10 @@ class Fetch:
                 continue
             assert self._answer is not None, "there was no other news"
             if not self._answer.available:
-                raise UnknownModel(f"the peer does not share {self._wanted.model}")
+                raise UnknownModel(
+                    f"the peer does not share {self._wanted.model}: a coordinator "
+                    "shares what its --share names"
+                )
             return self._answer.size
         raise TimedOut(
             f"the peer does not say whether it shares {self._wanted.model}: it may not "

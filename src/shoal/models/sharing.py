@@ -27,6 +27,7 @@ SENDING_TO_PEER_MAX = 2  # of them
 QUERIES_MAX = (
     16  # of one peer, not answered yet; others are dropped, and may come again
 )
+STALLED_MAX = 60.0  # seconds that a peer may take to read a piece
 ID_MAX = 64  # characters of a peer's number for a transfer
 NOTED_MAX = 1000  # things that were logged, and are not again
 
@@ -146,7 +147,9 @@ class Sharing:
         log.info("sending model=%s peer=%r bytes=%d", name, caller.name, found.size)
         try:
             whole = await _send_pieces(caller, request, found)
-        except CannotShare as error:
+        except (CannotShare, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                error = CannotShare(f"nothing of it was read for {STALLED_MAX:g} s")
             self._note(caller.name, f"{name} was cut off: {error}")
             caller.say(ModelAnswer(name, available=False))
             return
@@ -173,10 +176,15 @@ class Sharing:
 async def _send_pieces(
     caller: _Caller, request: ModelRequest, model: SharedModel
 ) -> bool:
-    """Send a model as fast as the peer reads; return False if it went away."""
+    """Send a model as fast as the peer reads; return False if it went away.
+
+    Raises CannotShare, and TimeoutError if the peer does not read.
+    """
     reading = pieces(model)
     while (piece := await asyncio.to_thread(next, reading, None)) is not None:
-        await caller.room()
+        # Others want its place, and who reads nothing might keep it for ever.
+        async with asyncio.timeout(STALLED_MAX):
+            await caller.room()
         if not caller.say(_chunk(request, piece)):
             return False
     return caller.say(ModelDone(request.transfer_id, request.model))

@@ -20,26 +20,45 @@ from shoal.protocols.session import (
 T = TypeVar("T")
 
 SIZE = struct.Struct(">I")
+HEAD = SIZE.size
+SMALL = 4 << 10  # bytes: smaller pieces are put together, for each takes memory besides
+APART = 64 << 10  # bytes of a message that is not copied to have its length before it
+
+OTHERS = {
+    b"HTTP": "an answer of HTTP",
+    b"GET ": "a request of HTTP",
+    b"POST": "a request of HTTP",
+    b"HEAD": "a request of HTTP",
+    b"\x16\x03": "TLS",  # RFC 8446, section 5.1
+}
+"""What else may come where a length is expected, by how it begins."""
+
+_size_at = SIZE.unpack_from
 
 
 class LengthPrefixed(Generic[In, Out]):
     """Puts a big-endian 32-bit length before each message of the session inside.
 
     Reads may be of any size.  Memory is bounded by ``message_max`` bytes plus one read,
-    and every byte is copied a fixed number of times.
+    and every byte is copied once, or twice where reads are small.
     """
 
     def __init__(self, inner: Session[In, Out], message_max: int) -> None:
         self._inner = inner
         self._message_max = message_max
-        self._held = bytearray()
-        self._wanted = SIZE.size  # bytes to hold before there is anything to do
+        self._held: list[bytes | bytearray] = []  # of a message, or of its length
+        self._missing = 0  # bytes of it
+        self._in_message = False
         self._closed = False
         self.accepts = inner.accepts
 
     @property
     def deadline(self) -> float | None:
         return None if self._closed else self._inner.deadline
+
+    def allow(self, message_max: int) -> None:
+        """Take messages of so many bytes from now on."""
+        self._message_max = message_max
 
     def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
         """Cut what arrived into messages and hand them on, all that are whole at once.
@@ -61,47 +80,82 @@ class LengthPrefixed(Generic[In, Out]):
         return self._heard(messages, now) if messages else ()
 
     def _heard(self, messages: list[Data], now: float) -> list[In | Output]:
-        return [self._wrap(output) for output in self._inner.receive(messages, now)]
+        return self._wrapped(self._inner.receive(messages, now))
 
     def issue(self, message: Out, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
-        return [self._wrap(output) for output in self._inner.issue(message, now)]
+        return self._wrapped(self._inner.issue(message, now))
 
     def tick(self, now: float) -> Sequence[In | Output]:
         if self._closed:
             return ()
-        return [self._wrap(output) for output in self._inner.tick(now)]
+        return self._wrapped(self._inner.tick(now))
 
     def _cut(self, data: Data, messages: list[Data]) -> None:
         if isinstance(data, str):
             raise PeerError("text message on a byte stream")
-        if self._held:
-            self._held += data
-            if len(self._held) < self._wanted:
-                return
-            data = bytes(self._held)
-            self._held.clear()
         at = 0
-        while True:
-            self._wanted = SIZE.size
-            if len(data) - at < SIZE.size:
-                break
-            (size,) = SIZE.unpack_from(data, at)
+        if self._held:
+            at = self._missing
+            if len(data) < at:
+                self._hold(data)
+                return
+            whole = b"".join((*self._held, data[:at]))
+            self._held.clear()
+            if self._in_message:
+                messages.append(whole)
+            else:
+                data, at = whole + data[at:], 0
+        end, limit = len(data), self._message_max
+        while end - at >= HEAD:
+            (size,) = _size_at(data, at)
             # Refuse before holding: the size is the peer's word, not a fact.
-            if size > self._message_max:
-                raise LimitExceeded("message", size, self._message_max)
-            self._wanted += size
-            if len(data) - at < self._wanted:
-                break
-            messages.append(data[at + SIZE.size : at + self._wanted])
-            at += self._wanted
-        self._held += data[at:]
+            if size > limit:
+                raise _too_large(size, limit)
+            begin = at + HEAD
+            at = begin + size
+            if at > end:
+                self._in_message, self._missing = True, size
+                self._hold(data[begin:])
+                return
+            messages.append(data[begin:at])
+        if at < end:
+            self._in_message, self._missing = False, HEAD
+            self._hold(data[at:])
 
-    def _wrap(self, output: T) -> T | Send:
-        if isinstance(output, Send):
-            assert isinstance(output.data, bytes), "text has no place on a byte stream"
-            return Send(SIZE.pack(len(output.data)) + output.data)
-        if isinstance(output, Close):
-            self._closed = True
-        return output
+    def _hold(self, piece: bytes) -> None:
+        held = self._held
+        self._missing -= len(piece)
+        if len(piece) >= SMALL:
+            held.append(piece)
+        elif held and isinstance(last := held[-1], bytearray):
+            last += piece
+        else:
+            held.append(bytearray(piece))
+
+    def _wrapped(self, outputs: Sequence[T | Output]) -> list[T | Output]:
+        wrapped: list[T | Output] = []
+        for output in outputs:
+            if isinstance(output, Send):
+                data = output.data
+                assert isinstance(data, bytes), "text has no place on a byte stream"
+                size = SIZE.pack(len(data))
+                if len(data) < APART:
+                    wrapped.append(Send(size + data))
+                else:
+                    wrapped += (Send(size), output)
+                continue
+            if isinstance(output, Close):
+                self._closed = True
+            wrapped.append(output)
+        return wrapped
+
+
+def _too_large(size: int, limit: int) -> PeerError:
+    """Return what is wrong with a message, and what is more likely with its port."""
+    head = SIZE.pack(size)
+    for begin, other in OTHERS.items():
+        if head.startswith(begin):
+            return PeerError(f"{other} came, not a message: for that take another port")
+    return LimitExceeded("message", size, limit)

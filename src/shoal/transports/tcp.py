@@ -15,9 +15,10 @@ from shoal.protocols.session import Batch, Data
 from shoal.runtime.link import LinkClosed
 from shoal.transports.websocket import CLOSE_TIMEOUT, CONNECT_TIMEOUT, WRONG_CERTIFICATE
 
-UNREAD_MAX = 256 << 10  # bytes that wait for their reader; then the peer has to
+UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
 UNSENT_MAX = 256 << 10  # bytes that wait for the system; then whoever sends has to
-JOINED_MAX = 64 << 10  # bytes that are sent together
+PIECE = 64  # bytes that a piece takes beside what is in it
+JOINED_MAX = 64 << 10  # bytes that are copied together to be sent; more go uncopied
 ABRUPT = 1006  # no farewell came (RFC 6455, section 7.4.1)
 FAREWELL_WITHOUT_CODE = 1005  # all that the end of a byte stream says
 
@@ -40,7 +41,8 @@ class TcpLink(asyncio.Protocol):
         self._gone: asyncio.Future[None]  # the system has nothing left of it
         self._end: tuple[str, int] | None = None  # why, and a WebSocket's code for it
         self._ended_here = False
-        self._unread = bytearray()
+        self._unread: list[Data] = []
+        self._unread_size = 0  # bytes, about
         self._full = False
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
@@ -54,13 +56,12 @@ class TcpLink(asyncio.Protocol):
                 raise LinkClosed(*self._end)
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        arrived = bytes(self._unread)
-        self._unread.clear()
+        arrived, self._unread, self._unread_size = self._unread, [], 0
         if self._full:
             self._full = False
             if self._end is None:
                 self._transport.resume_reading()
-        return [arrived]
+        return arrived
 
     async def send(self, data: Data) -> None:
         assert isinstance(data, bytes), "a byte stream has no text messages"
@@ -103,8 +104,9 @@ class TcpLink(asyncio.Protocol):
         _set_options(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
-        self._unread += data
-        if len(self._unread) > UNREAD_MAX and not self._full:
+        self._unread.append(data)
+        self._unread_size += len(data) + PIECE
+        if self._unread_size > UNREAD_MAX and not self._full:
             self._full = True
             self._transport.pause_reading()
         self._wake(self._reader)
@@ -127,10 +129,12 @@ class TcpLink(asyncio.Protocol):
 
     def _flush(self) -> None:
         if self._unsent and not self._transport.is_closing():
-            data = b"".join(self._unsent)
-            self._unsent.clear()
-            self._unsent_size = 0
-            self._transport.write(data)
+            unsent, self._unsent = self._unsent, []
+            large, self._unsent_size = self._unsent_size >= JOINED_MAX, 0
+            if large:
+                self._transport.writelines(unsent)
+            else:
+                self._transport.write(b"".join(unsent))
 
     def _over(self, why: str, code: int) -> None:
         """Note the first reason for the end, and wake whoever waits."""
@@ -199,7 +203,10 @@ async def _connect(
     except TimeoutError as error:
         raise LinkClosed(f"cannot connect to {url}: no answer") from error
     except (OSError, ValueError) as error:
-        raise LinkClosed(f"cannot connect to {url}: {words(error)}") from error
+        why = words(error)
+        if context is not None and isinstance(error, ConnectionResetError):
+            why += ": without TLS it is tcp://HOST:PORT"
+        raise LinkClosed(f"cannot connect to {url}: {why}") from error
 
 
 def _address_in(url: str) -> tuple[str, int, bool]:

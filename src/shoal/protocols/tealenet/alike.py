@@ -49,16 +49,12 @@ class Alike:
             return None
 
 
-def alike(data: Data, message: InferenceChunk) -> Alike | None:
-    """Return what the chunks after ``data``, which was read as ``message``, may share.
+def alike(data: Data, message: InferenceChunk, text: str) -> Alike | None:
+    """Return what the chunks after ``data``, of which ``text`` was read, may share.
 
-    None, if it has anything but a text, or is of a form that none of ours writes.
+    None, if it is of a form that none of ours writes.
     """
-    choices = message.chunk.choices
-    if not isinstance(data, bytes) or len(choices) != 1:
-        return None
-    text = (choices[0].delta or {}).get("content")
-    if not text or not isinstance(text, str):
+    if not isinstance(data, bytes):
         return None
     before, field, rest = data.partition(_FIELD + written(text))
     found = Alike(before + _FIELD, rest)
@@ -68,7 +64,7 @@ def alike(data: Data, message: InferenceChunk) -> Alike | None:
         other = decode(found.before + written(text + _OTHER) + found.after)
     except BadMessage:
         return None
-    if not isinstance(other, InferenceChunk) or len(other.chunk.choices) != 1:
+    if not isinstance(other, InferenceChunk) or not other.chunk.choices:
         return None
     delta = other.chunk.choices[0].delta
     if delta is None or delta.get("content") != text + _OTHER:

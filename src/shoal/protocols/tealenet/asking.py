@@ -140,8 +140,9 @@ class Asking:
         if not pieces:
             return ()
         # Whatever is more than text is decoded, and what is like it as well.
-        plain = asked.batch == 0 and isinstance(pieces[0], str)
-        if plain and (found := alike(data, message)) is not None:
+        first = pieces[0] if asked.batch == 0 and len(pieces) == 1 else None
+        found = alike(data, message, first) if isinstance(first, str) else None
+        if found is not None:
             asked.alike = found
             self._alike[found.key] = asked
         return self._add(asked, pieces)

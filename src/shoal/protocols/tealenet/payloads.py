@@ -201,6 +201,7 @@ class ModelTransferChunk(msgspec.Struct, frozen=True, rename=wire_name):
     offset: Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
     data: bytes
     is_last_chunk: bool
+    shoal: Extra = UNSET
 
 
 class ModelTransferComplete(msgspec.Struct, frozen=True, rename=wire_name):

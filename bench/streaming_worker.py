@@ -1,0 +1,179 @@
+"""Workers that answer every chat with 200 chunks, over one wire each.
+
+As a program: ``streaming_worker.py WAY HTTP_PORT TCP_PORT`` joins under the model name
+WAY, prints a line when it is let in, and stays.  All but one are Shoal's own worker
+before an engine that has its answers ready; ``relay`` is a node of another maker, which
+writes prepared messages through the coordinator's relay in the open.
+
+A chat whose question is ``burst`` gets its chunks at once; any other gets 50 a second,
+each of which is the time at which it was made.
+"""
+
+import asyncio
+import base64
+import json
+import secrets
+import sys
+import time
+from collections.abc import AsyncIterator
+from random import Random
+from typing import Any
+
+from relayed import RelayNode, frame, message, registered
+from shoal.domain.outcome import Usage
+from shoal.domain.work import Chat, Kind, Work
+from shoal.domain.worker import Model, Offer
+from shoal.engines.port import Finished, Item
+from shoal.ledger.keys import Signer
+from shoal.protocols import discover
+from shoal.protocols.session import Member
+from shoal.runtime.clock import LoopClock
+from shoal.transports import dialling
+from shoal.worker.agent import Agent, Happening
+from shoal.worker.places import only
+from shoal.worker.slots import Slots
+
+CHUNKS = 200  # of an answer
+PACE = 0.02  # seconds between the chunks of a paced answer
+BURST = "burst"
+TOKEN = " token"
+SLOTS = 256  # the most that a peer may have open
+TOKENS = Usage(9, CHUNKS)
+WIRES = {"grandsage": "grandsage", "lan": "tealenet", "noise": "tealenet"}
+
+
+async def texts(question: str) -> AsyncIterator[str]:
+    """Return the chunks of an answer, as they come."""
+    if question == BURST:
+        for _ in range(CHUNKS):
+            yield TOKEN
+        return
+    loop = asyncio.get_running_loop()
+    due = loop.time()
+    for _ in range(CHUNKS):
+        yield f" {time.monotonic():.6f}"
+        due += PACE
+        await asyncio.sleep(due - loop.time())
+
+
+class Ready:
+    """An engine that costs nothing."""
+
+    async def run(self, work: Work, continues: str = "") -> AsyncIterator[Item]:
+        assert isinstance(work, Chat)
+        async for text in texts(str(work.messages[-1]["content"])):
+            yield text
+        yield Finished("stop", TOKENS)
+
+
+async def join(way: str, http: int, tcp: int) -> None:
+    """Serve over one of Shoal's wires, for good."""
+    protocol = discover()[WIRES[way]]
+    signer = Signer.from_seed(way.encode().ljust(32))
+    clock = LoopClock()
+    model = Model(way)
+    offers = (
+        Offer(
+            kinds=frozenset({Kind.CHAT}),
+            models=frozenset({way}),
+            slots=SLOTS,
+            public_key=signer.public_key.hex(),
+        ),
+    )
+    member = Member(
+        name=way,
+        model=model,
+        slots=SLOTS,
+        token="t",
+        identity=signer,
+        epoch=clock.wall() - clock.now(),
+        offers=offers,
+        draw=secrets.token_bytes,
+    )
+    url = f"tcp://127.0.0.1:{tcp}" if way == "lan" else f"http://127.0.0.1:{http}"
+    agent = Agent(
+        protocol.dial(url, member),
+        dialling.dial,
+        only(Ready(), Slots(SLOTS)),
+        clock,
+        Random(),
+        _tell,
+        offers=offers if protocol.joint else None,
+    )
+    await agent.run()
+
+
+def _tell(happening: Happening) -> None:
+    if happening.event != "joined":
+        raise RuntimeError(f"{happening.event}: {happening.reason}")
+    print(json.dumps({"joined": True}), flush=True)
+
+
+async def serve_in_the_open(way: str, port: int) -> None:
+    """Serve as a node of another maker does, for good."""
+    seed = int.from_bytes(secrets.token_bytes(4))
+    node = await registered(port, seed, way, slots=SLOTS)
+    print(json.dumps({"joined": True}), flush=True)
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            ((kind, payload),) = json.loads(await _receive(node.reader)).items()
+            if kind not in ("relayOpen", "relayData"):
+                continue
+            ends = {
+                "fromNodeID": node.id,
+                "toNodeID": payload["fromNodeID"],
+                "sessionID": payload["sessionID"],
+            }
+            if kind == "relayOpen":
+                node.writer.write(frame(message("relayReady", **ends)))
+                continue
+            ((kind, said),) = json.loads(base64.b64decode(payload["data"])).items()
+            if kind == "inferenceRequest":
+                tasks.create_task(_answer(node, ends, said["_0"]))
+
+
+async def _answer(node: RelayNode, ends: dict[str, str], asked: dict[str, Any]) -> None:
+    request = {"requestID": asked["requestID"]}
+    question = asked["request"]["messages"][-1]["content"]
+    same: dict[str, bytes] = {}
+    async for text in texts(question):
+        if text not in same:
+            chunk = {
+                "id": "chatcmpl-1",
+                "object": "chat.completion.chunk",
+                "created": 1,
+                "model": "m",
+                "choices": [{"index": 0, "delta": {"content": text}}],
+            }
+            same[text] = _carried(ends, inferenceChunk=request | {"chunk": chunk})
+        node.writer.write(same[text])
+    node.writer.write(_carried(ends, inferenceComplete=request))
+
+
+def _carried(ends: dict[str, str], **kinds: dict[str, Any]) -> bytes:
+    said = {kind: {"_0": payload} for kind, payload in kinds.items()}
+    text = json.dumps(said, separators=(",", ":")).encode()
+    data = base64.b64encode(text).decode()
+    return frame(message("relayData", **ends, data=data))
+
+
+async def _receive(reader: asyncio.StreamReader) -> bytes:
+    _, size = await reader.readexactly(2)
+    if size >= 126:
+        size = int.from_bytes(await reader.readexactly(2 if size == 126 else 8))
+    return await reader.readexactly(size)
+
+
+async def main() -> None:
+    way, http, tcp = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    if way in WIRES:
+        await join(way, http, tcp)
+    else:
+        await serve_in_the_open(way, http)
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
