@@ -37,12 +37,14 @@ async def besieged(
     *,
     silence: float = 30.0,
     drain: float = 5.0,
+    wires: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator for the length of the block, and look at it when it ends.
 
     Whatever the block did, honest people are served, nothing is held for nothing, and
-    the log has neither errors nor secrets.
+    the log has neither errors nor secrets.  ``wires`` holds protocols' configurations
+    by name.
     """
     caplog.set_level(logging.DEBUG)
     config = ServeConfig(
@@ -53,7 +55,7 @@ async def besieged(
         drain=drain,
         **settings,
     )
-    wires = {"grandsage": Config(silence=silence)}
+    wires = {"grandsage": Config(silence=silence)} | dict(wires or {})
     with pytest.MonkeyPatch.context() as patch:
         # Hardly any attacker answers a farewell.
         patch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)

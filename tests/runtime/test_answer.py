@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import Cancelled, JobError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.outcome import Choice, Delta, Outcome, Piece
-from shoal.runtime.answer import ANSWER_MAX, Answer, Slow, Spoilt
+from shoal.domain.outcome import Choice, Delta, Outcome, Piece, Usage
+from shoal.runtime.answer import ANSWER_MAX, TOKENS_MAX, Answer, Slow, Spoilt
 from shoal.runtime.pieces import DELTA_COST, JOIN_AT
 from shoal.runtime.reading import SLOW_AFTER, UNREAD_CEILING, UNREAD_MAX, Reading
 from simulation import virtual
@@ -187,6 +187,15 @@ def test_too_long_an_answer_is_spoilt() -> None:
         answer.put(["x"], 0.0)
 
     assert not caught.value.lost
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"), [(-1, 0), (7, 7), (2**53, TOKENS_MAX), (10**30, TOKENS_MAX)]
+)
+def test_a_worker_is_not_believed_any_usage(said: int, believed: int) -> None:
+    outcome = Answer(JobId("j")).whole("stop", Usage(said, said))
+
+    assert outcome.usage == Usage(believed, believed)
 
 
 def test_much_unread_text_is_borne_for_a_while() -> None:

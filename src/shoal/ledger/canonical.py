@@ -18,7 +18,7 @@ import rfc8785
 from shoal.domain.work import JSON
 
 _sorted: Final = msgspec.json.Encoder(order="sorted")
-_EXACT_MAX = 2**53 - 1
+EXACT_MAX = 2**53 - 1  # integers beyond it have no canonical form
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TIME = re.compile(
     r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{3}Z", re.ASCII
@@ -47,7 +47,7 @@ def _is_plain(value: object) -> bool:
     if kind is str or value is None or kind is bool:
         return True
     if kind is int:
-        return -_EXACT_MAX <= value <= _EXACT_MAX  # type: ignore[operator]  # an int
+        return -EXACT_MAX <= value <= EXACT_MAX  # type: ignore[operator]  # an int
     if kind is dict:
         assert isinstance(value, dict)  # for the type checker
         return all(

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Task, Work
-from shoal.ledger.canonical import encode, whole_text
+from shoal.ledger.canonical import EXACT_MAX, encode, whole_text
 
 
 def output_of(work: Work, outcome: Outcome) -> bytes:
@@ -12,7 +12,7 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
 
     It is what the worker gave, where its wire has a form for it; else canonical JSON
     (RFC 8785) with the ``text`` and the ``model``, and the ``choices`` if there is more
-    to the answer than its text.
+    to the answer than its text.  Integers beyond 2**53 in those are texts there.
     """
     if outcome.output:
         return outcome.output.encode()
@@ -43,5 +43,7 @@ def _whole(value: JSON) -> JSON:
             return {whole_text(key): _whole(each) for key, each in value.items()}
         case list() | tuple():
             return [_whole(each) for each in value]
+        case int() if abs(value) > EXACT_MAX:
+            return str(value)  # as a number it has no canonical form
         case _:
             return value

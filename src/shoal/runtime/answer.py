@@ -10,6 +10,7 @@ from shoal.runtime.pieces import Pieces, cost_of
 from shoal.runtime.reading import Reading
 
 ANSWER_MAX = 32 << 20  # characters of one answer
+TOKENS_MAX = 2**31 - 1  # that a worker is believed to have read or written for one
 
 
 class Slow(Exception):
@@ -190,8 +191,8 @@ class Answer:
             )
 
     def whole(self, finish_reason: str, usage: Usage | None) -> Outcome:
-        """Put together what came."""
-        return assemble(self._pieces.all(), finish_reason, usage)
+        """Put together what came; ``usage`` is what the worker says it took."""
+        return assemble(self._pieces.all(), finish_reason, _believed(usage))
 
     # The end.
 
@@ -251,6 +252,18 @@ class Answer:
             self._end = end
             for reading in self._readings:
                 reading.wake()
+
+
+def _believed(usage: Usage | None) -> Usage | None:
+    """Return usage that can be reckoned with, whatever the worker said."""
+    if usage is None:
+        return None
+    read, written = usage.prompt_tokens, usage.completion_tokens
+    return Usage(_within(read), _within(written))
+
+
+def _within(tokens: int) -> int:
+    return min(max(0, tokens), TOKENS_MAX)
 
 
 def _another_answer() -> Spoilt:

@@ -16,6 +16,7 @@ from shoal.runtime.hub import GOING_AWAY, Hub
 from shoal.runtime.link import Link
 from shoal.runtime.model_peers import NAME_MAX
 from shoal.runtime.neighbours import HOUSE, House
+from shoal.runtime.restocking import Restocking
 
 TELL_EVERY = 1.0  # seconds from one word about ourselves to the next
 GUESTS_MAX = 4096  # peers of one connection
@@ -39,7 +40,8 @@ class Crowds:
         house: House = HOUSE,
         share: Share | None = None,
     ) -> None:
-        self.around = Around(hub, share or ShareNothing(), house)
+        restocking = Restocking(clock)
+        self.around = Around(hub, share or ShareNothing(), house, restocking)
         self.clock = clock
         self.door = door
         self.waiting: set[Guest] = set()  # with models that are to join anew

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from shoal.domain.credentials import (
     with_fingerprint,
     without_fingerprint,
 )
-from shoal.domain.errors import NotAdmitted
+from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.session import (
     WRONG_TOKEN,
     Admission,
@@ -88,6 +88,11 @@ class Door:
     def check(self, address: str) -> None:
         """Raise TooManyFailures if the address may not knock now."""
         self._failures.check(address, self._clock.now())
+
+    def failed(self, address: str) -> None:
+        """Note that something wrong was presented that is no token."""
+        with suppress(TooManyFailures):
+            self._failures.failed(address, self._clock.now())
 
     async def record(self, admitted: Pass) -> None:
         """Store the use of a token that has only so many; only then it may be used.

@@ -33,7 +33,7 @@ def endpoints(
         config = wires.get(wire) or protocol.config()
         admission = door.admission(wire, config.token or token)
         setting = Setting(
-            start, admission, draw, identity, verify, epoch, name, hardware
+            start, admission, draw, identity, verify, epoch, name, hardware, door
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found

@@ -28,6 +28,7 @@ from shoal.runtime.hub import GOING_AWAY, Hub
 from shoal.runtime.model_peers import ModelPeers
 from shoal.runtime.neighbours import Begin, House, Neighbour, Room
 from shoal.runtime.peers import Via
+from shoal.runtime.restocking import Restocking
 
 WORDS_MAX = 64  # said by a peer while it is stored that it was let in
 
@@ -79,6 +80,7 @@ class Around:
     hub: Hub
     share: Share
     house: House
+    restocking: Restocking
 
 
 class Guest:
@@ -108,6 +110,7 @@ class Guest:
         self.accepts: frozenset[type] = driver.accepts & commands
         self.present = False
         self._share = around.share
+        self._restocking = around.restocking
         self._driver = driver
         self._left = left
         self._gone = False
@@ -144,7 +147,7 @@ class Guest:
             case Presented():
                 self._models.presented(word)
             case Offered(offers):
-                self._models.offered(offers)
+                self._restocking.offered(self.name, offers, self._models.offered)
             case Conditioned(condition):
                 self._models.conditioned(condition)
             case Draining():
@@ -179,6 +182,7 @@ class Guest:
             self.present = False
             self._neighbour.close()
             self._share.gone(self.name)
+            self._restocking.left(self.name)
             self._models.leave(reason)
         self._left(self, reason)
 

@@ -119,23 +119,28 @@ class ModelPeers:
 
     # From the peer.
 
-    def offered(self, offers: tuple[Offer, ...]) -> None:
-        """Take what the peer can run from now on.
+    def offered(self, offers: tuple[Offer, ...]) -> int:
+        """Take what the peer can run from now on; return how many models changed.
 
         A model that is busy goes on with what it has before it leaves, or joins anew.
         """
         wanted = self._sound(offers)
+        changes = 0
         for name, model in self._models.items():
             if name not in wanted:
+                changes += model.wanted is not None
                 model.retire()
         for name, offer in wanted.items():
-            if (known := self._models.get(name)) is not None:
+            known = self._models.get(name)
+            changes += known is None or known.wanted != offer
+            if known is not None:
                 known.wanted = offer
             else:
                 new = self._models[name] = ModelPeer(name, self, offer)
                 self._join(new, offer)
         if not self.renew():
             self._changed()
+        return changes
 
     def progress(self, word: Progress) -> None:
         """Take a piece of an answer: the path of every token."""

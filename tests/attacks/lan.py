@@ -1,0 +1,173 @@
+"""Peers of a local network that are played by a test, on bare connections."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from attacks.siege import TOKEN
+from gateway.serving import Pool, eventually
+from protocols.tealenet.peers import heartbeat, hello
+from shoal.ledger.keys import Signer
+from shoal.protocols.framing import SIZE
+from shoal.protocols.tealenet.extension import Introduction, Pulse, write
+from shoal.protocols.tealenet.messages import encode
+from shoal.protocols.tealenet.offerings import Offering
+from shoal.protocols.tealenet.proving import base64_of, bytes_of, key_of, proof_of
+from shoal.protocols.tealenet.scalars import passcode_hash
+
+PASSCODE = "passcode-that-no-log-may-hold"
+MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"
+
+
+@dataclass(slots=True)
+class LanPeer:
+    """A connection, and what came on it."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    heard: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    over: bool = False
+
+    async def say(self, *messages: Any) -> None:
+        """Send messages: texts and bytes as they are, others as JSON."""
+        for each in messages:
+            data = each if isinstance(each, bytes) else json.dumps(each).encode()
+            await self.send(SIZE.pack(len(data)) + data)
+
+    async def send(self, data: bytes) -> None:
+        """Send bytes without a length before them."""
+        with suppress(ConnectionError):
+            self.writer.write(data)
+            await self.writer.drain()
+
+    async def read(self) -> None:
+        """Collect messages until the connection ends."""
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                (size,) = SIZE.unpack(await self.reader.readexactly(SIZE.size))
+                said = json.loads(await self.reader.readexactly(size))
+                ((kind, payload),) = said.items()
+                self.heard.append((kind, payload.get("_0", payload)))
+        self.over = True
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """Return what came of a kind."""
+        return [payload for each, payload in self.heard if each == kind]
+
+    async def hears(self, kind: str, number: int = 0) -> dict[str, Any]:
+        """Wait for a message of a kind, the first unless told otherwise."""
+        await eventually(lambda: len(self.of(kind)) > number)
+        return self.of(kind)[number]
+
+    async def hung_up(self) -> None:
+        """Wait until the other end hangs up."""
+        await eventually(lambda: self.over)
+
+    async def answer(self, *texts: str, number: int = 0) -> None:
+        """Wait for a request, and answer it."""
+        asked = await self.hears("inferenceRequest", number)
+        for text in texts:
+            await self.say(chunk(asked["requestID"], text))
+        done = {"requestID": asked["requestID"]}
+        await self.say({"inferenceComplete": {"_0": done}})
+
+
+def chunk(request_id: Any, text: str) -> dict[str, Any]:
+    """Return a piece of an answer."""
+    said = {
+        "id": "c",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [{"index": 0, "delta": {"content": text}}],
+    }
+    return {"inferenceChunk": {"_0": {"requestID": request_id, "chunk": said}}}
+
+
+@asynccontextmanager
+async def dialled(pool: Pool) -> AsyncIterator[LanPeer]:
+    """Connect, and say nothing yet."""
+    async with pool.session.get(pool.url + "/healthz") as response:
+        port = (await response.json())["direct"]["tealenet"]["tcp"]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    peer = LanPeer(reader, writer)
+    reading = asyncio.create_task(peer.read())
+    try:
+        yield peer
+    finally:
+        writer.transport.abort()
+        await reading
+
+
+@asynccontextmanager
+async def mac(
+    pool: Pool, number: int = 1, *models: str, passcode: str = PASSCODE
+) -> AsyncIterator[LanPeer]:
+    """Join as a peer of another maker, with the passcode."""
+    device = MAC.format(number)
+    shown = passcode_hash(passcode) if passcode else None
+    async with dialled(pool) as peer:
+        await peer.say(encode(hello(shown, models, device)))
+        await peer.hears("helloAck")
+        await peer.say(encode(heartbeat(models, device_id=device)))
+        await peer.hears("heartbeatAck")
+        yield peer
+
+
+@asynccontextmanager
+async def ours(
+    pool: Pool,
+    name: str,
+    *offers: Offering,
+    token: str = TOKEN,
+    role: str = "worker",
+    passcode: str = "",
+) -> AsyncIterator[LanPeer]:
+    """Join as a worker of ours, by a token; or as something else."""
+    key = Signer.from_seed(name.encode()[:32].ljust(32, b"\0"))
+    async with dialled(pool) as peer:
+        await peer.say(encode(greeting(key, name, offers, token, role, passcode)))
+        ack = (await peer.hears("helloAck"))["shoal"]
+        if not ack.get("refusal"):
+            await peer.say(encode(first_beat(key, ack)))
+            await peer.hears("heartbeatAck")
+        yield peer
+
+
+def greeting(
+    key: Signer,
+    name: str,
+    offers: tuple[Offering, ...] = (),
+    token: str = TOKEN,
+    role: str = "worker",
+    passcode: str = "",
+) -> Any:
+    """Return how a peer of ours greets; its device is its name's."""
+    said = Introduction(
+        version=1,
+        features=["cancel", "receipt"],
+        name=name,
+        role=role,
+        token=token,
+        offers=list(offers),
+        key=key.public_key.hex(),
+        challenge=base64_of(bytes(32)),
+    )
+    plain = hello(passcode_hash(passcode) if passcode else None, (), name[:100] or "x")
+    return type(plain)(
+        plain.device_info,
+        1,
+        plain.loaded_models,
+        plain.cluster_passcode_hash,
+        shoal=write(said),
+    )
+
+
+def first_beat(key: Signer, ack: dict[str, Any]) -> Any:
+    """Return the first heartbeat, which proves the key."""
+    signed = proof_of(bytes_of(ack["challenge"]), key_of(ack["key"]), key.public_key)
+    pulse = Pulse(proof=base64_of(key.sign(signed)))
+    return heartbeat((), shoal=write(pulse))

@@ -1,0 +1,374 @@
+"""Peers of the local network that break the wire's rules, let in or not."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attacks.lan import MAC, PASSCODE, LanPeer, chunk, dialled, mac, ours
+from attacks.siege import CHAT, TOKEN, ask, besieged, join
+from gateway.serving import Pool, eventually
+from protocols.tealenet.peers import heartbeat, hello
+from shoal.domain.facts import Fact, WorkerJoined
+from shoal.protocols.framing import SIZE
+from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.lan import GREETING_MAX
+from shoal.protocols.tealenet.messages import encode
+from shoal.protocols.tealenet.offerings import Offering
+from shoal.protocols.tealenet.scalars import passcode_hash
+from shoal.runtime.answer import TOKENS_MAX
+from shoal.runtime.restocking import CHANGES_AT_ONCE
+
+REQUEST = "AAAAAAAA-0000-4000-8000-0000000000{:02X}"
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Pool]:
+    wires = {"tealenet": Config(passcode=PASSCODE)}
+    async with besieged(tmp_path, caplog, wires=wires) as running:
+        yield running
+    hashed = passcode_hash(PASSCODE)
+    for record in caplog.get_records("call"):
+        assert PASSCODE not in record.getMessage()
+        assert hashed not in record.getMessage()
+
+
+@asynccontextmanager
+async def talking(pool: Pool) -> AsyncIterator[None]:
+    """Have two honest peers talk: before the block, in it, and after it."""
+    async with mac(pool, 1) as asker, mac(pool, 2, "honest-model") as doer:
+        await pool.joined()
+        await request(asker, 1, "honest-model")
+        first = await doer.hears("inferenceRequest")
+        await doer.say(chunk(first["requestID"], "one "))
+        await asker.hears("inferenceChunk")
+        yield
+        await doer.say(chunk(first["requestID"], "two"))
+        done = {"inferenceComplete": {"_0": {"requestID": first["requestID"]}}}
+        await doer.say(done)
+        await asker.hears("inferenceComplete")
+        assert answer_to(asker, 1) == "one two"
+        await request(asker, 2, "honest-model")
+        await doer.answer("three", number=1)
+        await asker.hears("inferenceComplete", 1)
+        assert answer_to(asker, 2) == "three"
+        assert not asker.of("inferenceError")
+        assert not asker.over
+        assert not doer.over
+
+
+async def request(peer: LanPeer, number: int, model: str, **more: Any) -> None:
+    """Ask for a chat."""
+    asked = {"model": model, "messages": [{"role": "user", "content": "hi"}], **more}
+    await peer.say(
+        {
+            "inferenceRequest": {
+                "_0": {
+                    "requestID": REQUEST.format(number),
+                    "streaming": True,
+                    "request": asked,
+                }
+            }
+        }
+    )
+
+
+def answer_to(peer: LanPeer, number: int) -> str:
+    """Return the text that came of a request."""
+    return "".join(
+        choice["delta"].get("content") or ""
+        for each in peer.of("inferenceChunk")
+        if each["requestID"] == REQUEST.format(number)
+        for choice in each["chunk"]["choices"]
+    )
+
+
+# Before anybody is let in.
+
+
+@pytest.mark.parametrize(
+    "size", [0xFFFFFFFF, 64 << 20, GREETING_MAX + 1], ids=["4 GiB", "64 MiB", "hello"]
+)
+async def test_a_stranger_that_announces_too_much_is_hung_up_on(
+    pool: Pool, size: int
+) -> None:
+    async with talking(pool), dialled(pool) as stranger:
+        await stranger.send(SIZE.pack(size) + b"x" * 1000)
+
+        await stranger.hung_up()
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"",
+        b"null",
+        b"5",
+        b"[]",
+        b'"x"',
+        b"not JSON",
+        b"\xff\xfe\xfd",
+        b"{}",
+        b'{"hello":null}',
+        b'{"hello":{"_0":null}}',
+        b'{"hello":{},"helloAck":{}}',
+        b'{"hello":{"_0":{"deviceInfo":{"id":5}}}}',
+        b'{"modelQuery":{"_0":{"modelID":"m"}}}',
+        b"[" * 100_000,
+        b'{"hello":' * 10_000,
+    ],
+    ids=lambda each: repr(each[:20]),
+)
+async def test_garbage_of_a_stranger_is_no_greeting(pool: Pool, garbage: bytes) -> None:
+    async with talking(pool), dialled(pool) as stranger:
+        await stranger.say(garbage, garbage)
+        await stranger.say(encode(hello(passcode_hash(PASSCODE), (), MAC.format(9))))
+
+        await stranger.hears("helloAck")
+
+
+async def test_who_says_nothing_but_garbage_is_hung_up_on(pool: Pool) -> None:
+    async with talking(pool), dialled(pool) as stranger:
+        await stranger.say(*[b"null"] * 200)
+
+        await stranger.hung_up()
+
+
+async def test_nothing_but_a_greeting_is_heard_of_a_stranger(pool: Pool) -> None:
+    async with talking(pool), dialled(pool) as stranger:
+        await stranger.say(encode(heartbeat(("mine",))))
+        await request(stranger, 3, "honest-model")
+        await stranger.say({"modelQuery": {"_0": {"modelID": "m"}}})
+        await stranger.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
+        await stranger.say(encode(hello("0" * 64)))
+
+        await stranger.hung_up()
+        assert stranger.heard == []
+        assert len(pool.hub.pool.workers) == 1
+
+
+# Let in, and no better.
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (b"null", None),
+        (b'{"heartbeat":{"_0":{}},"inferenceCancel":{"_0":{}}}', None),
+        (b'{"heartbeat":{"_0":{"deviceID":5}}}', None),
+        (b'{"modelTransferChunk":{"_0":{"offset":-1}}}', None),
+        (b'{"inferenceCancel":{"_0":{"requestID":"never heard of"}}}', None),
+        (b'{"inferenceRequest":{"_0":{"requestID":"bad","request":5}}}', "bad"),
+        (b'{"inferenceRequest":{"_0":{"requestID":5,"request":{}}}}', None),
+        (
+            b'{"inferenceRequest":{"_0":{"requestID":"deep","request":{"messages":[],'
+            b'"tools":[{"a":' + b"[" * 200 + b"]" * 200 + b"}]}}}}",
+            "deep",
+        ),
+    ],
+    ids=lambda each: repr(each)[:40],
+)
+async def test_a_bad_message_is_answered_or_ignored_and_the_next_counts(
+    pool: Pool, message: bytes, answer: str | None
+) -> None:
+    async with talking(pool), mac(pool, 3) as peer:
+        await peer.say(message)
+        await peer.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
+        await peer.hears("modelLoadError")
+
+        refused = [each["requestID"] for each in peer.of("inferenceError")]
+        assert refused == ([] if answer is None else [answer])
+
+
+async def test_what_a_peer_says_of_the_jobs_of_others_is_not_heard(pool: Pool) -> None:
+    async with talking(pool), mac(pool, 3, "evil") as evil:
+        await pool.joined(2)
+        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
+        asked = await evil.hears("inferenceRequest")
+        for other in (REQUEST.format(1), REQUEST.format(1).lower(), "x", "job1"):
+            await evil.say(chunk(other, "injected"))
+            await evil.say({"inferenceComplete": {"_0": {"requestID": other}}})
+            error = {"requestID": other, "errorMessage": "injected"}
+            await evil.say({"inferenceError": {"_0": error}})
+        await evil.say(chunk(asked["requestID"], "mine"))
+        done = {"requestID": asked["requestID"], "tokensOut": 2**53}
+        await evil.say({"inferenceComplete": {"_0": done}})
+        await evil.say(chunk(asked["requestID"], "too late"))
+        error = {"requestID": asked["requestID"], "errorMessage": "too late"}
+        await evil.say({"inferenceError": {"_0": error}})
+        await evil.say({"inferenceComplete": {"_0": done}})
+
+        said = json.loads(await asking)
+
+        assert said["choices"][0]["message"]["content"] == "mine"
+
+
+@pytest.mark.parametrize("tokens", [2**53, 10**18, -1, 1.5, "x"])
+async def test_usage_that_nobody_can_have_does_not_reach_the_books(
+    pool: Pool, tokens: Any
+) -> None:
+    async with talking(pool), mac(pool, 3, "evil") as evil:
+        await pool.joined(2)
+        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
+        asked = await evil.hears("inferenceRequest")
+        said = chunk(asked["requestID"], "x")
+        counts = {"prompt_tokens": tokens, "completion_tokens": tokens}
+        usage = counts | {"total_tokens": tokens}
+        said["inferenceChunk"]["_0"]["chunk"]["usage"] = usage
+        await evil.say(said)
+        await evil.say({"inferenceComplete": {"_0": {"requestID": asked["requestID"]}}})
+        if tokens != 2**53:  # it did not do the job, and is given it once more
+            await evil.answer("x", number=1)
+
+        told = json.loads(await asking)
+        assert told["choices"][0]["message"]["content"] == "x"
+        assert told["usage"]["completion_tokens"] <= TOKENS_MAX
+
+
+@pytest.mark.parametrize("number", [2**53, -(10**20), 10**400])
+async def test_numbers_that_nobody_can_write_again_end_nothing(
+    pool: Pool, number: int
+) -> None:
+    async with talking(pool), mac(pool, 3, "evil") as evil:
+        await pool.joined(2)
+        asking = asyncio.create_task(ask(pool, CHAT, "evil"))
+        asked = await evil.hears("inferenceRequest")
+        said = chunk(asked["requestID"], "x")
+        (choice,) = said["inferenceChunk"]["_0"]["chunk"]["choices"]
+        choice["delta"] |= {"odd": number, "tool_calls": [{"index": 0, "odd": number}]}
+        choice["logprobs"] = {"content": [{"logprob": number}]}
+        await evil.say(said)
+        await evil.say({"inferenceComplete": {"_0": {"requestID": asked["requestID"]}}})
+
+        assert '"x"' in await asking
+
+
+async def test_a_worker_does_not_learn_the_passcode_by_showing_any(pool: Pool) -> None:
+    hashed = passcode_hash(PASSCODE)
+    async with talking(pool), ours(pool, "w", passcode="bluff") as worker:
+        await eventually(lambda: bool(worker.of("heartbeat")))
+
+        assert hashed not in json.dumps(worker.heard)
+
+
+async def test_a_worker_that_calls_itself_a_coordinator_may_not_ask(pool: Pool) -> None:
+    async with talking(pool), ours(pool, "w", role="coordinator") as worker:
+        await request(worker, 3, "honest-model")
+
+        refused = await worker.hears("inferenceError")
+        assert "worker" in refused["errorMessage"] or "work" in refused["errorMessage"]
+
+
+async def test_models_of_reserved_names_get_the_jobs_of_nobody(pool: Pool) -> None:
+    names = ["*", "*task", "", "honest-model,x", "a/b", "\x1b[2J\n", "x" * 256]
+    offers = [Offering(models=[name]) for name in names]
+    async with talking(pool), ours(pool, "w", *offers) as worker:
+        await eventually(lambda: len(pool.hub.pool.workers) > 1)
+
+        assert not worker.of("inferenceRequest")
+
+
+async def test_a_peer_that_changes_its_models_all_the_time_costs_little(
+    pool: Pool,
+) -> None:
+    joined = 0
+
+    def count(fact: Fact) -> None:
+        nonlocal joined
+        joined += isinstance(fact, WorkerJoined)
+
+    pool.hub.watch(count)
+    async with talking(pool), mac(pool, 3) as peer:
+        for number in range(100):
+            names = tuple(f"m{number}-{each}" for each in range(200))
+            await peer.say(encode(heartbeat(names, device_id=MAC.format(3))))
+        await peer.hears("heartbeatAck", 100)
+
+        assert joined <= CHANGES_AT_ONCE + 2 * 200 + 10
+
+
+async def test_requests_beyond_a_limit_are_refused_at_once(pool: Pool) -> None:
+    async with talking(pool), mac(pool, 4, "slow"), mac(pool, 3) as peer:
+        await pool.joined(2)
+        for number in range(2000):
+            await request(peer, number, "slow")
+        await eventually(lambda: len(peer.of("inferenceError")) >= 2000 - 64)
+
+        reasons = {each["code"] for each in peer.of("inferenceError")}
+        assert reasons <= {"queue_full", "unavailable"}
+
+
+async def test_unasked_files_questions_and_requests_for_models_come_to_nothing(
+    pool: Pool,
+) -> None:
+    piece = {
+        "transferID": MAC.format(0),
+        "fileName": "x",
+        "offset": 0,
+        "data": "A" * (1 << 20),
+        "isLastChunk": True,
+    }
+    done = {"transferID": MAC.format(0), "modelID": "../../x"}
+    async with talking(pool), mac(pool, 3) as peer:
+        for number in range(20):
+            await peer.say({"modelTransferChunk": {"_0": piece}})
+            await peer.say({"modelTransferComplete": {"_0": done}})
+            await peer.say(*[{"modelQuery": {"_0": {"modelID": "../x"}}}] * 50)
+            asked = {"transferID": MAC.format(number), "modelID": "../../etc"}
+            await peer.say({"modelTransferRequest": {"_0": asked}})
+        await peer.say({"loadModel": {"_0": {"requestID": "r", "modelID": "m"}}})
+        await peer.hears("modelLoadError")
+
+        assert not any(each["available"] for each in peer.of("modelQueryResponse"))
+        assert not peer.of("modelTransferChunk")
+
+
+async def test_a_peer_that_reads_nothing_is_dropped(pool: Pool) -> None:
+    async with talking(pool), mac(pool, 3, "deaf") as peer:
+        await pool.joined(2)
+        transport = peer.reader._transport  # type: ignore[attr-defined]  # to read not
+        transport.pause_reading()
+        beats = b"".join(
+            SIZE.pack(len(each)) + each
+            for each in [encode(heartbeat(("deaf",), device_id=MAC.format(3)))] * 1000
+        )
+        while len(pool.hub.pool.workers) > 1:
+            await peer.send(beats)
+            await asyncio.sleep(0)
+        transport.resume_reading()
+
+
+async def test_many_that_come_and_go_leave_nothing_behind(pool: Pool) -> None:
+    async with talking(pool):
+        for number in range(50):
+            async with mac(pool, 3 + number % 5, "m"):
+                pass
+            async with dialled(pool) as stranger:
+                await stranger.send(b"\0\0")
+            async with ours(pool, f"w{number % 3}", Offering(models=["m"])):
+                pass
+        await pool.joined()
+    await eventually(lambda: not pool.hub.pool.workers)
+
+
+async def test_one_of_a_name_takes_the_others_place_only_if_it_is_let_in(
+    pool: Pool,
+) -> None:
+    async with talking(pool):
+        async with ours(pool, "w", Offering(models=["m"])) as worker:
+            await pool.joined(2)
+            async with ours(pool, "w", Offering(models=["m"]), token="wrong") as evil:
+                await evil.hung_up()
+            device = MAC.format(2)  # an honest peer's
+            async with dialled(pool) as evil:
+                await evil.say(encode(hello("0" * 64, ("m",), device)))
+                await evil.hung_up()
+            assert TOKEN
+            assert not worker.over
+            assert len(pool.hub.pool.workers) == 2
+        async with join(pool, "n", "m"):
+            await pool.joined(2)

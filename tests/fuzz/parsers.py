@@ -1,0 +1,214 @@
+"""Everything that reads what TealeNet's peers write, each as a function of bytes.
+
+A function takes whatever comes, or raises PeerError.  Where one input is several
+messages, ``SEPARATOR`` stands between them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from zeroconf import ServiceInfo
+
+from fuzz import corpus, sessions
+from fuzz.mutations import SEPARATOR
+from protocols.settings import setting
+from shoal.domain.sharing import ModelChunk, ModelDone
+from shoal.models.transfer import IncomingModel
+from shoal.protocols.crowd import Browser
+from shoal.protocols.tealenet import Config, endpoints
+from shoal.protocols.tealenet.chunks import ChunkReader
+from shoal.protocols.tealenet.extension import (
+    read_ending,
+    read_failing,
+    read_introduction,
+    read_pulse,
+)
+from shoal.protocols.tealenet.greetings import read_greeting
+from shoal.protocols.tealenet.hardware import hardware_of
+from shoal.protocols.tealenet.known import Directory, Pinned
+from shoal.protocols.tealenet.messages import (
+    Hello,
+    HelloAck,
+    InferenceChunk,
+    InferenceRequest,
+    ModelTransferChunk,
+    ModelTransferComplete,
+    decode,
+    encode,
+)
+from shoal.protocols.tealenet.offerings import offers_of
+from shoal.protocols.tealenet.relay_messages import DiscoverResponse
+from shoal.protocols.tealenet.relay_messages import decode as decode_relayed
+from shoal.protocols.tealenet.relay_messages import encode as encode_relayed
+from shoal.protocols.tealenet.requests import (
+    name_in_receipts,
+    read_request,
+    wants_usage,
+)
+from shoal.protocols.tealenet.sharing import word_of
+from shoal.transports.bonjour import sighting_of
+
+TRANSFER = "550E8400-E29B-41D4-A716-446655440000"
+KIND = "_teale._tcp.local."
+
+
+@dataclass(frozen=True, slots=True)
+class Parser:
+    """A function that is tried, and good input for it."""
+
+    parse: Callable[[bytes], None]
+    seeds: Callable[[], Sequence[bytes]]
+
+
+def messages(data: bytes) -> None:
+    """A message between peers; what was read can be written."""
+    message = decode(data)
+    if message is not None and not isinstance(message, InferenceChunk):
+        again = decode(encode(message))
+        assert type(again) is type(message)
+
+
+def requests(data: bytes) -> None:
+    """A request, of a peer of ours or another."""
+    message = decode(data)
+    if isinstance(message, InferenceRequest):
+        name_in_receipts(message)
+        wants_usage(message)
+        read_request(message)
+        read_request(message, extended=True)
+
+
+def chunks(data: bytes) -> None:
+    """Pieces of one answer, in the four ways of reading them."""
+    readers = [
+        ChunkReader(several=several, exact=exact)
+        for several in (False, True)
+        for exact in (False, True)
+    ]
+    for line in data.split(SEPARATOR):
+        message = decode(line)
+        if isinstance(message, InferenceChunk):
+            for reader in readers:
+                assert "" not in reader.read(message.chunk)
+
+
+def extension(data: bytes) -> None:
+    """Our field, in each of its places."""
+    raw = msgspec.Raw(data)
+    read_failing(raw)
+    pulse, said = read_pulse(raw), read_introduction(raw)
+    for offers in (pulse and pulse.offers, said and said.offers):
+        offers_of(offers or ())
+    read_ending(raw)
+
+
+def introduction(data: bytes) -> None:
+    """How a peer greets."""
+    message = decode(data)
+    if isinstance(message, Hello | HelloAck):
+        greeting = read_greeting(message)
+        assert len(greeting.key) in (0, 32)
+        assert greeting.proof is not None
+        assert greeting.challenge is not None
+        hardware_of(message.device_info.hardware)
+
+
+def models(data: bytes) -> None:
+    """What is said of models' files, while one is fetched."""
+    incoming = IncomingModel(TRANSFER, "m", 1 << 30)
+    for line in data.split(SEPARATOR):
+        message = decode(line)
+        if isinstance(message, ModelTransferChunk | ModelTransferComplete):
+            match word_of(message):
+                case ModelChunk() as word if incoming.asked_for(word):
+                    incoming.chunk(word)
+                case ModelDone() as word if incoming.asked_for(word):
+                    incoming.complete(word)
+                case _:
+                    pass
+
+
+def relayed(data: bytes) -> None:
+    """A message of a relay; what was read can be written."""
+    message = decode_relayed(data)
+    if message is not None:
+        assert type(decode_relayed(encode_relayed(message))) is type(message)
+
+
+def directory(data: bytes) -> None:
+    """What a relay tells of other nodes, or what one says that it has."""
+    message = decode_relayed(data)
+    if isinstance(message, DiscoverResponse):
+        known = Directory("0" * 64, Pinned())
+        known.hear(message.peers, 0.0)
+        assert all(known.of(node.id) == node for node in known.all())
+
+
+def capabilities(data: bytes) -> None:
+    """What a node says that it has."""
+    directory(
+        b'{"discoverResponse":{"peers":[{"nodeID":"%b","publicKey":"","displayName":'
+        b'"","lastSeen":0,"capabilities":%b}]}}' % (b"1" * 64, data)
+    )
+
+
+def txt(data: bytes) -> None:
+    """What a service's TXT record says, where another coordinator looks for it."""
+    info = ServiceInfo(KIND, f"x.{KIND}", 80, properties=data, addresses=[bytes(4)])
+    (browser,) = (
+        each
+        for each in endpoints(Config(browse=True), setting())
+        if isinstance(each, Browser)
+    )
+    browser.meet(sighting_of(info, KIND), 0.0)
+
+
+def _cluster() -> list[bytes]:
+    ours = [*corpus.said_between(extended=True), *corpus.said_between(extended=False)]
+    said = {each for some in ours for each in some}
+    groups = ("cluster_decode", "cluster_swift_emits", "cluster_rust_emits")
+    return corpus.recorded(*groups) + sorted(said)
+
+
+def _of_kinds(*kinds: bytes) -> list[bytes]:
+    return [each for each in _cluster() if any(kind in each[:30] for kind in kinds)]
+
+
+def _fields() -> list[bytes]:
+    return [
+        each[place + len(b'"shoal":') : -3]
+        for each in _cluster()
+        if (place := each.find(b'"shoal":')) >= 0
+    ]
+
+
+def _relayed() -> list[bytes]:
+    groups = ("relay_swift_emits", "relay_decode", "relay_server", "relay_server_crash")
+    said = {each for some in corpus.said_on_relay() for each in some}
+    return corpus.recorded(*groups) + sorted(said)
+
+
+def _records() -> list[bytes]:
+    texts = (b"deviceID=" + TRANSFER.encode(), b"ram=16", b"version=1", b"chip", b"=x")
+    record = b"".join(bytes([len(each)]) + each for each in texts)
+    return [record, b"", b"\0", record[:-1], b"\xff" + record]
+
+
+PARSERS: Mapping[str, Parser] = {
+    "messages": Parser(messages, _cluster),
+    "requests": Parser(requests, lambda: _of_kinds(b"inferenceRequest")),
+    "chunks": Parser(chunks, lambda: _of_kinds(b"inferenceChunk")),
+    "extension": Parser(extension, _fields),
+    "introduction": Parser(introduction, lambda: _of_kinds(b"hello")),
+    "models": Parser(models, lambda: _of_kinds(b"model")),
+    "relayed": Parser(relayed, _relayed),
+    "directory": Parser(
+        directory, lambda: [each for each in _relayed() if b'"peers"' in each]
+    ),
+    "capabilities": Parser(
+        capabilities, lambda: corpus.recorded("node_capabilities") + _fields()
+    ),
+    "txt": Parser(txt, _records),
+    **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
+}
