@@ -1,11 +1,17 @@
 """What a worker presents to a coordinator, by what the coordinator's wire can say."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import trustme
 
+from cli.coordinators import Sites
+from shoal.cli import memberships as memberships_module
 from shoal.cli.memberships import Worker, memberships
 from shoal.cli.whereto import Target
 from shoal.config import JoinConfig
@@ -17,6 +23,8 @@ from shoal.engines.tasks import TASK_NAMES
 from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
 from shoal.protocols.session import Dialer, Member, WorkerSession
+from shoal.runtime.link import LinkClosed
+from shoal.transports import dialling
 from shoal.worker.agent import Happening
 from shoal.worker.assortment import Assortment
 from shoal.worker.health import Meter
@@ -24,6 +32,7 @@ from shoal.worker.offering import Offering
 from shoal.worker.ports import Machine, share_nothing
 
 SIGNER = Signer.from_seed(bytes(range(32)))
+DIRECT = "tcp://host:4011"
 CHATS = Model("chatty", features=frozenset({Feature.STOP}), context=4096)
 EMBEDS = Model("embed", frozenset({Kind.EMBEDDING}))
 
@@ -80,7 +89,7 @@ def worker(joined: list[Member], *, joint: bool, **config: Any) -> Worker:
         signs=True,
         joint=joint,
     )
-    there = Target("http://host", wire, "secret", None, "tcp://host:4011")
+    there = Target("http://host", wire, "secret", None, DIRECT)
     return Worker(
         "otter",
         there,
@@ -112,7 +121,7 @@ async def test_one_connection_for_all_models_says_what_each_can_do() -> None:
     assert isinstance(offered, Assortment)
     (member,) = joined
     assert (member.name, member.token) == ("otter", "secret")
-    assert (member.direct, member.passcode) == ("tcp://host:4011", "wildlife")
+    assert (member.direct, member.passcode) == (DIRECT, "wildlife")
     assert (member.identity, member.hardware.chip) == (SIGNER, "a chip")
     assert len(member.draw(8)) == 8
     chatty = Offer(
@@ -173,3 +182,55 @@ async def test_a_connection_for_each_model_tells_engines_apart_by_name(
     assert {member.model for member in joined} == {CHATS}
     assert {member.tasks for member in joined} == {TASK_NAMES}
     assert {member.slots for member in joined} == {2}
+
+
+async def closed(url: str, fingerprint: bytes | None = None) -> LinkClosed:
+    """Dial a coordinator's other port; return why that does not come about."""
+    wire = worker([], joint=True).there.protocol
+    there = Target(url, wire, "secret", fingerprint, DIRECT)
+    with pytest.raises(LinkClosed) as caught:
+        async with memberships_module._dial(there, DIRECT, {}, 1000):
+            raise AssertionError("nobody listens there")
+    return caught.value
+
+
+async def test_one_that_is_away_is_told_from_one_that_has_no_other_port(
+    sites: Sites,
+) -> None:
+    away = await closed("http://127.0.0.1:1")
+    without = await closed(await sites({"/healthz": {"shoal": "0.2"}}))
+
+    assert away.code == memberships_module.AWAY
+    assert "connection refused" in str(away)
+    assert without.code != memberships_module.AWAY
+    assert "no port beside that of HTTP" in str(without)
+
+
+async def test_a_port_that_does_not_answer_is_given_up_before_the_others_are(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @asynccontextmanager
+    async def never(*_: object, **__: object) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+    health = {"shoal": "0.2", "direct": {"wire": {"tcp": 4011}}}
+    url = await sites({"/healthz": health})
+    monkeypatch.setattr(dialling, "dial", never)
+    monkeypatch.setattr(memberships_module, "DIRECT_LIMIT", 0.01)
+
+    assert "no answer within 0.01 s" in str(await closed(url))
+
+
+async def test_one_that_has_another_certificate_is_not_taken_to_be_away() -> None:
+    authority = trustme.CA()
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    async with await asyncio.start_server(
+        lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context
+    ) as server:
+        port = server.sockets[0].getsockname()[1]
+        why = await closed(f"https://127.0.0.1:{port}", bytes(32))
+
+    assert why.code != memberships_module.AWAY
+    assert "another certificate" in str(why)

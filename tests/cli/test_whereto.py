@@ -1,6 +1,7 @@
 """Which coordinator is meant, and what is known of it."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
 from shoal.transports.tls import fingerprint_of
+
+HEALTH = {"status": "ok", "shoal": "0.2"}
 
 
 async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
@@ -29,11 +32,34 @@ async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
 
 
 async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
-    tmp_path: Path,
+    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
+    url = await sites({"/healthz": HEALTH})
+    monkeypatch.setattr(whereto, "PORT", int(url.rpartition(":")[2]))
 
-    assert (await target("", "auto", "mine", tmp_path)).token == "mine"
+    there = await target("", "auto", "mine", tmp_path)
+
+    assert (there.url, there.token) == (url, "mine")
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+        if not found:
+            raise ConfigError("none was seen")
+        return "tcp://192.0.2.7:4011"
+
+    (tmp_path / "join-token").write_text("secret\n")
+    monkeypatch.setattr(whereto, "the_one_nearby", nearby)
+    monkeypatch.setattr(whereto, "PORT", 1)
+
+    there = await target("", "auto", "another", tmp_path)
+
+    assert there.url == ("tcp://192.0.2.7:4011" if found else "http://127.0.0.1:1")
+    assert there.token == "another"
 
 
 async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) -> None:
@@ -67,7 +93,7 @@ async def test_without_a_folder_it_is_looked_for_on_the_local_network(
 
 
 async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
     monkeypatch.setattr(whereto, "PORT", 1)
@@ -76,7 +102,9 @@ async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
 
     assert there.url == "http://127.0.0.1:1"
     assert there.protocol.preferred
-    assert there.direct == ""
+    assert there.direct, "its other port is asked for once it is there"
+    assert "connection refused" in caplog.text
+    assert "shoal join http://HOST:4010" in caplog.text
 
 
 async def test_without_a_folder_another_wire_still_goes_to_this_machine(
@@ -135,9 +163,6 @@ async def test_our_coordinator_is_joined_by_the_wire_that_has_one_connection(
     assert there.protocol.joint
 
 
-HEALTH = {"status": "ok", "shoal": "0.2"}
-
-
 @pytest.mark.parametrize(
     ("ports", "direct"),
     [
@@ -174,8 +199,21 @@ async def test_the_other_port_is_asked_for_anew(sites: Sites, tmp_path: Path) ->
     assert await direct_now(there) == "tcp://127.0.0.1:4012"
 
     answers["/healthz"] = ports()
-    with pytest.raises(Unavailable, match="no other port any more"):
+    assert await direct_now(there) == ""
+
+
+async def test_one_that_was_away_is_asked_for_its_other_port_when_it_is_back(
+    tmp_path: Path, sites: Sites
+) -> None:
+    there = await target("http://127.0.0.1:1", "auto", "", tmp_path)
+    with pytest.raises(Unavailable, match="connection refused"):
         await direct_now(there)
+
+    ports = {"direct": {"tealenet": {"tcp": 4011}}}
+    back = replace(there, url=await sites({"/healthz": {**HEALTH, **ports}}))
+
+    assert there.direct
+    assert await direct_now(back) == "tcp://127.0.0.1:4011"
 
 
 async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
@@ -267,24 +305,24 @@ async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
         await target(url, "auto", "", tmp_path)
 
 
-async def test_one_that_is_away_is_joined_by_the_wire_that_others_speak_too(
+async def test_one_that_is_away_is_taken_for_ours(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     there = await target("http://127.0.0.1:1", "auto", "", tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
     assert "--wire" in caplog.text
     assert "connection refused" in caplog.text
 
 
-async def test_one_that_is_not_well_is_taken_for_any(
+async def test_one_that_is_not_well_is_taken_for_ours(
     sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = await sites({"/healthz": {"error": "starting"}}, status=503)
 
     there = await target(url, "auto", "", tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
     assert "HTTP 503" in caplog.text
 
 
@@ -298,7 +336,7 @@ async def test_one_that_never_answers_is_not_waited_for(
 
     there = await target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
 
-    assert there.protocol.name == "grandsage"
+    assert there.protocol.preferred
     assert "no answer within 0.05 s" in caplog.text
 
 

@@ -20,16 +20,17 @@ MISSING = (
 
 
 class Machine:
-    """A network namespace with an interface and an address.
+    """A network namespace, which has an interface and an address once it is plugged in.
 
     Processes, threads and sockets that are made ``inside`` are on that machine; else it
-    is like this one.
+    is like this one.  ``neighbour`` is the address at the cable's other end.
     """
 
-    def __init__(self, name: str, cable: str, address: str) -> None:
+    def __init__(self, name: str) -> None:
         self.name = name
-        self.cable = cable
-        self.address = address
+        self.cable = ""
+        self.address = ""
+        self.neighbour = ""
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -52,29 +53,56 @@ def two_machines() -> Iterator[tuple[Machine, Machine]]:
 
     Fails the test where that cannot be.
     """
+    with _machines("ab") as (one, other):
+        _plug(one, other, "10.77.0")
+        yield one, other
+
+
+@contextmanager
+def two_networks() -> Iterator[tuple[Machine, Machine, Machine]]:
+    """Give two machines, and between them one on a cable to each.
+
+    It passes nothing on: the outer two have no way to each other.  Its own address is
+    that on the first one's cable; to the last one it is that one's ``neighbour``.
+
+    Fails the test where that cannot be.
+    """
+    with _machines("abc") as (one, middle, other):
+        _plug(other, middle, "10.77.2")
+        _plug(one, middle, "10.77.1")
+        yield one, middle, other
+
+
+@contextmanager
+def _machines(letters: str) -> Iterator[list[Machine]]:
     if sys.platform != "linux" or os.geteuid() or shutil.which("ip") is None:
         pytest.fail(MISSING)
     number = os.getpid() % 100_000
-    one, other = (
-        Machine(f"shoal{number}{end}", f"sh{number}{end}", f"10.77.0.{place}")
-        for place, end in enumerate("ab", start=1)
-    )
+    machines = [Machine(f"shoal{number}{letter}") for letter in letters]
     try:
-        for machine in (one, other):
+        for machine in machines:
             run("netns", "add", machine.name)
-        run(
-            *("link", "add", one.cable, "netns", one.name, "type", "veth"),
-            *("peer", "name", other.cable, "netns", other.name),
-        )
-        for machine in (one, other):
             machine.ip("link", "set", "lo", "up")
-            machine.ip("link", "set", machine.cable, "up")
-            machine.ip("addr", "add", f"{machine.address}/24", "dev", machine.cable)
-        yield one, other
+        yield machines
     finally:
-        for machine in (one, other):
+        for machine in machines:
             with suppress(AssertionError):  # it was not made
                 run("netns", "del", machine.name)
+
+
+def _plug(one: Machine, other: Machine, network: str) -> None:
+    """Join two machines by a cable, on a network of its own."""
+    names = [f"{one.name}-{other.name[-1]}", f"{other.name}-{one.name[-1]}"]
+    run(
+        *("link", "add", names[0], "netns", one.name, "type", "veth"),
+        *("peer", "name", names[1], "netns", other.name),
+    )
+    for place, machine in enumerate((one, other), start=1):
+        machine.cable = names[place - 1]
+        machine.address = f"{network}.{place}"
+        machine.neighbour = f"{network}.{3 - place}"
+        machine.ip("link", "set", machine.cable, "up")
+        machine.ip("addr", "add", f"{machine.address}/24", "dev", machine.cable)
 
 
 def run(*arguments: str) -> None:

@@ -105,6 +105,27 @@ def test_worker_comes_back_directly_though_the_port_is_another(
 
     assert direct(pool)["tcp"] != before
     eventually(lambda: pool.workers(), "it is back")
+    assert protection(pool) == "plain"
+    assert answers(pool)
+
+
+def test_worker_that_was_there_before_its_coordinator_joins_it_directly(
+    programs: Programs,
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    worker = programs.run(
+        *("join", f"http://127.0.0.1:{port}", "--json", "--name", "one"),
+        *("--token", TOKEN, *TWO_MODELS),
+    )
+    assert "connection refused" in worker.said("waiting")["reason"]
+
+    pool = programs.serve(port=port)
+    worker.said("joined")
+
+    assert {each["protection"] for each in pool.workers()} == {"plain"}
+    assert ids(pool) == ["tealenet:one/tiny", "tealenet:one/twin"]
     assert answers(pool)
 
 

@@ -8,14 +8,11 @@ from pathlib import Path
 import pytest
 from openai import APIStatusError
 
-from live.machines import Machine, two_machines
+from live.machines import two_machines
+from live.places import Place, with_model
 from live.programs import (
     TINY,
-    TOKEN,
     GatedModel,
-    Pool,
-    Program,
-    Programs,
     answer_to,
     eventually,
     text_in,
@@ -29,35 +26,6 @@ LOOKING = (*EVERYWHERE, "--tealenet-browse", "--tealenet-passcode", "reef")
 PORT = 4321  # of a machine's own, so that nobody else has it
 
 
-class Place:
-    """A machine, and what runs there."""
-
-    def __init__(self, machine: Machine, folder: Path) -> None:
-        self.machine = machine
-        self.programs = Programs(folder / machine.name)
-
-    def serve(self, *flags: str) -> Pool:
-        with self.machine.inside():
-            return self.programs.serve("--name", self.machine.name, *flags)
-
-    def join(self, *flags: str) -> Program:
-        with self.machine.inside():
-            return self.programs.run("join", *flags, "--json", "--token", TOKEN)
-
-    def models(self, pool: Pool) -> set[str]:
-        """Return the models of a coordinator here, as clients see them."""
-        with self.machine.inside(), pool.client() as client:
-            return {model.id for model in client.models.list()}
-
-    def ask(self, pool: Pool, question: str, model: str) -> str:
-        with (
-            self.machine.inside(),
-            pool.client() as client,
-            answer_to(client, question, model) as stream,
-        ):
-            return "".join(text_in(stream))
-
-
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
     with two_machines() as machines:
@@ -67,13 +35,6 @@ def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
         finally:
             one.programs.close()
             other.programs.close()
-
-
-def with_model(place: Place, pool: Pool, model: str) -> Program:
-    """Add a worker to a coordinator of its own machine."""
-    worker = place.join(pool.url, "--name", "here", "--model", f"{model}={TINY}")
-    worker.said("joined")
-    return worker
 
 
 def test_machines_find_each_other_and_serve_each_others_models(

@@ -120,7 +120,9 @@ def test_worker_does_not_send_such_a_token_over_a_plain_connection(
 def test_worker_without_a_fingerprint_asks_an_authority(pool: Pool) -> None:
     worker = pool.join("one")
 
-    assert "leads to no authority" in worker.said("waiting")["reason"]
+    assert worker.wait() == 1
+    assert "leads to no authority" in worker.errors
+    assert "a token that the coordinator prints" in worker.errors
 
 
 def test_token_that_is_made_names_the_certificate_too(

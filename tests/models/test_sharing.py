@@ -97,6 +97,20 @@ async def test_peer_that_does_not_read_is_not_sent_more(sharing: Sharing) -> Non
     assert isinstance(peer.told[-1], ModelDone)
 
 
+async def test_peer_that_reads_nothing_does_not_keep_others_waiting(
+    sharing: Sharing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.models.sharing.STALLED_MAX", 0.01)
+    peer = Listening(pieces=1)
+
+    sharing.share("peer", ModelRequest("1", "big"), peer.say, peer.room)
+    await peer.until(2)
+
+    assert peer.told[-1] == ModelAnswer("big", False)
+    await settled()
+    assert not sharing._sending
+
+
 async def test_one_peer_is_sent_so_many_models_at_a_time(sharing: Sharing) -> None:
     peer = Listening(pieces=0)
 

@@ -162,9 +162,8 @@ def test_texts_and_addresses_of_others_are_bounded() -> None:
         properties={f"k{number}": b"\xff" for number in range(99)},
         parsed_addresses=["fe80::1", *(f"10.0.0.{number}" for number in range(1, 99))],
     )
-    looks = bonjour._Looks(None, None, kind, ignore, ignore)  # type: ignore[arg-type]  # not asked
 
-    sighting = looks._sighting(info)
+    sighting = bonjour.sighting_of(info, kind)
 
     assert sighting.name == "one"
     assert len(sighting.text) == 32

@@ -479,3 +479,25 @@ async def test_port_that_is_taken_names_who_has_it() -> None:
     with pytest.raises(ConfigError, match="at most 65535"):
         async with listening_tcp("127.0.0.1", 70_000, None, nobody):
             pass
+
+
+def test_who_hangs_up_on_tls_may_be_without(run: Any) -> None:
+    async def test() -> None:
+        async def reset(
+            reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
+            await reader.read(1)
+            # What is unread, or a time to linger of nothing, makes it a reset.
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.close()
+
+        async with await asyncio.start_server(reset, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            with pytest.raises(LinkClosed, match="without TLS it is tcp://"):
+                async with dial(f"tls://127.0.0.1:{port}"):
+                    raise AssertionError("it hangs up")
+
+    run(test)

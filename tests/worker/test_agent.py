@@ -383,6 +383,24 @@ def test_pauses_between_dials_grow_and_have_a_limit() -> None:
     play(script, Network(down=True))
 
 
+@dataclass
+class TwoWays(Network):
+    """A coordinator that is to be had at a second address, if not at the first."""
+
+    def final(self, code: int, text: str) -> str | None:
+        self.url = "wire://relay?secret"
+        return None
+
+
+def test_it_is_said_by_which_way_it_is_tried_next() -> None:
+    async def script(its: Membership) -> None:
+        assert its.happened == [
+            Happening("waiting", "connection refused; trying wire://relay")
+        ]
+
+    play(script, TwoWays(down=True))
+
+
 def test_steady_connection_begins_the_pauses_anew() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(300.0)

@@ -1,9 +1,10 @@
 """What of a worker's engines is offered to a coordinator, as its wire has it."""
 
+import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -19,6 +20,7 @@ from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import Link, LinkClosed
 from shoal.transports import dialling
+from shoal.transports.http import NotTrusted
 from shoal.worker.agent import Agent, Happening
 from shoal.worker.assortment import Assortment, Shelf, Stock
 from shoal.worker.offering import Offering
@@ -28,6 +30,9 @@ from shoal.worker.slots import Slots
 from shoal.worker.watching import Watch
 
 NO_TASKS = frozenset[str]()
+DIRECT_LIMIT = 3.0  # seconds to connect where there is another way, too
+ABRUPT = 1006  # close code: no more is known (RFC 6455, section 7.4.1)
+AWAY = 1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,15 +183,31 @@ async def _dial(
     there: Target, url: str, headers: Mapping[str, str], message_max: int
 ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
     """Open a connection to a coordinator, at the port that it has by now."""
-    if url == there.direct:
+    async with AsyncExitStack() as opened:
+        if url != there.direct:
+            yield await opened.enter_async_context(
+                dialling.dial(url, headers, message_max, fingerprint=there.fingerprint)
+            )
+            return
         try:
             url = await direct_now(there)
         except Unavailable as error:
-            raise LinkClosed(str(error)) from error
-    async with dialling.dial(
-        url, headers, message_max, fingerprint=there.fingerprint
-    ) as opened:
-        yield opened
+            # Dialling elsewhere tells what becomes of one that is not trusted.
+            code = ABRUPT if isinstance(error, NotTrusted) else AWAY
+            raise LinkClosed(str(error), code) from error
+        if not url:
+            raise LinkClosed(f"{there.shown} has no port beside that of HTTP")
+        try:
+            async with asyncio.timeout(DIRECT_LIMIT):
+                link = await opened.enter_async_context(
+                    dialling.dial(
+                        url, headers, message_max, fingerprint=there.fingerprint
+                    )
+                )
+        except TimeoutError as error:
+            why = f"cannot connect to {url}: no answer within {DIRECT_LIMIT:g} s"
+            raise LinkClosed(why) from error
+        yield link
 
 
 def _slots(worker: Worker, source: Source) -> Slots:

@@ -8,6 +8,7 @@ from shoal.protocols.crowd import Sighting
 from shoal.transports.bonjour import addresses_of, local_network
 
 LOOK_FOR = 3.0  # seconds: most answer within one
+CONNECT_WITHIN = 2.0  # seconds to each of a coordinator's addresses
 MARK = "shoal"  # the key in the TXT record of coordinators that are ours
 EVERYWHERE = "0.0.0.0"  # on all networks that this machine is on
 WHAT_TO_DO = (
@@ -18,9 +19,12 @@ NAMED_MAX = 10  # coordinators that a message names
 
 
 async def the_one_nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
-    """Look for coordinators that are announced as services of a kind; return the one.
+    """Return the address of the coordinator that is announced as a service of a kind.
 
-    As ``the_one``.
+    Of its addresses it is one that answers: some are of networks that we are not on.
+
+    Raises ConfigError if there is not just one coordinator, or none of its addresses
+    answers.
     """
     seen: dict[str, Sighting] = {}
 
@@ -41,11 +45,12 @@ async def the_one_nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
             f"no coordinator is on this machine ({why_not_here}), and none can be "
             f"looked for on the local network: {error}; {WHAT_TO_DO}"
         ) from error
-    return the_one([*seen.values()], secure=secure, why_not_here=why_not_here)
+    one = the_one([*seen.values()], secure=secure, why_not_here=why_not_here)
+    return await _answering(one)
 
 
-def the_one(seen: Sequence[Sighting], *, secure: bool, why_not_here: str) -> str:
-    """Return the address of the one coordinator that was seen, if it is one.
+def the_one(seen: Sequence[Sighting], *, secure: bool, why_not_here: str) -> Sighting:
+    """Return the one coordinator that was seen, if it is one.
 
     ``secure``: nothing is to be sent but over TLS, as there is a token that names a
     certificate.
@@ -55,7 +60,7 @@ def the_one(seen: Sequence[Sighting], *, secure: bool, why_not_here: str) -> str
     ours = {each.name: each for each in seen if MARK in each.text and each.addresses}
     if len(ours) == 1 and not secure:
         (one,) = ours.values()
-        return f"tcp://{_host(one)}:{one.port}"
+        return one
     if secure and ours:
         # Where a coordinator announces itself, there is no TLS.
         raise ConfigError(
@@ -73,15 +78,39 @@ def the_one(seen: Sequence[Sighting], *, secure: bool, why_not_here: str) -> str
     )
 
 
+async def _answering(one: Sighting) -> str:
+    for address in _by_version(one):
+        try:
+            async with asyncio.timeout(CONNECT_WITHIN):
+                _, writer = await asyncio.open_connection(address, one.port)
+        except (OSError, TimeoutError):
+            continue
+        writer.transport.abort()
+        return _url(address, one.port)
+    tried = ", ".join(_url(each, one.port) for each in _by_version(one))
+    raise ConfigError(
+        f"the coordinator {one.name!a} was seen on the local network, but does not "
+        f"answer at {tried}: if a firewall is in between, say where it is: shoal join "
+        "http://HOST:4010"
+    )
+
+
 def _listed(ours: Mapping[str, Sighting], url: str) -> str:
     return "".join(
-        f"\n  shoal join {url.format(host=_host(each), port=each.port)}"
+        f"\n  shoal join {url.format(host=_host(_by_version(each)[0]), port=each.port)}"
         f"  # {ascii(name)[1:-1]}"
         for name, each in sorted(ours.items())[:NAMED_MAX]
     )
 
 
-def _host(seen: Sighting) -> str:
-    """Return where it is: IPv4 first, for the others may need a zone."""
-    address = min(seen.addresses, key=lambda each: ":" in each)
+def _by_version(seen: Sighting) -> list[str]:
+    """Return its addresses: IPv4 first, for the others may need a zone."""
+    return sorted(seen.addresses, key=lambda each: ":" in each)
+
+
+def _url(address: str, port: int) -> str:
+    return f"tcp://{_host(address)}:{port}"
+
+
+def _host(address: str) -> str:
     return f"[{address.replace('%', ZONE)}]" if ":" in address else address

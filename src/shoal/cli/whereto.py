@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import Protocol, discover
 from shoal.runtime.secret_files import CERTIFICATE_FILE, TOKEN_FILE
-from shoal.transports.http import ask_json
+from shoal.transports.http import NotTrusted, ask_json
 from shoal.transports.tls import fingerprint_of
 
 PORT = 4010  # of a coordinator
@@ -31,7 +32,8 @@ log = logging.getLogger("shoal.worker")
 class Target:
     """A coordinator; ``fingerprint`` is that of its certificate, if that is known.
 
-    ``direct`` is an address at which it is to be had without HTTP, if it says so.
+    ``direct`` is an address at which it is to be had without HTTP, if it says so, or
+    stands for one while nobody could be asked: before it is dialled, it is asked for.
     """
 
     url: str
@@ -55,7 +57,8 @@ async def target(url: str, wire: str, token: str, data: Path) -> Target:
     """Return where to join; without a ``url`` that is the coordinator of this machine.
 
     That one's token and certificate are read from its ``data`` folder.  If there never
-    was one on this machine, it is the one on the local network.
+    was one on this machine, or it is away and the token is not its own, it is the one
+    on the local network.
 
     Raises ConfigError if there is no such wire, or the token is for another place, or
     there is not just one coordinator to be found.
@@ -88,7 +91,15 @@ async def _here(named: Protocol | None, token: str, data: Path) -> Target:
     except Unavailable as error:
         if not (kept or certificate):  # there never was one here
             return await _nearby(wire, token, str(error))
-        health = None
+        if token not in ("", kept):
+            with suppress(ConfigError):  # then it may be for this machine's after all
+                return await _nearby(wire, token, str(error))
+        log.warning(
+            "the coordinator of this machine is away, and waited for (%s); to join "
+            "another: shoal join http://HOST:4010",
+            error,
+        )
+        return Target(url, wire, given, fingerprint, _to_be_asked_for(url))
     direct = _direct(url, wire, health)
     return Target(url, wire, given, fingerprint, direct)
 
@@ -105,7 +116,10 @@ async def _there(
 ) -> Target:
     """Find out by which wire, and where else, a coordinator at a URL is to be had.
 
-    Raises ConfigError if it is neither one of ours nor of a wire with a face.
+    One that is away is taken for ours: machines start in any order.
+
+    Raises ConfigError if it is neither one of ours nor of a wire with a face, or has a
+    certificate that nobody has vouched for.
     """
     by_scheme = named or _by_scheme(url)
     parts = urlsplit(url)
@@ -113,6 +127,7 @@ async def _there(
     if not asked or parts.scheme not in WEB or not parts.netloc:
         return Target(url, by_scheme, token, fingerprint)
     ours = named or _preferred() or by_scheme
+    direct = ""
     try:
         health = await _health(url, fingerprint)
         if _is_ours(health):
@@ -122,15 +137,17 @@ async def _there(
             wire = await _with_face(url, ours)
             return Target(url, wire, token, fingerprint)
     except Unavailable as error:
+        if isinstance(error, NotTrusted) and fingerprint is None:
+            raise ConfigError(str(error)) from error
+        direct = _to_be_asked_for(url) if ours.preferred else ""
+        # Nobody else's tokens name a certificate.
         if named is None and fingerprint is None:
             log.warning(
-                "taken for a coordinator of the wire %s; else give --wire: %s",
-                by_scheme.name,
+                "taken for a Shoal coordinator that is away (%s); for another kind "
+                "give --wire",
                 error,
             )
-            return Target(url, by_scheme, token, fingerprint)
-    # Nobody else's tokens name a certificate.
-    return Target(url, ours, token, fingerprint)
+    return Target(url, ours, token, fingerprint, direct)
 
 
 async def _health(url: str, fingerprint: bytes | None) -> object:
@@ -173,14 +190,12 @@ async def _with_face(url: str, ours: Protocol) -> Protocol:
 async def direct_now(there: Target) -> str:
     """Return where a coordinator is to be had without HTTP, as it says by now.
 
-    The port may be another after each of its starts.
+    The port may be another after each of its starts; "" if there is none.
 
-    Raises Unavailable if it does not say so.
+    Raises Unavailable if it cannot be asked.
     """
     health = await _health(there.url, there.fingerprint)
-    if direct := _direct(there.url, there.protocol, health):
-        return direct
-    raise Unavailable(f"{there.shown} has no other port any more")
+    return _direct(there.url, there.protocol, health)
 
 
 def _direct(url: str, wire: Protocol, health: object) -> str:
@@ -193,9 +208,19 @@ def _direct(url: str, wire: Protocol, health: object) -> str:
         health = health.get(part) if isinstance(health, Mapping) else None
     if type(health) is not int or not 0 < health < 1 << 16:  # True is an int, too
         return ""
-    host = urlsplit(url).hostname or ""
+    return _at_port(url, health)
+
+
+def _to_be_asked_for(url: str) -> str:
+    """Return what stands for the other port of a coordinator that is away."""
+    return _at_port(url, PORT)
+
+
+def _at_port(url: str, port: int) -> str:
+    parts = urlsplit(url)
+    host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
-    return f"{'tls' if secure else 'tcp'}://{host}:{health}"
+    return f"{'tls' if parts.scheme in SECURE else 'tcp'}://{host}:{port}"
 
 
 def _read(file: Path) -> str:

@@ -63,11 +63,12 @@ class From:
     word: Met | Gone | Event | Command
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class To:
     """What a peer is told, or EVERYBODY: ``Offered`` is what we can run ourselves.
 
-    ``Dismiss`` ends what we have to do with the peer.
+    ``Dismiss`` ends what we have to do with the peer.  Not frozen, for there is one for
+    each token.
     """
 
     peer: str

@@ -25,9 +25,12 @@ No Sequence, which a single text would be as well.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Send:
-    """Write this to the peer."""
+    """Write this to the peer.
+
+    Not frozen, for there is one for each message.
+    """
 
     data: Data
 
@@ -206,6 +209,28 @@ class WebSocketRoute:
     message_max: int  # bytes
 
 
+class Guesses(Protocol):
+    """Counts the wrong secrets that come from an address."""
+
+    def check(self, address: str) -> None:
+        """Raise Unavailable if there were too many for another to be looked at now."""
+        ...
+
+    def failed(self, address: str) -> None:
+        """Count one."""
+        ...
+
+
+class Uncounted:
+    """Lets everybody guess."""
+
+    def check(self, address: str) -> None:
+        pass
+
+    def failed(self, address: str) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a protocol's endpoints have to know of the coordinator around them.
@@ -213,7 +238,8 @@ class Setting:
     ``start`` is in milliseconds since the epoch, and grows with every start.  ``draw``
     returns that many random bytes.  ``verifies`` says whether a signature (second) of a
     message (third) was made by the owner of a public key (first).  ``epoch`` is as in
-    ``Member``, and ``name`` is what the machine is called.
+    ``Member``, and ``name`` is what the machine is called.  ``guesses`` counts wrong
+    secrets that are not presented to ``admission``.
     """
 
     start: int
@@ -224,6 +250,7 @@ class Setting:
     epoch: float = 0.0
     name: str = "shoal"
     hardware: Hardware = UNKNOWN_HARDWARE
+    guesses: Guesses = Uncounted()  # noqa: RUF009  # it has no state
 
 
 def _draws_nothing(size: int) -> bytes:

@@ -210,24 +210,10 @@ class _Looks:
         self._looking.pop(name, None)
         if not found or not info.port:
             return
-        sighting = self._sighting(info)
+        sighting = sighting_of(info, self._kind)
         if sighting.addresses and self._sightings.get(name) != sighting:
             self._sightings[name] = sighting
             self._seen(sighting)
-
-    def _sighting(self, info: "ServiceInfo") -> Sighting:
-        text = {
-            key.decode(errors="replace"): (value or b"").decode(errors="replace")
-            for key, value in list(info.properties.items())[:TEXTS_MAX]
-        }
-        # The fourth version first, as it needs no zone.
-        addresses = sorted(info.parsed_scoped_addresses(), key=lambda one: ":" in one)
-        return Sighting(
-            self._instance(info.name),
-            tuple(addresses[:ADDRESSES_MAX]),
-            info.port or 0,
-            text,
-        )
 
     def _instance(self, name: str) -> str:
         return name.removesuffix("." + self._kind)
@@ -240,6 +226,22 @@ class _Looks:
                 SIGHTINGS_MAX,
                 self._kind,
             )
+
+
+def sighting_of(info: "ServiceInfo", kind: str) -> Sighting:
+    """Return what was found out about a service of a kind, in what anybody may send."""
+    text = {
+        key.decode(errors="replace"): (value or b"").decode(errors="replace")
+        for key, value in list(info.properties.items())[:TEXTS_MAX]
+    }
+    # The fourth version first, as it needs no zone.
+    addresses = sorted(info.parsed_scoped_addresses(), key=lambda one: ":" in one)
+    return Sighting(
+        info.name.removesuffix("." + kind),
+        tuple(addresses[:ADDRESSES_MAX]),
+        info.port or 0,
+        text,
+    )
 
 
 def _instance_name(name: str) -> str:

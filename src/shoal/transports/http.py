@@ -4,19 +4,25 @@ from collections.abc import Mapping
 
 import msgspec
 from aiohttp import (
-    ClientConnectorError,
+    ClientConnectorCertificateError,
     ClientError,
     ClientResponse,
     ClientSession,
     ClientTimeout,
     Fingerprint,
+    ServerFingerprintMismatch,
 )
 from yarl import URL
 
 from shoal.domain.errors import Unavailable
+from shoal.transports.reasons import why
 
 ANSWER_MAX = 1 << 16  # bytes; what is longer is taken for something else
 SERVER_ERRORS = 500  # the first HTTP status of those that say the server is not well
+
+
+class NotTrusted(Unavailable):
+    """What answers cannot prove that it is the server that was meant."""
 
 
 async def ask_json(
@@ -31,7 +37,8 @@ async def ask_json(
     unless it says that the server is not well.  The caller limits the time.
     ``fingerprint`` is as in ``websocket.dial``.
 
-    Raises Unavailable if the server cannot be asked now.
+    Raises Unavailable if the server cannot be asked now, and NotTrusted if that is
+    because of its certificate.
     """
     async with ClientSession(timeout=ClientTimeout(total=None)) as session:
         try:
@@ -46,12 +53,10 @@ async def ask_json(
                 if response.status >= SERVER_ERRORS:
                     raise Unavailable(f"{url} answers with HTTP {response.status}")
                 answer = await _read(response)
-        except ClientConnectorError as error:
-            if isinstance(error.os_error, ConnectionRefusedError):
-                raise Unavailable(f"{url}: connection refused") from error
-            raise Unavailable(f"{url}: {error}") from error
+        except (ClientConnectorCertificateError, ServerFingerprintMismatch) as error:
+            raise NotTrusted(f"{url}: {why(error)}") from error
         except (ClientError, OSError, ValueError) as error:
-            raise Unavailable(f"{url}: {error}") from error
+            raise Unavailable(f"{url}: {why(error)}") from error
     try:
         return msgspec.json.decode(answer)
     except (ValueError, RecursionError):

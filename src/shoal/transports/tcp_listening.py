@@ -16,7 +16,7 @@ from shoal.transports.listening import BACKLOG, PORT_MAX, why_not
 from shoal.transports.tcp import TcpLink
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
-LINKS_MAX = 4096  # of one port; beyond, whoever comes is hung up on
+LINKS_MAX = 8192  # of one port; beyond, whoever comes is hung up on
 LINKS_OF_ONE_MAX = 64  # of one address, but not of this machine's own programs
 PAUSE = 1.0  # seconds until it is tried again when the system has no room for one more
 HANDSHAKE_WITHIN = 10.0  # seconds that TLS may take

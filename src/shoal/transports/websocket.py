@@ -25,6 +25,7 @@ from yarl import URL
 
 from shoal.protocols.session import Batch, Data
 from shoal.runtime.link import LinkClosed
+from shoal.transports.reasons import why
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
@@ -217,8 +218,8 @@ async def dial(
                 )
         except WSServerHandshakeError as error:
             if error.status in BUSY:
-                why = f"{peer} does not let us in for now: HTTP {error.status}"
-                raise LinkClosed(why) from error
+                reason = f"{peer} does not let us in for now: HTTP {error.status}"
+                raise LinkClosed(reason) from error
             reason = f"{peer} does not speak WebSocket here: HTTP {error.status}"
             raise LinkClosed(reason) from error
         except ClientResponseError as error:
@@ -238,10 +239,7 @@ async def dial(
                 "names its certificate"
             ) from error
         except (ClientError, OSError, TimeoutError, ValueError) as error:
-            why = str(error) or "no answer"
-            if isinstance(getattr(error, "os_error", None), ConnectionRefusedError):
-                why = "connection refused"
-            raise LinkClosed(f"cannot connect to {peer}: {why}") from error
+            raise LinkClosed(f"cannot connect to {peer}: {why(error)}") from error
         try:
             # aiohttp has no public way to the headers of the answer.
             yield (

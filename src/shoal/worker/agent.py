@@ -136,8 +136,11 @@ class Agent:
                 break
             if end.code == WRONG_CERTIFICATE:
                 return end.reason
+            url = self._dialer.url
             if (final := self._dialer.final(end.code, end.text)) is not None:
                 return final
+            following = self._dialer.url.partition("?")[0]  # what follows may be secret
+            next_ = "again" if self._dialer.url == url else following
             if self._clock.now() - began > STEADY_AFTER:
                 delay = RETRY_FIRST
             # Spread out, for a coordinator that restarts sees all its workers at once.
@@ -146,7 +149,7 @@ class Agent:
             if not self._waiting:
                 self._waiting = True
                 event = "lost" if self._was_there else "waiting"
-                self._report(Happening(event, f"{end.reason}; trying again"))
+                self._report(Happening(event, f"{end.reason}; trying {next_}"))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

@@ -12,7 +12,7 @@ from shoal.protocols.crowd import Listener, Sighting
 from shoal.protocols.session import Close, Member, Send, Setting, Welcome, by_token
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.addresses import peer_url, relay_url, sighted_url, ways
-from shoal.protocols.tealenet.dialer import TealeDialer, call_on
+from shoal.protocols.tealenet.dialer import AWAY, TealeDialer, call_on
 
 KEY = signer("w")
 NODE = KEY.public_key.hex()
@@ -54,6 +54,16 @@ def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
         assert dialer.final(1006, "refused") is None
 
     assert tried == ["tcp://host:4011", relay, "tcp://host:4011", relay]
+
+
+def test_a_coordinator_that_starts_again_is_tried_at_the_same_address() -> None:
+    member = replace(MEMBER, direct="tcp://host:4011")
+    dialer = TealeDialer("http://host:4010", member)
+
+    for _ in range(3):
+        assert dialer.final(AWAY, "") is None
+
+    assert dialer.url == "tcp://host:4011"
 
 
 def join(dialer: TealeDialer, around: Setting, config: Config) -> list[object]:

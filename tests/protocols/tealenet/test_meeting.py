@@ -224,13 +224,16 @@ def test_a_passcode_is_shown_to_who_knows_it_and_to_nobody_else() -> None:
     own = own_side("a", passcode="right", admission=by_token("t"))
     knows = Two(worker_side("w", passcode="right"), own).settle()
     token = Two(worker_side("w", token="t"), own).settle()
+    bluff = Two(worker_side("w", token="t", passcode="wrong"), own).settle()
 
     shown = passcode_hash("right")
 
     assert any(shown.encode() in data for data in knows.acceptor.sent)
     assert not any(shown.encode() in data for data in token.acceptor.sent)
+    assert not any(shown.encode() in data for data in bluff.acceptor.sent)
     assert knows.acceptor.of(Met)
     assert token.acceptor.of(Met)
+    assert bluff.acceptor.of(Met)
 
 
 def test_a_worker_with_a_token_is_let_in_to_work_and_not_to_ask() -> None:

@@ -403,6 +403,26 @@ def test_a_node_registers_with_the_words_of_the_recordings() -> None:
     assert payload["signature"] == case["register_signature"]
 
 
+@pytest.mark.parametrize(
+    ("config", "noticed"), [(Config(), True), (Config(open=True), False)]
+)
+def test_who_can_meet_nobody_on_a_relay_is_told_what_it_takes(
+    config: Config, noticed: bool
+) -> None:
+    node = Node(own_side(config, admission=by_token("tok")), 0.0)
+    node.tick(0.0)
+    ack = {"nodeID": node.id, "registeredAt": 0, "ttlSeconds": 300}
+
+    heard = [
+        each
+        for _ in range(2)
+        for each in node.receive([json.dumps({"registerAck": ack})], 1.0)
+        if isinstance(each, Notice)
+    ]
+
+    assert [("--tealenet-open" in each.text) for each in heard] == [True] * noticed
+
+
 def test_a_node_proves_its_key_to_a_relay_that_asks() -> None:
     net = Network()
     net.attach(own_side())
@@ -731,6 +751,31 @@ def test_a_peer_may_have_only_so_many_sessions() -> None:
 
     assert len(end.of("relayReady")) == SESSIONS_OF_PEER_MAX
     assert len(end.of("relayClose")) == 1
+
+
+def test_sessions_of_strangers_keep_nobody_else_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.protocols.tealenet.sessions.STRANGERS_MAX", 10)
+    net, host, _, worker_id = pool()
+    end = gateway(net)
+
+    for number in range(20):
+        session_id = f"{number:08}-0000-4000-8000-000000000001"
+        net.say(end, "relayOpen", ends(B, session_id))
+        say(net, end, B, session_id, RUST_REQUEST)
+    other, other_id = worker_side("carl")
+    net.attach(other)
+    net.run(1.0)
+
+    assert [each["sessionID"][:8] for each in end.of("relayClose")] == [
+        f"{number:08}" for number in range(11)
+    ]
+    assert not host.words(Gone)
+    assert {each.peer for each in host.heard if isinstance(each.word, Met)} == {
+        worker_id,
+        other_id,
+    }
 
 
 def test_a_session_belongs_to_whoever_opened_it() -> None:

@@ -723,6 +723,39 @@ def test_floods_of_questions_and_registrations_are_told_to_wait(
     assert codes.count("rate_limited") >= 80
 
 
+def test_who_asks_over_many_connections_looks_at_only_so_many_nodes() -> None:
+    relaying = Relaying(replace(LIMITS, looks=Rate(1, 10)))
+    one, two = relaying.pair()
+    question: dict[str, Any] = {"discover": {}}
+
+    answers = [each for peer in (one, two) for each in peer.say(*[question] * 4)]
+    other = relaying.connect(3, "198.51.100.1")
+    other.say(other.registration())
+
+    codes = [each["error"]["code"] for each in answers if "error" in each]
+    assert codes == ["rate_limited"] * 3
+    (found,) = other.say(question)
+    assert "discoverResponse" in found
+    relaying.now += 10
+    (found,) = one.say(question)
+    assert "discoverResponse" in found
+
+
+def test_nodes_of_one_address_open_only_so_many_sessions() -> None:
+    relaying = Relaying(replace(LIMITS, sessions_of_address=2))
+    here, there = relaying.pair()
+    assert there.say(there.to("relayOpen", here, "second")) == []
+
+    assert error_of(here.say(here.to("relayOpen", there, "third"))) == (
+        "too_many_sessions"
+    )
+    other = relaying.connect(3, "198.51.100.1")
+    other.say(other.registration())
+    assert other.say(other.to("relayOpen", here, "third")) == []
+    here.say(here.to("relayClose", there))
+    assert there.say(there.to("relayOpen", here, "fourth")) == []
+
+
 def test_a_flood_of_data_is_read_more_slowly_and_loses_nothing(
     relaying: Relaying,
 ) -> None:
@@ -766,7 +799,8 @@ def test_nothing_is_left_of_nodes_that_have_gone(relaying: Relaying) -> None:
 
     relay = relaying.relay
     assert not relay._lines._by_link
-    assert not relay._lines._of_address
+    assert not relay._lines._origins
+    assert not relay._sessions._of_address
     assert not relay._registry.nodes
     assert relay._registry._kept == 0
     assert len(relay._sessions) == 0

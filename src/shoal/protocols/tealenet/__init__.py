@@ -68,12 +68,13 @@ def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
 
 def _relay(own: Ourselves, setting: Setting, pinned: Pinned) -> SwitchRoute:
     """Return our own relay, on which we are a node like any other."""
+    relay = Relay(setting)
     return SwitchRoute(
         RANK,
         claims,
-        Relay(setting),
+        relay,
         RELAYED_MAX,
-        resident=lambda now: Node(own, now, pinned),
+        resident=lambda now: Node(own, now, pinned, relay.address_of),
     )
 
 

@@ -18,8 +18,9 @@ CLOSED = (
     "--token"
 )
 PASSCODES: Mapping[tuple[bool, bool], str] = {
-    (True, True): "the cluster here has another passcode",
-    (True, False): "the cluster here has a passcode: present it, or a join token",
+    (True, True): "the cluster here has another passcode: check --passcode",
+    (True, False): "the cluster here has a passcode: present it (--passcode), or a "
+    "join token (--token)",
     (False, True): "the cluster here has no passcode, and the peer has one: have the "
     "coordinator started with --tealenet-passcode",
 }
@@ -66,6 +67,11 @@ def admit(own: Ourselves, peer: Presented) -> Leave:
 
     Raises NotAdmitted, saying why not and what to do.
     """
+    if peer.address and (peer.token or peer.passcode is not None):
+        try:
+            own.guesses.check(peer.address)
+        except Unavailable as error:
+            raise NotAdmitted(str(error)) from error
     if peer.token and own.admission is not None:
         return _by_token(own.admission, peer)
     if own.token and peer.passcode is None:
@@ -73,12 +79,23 @@ def admit(own: Ourselves, peer: Presented) -> Leave:
     if not same_passcode(own.passcode, peer.passcode):
         if peer.greets or peer.passcode is not None or not own.open:
             given = (own.passcode is not None, peer.passcode is not None)
+            if all(given) and peer.address:
+                own.guesses.failed(peer.address)
             raise NotAdmitted(PASSCODES[given])
     elif own.passcode is not None:
         return Leave(asks=True)
     if own.open or own.admission is None:
         return Leave(asks=True)
     return _by_nothing(own.admission, peer)
+
+
+def lets_strangers_in(own: Ourselves) -> bool:
+    """Say whether a node that presents nothing may come in."""
+    try:
+        admit(own, Presented("", greets=False))
+    except NotAdmitted:
+        return False
+    return True
 
 
 def same_passcode(own: str | None, theirs: str | None) -> bool:

@@ -98,12 +98,14 @@ class Calling:
         talk = self._sessions.find(session_id)
         if talk is not None and talk.peer_id != peer_id:
             return [Notice("a session was opened under the id of another's")]
-        if talk is None:
-            if not self._takes(peer_id, session_id):
-                return [self._sessions.close(peer_id, session_id)]
-            node = self._directory.of(peer_id)
-            self._guests.begin(self._sessions.take(node, session_id, now))
-        return [self._sessions.ready(peer_id, session_id)]
+        ready = self._sessions.ready(peer_id, session_id)
+        if talk is not None:
+            return [ready]
+        if not self._takes(peer_id, session_id):
+            return [self._sessions.close(peer_id, session_id)]
+        node = self._directory.of(peer_id)
+        self._guests.begin(self._sessions.take(node, session_id, now))
+        return [ready, *self._guests.make_room(now)]
 
     def offered(self, message: Offer) -> list[Heard]:
         """Answer a peer that would rather connect directly."""

@@ -52,12 +52,17 @@ from shoal.protocols.tealenet.messages import (
     ModelLoaded,
     ModelLoadError,
     decode,
-    encode,
 )
 from shoal.protocols.tealenet.ourselves import Ourselves
 from shoal.protocols.tealenet.peer import Caller, Described, Peer
 from shoal.protocols.tealenet.scalars import ErrorCode
-from shoal.protocols.tealenet.sharing import WORDS, Shared, message_of, word_of
+from shoal.protocols.tealenet.sharing import (
+    WORDS,
+    RawPieces,
+    Shared,
+    word_of,
+    written,
+)
 from shoal.protocols.tealenet.standing import Standing
 
 Word: TypeAlias = Met | Event | Command
@@ -101,6 +106,7 @@ class Conversation:
         self._meeting = Meeting(own, caller, manners, desk, self._heart)
         self._asking = Asking(own, manners)
         self._answering = Answering(own)
+        self._raw = RawPieces()
         self._standing: Standing | None = None  # from the time at which it is met
         self._owed: list[Word] = []  # to be heard, and came of what was said
         self._owed_since = 0.0
@@ -121,6 +127,11 @@ class Conversation:
         if limit is None or due is None:
             return due if limit is None else limit
         return due if due < limit else limit
+
+    @property
+    def lets_in(self) -> bool:
+        """Whether the peer has said who it is, and is let in."""
+        return self._meeting.lets_in
 
     def tick(self, now: float) -> Sequence[Word | Output]:
         """Begin, when it is called for the first time; then act on time passing."""
@@ -151,6 +162,9 @@ class Conversation:
         for data in batch:
             if self._closed:
                 break
+            if self._raw.due:
+                outputs += self._hear_raw(data)
+                continue
             # Nearly every message is one more piece of a text.
             more = asking.more(data)
             if more is not None:
@@ -303,8 +317,21 @@ class Conversation:
         return (Send(taken) if isinstance(taken, bytes) else taken,)
 
     def _hear_shared(self, message: Shared, peer: Peer) -> Sequence[Word | Output]:
-        known = self._manners.shares and not peer.refusal
-        return (word_of(message),) if known else ()
+        if self._raw.announced(message, peer):
+            return ()
+        return (word_of(message),) if self._shares_with(peer) else ()
+
+    def _hear_raw(self, data: Data) -> Sequence[Word | Output]:
+        try:
+            piece = self._raw.take(data)
+        except PeerError as error:
+            return (self._close(str(error)),)
+        standing = self._standing
+        known = standing is not None and self._shares_with(standing.peer)
+        return (piece,) if known else ()
+
+    def _shares_with(self, peer: Peer) -> bool:
+        return self._manners.shares and not peer.refusal
 
     def _complain(self, error: BadMessage) -> Sequence[Word | Output]:
         """Answer a message that is no good; who sends nothing else is hung up on."""
@@ -379,7 +406,8 @@ class Conversation:
             return ()
         if not self._manners.shares:
             raise Unsupported("models are shared on local networks only")
-        return (Send(encode(message_of(word), self._own.flat)),)
+        said = written(word, self._standing.peer, self._own.flat)
+        return [Send(message) for message in said]
 
     def _part(self, reason: str, now: float) -> Sequence[Output]:
         """Hang up; a peer of ours is told why."""

@@ -18,14 +18,16 @@ from shoal.protocols.tealenet.ourselves import Ourselves, Role, worker
 from shoal.protocols.tealenet.peer import Caller
 from shoal.protocols.tealenet.sharing import WORDS
 
+AWAY = 1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
 REPLACED = "Replaced by newer session"  # how a relay ends a node's older connection
 
 
 class TealeDialer:
     """Joins one coordinator, again and again, by each of its addresses in turn.
 
-    One at which it was let in is tried again first.  Raises ConfigError from the
-    constructor if the URL cannot be dialled.
+    One at which it was let in is tried again first, and so is one at which the
+    coordinator is AWAY: then it is away at the others, too.  Raises ConfigError from
+    the constructor if the URL cannot be dialled.
     """
 
     message_max = MESSAGE_MAX
@@ -46,13 +48,13 @@ class TealeDialer:
 
     def final(self, code: int, text: str) -> str | None:
         if self._stay.refusal:
-            return (
-                f"the coordinator refuses this worker: {self._stay.refusal}; it goes "
-                "by --name, and by --token or --passcode"
-            )
+            refused = f"the coordinator refuses this worker: {self._stay.refusal}"
+            # Most refusals say what to do.
+            named = "--" in refused
+            return refused if named else f"{refused}: check --token or --passcode"
         if text == REPLACED:
             return "another worker joined with the same key: choose another --name"
-        if not self._stay.welcome:
+        if not self._stay.welcome and code != AWAY:
             following = self._ways.index(self.url) + 1
             self.url = self._ways[following % len(self._ways)]
         self._stay.welcome = False  # until it is let in again

@@ -28,6 +28,7 @@ from shoal.protocols.tealenet.scalars import (
 VERSION = 1
 VALUES_MAX = 100_000  # values in our field
 WORD_MAX = 64  # characters of a reason to finish
+RAW_MAX = 4 << 20  # bytes of a piece of a model that is sent as it is
 
 
 class Ability(StrEnum):
@@ -37,6 +38,7 @@ class Ability(StrEnum):
     RECEIPT = "receipt"  # signed receipts in inferenceComplete
     RESUME = "resume"  # the beginning of an answer in inferenceRequest
     NOISE = "noise"  # Noise_IK_25519_ChaChaPoly_BLAKE2s on relays
+    RAW = "raw"  # pieces of models as they are, after what they are: see ``sharing``
 
 
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
@@ -126,6 +128,15 @@ class Failing(msgspec.Struct, frozen=True, omit_defaults=True):
     fault: _Word = ""
 
 
+class Following(msgspec.Struct, frozen=True):
+    """What a peer says in ``modelTransferChunk``: as many bytes are the next message.
+
+    They are the piece, and there is no ``data``.
+    """
+
+    raw: Annotated[int, msgspec.Meta(ge=1, le=RAW_MAX)]
+
+
 # Reading.  Other peers' fields of the same name are none of ours.
 
 
@@ -144,6 +155,11 @@ def read_failing(raw: Extra) -> Failing:
     return _read(_failings, raw) or Failing()
 
 
+def read_following(raw: Extra) -> Following | None:
+    """Read whether a piece of a model comes next; None if it does not."""
+    return _read(_followings, raw)
+
+
 def read_ending(raw: Extra) -> Ending:
     """Read how an answer ended.
 
@@ -157,7 +173,7 @@ def read_ending(raw: Extra) -> Ending:
     return ending
 
 
-def write(field: Introduction | Pulse | Ending | Failing) -> Raw:
+def write(field: Introduction | Pulse | Ending | Failing | Following) -> Raw:
     """Return our field as it is put into a message."""
     return Raw(written(field))
 
@@ -211,6 +227,7 @@ T = TypeVar("T")
 _introductions = msgspec.json.Decoder(Introduction)
 _pulses = msgspec.json.Decoder(Pulse)
 _failings = msgspec.json.Decoder(Failing)
+_followings = msgspec.json.Decoder(Following)
 _endings = msgspec.json.Decoder(Ending)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shoal.domain.worker import Offer
+from shoal.protocols.tealenet.admission import same_passcode
 from shoal.protocols.tealenet.extension import (
     VERSION,
     Ability,
@@ -26,7 +27,7 @@ from shoal.protocols.tealenet.scalars import (
 )
 from shoal.protocols.tealenet.scalars import key_of as device_key
 
-ABILITIES = (Ability.CANCEL, Ability.RECEIPT, Ability.RESUME)
+ABILITIES = (Ability.CANCEL, Ability.RECEIPT, Ability.RESUME, Ability.RAW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def hello_ack(
 ) -> HelloAck:
     """Return how we introduce ourselves to who dialled us.
 
-    Our passcode's hash, with which anybody could come in, is only for who showed it.
+    Our passcode's hash, with which anybody could come in, is only for who showed the
+    same: one that came by a token may show anything.
     """
     said = Introduction(
         version=VERSION,
@@ -117,7 +119,7 @@ def hello_ack(
         _device(own, models, now),
         PROTOCOL_VERSION,
         models,
-        None if peer.passcode is None else own.passcode,
+        own.passcode if same_passcode(own.passcode, peer.passcode) else None,
         shoal=write(said),
     )
 

@@ -65,6 +65,17 @@ class Guests:
         """Forget a peer that has gone."""
         del self._guests[guest.id]
 
+    def make_room(self, now: float) -> list[Heard]:
+        """End the oldest session of a peer that was not let in, if there are too many.
+
+        Anybody can open sessions, and may not keep others from being let in by that.
+        """
+        talk = self._sessions.one_too_many
+        if talk is None:
+            return []
+        closing = self._sessions.close(talk.peer_id, talk.id)
+        return [closing, *self._ended(talk, "others want to be let in", now)]
+
     def describe(self, node: Acquaintance, now: float) -> list[Heard]:
         """Take what the relay tells of a peer."""
         guest = self._guests.get(node.id)
@@ -177,6 +188,7 @@ class Guests:
 
     def _met(self, talk: Talk, met: Met, now: float) -> list[Heard]:
         guest = self._guests[talk.peer_id]
+        self._sessions.met(talk)
         if talk.noise_key is not None:
             self._directory.meet(guest.id, talk.noise_key)
         main = self._may_be_main(guest, talk)

@@ -1,6 +1,6 @@
 """A connection on the local network: one peer, and a length before each message."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.protocols.crowd import CrowdSession, From, To
 from shoal.protocols.framing import LengthPrefixed
@@ -13,13 +13,19 @@ from shoal.protocols.tealenet.peer import Caller
 
 ONLY = "1"  # the peer, of which there is one
 MESSAGE_MAX = LAN.task_max  # bytes of the largest message
+GREETING_MAX = (
+    512 << 10
+)  # bytes of a message of who is not let in yet: anybody can dial
 
 
 class OnePeer:
     """A conversation, as a connection on which there could be many peers."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(
+        self, conversation: Conversation, let_in: Callable[[], None] | None = None
+    ) -> None:
         self._conversation = conversation
+        self._let_in = let_in  # what to do when the peer is
         self.accepts = conversation.accepts
 
     @property
@@ -27,7 +33,11 @@ class OnePeer:
         return self._conversation.deadline
 
     def receive(self, batch: Batch, now: float) -> Sequence[From | Output]:
-        return _heard(self._conversation.receive(batch, now))
+        heard = _heard(self._conversation.receive(batch, now))
+        if self._let_in is not None and self._conversation.lets_in:
+            self._let_in()
+            self._let_in = None
+        return heard
 
     def issue(self, message: To, now: float) -> Sequence[Output]:
         return self._conversation.issue(message.word, now)
@@ -43,7 +53,11 @@ def lan_session(own: Ourselves, caller: Caller, desk: Desk) -> CrowdSession:
     """
     conversation = Conversation(own, caller, LAN, desk)
     message_max = LAN.request_max(to_worker=own.role is Role.WORKER)
-    return LengthPrefixed(OnePeer(conversation), message_max)
+    if caller.dialled:
+        return LengthPrefixed(OnePeer(conversation), message_max)
+    peer = OnePeer(conversation, lambda: session.allow(message_max))
+    session = LengthPrefixed(peer, GREETING_MAX)
+    return session
 
 
 def _heard(outputs: Sequence[Word | Output]) -> list[From | Output]:

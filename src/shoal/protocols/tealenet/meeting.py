@@ -6,7 +6,12 @@ from dataclasses import replace
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import Event
 from shoal.protocols.session import Close, Notice, Output, Send
-from shoal.protocols.tealenet.admission import Leave, Presented, admit
+from shoal.protocols.tealenet.admission import (
+    Leave,
+    Presented,
+    admit,
+    same_passcode,
+)
 from shoal.protocols.tealenet.desk import Desk
 from shoal.protocols.tealenet.extension import Ability, read_pulse
 from shoal.protocols.tealenet.greetings import (
@@ -65,6 +70,12 @@ class Meeting:
     def deadline(self) -> float | None:
         """When ``tick`` is next due."""
         return None if self._handshake is None else self._handshake.deadline
+
+    @property
+    def lets_in(self) -> bool:
+        """Whether the peer has said who it is, and is let in."""
+        handshake = self._handshake
+        return handshake is not None and handshake.leave is not None
 
     def begin(self, now: float) -> Sequence[Output] | Standing:
         """Say hello if it is us who dialled; return a peer that says none as met."""
@@ -142,13 +153,17 @@ class Meeting:
         greeting, leave = handshake.greeting, handshake.leave
         assert greeting is not None, "it has greeted"
         assert leave is not None, "it was let in"
-        self.peer = introduced(self._caller, greeting, leave, handshake.proven_key)
+        self.peer = introduced(
+            self._own, self._caller, greeting, leave, handshake.proven_key
+        )
         if self._caller.dialled:
             self._heart.proof = prove(self._own, greeting)
         return [*outputs, Send(self._heart.beat(self.peer, now))]
 
 
-def introduced(caller: Caller, greeting: Greeting, leave: Leave, key: bytes) -> Peer:
+def introduced(
+    own: Ourselves, caller: Caller, greeting: Greeting, leave: Leave, key: bytes
+) -> Peer:
     """Return a peer that has said who it is; ``key`` is what it has proved, if any.
 
     A worker is known by the name that it chose, a peer of a relay by its node's, and
@@ -165,7 +180,7 @@ def introduced(caller: Caller, greeting: Greeting, leave: Leave, key: bytes) -> 
         admitted=leave.admitted,
         public_key=key,
         neighbour=said is not None and not works,
-        knows_passcode=greeting.passcode is not None,
+        knows_passcode=same_passcode(own.passcode, greeting.passcode),
     )
 
 

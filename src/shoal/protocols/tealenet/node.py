@@ -27,6 +27,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.protocols.crowd import EVERYBODY, From, Met, To
 from shoal.protocols.session import Batch, Close, Data, Notice, Output, Send
+from shoal.protocols.tealenet.admission import lets_strangers_in
 from shoal.protocols.tealenet.calling import Calling
 from shoal.protocols.tealenet.guest import Guest
 from shoal.protocols.tealenet.guests import Guests, Heard
@@ -56,7 +57,7 @@ from shoal.protocols.tealenet.relay_messages import (
     decode,
     encode,
 )
-from shoal.protocols.tealenet.sessions import Sessions
+from shoal.protocols.tealenet.sessions import AddressOf, Sessions, unknown
 from shoal.protocols.tealenet.talk import Talk
 from shoal.protocols.tealenet.timetable import Timetable
 
@@ -64,6 +65,10 @@ DISCOVER_EVERY = 10.0  # seconds, as gateways do
 DISCOVER_AGAIN = 2.0  # seconds at least between two looks, when somebody has come
 FOUND_MAX = 1000  # nodes that we want to hear of at a time
 BAD_MAX = 100  # bad messages in a row, after which the relay is left
+ALONE = Notice(
+    "nobody on this relay is asked or served, for its nodes can present nothing: that "
+    "takes --tealenet-open"
+)
 SHOWN_MAX = 200  # characters of the relay's words that are repeated
 
 
@@ -71,20 +76,26 @@ class Node:
     """Our end of a connection to a relay.
 
     ``own`` must have an identity, for that is what a node is known by.  ``pinned``
-    outlives the connection.  On a relay that is no coordinator's a worker meets
+    outlives the connection, and ``address_of`` says where nodes of a relay of our own
+    come from.  On a relay that is no coordinator's a worker meets
     EVERYBODY, as soon as the relay knows it.
     """
 
     def __init__(
-        self, own: Ourselves, now: float, pinned: Pinned | None = None
+        self,
+        own: Ourselves,
+        now: float,
+        pinned: Pinned | None = None,
+        address_of: AddressOf = unknown,
     ) -> None:
         assert own.identity is not None, "a node is known by its key"
         self.id = own.identity.public_key.hex()
+        self._own = own
         self._serves = own.role is Role.WORKER
         self._registration = Registration(own, own.identity, now)
         self._directory = Directory(self.id, pinned or Pinned())
         self._times: Timetable[Talk | Guest] = Timetable()
-        sessions = Sessions(own, own.identity)
+        sessions = Sessions(own, own.identity, address_of)
         self._guests = Guests(sessions, self._directory, self._times)
         self._calling = Calling(
             own, sessions, self._directory, self._guests, self._times
@@ -220,6 +231,14 @@ class Node:
         elif first and self._serves:
             # Nobody in particular is to be met: whoever comes may ask.
             outputs = (From(EVERYBODY, Met(EVERYBODY, asks=True)),)
+        elsewhere = not host or host.node_id != self.id
+        if (
+            first
+            and elsewhere
+            and not self._serves
+            and not lets_strangers_in(self._own)
+        ):
+            outputs = (*outputs, ALONE)
         self._look_again(now)
         return outputs
 

@@ -7,7 +7,14 @@ from enum import Enum
 
 from shoal.domain.work import Kind
 from shoal.domain.worker import Hardware, Offer
-from shoal.protocols.session import Admission, Identity, Member, Setting
+from shoal.protocols.session import (
+    Admission,
+    Guesses,
+    Identity,
+    Member,
+    Setting,
+    Uncounted,
+)
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.scalars import passcode_hash, well_formed
 
@@ -31,7 +38,8 @@ class Ourselves:
     cluster's, and None if there is none.  ``token`` is what we present to be let in.
     Without an ``admission`` whomever we dialled may ask, as a worker has it, and
     without ``verifies`` nobody is asked to prove a key.  ``turned_away`` is told why
-    a peer does not want us, now or later.  ``offers`` is what we can run to begin with.
+    a peer does not want us, now or later, and ``guesses`` of wrong passcodes.
+    ``offers`` is what we can run to begin with.
     """
 
     role: Role
@@ -48,6 +56,7 @@ class Ourselves:
     open: bool = False
     verifies: Callable[[bytes, bytes, bytes], bool] | None = None
     turned_away: Callable[[str], None] = _to_nobody
+    guesses: Guesses = Uncounted()  # noqa: RUF009  # it has no state
     offers: tuple[Offer, ...] = ()
 
 
@@ -66,6 +75,7 @@ def coordinator(config: Config, setting: Setting) -> Ourselves:
         admission=setting.admission,
         open=config.open,
         verifies=setting.verifies,
+        guesses=setting.guesses,
     )
 
 

@@ -83,7 +83,8 @@ class Registration:
     def acknowledged(self, ack: RegisterAck, now: float) -> None:
         """Take note that the relay knows us, and for how long."""
         self.done = True
-        again = max(CHANGES_EVERY, SHARE_OF_TTL * ack.ttl_seconds)
+        lifetime = min(ack.ttl_seconds, AGAIN / SHARE_OF_TTL)  # it may be any number
+        again = max(CHANGES_EVERY, SHARE_OF_TTL * lifetime)
         self.again_at = min(self.again_at, now + again)
 
     def expired(self, now: float) -> None:

@@ -80,6 +80,12 @@ class Relay:
                 outputs.append(told(line, error.code, str(error)))
         return outputs
 
+    def address_of(self, node_id: str) -> str:
+        """Return where a node comes from; empty if it is not there."""
+        node = self._registry.nodes.get(node_id)
+        line = None if node is None else self._lines.of(node.link)
+        return "" if line is None else line.origin.address
+
     def gone(self, link: int, now: float) -> Sequence[Output]:
         line = self._lines.of(link)
         if line is None:

@@ -19,7 +19,11 @@ def bytes_of(data: object) -> bytes:
     numbers, of which the lowest eight bits count.  Raises BadRelayMessage.
     """
     if isinstance(data, msgspec.Raw):
-        data = msgspec.json.decode(data)
+        try:
+            data = msgspec.json.decode(data)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            why = "relayData: data: no text"
+            raise BadRelayMessage("invalid_message", why) from error
     if isinstance(data, str):
         try:
             return base64.b64decode(data, validate=True)

@@ -75,6 +75,8 @@ def _long(data: Data) -> Any:
 
     It stays as it was written, though checked, and can be written as it is.
     """
+    if isinstance(data, bytes):
+        data = data.decode()  # what is not decoded is not checked to be text either
     try:
         envelope = _raw_decoder.decode(data)
     except msgspec.ValidationError:

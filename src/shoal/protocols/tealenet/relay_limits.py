@@ -23,6 +23,7 @@ class RelayLimits:
     size: Rate = Rate(64 << 20, 256 << 20)  # bytes
     openings: Rate = Rate(100, 500)  # sessions, and offers of some
     questions: Rate = Rate(2, 20)  # who is there?
+    looks: Rate = Rate(200_000, 2_000_000)  # at nodes, for questions of one address
     registrations: Rate = Rate(2, 20)
     pause_max: float = 1.0  # seconds for which a node is not read from, at a time
     links: int = 24_000
@@ -31,6 +32,7 @@ class RelayLimits:
     kept: int = 256 << 20  # bytes that all nodes' capabilities have together
     sessions: int = 200_000
     sessions_of_node: int = 1024  # that it opened
+    sessions_of_address: int = 50_000  # that nodes of one address opened
     to_register: float = 30.0  # seconds after which who has not registered must go
     to_live: float = 300.0  # seconds that a node is known after it was heard last
     found: int = 50  # nodes that are told of to who does not say how many
@@ -61,9 +63,13 @@ class Bucket:
         self.at = now
         return -level / rate.per_second if level < 0 else 0.0
 
-    def take_one(self, now: float) -> float:
-        """Take one if it is there; else return in how many seconds it will be."""
-        wait = self.take(1, now)
+    def take_if(self, amount: float, now: float) -> float:
+        """Take it if it is there; else return in how many seconds it will be."""
+        wait = self.take(amount, now)
         if wait:
-            self.level += 1
+            self.level += amount
         return wait
+
+    def take_one(self, now: float) -> float:
+        """The same of one."""
+        return self.take_if(1, now)

@@ -11,6 +11,15 @@ from shoal.protocols.tealenet.relay_messages import Error, encode
 from shoal.protocols.tealenet.relay_nodes import Node
 
 
+@dataclass(slots=True)
+class Origin:
+    """An address, how many links it has, and what those may do together."""
+
+    address: str
+    looks: Bucket
+    links: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Line:
     """A link, and what it has left of what it may do.
@@ -20,7 +29,7 @@ class Line:
     """
 
     link: int
-    address: str
+    origin: Origin
     since: float
     messages: Bucket
     size: Bucket
@@ -45,7 +54,7 @@ class Lines:
     def __init__(self, limits: RelayLimits) -> None:
         self._limits = limits
         self._by_link: dict[int, Line] = {}
-        self._of_address: dict[str, int] = {}
+        self._origins: dict[str, Origin] = {}
 
     def __len__(self) -> int:
         return len(self._by_link)
@@ -60,13 +69,16 @@ class Lines:
     def add(self, link: int, address: str, now: float) -> bool:
         """Take a link, if there is room for it."""
         limits = self._limits
-        of_address = self._of_address.get(address, 0)
-        if len(self) >= limits.links or of_address >= limits.links_of_address:
+        origin = self._origins.get(address)
+        if origin is None:
+            origin = Origin(address, Bucket.full(limits.looks, now))
+        if len(self) >= limits.links or origin.links >= limits.links_of_address:
             return False
-        self._of_address[address] = of_address + 1
+        self._origins[address] = origin
+        origin.links += 1
         self._by_link[link] = Line(
             link,
-            address,
+            origin,
             now,
             Bucket.full(limits.messages, now),
             Bucket.full(limits.size, now),
@@ -79,9 +91,9 @@ class Lines:
     def remove(self, line: Line) -> None:
         """Forget a link that has ended, or is to end."""
         del self._by_link[line.link]
-        self._of_address[line.address] -= 1
-        if not self._of_address[line.address]:
-            del self._of_address[line.address]
+        line.origin.links -= 1
+        if not line.origin.links:
+            del self._origins[line.origin.address]
 
 
 def told(line: Line, code: str, why: str) -> Carried:

@@ -67,8 +67,9 @@ class About:
 class Node:
     """A node that is registered.
 
-    ``heard`` is when something came from it last, ``opened`` how many sessions it has
-    opened, and ``told`` how many of the pending news are none to it.
+    ``address`` is where it comes from, ``heard`` when something came from it last,
+    ``opened`` how many sessions it has opened, and ``told`` how many of the pending
+    news are none to it.
     """
 
     id: str
@@ -76,6 +77,7 @@ class Node:
     about: About
     heard: float
     proven: bool
+    address: str = ""
     opened: int = 0
     told: int = 0
 

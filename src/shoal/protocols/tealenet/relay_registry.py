@@ -113,6 +113,10 @@ class Registry:
         # Who asks is known: what it calls itself does not matter.
         message = read(kind, {**payload, "requestingNodeID": asker.id})
         assert isinstance(message, Discover), "this is what that kind is read as"
+        # Each question may lead to a look at all nodes, and those who ask from one
+        # address may be many as well.
+        if wait := line.origin.looks.take_if(len(self.nodes), now):
+            return (told_to_wait(line, "questions", wait),)
         first = int.from_bytes(self._setting.draw(8)) % len(self.nodes)
         peers = found(
             self.nodes, asker, message.filter, self._limits, first, self._epoch
@@ -169,7 +173,7 @@ class Registry:
             node.about, node.proven = said, proven
             return ()
         line.node = self.nodes[node_id] = node = Node(
-            node_id, line.link, said, now, proven
+            node_id, line.link, said, now, proven, line.origin.address
         )
         if holder is None:
             self.news.add(encode(PeerJoined(node_id, said.name)), now)

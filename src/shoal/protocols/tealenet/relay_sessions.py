@@ -1,5 +1,6 @@
 """The sessions that nodes have opened to each other through a relay."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from shoal.protocols.tealenet.relay_envelope import BadRelayMessage
@@ -33,6 +34,7 @@ class Sessions:
         self._limits = limits
         self._by_id: dict[str, Session] = {}
         self._of_node: dict[Node, set[Session]] = {}
+        self._of_address = Counter[str]()  # by the opener's
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -57,12 +59,20 @@ class Sessions:
                 "too_many_sessions",
                 f"{opener.opened} sessions are open; end some with relayClose",
             )
+        of_address = self._of_address[opener.address]
+        if of_address >= self._limits.sessions_of_address:
+            raise BadRelayMessage(
+                "too_many_sessions",
+                f"{of_address} sessions are open from your address; end some with "
+                "relayClose",
+            )
         if len(self._by_id) >= self._limits.sessions:
             raise BadRelayMessage(
                 "relay_full", "The relay has no room for more sessions; try again later"
             )
         self._by_id[key] = session = Session(session_id, opener, other)
         opener.opened += 1
+        self._of_address[opener.address] += 1
         for end in (opener, other):
             self._of_node.setdefault(end, set()).add(session)
 
@@ -86,7 +96,11 @@ class Sessions:
 
     def _remove(self, session: Session) -> None:
         del self._by_id[session.id.lower()]
-        session.opener.opened -= 1
+        opener = session.opener
+        opener.opened -= 1
+        self._of_address[opener.address] -= 1
+        if not self._of_address[opener.address]:
+            del self._of_address[opener.address]
         for end in (session.opener, session.other):
             of_node = self._of_node[end]
             of_node.discard(session)

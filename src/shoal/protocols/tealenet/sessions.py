@@ -1,9 +1,10 @@
 """A node's sessions with others: opened, found, and carried over the relay."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from shoal.domain.vocabulary import Event, Offered
 from shoal.protocols.crowd import Protection
@@ -28,9 +29,19 @@ from shoal.protocols.tealenet.secure import Ends
 from shoal.protocols.tealenet.talk import Talk
 
 SESSIONS_MAX = 8192  # open at a time
+STRANGERS_MAX = 1024  # of them by peers that were not let in, or not yet
 ID_MAX = 256  # characters of a session's id
 SILENCE_MAX = 3600.0  # seconds without a heartbeat, where none is to be expected
 ID_SIZE = 16  # bytes of one of ours
+
+AddressOf: TypeAlias = Callable[[str], str]
+"""Returns where the node of an id comes from; empty where that is not known."""
+
+
+def unknown(node_id: str) -> str:
+    """Return that it is not known."""
+    return ""
+
 
 _NODE_ID = re.compile("[0-9a-f]{64}")
 
@@ -41,11 +52,15 @@ class Sessions:
     ``said`` is what everybody is told of us, by its kind.
     """
 
-    def __init__(self, own: Ourselves, identity: Identity) -> None:
+    def __init__(
+        self, own: Ourselves, identity: Identity, address_of: AddressOf
+    ) -> None:
         self._own, self._identity = own, identity
+        self._address_of = address_of
         self.id = identity.public_key.hex()
         self._signature = identity.sign(noise_binding(identity.exchange_key))
         self._talks: dict[str, Talk] = {}  # by their ids in upper case
+        self._strangers: dict[Talk, None] = {}  # whose peers are not let in, in order
         self.said: dict[type, Event] = {}
 
     def __len__(self) -> int:
@@ -76,11 +91,25 @@ class Sessions:
 
     def take(self, node: Acquaintance, session_id: str, now: float) -> Talk:
         """Take a session that a peer opens."""
-        return self._begin(node, session_id, now, begins=False)
+        talk = self._begin(node, session_id, now, begins=False)
+        self._strangers[talk] = None
+        return talk
+
+    def met(self, talk: Talk) -> None:
+        """Take note that the peer was let in."""
+        self._strangers.pop(talk, None)
+
+    @property
+    def one_too_many(self) -> Talk | None:
+        """The session that has to end, so that others can be let in."""
+        if len(self._strangers) <= STRANGERS_MAX:
+            return None
+        return next(iter(self._strangers))
 
     def end(self, talk: Talk) -> None:
         """Forget a session."""
         self._talks.pop(talk.id.upper(), None)
+        self._strangers.pop(talk, None)
 
     # What is said in a session, or about one.
 
@@ -141,6 +170,7 @@ class Sessions:
             name=node.id,
             breed=Breed.OURS if noise else node.breed,
             described=node.described,
+            address=self._address_of(node.id),
             protection=protection,
         )
         return Conversation(own, caller, _manners(caller.breed))

@@ -1,0 +1,32 @@
+"""What answers are as the bytes that receipts are about."""
+
+import json
+
+import pytest
+
+from shoal.domain.assembly import assemble
+from shoal.domain.outcome import Delta
+from shoal.domain.work import JSON, Chat
+from shoal.ledger.outputs import output_of
+
+
+@pytest.mark.parametrize("number", [2**53, -(2**53), 10**18, 2**64, 10**400])
+def test_integers_without_a_canonical_form_are_texts(number: int) -> None:
+    fields: dict[str, JSON] = {"odd": number, "nested": [{"odd": number}]}
+    outcome = assemble([Delta(0, fields, {"odd": number}, "stop")], "stop", None)
+
+    (choice,) = json.loads(output_of(Chat("m", ()), outcome))["choices"]
+
+    assert choice["fields"]["odd"] == str(number)
+    assert choice["fields"]["nested"] == [{"odd": str(number)}]
+    assert choice["logprobs"] == {"odd": str(number)}
+
+
+def test_integers_that_have_one_stay_numbers() -> None:
+    fields = {"odd": 2**53 - 1, "flag": True}
+    outcome = assemble([Delta(0, fields)], "stop", None)
+
+    (choice,) = json.loads(output_of(Chat("m", ()), outcome))["choices"]
+
+    assert choice["fields"]["odd"] == 2**53 - 1
+    assert choice["fields"]["flag"] is True

@@ -1,0 +1,134 @@
+"""Two networks without a way between them, but for the relay of one in the middle."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from live.machines import two_networks
+from live.places import Place, with_model
+from live.programs import TINY, GatedModel, Pool, answer_to, eventually, text_in
+from models.pairs import PAIRS
+
+STORY = "Tell me a story."
+PORT = 4010  # of the machine in the middle, which has it to itself
+RELAY = ("--host", "0.0.0.0", "--port", str(PORT))
+PATIENCE = 90.0  # seconds: who lost a relay looks for it every 30 at last
+
+Places = tuple[Place, Place, Place]
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Iterator[Places]:
+    """The outer machines, and the one in the middle last."""
+    with two_networks() as (one, middle, other):
+        here, there, between = (Place(each, tmp_path) for each in (one, other, middle))
+        try:
+            yield here, there, between
+        finally:
+            for place in (here, there, between):
+                place.programs.close()
+
+
+def member(place: Place) -> Pool:
+    """Start a coordinator that takes part in the relay in the middle."""
+    relay = f"ws://{place.machine.neighbour}:{PORT}/ws"
+    return place.serve("--tealenet-relays", relay, "--tealenet-open")
+
+
+def test_pools_of_two_networks_serve_each_others_models(places: Places) -> None:
+    one, other, between = places
+    between.serve(*RELAY)
+    with one.machine.inside(), pytest.raises(OSError, match="unreachable"):
+        socket.create_connection((other.machine.address, PORT), 5.0)
+    here, there = member(one), member(other)
+    with_model(one, here, "tiny")
+    with_model(other, there, "twin")
+
+    eventually(lambda: one.models(here) >= {"tiny", "twin"}, "one has both")
+    eventually(lambda: other.models(there) >= {"tiny", "twin"}, "the other has both")
+    for question, answer in PAIRS.items():
+        assert one.ask(here, question, "twin") == answer
+        assert other.ask(there, question, "tiny") == answer
+    # Their own worker, and through the relay the other's.
+    assert one.protections(here) == {"plain", "noise"}
+
+
+def test_the_relays_own_pool_takes_part_only_where_it_is_open(places: Places) -> None:
+    one, _, between = places
+    middle = between.serve(*RELAY)
+    here = member(one)
+    with_model(one, here, "tiny")
+    with_model(between, middle, "twin")
+    assert between.models(middle) == {"twin"}
+
+    middle.program.kill()
+    middle = between.serve(*RELAY, "--tealenet-open")
+
+    eventually(lambda: "tiny" in between.models(middle), "they have met", PATIENCE)
+    assert between.ask(middle, "ping", "tiny") == "pong"
+
+
+def test_pool_that_is_killed_in_an_answer_is_replaced_without_a_gap(
+    places: Places,
+) -> None:
+    one, other, between = places
+    between.serve(*RELAY)
+    here, there = member(one), member(other)
+    with ExitStack() as finally_:
+        with other.machine.inside():
+            slow = GatedModel(pause=5)
+        finally_.callback(slow.close)
+        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
+        eventually(lambda: "tiny" in one.models(here), "the other's model is here")
+
+        with (
+            one.machine.inside(),
+            here.client() as client,
+            answer_to(client, STORY) as stream,
+        ):
+            pieces = text_in(stream)
+            first = next(pieces)
+            with_model(one, here, "tiny")
+            there.program.kill()
+
+            assert first + "".join(pieces) == PAIRS[STORY]
+
+
+def test_relay_that_is_killed_and_back_is_found_again(places: Places) -> None:
+    one, other, between = places
+    relay = between.serve(*RELAY)
+    here, there = member(one), member(other)
+    with_model(other, there, "twin")
+    eventually(lambda: "twin" in one.models(here), "the other's model is here")
+
+    relay.program.kill()
+    eventually(lambda: "twin" not in one.models(here), "it has gone")
+    between.serve(*RELAY)
+
+    eventually(lambda: "twin" in one.models(here), "it is back", PATIENCE)
+    assert one.ask(here, STORY, "twin") == PAIRS[STORY]
+
+
+def test_worker_goes_through_the_relay_where_the_other_port_is_blocked(
+    places: Places,
+) -> None:
+    one, _, between = places
+    port = "4999"
+    # As behind a firewall: what it answers from this port comes nowhere.
+    rule = ("iif", "lo", "ipproto", "tcp", "sport", port, "blackhole")
+    between.machine.ip("rule", "add", *rule)
+    middle = between.serve(*RELAY, "--tealenet-port", port)
+    url = f"http://{one.machine.neighbour}:{PORT}"
+
+    worker = one.join(url, "--name", "far", "--model", f"tiny={TINY}")
+
+    assert (
+        f"trying ws://{one.machine.neighbour}:{PORT}/ws"
+        in worker.said("waiting")["reason"]
+    )
+    worker.said("joined")
+    assert between.protections(middle) == {"noise"}
+    assert between.ask(middle, STORY, "tiny") == PAIRS[STORY]
