@@ -4,9 +4,14 @@ import asyncio
 
 import pytest
 
+from attacks.lan import ours
 from attacks.siege import join
 from gateway.serving import KEY, Pool
+from protocols.tealenet.peers import heartbeat
 from shoal.cli.main import main
+from shoal.protocols.tealenet.extension import Pulse, write
+from shoal.protocols.tealenet.messages import encode
+from shoal.protocols.tealenet.offerings import Offering
 
 EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"
@@ -33,6 +38,22 @@ async def test_names_are_spelled_out_a_line_each(
     shown = capsys.readouterr().out
     check_shown(shown)
     assert len(shown.splitlines()) == 3
+
+
+async def test_names_of_peers_are_spelled_out(
+    pool: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with ours(pool, EVIL, Offering(models=[EVIL], price=EVIL)) as peer:
+        await pool.joined()
+        pulse = Pulse(unfit=EVIL, draining=EVIL)
+        await peer.say(encode(heartbeat((EVIL,), shoal=write(pulse))))
+        await peer.hears("heartbeatAck", 1)
+
+        assert await command(pool, "status") == 0
+
+    shown = capsys.readouterr().out
+    check_shown(shown)
+    assert len(shown.splitlines()) == 2
 
 
 async def test_errors_are_spelled_out(

@@ -7,6 +7,7 @@ import argparse
 import gc
 import resource
 import sys
+from contextlib import suppress
 from random import Random
 from time import perf_counter, process_time
 
@@ -38,6 +39,11 @@ def run(name: str, parser: Parser, seconds: float, seed: int) -> bool:
             print(f"{name}: {data!r}\n{type(error).__name__}: {error}", flush=True)
             raise
         took = process_time() - before
+        if took > SLOW:  # perhaps Python was tidying up
+            before = process_time()
+            with suppress(PeerError):
+                parser.parse(data)
+            took = min(took, process_time() - before)
         if took > slowest:
             slowest, worst = took, data
     gc.collect()

@@ -288,3 +288,11 @@ async def test_invitation_can_be_pasted(
     door.fingerprint = fingerprint
 
     assert door.invitation(token, name) == command
+
+
+async def test_wrong_passcodes_count_like_wrong_tokens(door: Door) -> None:
+    for _ in range(BARRED_AFTER + 5):
+        door.failed(AWAY)
+
+    with pytest.raises(TooManyFailures):
+        door.check(AWAY)

@@ -8,6 +8,7 @@ from protocols.tealenet.recorded import Case, recorded
 from shoal.ledger.keys import Signer
 from shoal.protocols.tealenet.known import (
     COMPLETE_BELOW,
+    ENTRIES_MAX,
     FORGOTTEN_AFTER,
     NODES_MAX,
     PINNED_MAX,
@@ -182,9 +183,19 @@ def test_a_node_that_nobody_tells_of_is_forgotten() -> None:
 
 
 def test_only_so_many_nodes_are_known() -> None:
-    nodes = known(*(entry(f"{number:064x}") for number in range(1, NODES_MAX + 9)))
+    directory = Directory(OWN, Pinned())
+    for answer in range(NODES_MAX // 100 + 2):
+        first = 1 + 100 * answer
+        some = [entry(f"{number:064x}") for number in range(first, first + 100)]
+        directory.hear(some, 0.0)
 
-    assert len(nodes) == NODES_MAX
+    assert len([*directory.all()]) == NODES_MAX
+
+
+def test_only_so_much_of_one_answer_is_read() -> None:
+    nodes = known(*(entry(f"{number:064x}") for number in range(1, ENTRIES_MAX + 9)))
+
+    assert len(nodes) == ENTRIES_MAX
 
 
 def test_of_who_is_not_known_there_is_nothing_but_the_key() -> None:

@@ -18,7 +18,7 @@ from protocols.tealenet.peers import (
     worker_side,
 )
 from protocols.tealenet.recorded import Case, recorded
-from shoal.domain.errors import NotAdmitted
+from shoal.domain.errors import NotAdmitted, Unavailable
 from shoal.domain.vocabulary import Dismiss, Offered
 from shoal.protocols.crowd import Met
 from shoal.protocols.session import Applicant, Pass, by_token
@@ -28,6 +28,7 @@ from shoal.protocols.tealenet.extension import Introduction, write
 from shoal.protocols.tealenet.manners import LAN
 from shoal.protocols.tealenet.messages import HeartbeatAck, Hello
 from shoal.protocols.tealenet.ourselves import device_id
+from shoal.protocols.tealenet.peer import Caller
 from shoal.protocols.tealenet.scalars import is_uuid, passcode_hash
 
 
@@ -207,6 +208,49 @@ def test_who_presents_another_passcode_is_hung_up_on_without_a_word() -> None:
         assert "is not let in" in mac.end.closed
         assert "passcode" in mac.end.closed
         assert mac.said == []
+
+
+class Counting:
+    """Counts wrong passcodes, and has enough after two."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    def check(self, address: str) -> None:
+        if self.failures.count(address) >= 2:
+            raise Unavailable("guessed too often")
+
+    def failed(self, address: str) -> None:
+        self.failures.append(address)
+
+
+def test_who_guesses_passcodes_is_not_heard_after_a_while() -> None:
+    guesses = Counting()
+    own = replace(own_side("a", passcode="right"), guesses=guesses)
+
+    def tried(passcode: str, address: str) -> str | None:
+        mac = Plain(own, caller=Caller(False, address=address))
+        mac.say(hello(passcode_hash(passcode)))
+        return mac.end.closed
+
+    for guess in ("a", "b"):
+        assert "another passcode" in str(tried(guess, "192.0.2.1"))
+
+    assert "guessed too often" in str(tried("right", "192.0.2.1"))
+    assert tried("right", "192.0.2.2") is None
+    assert guesses.failures == ["192.0.2.1"] * 2
+
+
+def test_who_shows_no_passcode_or_a_token_has_not_guessed() -> None:
+    guesses = Counting()
+    own = replace(
+        own_side("a", passcode="right", admission=by_token("t")), guesses=guesses
+    )
+    for said in (hello(), hello(passcode_hash("right"))):
+        Plain(own, caller=Caller(False, address="192.0.2.1")).say(said)
+    Two(worker_side("w", token="t", passcode="wrong"), own).settle()
+
+    assert guesses.failures == []
 
 
 def test_whom_we_dial_has_to_have_our_passcode_too() -> None:

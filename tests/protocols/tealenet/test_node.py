@@ -18,6 +18,7 @@ from protocols.tealenet.network import (
     own_side,
 )
 from protocols.tealenet.recorded import case_of
+from shoal.domain.errors import NotAdmitted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CancelJob,
@@ -32,7 +33,14 @@ from shoal.domain.work import Chat, Feature
 from shoal.domain.worker import CHATS, Condition, Model, Offer
 from shoal.ledger.keys import Signer, verify
 from shoal.protocols.crowd import EVERYBODY, From, Gone, Met, Protection, To
-from shoal.protocols.session import Member, Notice, Send, by_token
+from shoal.protocols.session import (
+    Applicant,
+    Member,
+    Notice,
+    Pass,
+    Send,
+    by_token,
+)
 from shoal.protocols.tealenet.calling import SESSIONS_OF_PEER_MAX
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.guests import DISMISSED_FOR, LINGERS
@@ -751,6 +759,23 @@ def test_a_peer_may_have_only_so_many_sessions() -> None:
 
     assert len(end.of("relayReady")) == SESSIONS_OF_PEER_MAX
     assert len(end.of("relayClose")) == 1
+
+
+def test_guesses_count_for_where_a_node_comes_from() -> None:
+    net = Network()
+    presented: list[str] = []
+
+    def admission(applicant: Applicant) -> Pass:
+        presented.append(applicant.address)
+        raise NotAdmitted("wrong token")
+
+    side = own_side(admission=admission)
+    net.attach(side, address_of=net.relay.address_of)
+    worker, _ = worker_side()
+    net.attach(worker)
+    net.run(1.0)
+
+    assert set(presented) == {"here"}
 
 
 def test_sessions_of_strangers_keep_nobody_else_out(

@@ -20,6 +20,7 @@ from shoal.protocols.tealenet.proving import bytes_of, key_of, noise_binding
 from shoal.protocols.tealenet.relay_messages import Known
 
 NODES_MAX = 4096  # other nodes that are known at a time
+ENTRIES_MAX = 1000  # of one answer that are read: each has a signature to be verified
 COMPLETE_BELOW = 50  # nodes: relays that tell of some only tell of as many as this
 FORGOTTEN_AFTER = 600.0  # seconds since a relay told of a node, as Macs have it
 PINNED_MAX = 65_536  # nodes whose keys for Noise are remembered
@@ -78,7 +79,7 @@ class Directory:
             told = {entry.node_id for entry in peers}
             for node_id in self._known.keys() - told:
                 self._withdraw(node_id)
-        for entry in peers:
+        for entry in peers[:ENTRIES_MAX]:
             node_id = entry.node_id
             if node_id == self._own_id or not _NODE_ID.fullmatch(node_id):
                 continue
