@@ -12,11 +12,11 @@ from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.ledger.keys import Signer
 from shoal.protocols.framing import SIZE
-from shoal.protocols.tealenet.extension import Introduction, Pulse, write
-from shoal.protocols.tealenet.messages import encode
-from shoal.protocols.tealenet.offerings import Offering
-from shoal.protocols.tealenet.proving import base64_of, bytes_of, key_of, proof_of
-from shoal.protocols.tealenet.scalars import passcode_hash
+from shoal.protocols.tealenet.wire.extension import Introduction, Pulse, write
+from shoal.protocols.tealenet.wire.messages import encode
+from shoal.protocols.tealenet.wire.offerings import Offering
+from shoal.protocols.tealenet.wire.proving import base64_of, bytes_of, key_of, proof_of
+from shoal.protocols.tealenet.wire.scalars import passcode_hash
 
 PASSCODE = "passcode-that-no-log-may-hold"
 MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"

@@ -17,9 +17,9 @@ from shoal.domain.facts import Fact, WorkerJoined
 from shoal.protocols.framing import SIZE
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.lan import GREETING_MAX
-from shoal.protocols.tealenet.messages import encode
-from shoal.protocols.tealenet.offerings import Offering
-from shoal.protocols.tealenet.scalars import passcode_hash
+from shoal.protocols.tealenet.wire.messages import encode
+from shoal.protocols.tealenet.wire.offerings import Offering
+from shoal.protocols.tealenet.wire.scalars import passcode_hash
 from shoal.runtime.answer import TOKENS_MAX
 from shoal.runtime.restocking import CHANGES_AT_ONCE
 

@@ -14,7 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from attacks.raw import TEXT, frame, upgraded
 from gateway.serving import PATIENCE, Pool
 from shoal.ledger.keys import Signer
-from shoal.protocols.tealenet.relay_messages import MESSAGE_MAX
+from shoal.protocols.tealenet.relay.messages import MESSAGE_MAX
 
 SESSION = "550e8400-e29b-41d4-a716-446655440000"
 

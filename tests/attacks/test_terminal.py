@@ -9,9 +9,9 @@ from attacks.siege import join
 from gateway.serving import KEY, Pool
 from protocols.tealenet.peers import heartbeat
 from shoal.cli.main import main
-from shoal.protocols.tealenet.extension import Pulse, write
-from shoal.protocols.tealenet.messages import encode
-from shoal.protocols.tealenet.offerings import Offering
+from shoal.protocols.tealenet.wire.extension import Pulse, write
+from shoal.protocols.tealenet.wire.messages import encode
+from shoal.protocols.tealenet.wire.offerings import Offering
 
 EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"

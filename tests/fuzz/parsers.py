@@ -17,17 +17,20 @@ from shoal.domain.sharing import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
 from shoal.protocols.crowd import Browser
 from shoal.protocols.tealenet import Config, endpoints
-from shoal.protocols.tealenet.chunks import ChunkReader
-from shoal.protocols.tealenet.extension import (
+from shoal.protocols.tealenet.greetings import read_greeting
+from shoal.protocols.tealenet.node.known import Directory, Pinned
+from shoal.protocols.tealenet.relay.messages import DiscoverResponse
+from shoal.protocols.tealenet.relay.messages import decode as decode_relayed
+from shoal.protocols.tealenet.relay.messages import encode as encode_relayed
+from shoal.protocols.tealenet.wire.chunks import ChunkReader
+from shoal.protocols.tealenet.wire.extension import (
     read_ending,
     read_failing,
     read_introduction,
     read_pulse,
 )
-from shoal.protocols.tealenet.greetings import read_greeting
-from shoal.protocols.tealenet.hardware import hardware_of
-from shoal.protocols.tealenet.known import Directory, Pinned
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.wire.hardware import hardware_of
+from shoal.protocols.tealenet.wire.messages import (
     Hello,
     HelloAck,
     InferenceChunk,
@@ -37,16 +40,13 @@ from shoal.protocols.tealenet.messages import (
     decode,
     encode,
 )
-from shoal.protocols.tealenet.offerings import offers_of
-from shoal.protocols.tealenet.relay_messages import DiscoverResponse
-from shoal.protocols.tealenet.relay_messages import decode as decode_relayed
-from shoal.protocols.tealenet.relay_messages import encode as encode_relayed
-from shoal.protocols.tealenet.requests import (
+from shoal.protocols.tealenet.wire.offerings import offers_of
+from shoal.protocols.tealenet.wire.requests import (
     name_in_receipts,
     read_request,
     wants_usage,
 )
-from shoal.protocols.tealenet.sharing import word_of
+from shoal.protocols.tealenet.wire.sharing import word_of
 from shoal.transports.bonjour import sighting_of
 
 TRANSFER = "550E8400-E29B-41D4-A716-446655440000"

@@ -30,22 +30,22 @@ from shoal.ledger.keys import Signer
 from shoal.protocols.as_worker import AsWorker, Stay
 from shoal.protocols.crowd import EVERYBODY, CrowdSession, From, Met, To
 from shoal.protocols.session import Close, Hello, Send
-from shoal.protocols.tealenet.channels import Numbered, Teale
 from shoal.protocols.tealenet.conversation import SPOKEN
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.lan import lan_session
-from shoal.protocols.tealenet.messages import encode
-from shoal.protocols.tealenet.node import Node
-from shoal.protocols.tealenet.noise import Initiator, Responder
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.proving import base64_of, noise_binding
-from shoal.protocols.tealenet.relay import Relay
-from shoal.protocols.tealenet.secure import Ends, Secure
-from shoal.protocols.tealenet.teale_channel import (
+from shoal.protocols.tealenet.encryption.channels import Numbered, Teale
+from shoal.protocols.tealenet.encryption.noise import Initiator, Responder
+from shoal.protocols.tealenet.encryption.secure import Ends, Secure
+from shoal.protocols.tealenet.encryption.teale_channel import (
     Packets,
     TealeInitiator,
     TealeResponder,
 )
+from shoal.protocols.tealenet.lan import lan_session
+from shoal.protocols.tealenet.node.node import Node
+from shoal.protocols.tealenet.peer import Caller
+from shoal.protocols.tealenet.relay.relay import Relay
+from shoal.protocols.tealenet.wire.messages import encode
+from shoal.protocols.tealenet.wire.proving import base64_of, noise_binding
 
 PIECE = 1000  # bytes of a stream that are read at a time
 ANNE, BELA = signer("anne"), signer("bela")

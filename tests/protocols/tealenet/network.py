@@ -13,9 +13,9 @@ from shoal.ledger.keys import Signer
 from shoal.protocols.crowd import Carried, From, Spread, To
 from shoal.protocols.session import Admission, Close, Data, Hello, Notice, Send
 from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.node import Node
+from shoal.protocols.tealenet.node.node import Node
 from shoal.protocols.tealenet.ourselves import Ourselves, coordinator
-from shoal.protocols.tealenet.relay import Relay
+from shoal.protocols.tealenet.relay.relay import Relay
 
 HOST = Signer.from_seed(b"h" * 32)
 EPOCH = 1.8e9  # seconds

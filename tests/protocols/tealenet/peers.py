@@ -19,9 +19,11 @@ from shoal.protocols.session import Admission, Close, Notice, Send
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.conversation import Conversation
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.hardware import device_of
 from shoal.protocols.tealenet.manners import LAN, Manners
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.ourselves import Ourselves, Role, coordinator, device_id
+from shoal.protocols.tealenet.peer import Caller
+from shoal.protocols.tealenet.wire.hardware import device_of
+from shoal.protocols.tealenet.wire.messages import (
     Heartbeat,
     Hello,
     HelloAck,
@@ -29,10 +31,8 @@ from shoal.protocols.tealenet.messages import (
     InferenceRequest,
     encode,
 )
-from shoal.protocols.tealenet.ourselves import Ourselves, Role, coordinator, device_id
-from shoal.protocols.tealenet.payloads import Chunk, ChunkChoice, Told
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.scalars import passcode_hash
+from shoal.protocols.tealenet.wire.payloads import Chunk, ChunkChoice, Told
+from shoal.protocols.tealenet.wire.scalars import passcode_hash
 
 OFFER = Offer(
     frozenset({Kind.CHAT}),

@@ -11,9 +11,9 @@ from protocols.settings import setting
 from shoal.ledger.keys import Signer
 from shoal.protocols.crowd import Carried, Spread
 from shoal.protocols.session import Data, Hello
-from shoal.protocols.tealenet.relay import LIMITS, Relay
-from shoal.protocols.tealenet.relay_limits import RelayLimits
-from shoal.protocols.tealenet.relay_messages import challenge_text
+from shoal.protocols.tealenet.relay.limits import RelayLimits
+from shoal.protocols.tealenet.relay.messages import challenge_text
+from shoal.protocols.tealenet.relay.relay import LIMITS, Relay
 
 VECTORS = Path(__file__).parent / "vectors" / "tealenet.json"
 SESSION = "550E8400-E29B-41D4-A716-446655440000"

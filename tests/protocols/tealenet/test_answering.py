@@ -27,7 +27,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import ANY_MODEL, Chat
 from shoal.protocols.tealenet.answering import OPEN_MAX
 from shoal.protocols.tealenet.conversation import INVALID_MAX
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.wire.messages import (
     InferenceRequest,
     LoadModel,
 )

@@ -26,12 +26,12 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Chat
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.wire.messages import (
     InferenceChunk,
     InferenceComplete,
     InferenceError,
 )
-from shoal.protocols.tealenet.payloads import Chunk, Tokens
+from shoal.protocols.tealenet.wire.payloads import Chunk, Tokens
 
 
 def test_a_mac_is_asked_as_it_understands_and_its_answer_is_heard() -> None:

@@ -48,10 +48,10 @@ from shoal.domain.work import Embedding, Task, Work
 from shoal.protocols.crowd import Met, Protection
 from shoal.protocols.session import by_token
 from shoal.protocols.tealenet.manners import LAN, WAN
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.peer import Breed, Caller, Described
+from shoal.protocols.tealenet.wire.messages import (
     HeartbeatAck,
 )
-from shoal.protocols.tealenet.peer import Breed, Caller, Described
 
 
 def test_many_jobs_go_on_at_once_in_both_directions() -> None:

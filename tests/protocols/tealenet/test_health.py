@@ -30,7 +30,7 @@ from shoal.domain.work import Chat
 from shoal.domain.worker import Condition, Health
 from shoal.protocols.tealenet.health import Life, life_after
 from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.messages import HeartbeatAck
+from shoal.protocols.tealenet.wire.messages import HeartbeatAck
 
 RUN = RunJob(
     JobId("job"), LeaseNumber(1), Chat("m", ({"role": "user", "content": "hi"},))

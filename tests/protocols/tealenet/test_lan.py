@@ -27,8 +27,8 @@ from shoal.protocols.session import Close, Data, Notice, Send
 from shoal.protocols.tealenet.desk import Desk
 from shoal.protocols.tealenet.lan import ONLY, lan_session
 from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.messages import encode
 from shoal.protocols.tealenet.peer import Caller
+from shoal.protocols.tealenet.wire.messages import encode
 
 
 def framed(*messages: bytes) -> bytes:

@@ -24,12 +24,12 @@ from shoal.protocols.crowd import Met
 from shoal.protocols.session import Applicant, Pass, by_token
 from shoal.protocols.tealenet.admission import same_passcode
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.extension import Introduction, write
 from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.messages import HeartbeatAck, Hello
 from shoal.protocols.tealenet.ourselves import device_id
 from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.scalars import is_uuid, passcode_hash
+from shoal.protocols.tealenet.wire.extension import Introduction, write
+from shoal.protocols.tealenet.wire.messages import HeartbeatAck, Hello
+from shoal.protocols.tealenet.wire.scalars import is_uuid, passcode_hash
 
 
 @recorded("passcode_check")

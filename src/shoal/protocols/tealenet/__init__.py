@@ -30,14 +30,14 @@ from shoal.protocols.tealenet.addresses import (
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.desk import Desk
 from shoal.protocols.tealenet.dialer import TealeDialer, call_on, called_on
-from shoal.protocols.tealenet.known import Pinned
 from shoal.protocols.tealenet.lan import MESSAGE_MAX, lan_session
 from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.node import Node
+from shoal.protocols.tealenet.node.known import Pinned
+from shoal.protocols.tealenet.node.node import Node
 from shoal.protocols.tealenet.ourselves import Ourselves, coordinator
 from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.relay import Relay
-from shoal.protocols.tealenet.relay_messages import MESSAGE_MAX as RELAYED_MAX
+from shoal.protocols.tealenet.relay.messages import MESSAGE_MAX as RELAYED_MAX
+from shoal.protocols.tealenet.relay.relay import Relay
 
 __all__ = ["PROTOCOL", "Config"]
 

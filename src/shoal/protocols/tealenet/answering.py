@@ -20,13 +20,15 @@ from shoal.domain.work import ANY_MODEL, Task, Work
 from shoal.domain.worker import Offer
 from shoal.protocols.session import Notice
 from shoal.protocols.tealenet.admission import NO_ASKING
-from shoal.protocols.tealenet.chunks import ChunkWriter
-from shoal.protocols.tealenet.extension import (
+from shoal.protocols.tealenet.ourselves import Ourselves, Role
+from shoal.protocols.tealenet.peer import Peer
+from shoal.protocols.tealenet.wire.chunks import ChunkWriter
+from shoal.protocols.tealenet.wire.extension import (
     ending_of,
     failing_of,
     write,
 )
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.wire.messages import (
     BadMessage,
     InferenceCancel,
     InferenceComplete,
@@ -37,15 +39,13 @@ from shoal.protocols.tealenet.messages import (
     ModelLoadError,
     encode,
 )
-from shoal.protocols.tealenet.ourselves import Ourselves, Role
-from shoal.protocols.tealenet.peer import Peer
-from shoal.protocols.tealenet.receipts import Signature
-from shoal.protocols.tealenet.requests import (
+from shoal.protocols.tealenet.wire.receipts import Signature
+from shoal.protocols.tealenet.wire.requests import (
     name_in_receipts,
     read_request,
     wants_usage,
 )
-from shoal.protocols.tealenet.scalars import (
+from shoal.protocols.tealenet.wire.scalars import (
     EXACT_MAX,
     TEXT_MAX,
     ErrorCode,

@@ -18,9 +18,12 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Task
 from shoal.protocols.session import Data
-from shoal.protocols.tealenet.alike import KEY_SIZE, Alike, alike
-from shoal.protocols.tealenet.chunks import ChunkReader
-from shoal.protocols.tealenet.extension import (
+from shoal.protocols.tealenet.manners import Manners
+from shoal.protocols.tealenet.ourselves import Ourselves, uuid_of
+from shoal.protocols.tealenet.peer import Peer
+from shoal.protocols.tealenet.wire.alike import KEY_SIZE, Alike, alike
+from shoal.protocols.tealenet.wire.chunks import ChunkReader
+from shoal.protocols.tealenet.wire.extension import (
     Ability,
     fault_of,
     read_ending,
@@ -28,8 +31,7 @@ from shoal.protocols.tealenet.extension import (
     receipt_of,
     usage_of,
 )
-from shoal.protocols.tealenet.manners import Manners
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.wire.messages import (
     BadMessage,
     InferenceCancel,
     InferenceChunk,
@@ -37,10 +39,8 @@ from shoal.protocols.tealenet.messages import (
     InferenceError,
     encode,
 )
-from shoal.protocols.tealenet.ourselves import Ourselves, uuid_of
-from shoal.protocols.tealenet.peer import Peer
-from shoal.protocols.tealenet.requests import write_request
-from shoal.protocols.tealenet.scalars import ErrorCode, key_of, well_formed
+from shoal.protocols.tealenet.wire.requests import write_request
+from shoal.protocols.tealenet.wire.scalars import ErrorCode, key_of, well_formed
 
 ANSWERS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes

@@ -31,12 +31,15 @@ from shoal.protocols.session import Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.answering import Answering, Said
 from shoal.protocols.tealenet.asking import Asking
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.extension import Ability
 from shoal.protocols.tealenet.health import Life
 from shoal.protocols.tealenet.heart import Heart
 from shoal.protocols.tealenet.manners import Manners
 from shoal.protocols.tealenet.meeting import Meeting
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.ourselves import Ourselves
+from shoal.protocols.tealenet.peer import Caller, Described, Peer
+from shoal.protocols.tealenet.standing import Standing
+from shoal.protocols.tealenet.wire.extension import Ability
+from shoal.protocols.tealenet.wire.messages import (
     BadMessage,
     Heartbeat,
     HeartbeatAck,
@@ -53,17 +56,14 @@ from shoal.protocols.tealenet.messages import (
     ModelLoadError,
     decode,
 )
-from shoal.protocols.tealenet.ourselves import Ourselves
-from shoal.protocols.tealenet.peer import Caller, Described, Peer
-from shoal.protocols.tealenet.scalars import ErrorCode
-from shoal.protocols.tealenet.sharing import (
+from shoal.protocols.tealenet.wire.scalars import ErrorCode
+from shoal.protocols.tealenet.wire.sharing import (
     WORDS,
     RawPieces,
     Shared,
     word_of,
     written,
 )
-from shoal.protocols.tealenet.standing import Standing
 
 Word: TypeAlias = Met | Event | Command
 

@@ -10,13 +10,13 @@ from shoal.protocols.session import Member
 from shoal.protocols.tealenet.addresses import DIRECT, peer_url, ways
 from shoal.protocols.tealenet.conversation import SPOKEN
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.known import Pinned
 from shoal.protocols.tealenet.lan import MESSAGE_MAX, lan_session
 from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.node import Node
+from shoal.protocols.tealenet.node.known import Pinned
+from shoal.protocols.tealenet.node.node import Node
 from shoal.protocols.tealenet.ourselves import Ourselves, Role, worker
 from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.sharing import WORDS
+from shoal.protocols.tealenet.wire.sharing import WORDS
 
 AWAY = 1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
 REPLACED = "Replaced by newer session"  # how a relay ends a node's older connection

@@ -5,27 +5,27 @@ from dataclasses import dataclass
 
 from shoal.domain.worker import Offer
 from shoal.protocols.tealenet.admission import same_passcode
-from shoal.protocols.tealenet.extension import (
+from shoal.protocols.tealenet.ourselves import Ourselves
+from shoal.protocols.tealenet.wire.extension import (
     VERSION,
     Ability,
     Introduction,
     read_introduction,
     write,
 )
-from shoal.protocols.tealenet.hardware import DeviceInfo, device_of
-from shoal.protocols.tealenet.messages import VERSION as PROTOCOL_VERSION
-from shoal.protocols.tealenet.messages import Hello, HelloAck
-from shoal.protocols.tealenet.offerings import offerings_of
-from shoal.protocols.tealenet.ourselves import Ourselves
-from shoal.protocols.tealenet.proving import base64_of, bytes_of, key_of, proof_of
-from shoal.protocols.tealenet.scalars import (
+from shoal.protocols.tealenet.wire.hardware import DeviceInfo, device_of
+from shoal.protocols.tealenet.wire.messages import VERSION as PROTOCOL_VERSION
+from shoal.protocols.tealenet.wire.messages import Hello, HelloAck
+from shoal.protocols.tealenet.wire.offerings import offerings_of
+from shoal.protocols.tealenet.wire.proving import base64_of, bytes_of, key_of, proof_of
+from shoal.protocols.tealenet.wire.scalars import (
     MODELS_MAX,
     NAME_MAX,
     TEXT_MAX,
     date_of,
     well_formed,
 )
-from shoal.protocols.tealenet.scalars import key_of as device_key
+from shoal.protocols.tealenet.wire.scalars import key_of as device_key
 
 ABILITIES = (Ability.CANCEL, Ability.RECEIPT, Ability.RESUME, Ability.RAW)
 

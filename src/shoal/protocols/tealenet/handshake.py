@@ -22,11 +22,11 @@ from shoal.protocols.tealenet.greetings import (
     read_greeting,
     refusal,
 )
-from shoal.protocols.tealenet.messages import Hello, HelloAck
 from shoal.protocols.tealenet.ourselves import Ourselves, Role
 from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.proving import CHALLENGE_SIZE, proof_of
-from shoal.protocols.tealenet.scalars import well_formed
+from shoal.protocols.tealenet.wire.messages import Hello, HelloAck
+from shoal.protocols.tealenet.wire.proving import CHALLENGE_SIZE, proof_of
+from shoal.protocols.tealenet.wire.scalars import well_formed
 
 # All in seconds.
 GREETING_LIMIT = 10.0  # for a hello to come, or a helloAck

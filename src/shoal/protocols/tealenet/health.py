@@ -9,9 +9,9 @@ from enum import Enum
 
 from shoal.domain.worker import Condition
 from shoal.protocols.tealenet.manners import Manners
-from shoal.protocols.tealenet.messages import Heartbeat, HeartbeatAck
 from shoal.protocols.tealenet.peer import Breed
-from shoal.protocols.tealenet.scalars import Thermal, thermal_of
+from shoal.protocols.tealenet.wire.messages import Heartbeat, HeartbeatAck
+from shoal.protocols.tealenet.wire.scalars import Thermal, thermal_of
 
 QUEUED_MAX = 10_000  # jobs that we believe others to have at a peer
 THROTTLE_MAX = 100  # percent: full speed

@@ -7,14 +7,14 @@ seconds, and one at once when something has changed.
 from msgspec import UNSET
 
 from shoal.domain.worker import Condition, Health, Offer
-from shoal.protocols.tealenet.extension import Pulse, write
 from shoal.protocols.tealenet.greetings import model_names
 from shoal.protocols.tealenet.manners import Manners
-from shoal.protocols.tealenet.messages import Heartbeat, HeartbeatAck, encode
-from shoal.protocols.tealenet.offerings import offerings_of
 from shoal.protocols.tealenet.ourselves import Ourselves
 from shoal.protocols.tealenet.peer import Peer
-from shoal.protocols.tealenet.scalars import (
+from shoal.protocols.tealenet.wire.extension import Pulse, write
+from shoal.protocols.tealenet.wire.messages import Heartbeat, HeartbeatAck, encode
+from shoal.protocols.tealenet.wire.offerings import offerings_of
+from shoal.protocols.tealenet.wire.scalars import (
     TEXT_MAX,
     Extra,
     Thermal,

@@ -13,7 +13,6 @@ from shoal.protocols.tealenet.admission import (
     same_passcode,
 )
 from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.extension import Ability, read_pulse
 from shoal.protocols.tealenet.greetings import (
     Greeting,
     hello_ack,
@@ -29,18 +28,19 @@ from shoal.protocols.tealenet.handshake import (
 )
 from shoal.protocols.tealenet.heart import Heart
 from shoal.protocols.tealenet.manners import Manners
-from shoal.protocols.tealenet.messages import (
+from shoal.protocols.tealenet.ourselves import Ourselves, Role
+from shoal.protocols.tealenet.peer import Breed, Caller, Peer
+from shoal.protocols.tealenet.standing import Standing
+from shoal.protocols.tealenet.stock import Stock
+from shoal.protocols.tealenet.wire.extension import Ability, read_pulse
+from shoal.protocols.tealenet.wire.messages import (
     Heartbeat,
     HeartbeatAck,
     Hello,
     HelloAck,
     encode,
 )
-from shoal.protocols.tealenet.ourselves import Ourselves, Role
-from shoal.protocols.tealenet.peer import Breed, Caller, Peer
-from shoal.protocols.tealenet.proving import bytes_of
-from shoal.protocols.tealenet.standing import Standing
-from shoal.protocols.tealenet.stock import Stock
+from shoal.protocols.tealenet.wire.proving import bytes_of
 
 
 class Meeting:

@@ -16,7 +16,7 @@ from shoal.protocols.session import (
     Uncounted,
 )
 from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.scalars import passcode_hash, well_formed
+from shoal.protocols.tealenet.wire.scalars import passcode_hash, well_formed
 
 
 class Role(Enum):

@@ -7,8 +7,8 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHATS, Offer
 from shoal.protocols.crowd import BY_NO_TOKEN, Protection
 from shoal.protocols.session import Pass
-from shoal.protocols.tealenet.extension import Ability
-from shoal.protocols.tealenet.scalars import NAME_MAX, well_formed
+from shoal.protocols.tealenet.wire.extension import Ability
+from shoal.protocols.tealenet.wire.scalars import NAME_MAX, well_formed
 
 SLOTS_MAX = 1024  # jobs at a time that we believe a peer to run
 CONTEXT_MAX = 2**31 - 1  # tokens

@@ -6,13 +6,13 @@ from dataclasses import replace
 from shoal.domain.vocabulary import Conditioned, Draining, Event, Offered, Reported
 from shoal.domain.worker import Health as Machine
 from shoal.domain.worker import Offer
-from shoal.protocols.tealenet.extension import Introduction, Pulse, read_pulse
 from shoal.protocols.tealenet.health import Health, Life
 from shoal.protocols.tealenet.manners import Manners
-from shoal.protocols.tealenet.messages import Heartbeat, HeartbeatAck
 from shoal.protocols.tealenet.peer import Breed, Described, Peer
-from shoal.protocols.tealenet.scalars import well_formed
 from shoal.protocols.tealenet.stock import Stock
+from shoal.protocols.tealenet.wire.extension import Introduction, Pulse, read_pulse
+from shoal.protocols.tealenet.wire.messages import Heartbeat, HeartbeatAck
+from shoal.protocols.tealenet.wire.scalars import well_formed
 
 REASON_MAX = 1000  # characters of a reason that are kept
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 
 from shoal.domain.worker import Offer
 from shoal.protocols.tealenet.admission import Leave, Presented, permitted
-from shoal.protocols.tealenet.offerings import Offering, offers_of
 from shoal.protocols.tealenet.ourselves import Ourselves
 from shoal.protocols.tealenet.peer import Described, Peer, plain_offers
+from shoal.protocols.tealenet.wire.offerings import Offering, offers_of
 
 
 class Stock:

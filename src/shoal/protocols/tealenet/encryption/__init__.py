@@ -1,0 +1,1 @@
+"""How a session through a relay is kept from the relay."""

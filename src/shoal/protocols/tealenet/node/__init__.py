@@ -1,0 +1,1 @@
+"""Our end of a relay, and the peers behind it."""

@@ -1,0 +1,231 @@
+"""The nodes that a relay knows: how they register, and how they are found."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from shoal.protocols.tealenet.relay.envelope import BadRelayMessage
+from shoal.protocols.tealenet.relay.limits import RelayLimits
+from shoal.protocols.tealenet.relay.messages import (
+    Filter,
+    Proof,
+    Register,
+    challenge_text,
+    read,
+)
+
+KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+SIGNATURE = re.compile(r"[0-9a-fA-F]{128}", re.ASCII)
+NODE_COST = 1024  # bytes that a node takes beside its capabilities, about
+
+Verifies = Callable[[bytes, bytes, bytes], bool]
+"""Takes a key, a signature and a message; see ``Setting.verifies``."""
+
+_NOT_SAID: Mapping[str, object] = {"displayName": "", "capabilities": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a node says of itself.
+
+    ``capabilities`` is their JSON, and ``extended`` says that it knows what is ours.
+    """
+
+    name: str
+    capabilities: msgspec.Raw
+    exchange_key: str | None
+    signature: str
+    extended: bool
+    available: bool
+    models: frozenset[str]
+    memory_gb: float
+    tier: float
+
+    @property
+    def cost(self) -> int:
+        """How many bytes are kept of it, about."""
+        return NODE_COST + memoryview(self.capabilities).nbytes
+
+    def fits(self, wanted: Filter | None) -> bool:
+        """Say whether it is to be told of.  Of tiers, 1 is the most capable."""
+        if not self.available:
+            return False
+        if wanted is None:
+            return True
+        return (
+            (wanted.model_id is None or wanted.model_id in self.models)
+            and (wanted.min_ram_gb is None or self.memory_gb >= wanted.min_ram_gb)
+            and (wanted.min_tier is None or self.tier <= wanted.min_tier)
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """A node that is registered.
+
+    ``address`` is where it comes from, ``heard`` when something came from it last,
+    ``opened`` how many sessions it has opened, and ``told`` how many of the pending
+    news are none to it.
+    """
+
+    id: str
+    link: int
+    about: About
+    heard: float
+    proven: bool
+    address: str = ""
+    opened: int = 0
+    told: int = 0
+
+
+def read_registration(payload: Mapping[str, Any]) -> Register:
+    """Read a registration, in which only what proves the id has to be there.
+
+    Raises BadRelayMessage.
+    """
+    if not payload.get("nodeID"):
+        raise _refused("Missing nodeID in register payload")
+    try:
+        message = read("register", {**_NOT_SAID, **payload})
+    except BadRelayMessage as error:
+        raise _refused(str(error)) from error
+    assert isinstance(message, Register), "this is what that kind is read as"
+    if not KEY.fullmatch(message.node_id):
+        raise _refused(
+            "nodeID: expected an Ed25519 public key: 64 hex digits, lower case"
+        )
+    if message.public_key != message.node_id:
+        raise _refused("publicKey: expected the same as nodeID")
+    return message
+
+
+def check_signature(message: Register, verifies: Verifies) -> None:
+    """Raise BadRelayMessage unless the id's key signed the id."""
+    text = message.node_id.encode()
+    if not _is_signed(message.node_id, message.signature, text, verifies):
+        raise _refused("signature: not one of nodeID's text by the key that it names")
+
+
+def check_proof(
+    message: Register, proof: Proof, challenge: str, verifies: Verifies
+) -> None:
+    """Raise BadRelayMessage unless the id's key signed this connection's challenge."""
+    text = challenge_text(challenge, message.node_id)
+    if (
+        not challenge
+        or proof.challenge != challenge
+        or not _is_signed(message.node_id, proof.proof, text, verifies)
+    ):
+        raise _refused(
+            "shoal.proof: not a signature of this connection's challenge by nodeID's "
+            "key; register without it to get a challenge"
+        )
+
+
+def knows_extension(capabilities: Mapping[str, Any]) -> bool:
+    """Say whether a node announces what is ours."""
+    shoal = capabilities.get("shoal")
+    version = shoal.get("version") if isinstance(shoal, dict) else None
+    return type(version) is int and version >= 1
+
+
+def about(message: Register, limits: RelayLimits) -> About:
+    """Return what a node says of itself.  Raises BadRelayMessage if it is too much."""
+    said = message.capabilities
+    written = msgspec.json.encode(said)
+    if len(written) > limits.capabilities:
+        raise _refused(
+            f"capabilities of {len(written)} bytes, at most {limits.capabilities}"
+        )
+    key = message.wg_public_key
+    if key is not None and not KEY.fullmatch(key):
+        raise _refused(
+            "wgPublicKey: expected an X25519 public key: 64 hex digits, lower case"
+        )
+    hardware = said.get("hardware")
+    if not isinstance(hardware, dict):
+        hardware = {}
+    models = said.get("loadedModels")
+    return About(
+        name=message.display_name[: limits.name],
+        capabilities=msgspec.Raw(written),
+        exchange_key=key,
+        signature=message.signature,
+        extended=knows_extension(said),
+        available=said.get("isAvailable") is not False,
+        models=frozenset(
+            each
+            for each in (models if isinstance(models, list) else ())
+            if isinstance(each, str)
+        ),
+        memory_gb=_number(hardware.get("totalRAMGB"), 0.0),
+        tier=_number(hardware.get("tier"), 4.0),
+    )
+
+
+def found(
+    nodes: Mapping[str, Node],
+    asker: Node,
+    wanted: Filter | None,
+    limits: RelayLimits,
+    first: int,
+    epoch: float,
+) -> list[dict[str, object]]:
+    """Return what is told of nodes that fit, going round from the ``first`` on.
+
+    ``epoch`` is when the clock was at 0, in the wire's own seconds.
+    """
+    most = limits.found
+    if wanted is not None and wanted.max_peers is not None:
+        most = max(0, min(int(wanted.max_peers), limits.found_max))
+    entries: list[dict[str, object]] = []
+    size = 0
+    for node in _round(nodes, first):
+        if len(entries) >= most or size >= limits.found_size:
+            break
+        if node is not asker and node.about.fits(wanted):
+            entries.append(_entry(node, epoch))
+            size += node.about.cost
+    return entries
+
+
+# Private parts, in the order in which they are called.
+
+
+def _refused(why: str) -> BadRelayMessage:
+    return BadRelayMessage("invalid_register", why)
+
+
+def _is_signed(key: str, signature: str, text: bytes, verifies: Verifies) -> bool:
+    if not SIGNATURE.fullmatch(signature):
+        return False
+    return verifies(bytes.fromhex(key), bytes.fromhex(signature), text)
+
+
+def _number(value: object, otherwise: float) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return otherwise
+
+
+def _round(nodes: Mapping[str, Node], first: int) -> Iterable[Node]:
+    yield from islice(nodes.values(), first, None)
+    yield from islice(nodes.values(), first)
+
+
+def _entry(node: Node, epoch: float) -> dict[str, object]:
+    return {
+        "nodeID": node.id,
+        "publicKey": node.id,
+        "wgPublicKey": node.about.exchange_key,
+        "displayName": node.about.name,
+        "capabilities": node.about.capabilities,
+        "lastSeen": epoch + node.heard,
+        "natType": "unknown",
+        "endpoints": [],
+        "shoal": {"proven": node.proven},
+    }

@@ -1,0 +1,1 @@
+"""What is said: messages, and what they carry."""

@@ -1,0 +1,212 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from noise.connection import Keypair, NoiseConnection
+
+from shoal.domain.errors import PeerError
+from shoal.ledger.keys import Signer
+from shoal.protocols.tealenet.encryption.noise import (
+    FIRST_SIZE_MIN,
+    NAME,
+    NONCE_MAX,
+    SECOND_SIZE_MIN,
+    Initiator,
+    Opener,
+    Responder,
+    Sealer,
+)
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "noise.json").read_text())
+ANNE, BELA = Signer.from_seed(b"a" * 32), Signer.from_seed(b"b" * 32)
+PROLOGUE = b"a session"
+
+# The points that share zeros with everybody, of those that libraries may let through.
+WEAK_KEYS = [
+    bytes(32),
+    (1).to_bytes(32, "little"),
+    (2**255 - 20).to_bytes(32, "little"),
+    (2**255 - 19).to_bytes(32, "little"),
+    (2**255 - 18).to_bytes(32, "little"),
+]
+
+
+def drawn(secret: bytes) -> Callable[[int], bytes]:
+    """Return a source of chance that always gives the same."""
+    return lambda size: (secret * size)[:size]
+
+
+def shaken() -> tuple[Initiator, bytes, Responder]:
+    initiator = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+    first = initiator.begin(b"hi")
+    return initiator, first, Responder(BELA, PROLOGUE, first)
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
+def test_published_vectors_come_out_byte_by_byte(case: dict[str, Any]) -> None:
+    def value(name: str) -> bytes:
+        return bytes.fromhex(case[name])
+
+    said = [
+        (bytes.fromhex(each["payload"]), bytes.fromhex(each["ciphertext"]))
+        for each in case["messages"]
+    ]
+    own, peer = (Signer.from_seed(value(f"{end}_static")) for end in ("init", "resp"))
+    initiator = Initiator(
+        own,
+        value("init_remote_static"),
+        value("init_prologue"),
+        lambda _: value("init_ephemeral"),
+    )
+
+    first = initiator.begin(said[0][0])
+    responder = Responder(peer, value("resp_prologue"), first)
+    second, theirs = responder.answer(lambda _: value("resp_ephemeral"), said[1][0])
+    payload, ours = initiator.finish(second)
+
+    assert (first, second) == (said[0][1], said[1][1])
+    assert (responder.payload, payload) == (said[0][0], said[1][0])
+    assert responder.peer_key == own.exchange_key
+    assert ours.hash == theirs.hash == value("handshake_hash")
+    for index, (plain, sealed) in enumerate(said[2:]):
+        speaker, hearer = (ours, theirs) if index % 2 == 0 else (theirs, ours)
+        assert speaker.sealer.seal(plain) == (index // 2, sealed)
+        assert hearer.opener.open(index // 2, sealed) == plain
+
+
+@pytest.mark.parametrize("payload", [b"", b"some payload"])
+def test_another_implementation_answers_our_handshake(payload: bytes) -> None:
+    other = their_connection(BELA_SEED)
+    initiator = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+
+    assert other.read_message(initiator.begin(payload)) == payload
+    heard, secrets = initiator.finish(bytes(other.write_message(b"and back")))
+
+    assert heard == b"and back"
+    for _ in range(3):
+        assert other.decrypt(secrets.sealer.seal(b"ours")[1]) == b"ours"
+    for number in range(3):
+        assert secrets.opener.open(number, other.encrypt(b"theirs")) == b"theirs"
+
+
+def test_another_implementation_begins_a_handshake_with_us() -> None:
+    other = their_connection(ANNE_SEED, begins=True)
+
+    first = bytes(other.write_message(b"hi"))
+    responder = Responder(BELA, PROLOGUE, first)
+    second, secrets = responder.answer(drawn(b"2"), b"and back")
+
+    assert responder.payload == b"hi"
+    assert responder.peer_key == ANNE.exchange_key
+    assert other.read_message(second) == b"and back"
+    assert secrets.opener.open(0, other.encrypt(b"theirs")) == b"theirs"
+    assert other.decrypt(secrets.sealer.seal(b"ours")[1]) == b"ours"
+
+
+def test_a_first_message_for_another_is_refused() -> None:
+    _, first, _ = shaken()
+
+    with pytest.raises(PeerError, match="not genuine"):
+        Responder(Signer.from_seed(b"c" * 32), PROLOGUE, first)
+
+
+def test_ends_that_mean_different_sessions_do_not_come_together() -> None:
+    _, first, _ = shaken()
+
+    with pytest.raises(PeerError, match="not genuine"):
+        Responder(BELA, b"another session", first)
+
+
+@given(st.integers(0, 8 * (FIRST_SIZE_MIN + 2) - 1))
+def test_a_first_message_with_any_bit_changed_is_refused(bit: int) -> None:
+    _, first, _ = shaken()
+    changed = bytearray(first)
+    changed[bit // 8] ^= 1 << bit % 8
+
+    # The highest bit of a key has no meaning on this curve, but it is hashed.
+    with pytest.raises(PeerError):
+        Responder(BELA, PROLOGUE, bytes(changed))
+
+
+@pytest.mark.parametrize("size", range(FIRST_SIZE_MIN))
+def test_a_first_message_of_any_length_but_the_whole_is_refused(size: int) -> None:
+    _, first, _ = shaken()
+
+    with pytest.raises(PeerError, match=f"{size} bytes, expected {FIRST_SIZE_MIN}"):
+        Responder(BELA, PROLOGUE, first[:size])
+
+
+@pytest.mark.parametrize("size", range(SECOND_SIZE_MIN))
+def test_a_second_message_of_any_length_but_the_whole_is_refused(size: int) -> None:
+    initiator, _, responder = shaken()
+    second, _ = responder.answer(drawn(b"2"))
+
+    with pytest.raises(PeerError, match=f"{size} bytes, expected {SECOND_SIZE_MIN}"):
+        initiator.finish(second[:size])
+
+
+def test_a_false_second_message_does_not_spoil_the_true_one() -> None:
+    initiator, _, responder = shaken()
+    second, theirs = responder.answer(drawn(b"2"), b"yes")
+
+    with pytest.raises(PeerError):
+        initiator.finish(bytes(reversed(second)))
+    payload, ours = initiator.finish(second)
+
+    assert payload == b"yes"
+    assert ours.hash == theirs.hash
+
+
+@pytest.mark.parametrize("weak", WEAK_KEYS)
+def test_a_key_that_shares_the_same_with_everybody_is_refused(weak: bytes) -> None:
+    initiator, first, _ = shaken()
+
+    with pytest.raises(PeerError, match="gives no secret"):
+        Initiator(ANNE, weak, PROLOGUE, drawn(b"1")).begin()
+    with pytest.raises(PeerError, match="gives no secret"):
+        Responder(BELA, PROLOGUE, weak + first[32:])
+    with pytest.raises(PeerError, match="gives no secret"):
+        initiator.finish(weak + bytes(32))
+
+
+def test_what_was_sealed_opens_under_its_own_number_only() -> None:
+    sealer, opener = Sealer(bytes(32)), Opener(bytes(32))
+    number, sealed = sealer.seal(b"text")
+
+    assert opener.open(number, sealed) == b"text"
+    assert opener.open(number + 1, sealed) is None
+    assert opener.open(number, sealed[:-1]) is None
+    assert opener.open(number, b"") is None
+    assert opener.open(-1, sealed) is None
+    assert opener.open(NONCE_MAX + 1, sealed) is None
+
+
+def test_no_number_is_used_twice_and_the_last_one_never() -> None:
+    sealer = Sealer(bytes(32))
+    sealer._next = NONCE_MAX
+
+    assert sealer.seal(b"")[0] == NONCE_MAX
+    with pytest.raises(PeerError, match="all messages that one key may"):
+        sealer.seal(b"")
+
+
+ANNE_SEED, BELA_SEED = b"a" * 32, b"b" * 32
+
+
+def their_connection(seed: bytes, *, begins: bool = False) -> Any:
+    """Return one end of a handshake in the package ``noiseprotocol``."""
+    connection = NoiseConnection.from_name(NAME)
+    connection.set_prologue(PROLOGUE)
+    connection.set_keypair_from_private_bytes(Keypair.STATIC, seed)
+    if begins:
+        connection.set_as_initiator()
+        key = BELA.exchange_key
+        connection.set_keypair_from_public_bytes(Keypair.REMOTE_STATIC, key)
+    else:
+        connection.set_as_responder()
+    connection.start_handshake()
+    return connection

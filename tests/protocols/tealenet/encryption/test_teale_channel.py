@@ -1,0 +1,217 @@
+"""The channel against what real peers made of it; the cases say what each peer does."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.errors import PeerError
+from shoal.ledger.keys import Signer
+from shoal.protocols.tealenet.encryption.noise import Opener, Sealer, Secrets, derive
+from shoal.protocols.tealenet.encryption.teale_channel import (
+    WINDOW,
+    Packets,
+    TealeInitiator,
+    TealeResponder,
+    Window,
+    _share,
+    time_payload,
+)
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "tealenet.json").read_text())
+CASES: dict[str, dict[str, Any]] = {
+    case["id"].removeprefix("noise/"): case
+    for case in VECTORS["cases"]
+    if case["group"] == "noise"
+}
+ANNE, BELA = Signer.from_seed(b"a" * 32), Signer.from_seed(b"b" * 32)
+PAYLOAD = time_payload(1_795_000_000.25)
+
+
+def value(case: dict[str, Any], name: str) -> bytes:
+    return bytes.fromhex(case[name])
+
+
+def responder_of(case: dict[str, Any]) -> TealeResponder:
+    own = Signer.from_seed(value(case, "responder_static"))
+    return TealeResponder(own, value(case, "message1"))
+
+
+def receiving(case: dict[str, Any]) -> Packets:
+    key = value(case, "receive_key")
+    return Packets(Secrets(Sealer(bytes(32)), Opener(key), b""))
+
+
+@pytest.mark.parametrize("name", ["hkdf_blake2s", "hkdf_blake2s_empty_ikm"])
+def test_keys_are_derived_as_real_peers_do(name: str) -> None:
+    case = CASES[name]
+
+    derived = derive(value(case, "chaining_key"), value(case, "ikm"))
+
+    assert [each.hex() for each in derived] == case["outputs"][:2]
+
+
+def test_shared_secrets_are_hashed_once_more() -> None:
+    case = CASES["dh_is_hkdf_sha256_of_x25519"]
+    own = Signer.from_seed(value(case, "private"))
+
+    assert own.exchange(value(case, "public")) == value(case, "x25519")
+    assert _share(own.exchange, value(case, "public")) == value(case, "dh")
+
+
+@pytest.mark.parametrize("name", ["handshake_1", "handshake_2"])
+def test_recorded_handshakes_come_out_byte_by_byte(name: str) -> None:
+    case = CASES[name]
+    own, peer = (
+        Signer.from_seed(value(case, f"{end}_static"))
+        for end in ("initiator", "responder")
+    )
+    initiator = TealeInitiator(
+        own, peer.exchange_key, lambda _: value(case, "initiator_ephemeral")
+    )
+
+    first = initiator.begin(value(case, "payload1"))
+    responder = TealeResponder(peer, first)
+    second, theirs = responder.answer(
+        lambda _: value(case, "responder_ephemeral"), value(case, "payload2")
+    )
+    ours = initiator.finish(second)
+
+    assert (first, second) == (value(case, "message1"), value(case, "message2"))
+    assert responder.peer_key == value(case, "initiator_static_public")
+    assert ours.hash == theirs.hash == value(case, "handshake_hash")
+    sealed = ours.sealer.seal(b"x")
+    assert sealed == Sealer(value(case, "initiator_send_key")).seal(b"x")
+    answer = theirs.sealer.seal(b"y")
+    assert answer == Sealer(value(case, "initiator_receive_key")).seal(b"y")
+
+
+def test_a_first_message_without_a_time_is_answered() -> None:
+    case = CASES["empty_payload_message1_is_accepted"]
+
+    second, secrets = responder_of(case).answer(
+        lambda _: value(case, "responder_ephemeral"), value(case, "payload2")
+    )
+
+    assert second == value(case, "message2")
+    sealed = Sealer(value(case, "initiator_send_key")).seal(b"x")
+    assert secrets.opener.open(*sealed) == b"x"
+
+
+def test_a_first_message_that_ends_before_its_payload_is_taken() -> None:
+    case = CASES["empty_payload_message1_is_accepted"]
+    own = Signer.from_seed(value(case, "responder_static"))
+    initiator = Signer.from_seed(value(case, "initiator_static"))
+
+    responder = TealeResponder(own, value(case, "message1")[:80])
+
+    assert responder.peer_key == initiator.exchange_key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tampered_message1",
+        "wrong_responder",
+        "message1_31_bytes",
+        "message1_32_bytes",
+        "message1_60_bytes",
+        "message1_79_bytes",
+        "message1_81_bytes",
+    ],
+)
+def test_recorded_bad_first_messages_are_refused(name: str) -> None:
+    with pytest.raises(PeerError):
+        responder_of(CASES[name])
+
+
+@pytest.mark.parametrize("size", [*range(80), *range(81, 96), *range(97, 108)])
+def test_a_first_message_cut_off_anywhere_is_refused(size: int) -> None:
+    first = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1)).begin(PAYLOAD)
+
+    with pytest.raises(PeerError):
+        TealeResponder(BELA, first[:size])
+
+
+@pytest.mark.parametrize("size", range(60))
+def test_a_second_message_cut_off_anywhere_is_refused(size: int) -> None:
+    initiator = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1))
+    responder = TealeResponder(BELA, initiator.begin(PAYLOAD))
+    second, _ = responder.answer(bytes_of(2), PAYLOAD)
+
+    with pytest.raises(PeerError):
+        initiator.finish(second[:size])
+    assert initiator.finish(second).hash
+
+
+@pytest.mark.parametrize("number", range(12))
+def test_packets_come_as_recorded(number: int) -> None:
+    case = CASES["replay_window"]
+    packets = receiving(case)
+
+    taken = [
+        packets.open(bytes.fromhex(each["packet"])) is not None
+        for each in case["packets"][: number + 1]
+    ]
+
+    assert taken == [each["accepted"] for each in case["packets"][: number + 1]]
+    assert case["window"] == WINDOW
+
+
+@pytest.mark.parametrize(
+    "name", ["transport_tampered_tag", "transport_tampered_counter", "transport_short"]
+)
+def test_recorded_bad_packets_are_not_opened(name: str) -> None:
+    case = CASES[name]
+
+    assert receiving(case).open(value(case, "packet")) is None
+
+
+def test_a_message_is_carried_as_a_counter_and_what_is_encrypted() -> None:
+    case = CASES["relayData_carries_counter_then_ciphertext"]
+    sealer = Sealer(value(case, "key"))
+    packets = Packets(Secrets(sealer, Opener(bytes(32)), b""))
+    for _ in range(case["counter"]):
+        packets.seal(b"before")
+
+    packet = packets.seal(case["plaintext_utf8"].encode())
+
+    assert packet == value(case, "packet")
+    assert base64.b64encode(packet).decode() == case["relay_data_base64"]
+
+
+def test_a_forged_packet_does_not_spend_its_counter() -> None:
+    ours = Packets(Secrets(Sealer(bytes(32)), Opener(bytes(32)), b""))
+    packet = ours.seal(b"text")
+
+    assert ours.open(packet[:8] + bytes(20)) is None
+    assert ours.open(b"\xff" * 8 + bytes(20)) is None
+    assert ours.open(packet) == b"text"
+
+
+@given(st.lists(st.integers(0, 3 * WINDOW) | st.integers(0, 2**64 - 1)))
+def test_no_counter_is_taken_twice_and_none_that_is_too_late(
+    counters: list[int],
+) -> None:
+    window, seen, highest = Window(), set[int](), -1
+
+    for counter in counters:
+        expected = counter not in seen and highest - counter < WINDOW
+        assert window.would_take(counter) == expected
+        if expected:
+            window.take(counter)
+            seen.add(counter)
+            highest = max(highest, counter)
+
+
+def test_times_are_written_in_seconds_and_nanoseconds() -> None:
+    assert time_payload(1.5).hex() == "0000000000000001" + "1dcd6500"
+
+
+def bytes_of(number: int) -> Any:
+    """Return a source of chance that always gives the same."""
+    return lambda size: bytes([number]) * size

@@ -1,0 +1,139 @@
+"""Chunks of an answer of which only the text is read."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.tealenet.peers import (
+    REQUEST,
+    RUN,
+    Two,
+    chunk,
+    encoded,
+    given_to,
+    met_mac,
+    own_side,
+    worker_side,
+)
+from shoal.domain.outcome import Delta
+from shoal.domain.vocabulary import Progress, RunJob
+from shoal.protocols.tealenet.wire.alike import Alike, alike
+from shoal.protocols.tealenet.wire.chunks import ChunkWriter
+from shoal.protocols.tealenet.wire.messages import InferenceChunk, decode
+
+WRITER = ChunkWriter(REQUEST, "m", 1, exact=True)
+
+
+def found_in(data: bytes, text: str) -> Alike | None:
+    message = decode(data)
+    assert isinstance(message, InferenceChunk)
+    return alike(data, message, text)
+
+
+def pieces_of(said: bytes) -> list[object]:
+    """Return what is heard of two messages of an answer."""
+    mac = met_mac()
+    request_id = given_to(mac)
+    mac.say(said.replace(b"REQUEST", request_id.encode()))
+    mac.say(said.replace(b"REQUEST", request_id.encode()))
+    return [each for event in mac.end.of(Progress) for each in event.pieces]
+
+
+@given(first=st.text(min_size=1), second=st.text())
+def test_whatever_the_texts_are_they_are_read_as_by_decoding(
+    first: str, second: str
+) -> None:
+    (one,) = WRITER.pieces([first])
+    found = found_in(one, first)
+
+    assert found is not None
+    assert found.text(one) == first
+    for other in WRITER.pieces([second]) if second else []:
+        message = decode(other)
+        assert isinstance(message, InferenceChunk)
+        delta = message.chunk.choices[0].delta
+        assert delta is not None
+        assert found.text(other) == delta["content"]
+
+
+@given(st.binary())
+def test_whatever_stands_in_the_place_of_the_text_is_a_text_or_left_alone(
+    middle: bytes,
+) -> None:
+    (one,) = WRITER.pieces(["a"])
+    found = found_in(one, "a")
+    assert found is not None
+    data = found.before + middle + found.after
+
+    text = found.text(data)
+
+    if text is not None:
+        message = decode(data)
+        assert isinstance(message, InferenceChunk)
+        assert message.chunk.choices[0].delta == {"content": text}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"inferenceChunk":{"_0":{"chunk":{"choices":[{"delta":{"content":"a"},'
+        b'"index":0}]},"requestID":"%b"}}}' % REQUEST.encode(),
+        b'{"inferenceChunk":{"_0":{"requestID":"%b","chunk":{"x":{"content":"a"},'
+        b'"choices":[{"index":0,"delta":{"content":"a"}}]}}}}' % REQUEST.encode(),
+        b'{"inferenceChunk":{"_0":{"requestID":"%b","chunk":{"choices":[{"index":0,'
+        b'"delta":{"content": "a"}}]}}}}' % REQUEST.encode(),
+    ],
+    ids=["the id comes last", "another content before", "blanks"],
+)
+def test_what_cannot_be_told_from_the_beginning_is_decoded_each_time(
+    data: bytes,
+) -> None:
+    assert found_in(data, "a") is None
+
+
+def test_a_piece_that_is_more_than_text_is_never_taken_for_text() -> None:
+    form = {
+        "requestID": "REQUEST",
+        "chunk": {"choices": [{"index": 0, "delta": {"content": "a"}, "logprobs": {}}]},
+    }
+    text = json.dumps({"inferenceChunk": {"_0": form}}, separators=(",", ":"))
+
+    pieces = pieces_of(text.encode())
+
+    assert pieces == [Delta(0, {"content": "a"}, {}), Delta(0, {"content": "a"}, {})]
+
+
+def test_two_answers_at_once_are_told_apart() -> None:
+    two = Two(worker_side("w", "t"), own_side("a")).until(1)
+    ours, worker = two.acceptor, two.dialler
+    texts = ("one", "two", "three")
+    jobs = [RunJob(RUN.job_id, lease, RUN.work) for lease in (1, 2)]  # type: ignore[arg-type]
+    for job in jobs:
+        ours.take(ours.conversation.issue(job, two.now))
+    two.settle()
+    asked = worker.of(RunJob)
+    ours.heard.clear()
+
+    for text in texts:
+        for job in asked:
+            said = Progress(job.job_id, job.lease, [f"{text}{job.lease}"])
+            worker.take(worker.conversation.issue(said, two.now))
+    two.settle()
+
+    assert [each.pieces for each in ours.of(Progress)] == [
+        [f"{text}{job.lease}" for text in texts] for job in jobs
+    ]
+
+
+def test_a_chunk_after_the_end_of_its_answer_is_not_heard() -> None:
+    mac = met_mac()
+    request_id = given_to(mac)
+    mac.say(encoded(chunk(request_id, "a")))
+    mac.say(b'{"inferenceComplete":{"_0":{"requestID":"%b"}}}' % request_id.encode())
+    heard = len(mac.end.heard)
+
+    mac.say(encoded(chunk(request_id, "b")))
+
+    assert len(mac.end.heard) == heard

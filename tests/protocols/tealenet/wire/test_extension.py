@@ -1,0 +1,203 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Usage
+from shoal.domain.receipts import SIGNED_MAX, SignedReceipt
+from shoal.domain.vocabulary import Completed, Failed, Rejected
+from shoal.domain.work import Kind
+from shoal.domain.worker import Offer
+from shoal.protocols.tealenet.wire.extension import (
+    VALUES_MAX,
+    VERSION,
+    Ability,
+    Ending,
+    Failing,
+    Introduction,
+    Pulse,
+    Receipt,
+    ending_of,
+    failing_of,
+    fault_of,
+    read_ending,
+    read_failing,
+    read_introduction,
+    read_pulse,
+    receipt_of,
+    usage_of,
+    write,
+)
+from shoal.protocols.tealenet.wire.messages import (
+    InferenceComplete,
+    decode,
+    encode,
+)
+from shoal.protocols.tealenet.wire.offerings import offerings_of
+
+JOB = JobId("job")
+LEASE = LeaseNumber(1)
+
+INTRODUCTION = Introduction(
+    version=VERSION,
+    features=[*(each.value for each in Ability), "telepathy"],
+    name="beagle",
+    role="worker",
+    token="t",
+    offers=offerings_of([Offer(frozenset(Kind), frozenset({"m"}))]),
+    key="00" * 32,
+    challenge="AAAA",
+    proof="AAAA",
+    noise="11" * 32,
+    noise_proof="AAAA",
+)
+
+texts = st.text(max_size=20)
+
+
+def test_a_peer_of_ours_is_known_by_what_it_says() -> None:
+    read = read_introduction(write(INTRODUCTION))
+
+    assert read == INTRODUCTION
+    assert read.abilities == frozenset(Ability)
+
+
+def test_what_was_not_said_is_not_written() -> None:
+    assert bytes(write(Introduction(VERSION))) == b'{"version":1}'
+    assert bytes(write(Pulse())) == b"{}"
+    assert bytes(write(Ending())) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"null",
+        b"[]",
+        b"{}",
+        b'"shoal"',
+        b'{"version":0}',
+        b'{"version":"1"}',
+        b'{"version":1,"name":5}',
+        b'{"version":1,"token":"%b"}' % (b"x" * 257),
+        b'{"version":1,"key":"%b"}' % (b"x" * 129),
+        b'{"version":1,"offers":[1]}',
+        b'{"version":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"version":1,"x":[%b1]}' % (b"[]," * VALUES_MAX),
+    ],
+    ids=lambda raw: ascii(raw[:40]),
+)
+def test_who_says_nonsense_is_taken_for_none_of_ours(raw: bytes) -> None:
+    assert read_introduction(Raw(raw)) is None
+
+
+def test_who_says_nothing_is_none_of_ours() -> None:
+    assert read_introduction(UNSET) is None
+    assert read_pulse(UNSET) is None
+    assert read_failing(UNSET) == Failing()
+    assert read_ending(UNSET) == Ending()
+
+
+def test_newer_peers_may_say_more() -> None:
+    raw = Raw(b'{"version":7,"features":["cancel"],"mood":{"good":true}}')
+
+    read = read_introduction(raw)
+
+    assert read is not None
+    assert read.abilities == {Ability.CANCEL}
+
+
+def test_a_heartbeat_says_how_its_peer_is_doing() -> None:
+    pulse = Pulse(
+        proof="AAAA",
+        offers=[],
+        draining="rest",
+        jobs=2,
+        cpu=12.5,
+        memory=50.0,
+        unfit="hot",
+        queued=3,
+        speed=0.5,
+    )
+
+    assert read_pulse(write(pulse)) == pulse
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"cpu":101}', b'{"speed":0}', b'{"jobs":-1}', b'{"draining":1}']
+)
+def test_a_heartbeat_that_makes_no_sense_says_nothing(raw: bytes) -> None:
+    assert read_pulse(Raw(raw)) is None
+
+
+@given(
+    reason=texts,
+    usage=st.none() | st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40)),
+    output=texts,
+    receipt=st.none() | st.builds(SignedReceipt, st.binary(), st.binary()),
+)
+def test_how_an_answer_ended_arrives_as_it_was_said(
+    reason: str, usage: Usage | None, output: str, receipt: SignedReceipt | None
+) -> None:
+    done = Completed(JOB, LEASE, reason, usage, output=output, receipt=receipt)
+
+    message = decode(encode(InferenceComplete("id", shoal=write(ending_of(done)))))
+
+    assert isinstance(message, InferenceComplete)
+    ending = read_ending(message.shoal)
+    assert ending.finish_reason == reason
+    assert usage_of(ending.usage) == usage
+    assert ending.output == output
+    assert receipt_of(ending.receipt) == receipt
+
+
+def test_an_ending_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(PeerError, match="inferenceComplete"):
+        read_ending(Raw(b'{"usage":5}'))
+
+
+def test_a_reason_that_is_too_long_is_cut_before_it_is_sent() -> None:
+    ending = ending_of(Completed(JOB, LEASE, "x" * 100))
+
+    assert read_ending(write(ending)).finish_reason == "x" * 64
+
+
+def test_a_receipt_that_is_too_large_is_none() -> None:
+    assert receipt_of(Receipt(b"x" * SIGNED_MAX, b"")) is not None
+    assert receipt_of(Receipt(b"x" * SIGNED_MAX, b"y")) is None
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_whose_fault_it_was_arrives_as_it_was_said(fault: Fault) -> None:
+    failing = read_failing(write(failing_of(Failed(JOB, LEASE, "why", fault))))
+
+    assert failing.failed
+    assert fault_of(failing) is fault
+
+
+def test_a_job_that_was_not_begun_has_not_failed() -> None:
+    failing = read_failing(write(failing_of(Rejected(JOB, LEASE, "busy"))))
+
+    assert not failing.failed
+    assert fault_of(read_failing(Raw(b'{"fault":"moon"}'))) is Fault.WORKER
+    assert read_failing(Raw(b"5")) == Failing()
+
+
+@given(st.binary())
+def test_nothing_breaks_the_readers(data: bytes) -> None:
+    for read in (read_introduction, read_pulse, read_failing):
+        read(Raw(data))
+
+
+def test_our_field_does_not_hold_the_message_that_it_came_in() -> None:
+    data = encode(InferenceComplete("id", shoal=write(Ending(output="x" * 1000))))
+    message = decode(data)
+    assert isinstance(message, InferenceComplete)
+
+    ending = read_ending(message.shoal)
+
+    assert ending.output == "x" * 1000
+    assert not isinstance(ending, Raw)
+    assert msgspec.json.encode(ending) in data
