@@ -22,7 +22,9 @@ from shoal.protocols.tealenet.encryption.teale_channel import (
     time_payload,
 )
 
-VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "tealenet.json").read_text())
+VECTORS = json.loads(
+    (Path(__file__).parents[1] / "vectors" / "tealenet.json").read_text()
+)
 CASES: dict[str, dict[str, Any]] = {
     case["id"].removeprefix("noise/"): case
     for case in VECTORS["cases"]
