@@ -26,7 +26,7 @@ from shoal.store.memory import MemoryStore
 
 KEY = b"a key of the receiver's"
 SECRET = "whsec_" + base64.b64encode(KEY).decode()
-STUCK = 0.05  # seconds that a receiver gets that never answers
+STUCK = 0.25  # seconds that a receiver gets that never answers
 
 
 class Hasty:

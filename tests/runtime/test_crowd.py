@@ -29,7 +29,7 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import Condition, Health
 from shoal.protocols.crowd import EVERYBODY, Gone, Met, Protection
 from shoal.protocols.session import Pass
-from shoal.runtime.crowd import GUESTS_MAX, TELL_EVERY
+from shoal.runtime.crowd import GUESTS_MAX, REPLACED, TELL_EVERY
 from shoal.runtime.door import REVOKED
 from shoal.runtime.guests import MAY_NOT_ASK, WORDS_MAX
 from shoal.runtime.hub import GOING_AWAY
@@ -97,7 +97,7 @@ def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
 
         await says(other, "z", Met("mac"), Offered((offer("n"),)))
 
-        assert line.heard("a", Dismiss) == [Dismiss("replaced by a newer connection")]
+        assert line.heard("a", Dismiss) == [Dismiss(REPLACED)]
         assert here.workers == ["wire:mac/n"]
         (run,) = other.heard("z", RunJob)
         assert run.lease == 2

@@ -20,6 +20,7 @@ from shoal.runtime.restocking import Restocking
 
 TELL_EVERY = 1.0  # seconds from one word about ourselves to the next
 GUESTS_MAX = 4096  # peers of one connection
+REPLACED = "replaced by a newer connection of this name: choose another --name"
 INTERNAL = End("internal error", 1011, "internal error")  # RFC 6455, section 7.4.1
 
 log = logging.getLogger("shoal.crowd")
@@ -93,7 +94,7 @@ class Crowds:
     def enter(self, guest: Guest) -> None:
         """Let a peer in, in the place of an older one of its name."""
         if (older := self._guests.get(guest.name)) is not None:
-            older.dismiss("replaced by a newer connection")
+            older.dismiss(REPLACED)
         self._guests[guest.name] = guest
         guest.enter()
 
