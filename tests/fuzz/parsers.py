@@ -29,7 +29,6 @@ from shoal.protocols.tealenet.wire.extension import (
     read_introduction,
     read_pulse,
 )
-from shoal.protocols.tealenet.wire.hardware import hardware_of
 from shoal.protocols.tealenet.wire.messages import (
     Hello,
     HelloAck,
@@ -111,7 +110,6 @@ def introduction(data: bytes) -> None:
         assert len(greeting.key) in (0, 32)
         assert greeting.proof is not None
         assert greeting.challenge is not None
-        hardware_of(message.device_info.hardware)
 
 
 def models(data: bytes) -> None:

@@ -16,7 +16,6 @@ from shoal.protocols.framing import LengthPrefixed
 from shoal.protocols.session import Batch, Close, Output, Send
 from shoal.protocols.tealenet.wire.chats import chat_of
 from shoal.protocols.tealenet.wire.chunks import ChunkReader
-from shoal.protocols.tealenet.wire.hardware import hardware_of
 from shoal.protocols.tealenet.wire.messages import (
     VALUES_MAX,
     BadMessage,
@@ -342,8 +341,6 @@ def test_nothing_but_a_bad_message_comes_of_any_value_in_any_place(
             chat_of(message.request)
         if isinstance(message, InferenceChunk):
             ChunkReader().read(message.chunk)
-        if isinstance(message, Hello | HelloAck):
-            hardware_of(message.device_info.hardware)
 
 
 @given(st.binary() | st.text())

@@ -97,22 +97,6 @@ class NodeCapabilities(
     shoal: Extra = UNSET
 
 
-def hardware_of(info: HardwareInfo) -> Hardware:
-    """Return the hardware that a peer says it has, with nothing out of range."""
-    vram = info.gpu_vram_gb
-    return Hardware(
-        chip=_word(info.chip_name) or "unknown",
-        chip_family=_word(info.chip_family) or "unknown",
-        memory_gb=_size(info.total_ram_gb),
-        gpu_cores=int(min(max(0, info.gpu_core_count), CORES_MAX)),
-        bandwidth_gb=_size(info.memory_bandwidth_gbs),
-        tier=int(info.tier) if info.tier in TIERS else TIER_LOWEST,
-        gpu_backend=_word(info.gpu_backend or ""),
-        platform=_word(info.platform or ""),
-        gpu_memory_gb=None if vram is None else _size(vram),
-    )
-
-
 def info_of(hardware: Hardware) -> HardwareInfo:
     """Return what peers are told of our hardware."""
     vram = hardware.gpu_memory_gb

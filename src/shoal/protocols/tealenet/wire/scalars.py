@@ -44,7 +44,6 @@ Extra: TypeAlias = Raw | UnsetType
 It keeps the bytes of the whole message alive, so it is to be read at once.
 """
 
-_IS_UUID = re.compile(_UUID)
 _LONE = re.compile("[\ud800-\udfff]")
 _WORDS = {
     "id": "ID",
@@ -106,19 +105,9 @@ def key_of(text: str) -> str:
     return text.upper()
 
 
-def is_uuid(text: str) -> bool:
-    """Say whether a Mac would take this for an id."""
-    return _IS_UUID.fullmatch(text) is not None
-
-
 def date_of(unix: float) -> Date:
     """Return the date of a Unix time, both in seconds."""
     return unix - REFERENCE
-
-
-def unix_of(date: Date) -> float:
-    """Return the Unix time of a date, both in seconds."""
-    return date + REFERENCE
 
 
 def passcode_hash(passcode: str) -> str:
