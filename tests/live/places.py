@@ -1,9 +1,23 @@
 """Machines of their own, and what runs there."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from live.machines import Machine
-from live.programs import TINY, TOKEN, Pool, Program, Programs, answer_to, text_in
+from live.programs import (
+    TINY,
+    TOKEN,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    answer_to,
+    eventually,
+    text_in,
+)
+from models.pairs import PAIRS
+
+STORY = "Tell me a story."
 
 
 class Place:
@@ -45,3 +59,28 @@ def with_model(place: Place, pool: Pool, model: str) -> Program:
     worker = place.join(pool.url, "--name", "here", "--model", f"{model}={TINY}")
     worker.said("joined")
     return worker
+
+
+def check_takeover(one: Place, here: Pool, other: Place, there: Pool) -> None:
+    """Kill the other place's coordinator in the middle of an answer that it gives.
+
+    A worker of the first place has to finish it without a gap.
+    """
+    with ExitStack() as finally_:
+        with other.machine.inside():
+            slow = GatedModel(pause=5)
+        finally_.callback(slow.close)
+        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
+        eventually(lambda: "tiny" in one.models(here), "the other's model is here")
+
+        with (
+            one.machine.inside(),
+            here.client() as client,
+            answer_to(client, STORY) as stream,
+        ):
+            pieces = text_in(stream)
+            first = next(pieces)
+            with_model(one, here, "tiny")
+            there.program.kill()
+
+            assert first + "".join(pieces) == PAIRS[STORY]

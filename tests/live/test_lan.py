@@ -2,20 +2,16 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from openai import APIStatusError
 
 from live.machines import two_machines
-from live.places import Place, with_model
+from live.places import Place, check_takeover, with_model
 from live.programs import (
     TINY,
-    GatedModel,
-    answer_to,
     eventually,
-    text_in,
 )
 from models.pairs import PAIRS
 from transports.certificates import issue
@@ -75,24 +71,7 @@ def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
 ) -> None:
     one, other = places
     here, there = one.serve(*LOOKING), other.serve(*LOOKING)
-    with ExitStack() as finally_:
-        with other.machine.inside():
-            slow = GatedModel(pause=5)
-        finally_.callback(slow.close)
-        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
-        eventually(lambda: "tiny" in one.models(here), "the other's model is here")
-
-        with (
-            one.machine.inside(),
-            here.client() as client,
-            answer_to(client, STORY) as stream,
-        ):
-            pieces = text_in(stream)
-            first = next(pieces)
-            with_model(one, here, "tiny")
-            there.program.kill()
-
-            assert first + "".join(pieces) == PAIRS[STORY]
+    check_takeover(one, here, other, there)
 
 
 def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(

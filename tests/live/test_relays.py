@@ -2,14 +2,13 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from live.machines import two_networks
-from live.places import Place, with_model
-from live.programs import TINY, GatedModel, Pool, answer_to, eventually, text_in
+from live.places import Place, check_takeover, with_model
+from live.programs import TINY, Pool, eventually
 from models.pairs import PAIRS
 
 STORY = "Tell me a story."
@@ -77,24 +76,7 @@ def test_pool_that_is_killed_in_an_answer_is_replaced_without_a_gap(
     one, other, between = places
     between.serve(*RELAY)
     here, there = member(one), member(other)
-    with ExitStack() as finally_:
-        with other.machine.inside():
-            slow = GatedModel(pause=5)
-        finally_.callback(slow.close)
-        other.join(there.url, "--name", "slow", *slow.flags).said("joined")
-        eventually(lambda: "tiny" in one.models(here), "the other's model is here")
-
-        with (
-            one.machine.inside(),
-            here.client() as client,
-            answer_to(client, STORY) as stream,
-        ):
-            pieces = text_in(stream)
-            first = next(pieces)
-            with_model(one, here, "tiny")
-            there.program.kill()
-
-            assert first + "".join(pieces) == PAIRS[STORY]
+    check_takeover(one, here, other, there)
 
 
 def test_relay_that_is_killed_and_back_is_found_again(places: Places) -> None:
