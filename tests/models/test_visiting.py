@@ -22,7 +22,7 @@ from shoal.models.library import CHUNK, Library
 from shoal.models.sharing import Sharing
 from shoal.models.visiting import fetch
 from shoal.protocols import Protocol, discover
-from shoal.protocols.crowd import From, Listener, Met, To
+from shoal.protocols.crowd import From, Listener, Met, Security, To
 from shoal.protocols.session import Member
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.driver import Driver
@@ -79,7 +79,7 @@ async def hosted(
     (listener,) = [
         endpoint
         for endpoint in wire.endpoints(config, setting())
-        if isinstance(endpoint, Listener) and not endpoint.secure
+        if isinstance(endpoint, Listener) and endpoint.security is Security.NONE
     ]
     ours, guests = local_links("host", "guest")
     async with Sharing(Library({"org/name": theirs})) as sharing:

@@ -25,6 +25,7 @@ from shoal.protocols.crowd import CrowdSession, From, Gone, Listener, Met, To
 from shoal.protocols.session import (
     Accepted,
     Batch,
+    Bulk,
     Close,
     CoordinatorSession,
     Data,
@@ -197,5 +198,5 @@ def sent(outputs: Sequence[object]) -> list[Data]:
 
 def meant(outputs: Sequence[M | Welcome | Output]) -> list[M]:
     """Return the commands or events among the outputs of a session."""
-    beside = (Send, Close, Notice, Welcome)
+    beside = (Send, Bulk, Close, Notice, Welcome)
     return [o for o in outputs if not isinstance(o, beside)]

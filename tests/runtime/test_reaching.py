@@ -20,6 +20,7 @@ from shoal.protocols.crowd import (
     CrowdSession,
     Listener,
     Outgoing,
+    Security,
     Service,
     Sighting,
 )
@@ -116,7 +117,7 @@ async def test_secure_listener_has_the_certificate_or_is_not_there(
     context = server_context(certificate.file, certificate.key)
     endpoints = [
         ("wire", Listener(0, echoing)),
-        ("wire", Listener(0, echoing, secure=True)),
+        ("wire", Listener(0, echoing, security=Security.VOUCHED)),
     ]
     plain = await means(host)
     async with reaching(endpoints, plain) as ports:

@@ -69,7 +69,8 @@ class Outcome:
 
     ``text`` is the text of the first choice; ``choices`` is empty if there is no more
     to the answer.  ``output`` is the whole as JSON text, where the wire has a form for
-    it: what the worker's receipt is about.
+    it: what the worker's receipt is about.  ``value`` is what a function returned, in
+    MessagePack, and ``blobs`` are as in ``Call``.
     """
 
     text: str
@@ -77,3 +78,5 @@ class Outcome:
     usage: Usage | None = None  # None where the wire cannot tell
     choices: tuple[Choice, ...] = ()
     output: str = ""
+    value: bytes = b""
+    blobs: tuple[bytes, ...] = ()

@@ -6,7 +6,7 @@ job carries the number of its lease, so that late words of an old lease are reco
 """
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Piece, Usage
@@ -14,6 +14,17 @@ from shoal.domain.receipts import SignedReceipt
 from shoal.domain.sharing import ModelWord
 from shoal.domain.work import PLAIN, Terms, Work
 from shoal.domain.worker import Condition, Health, Offer
+
+
+class CallWord:
+    """Something about functions that are called; only some wires can express it.
+
+    The coordinator says ``PushCalls``, ``RecallCalls`` and ``GiveBlob``, a worker says
+    ``Advanced``, ``CallsReturned``, ``BlobLacked`` and ``GiveBlob``.
+    """
+
+    __slots__ = ()
+
 
 # Commands: what the coordinator asks of a worker.
 
@@ -47,7 +58,55 @@ class Dismiss:
     reason: str
 
 
-Command: TypeAlias = RunJob | CancelJob | Dismiss | ModelWord
+class LaneCall(NamedTuple):
+    """A call in a lane, by its number there; the rest is as in ``Call``."""
+
+    number: int
+    args: bytes
+    kwargs: bytes
+
+
+class LaneReturn(NamedTuple):
+    """What came of a call in a lane: a value in MessagePack, or why there is none.
+
+    ``error`` is the text of a traceback; empty: there is none.
+    """
+
+    number: int
+    value: bytes
+    error: str = ""
+
+
+@dataclass(slots=True)
+class PushCalls(CallWord):
+    """Call the function of a lane, one call after the other.
+
+    Not frozen, for there may be one for each call.
+    """
+
+    job_id: JobId
+    lease: LeaseNumber
+    calls: list[LaneCall]
+
+
+@dataclass(frozen=True, slots=True)
+class RecallCalls(CallWord):
+    """Do not make these calls, or stop in the middle; nothing comes back of them."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBlob(CallWord):
+    """Keep this: jobs that follow name it by its SHA-256 digest of 32 bytes."""
+
+    digest: bytes
+    data: memoryview | bytes
+
+
+Command: TypeAlias = RunJob | CancelJob | Dismiss | CallWord | ModelWord
 
 
 # Events: what a worker tells the coordinator.
@@ -110,7 +169,8 @@ class Completed:
     """The answer is whole.
 
     ``rest`` is what of it was not sent before; all of it, where a wire does not stream.
-    ``output`` is as in ``Outcome``, and ``receipt`` what the worker signed.
+    ``output``, ``value`` and ``blobs`` are as in ``Outcome``, and ``receipt`` is what
+    the worker signed.
     """
 
     job_id: JobId
@@ -120,6 +180,8 @@ class Completed:
     rest: tuple[Piece, ...] = ()
     output: str = ""
     receipt: SignedReceipt | None = None
+    value: bytes = b""
+    blobs: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +211,35 @@ class Failed:
     fault: Fault = Fault.WORKER
 
 
+@dataclass(frozen=True, slots=True)
+class Advanced(CallWord):
+    """How far a call has come: a share from 0 to 1, if it says so, and a remark."""
+
+    job_id: JobId
+    lease: LeaseNumber
+    share: float | None = None
+    remark: str = ""
+
+
+@dataclass(slots=True)
+class CallsReturned(CallWord):
+    """What came of calls in a lane, in the order in which they ended.
+
+    Not frozen, for there may be one for each call.
+    """
+
+    job_id: JobId
+    lease: LeaseNumber
+    returns: list[LaneReturn]
+
+
+@dataclass(frozen=True, slots=True)
+class BlobLacked(CallWord):
+    """A worker was never given this, or has let go of it: give it, and the job anew."""
+
+    digest: bytes
+
+
 Event: TypeAlias = (
     Joined
     | Offered
@@ -160,5 +251,6 @@ Event: TypeAlias = (
     | Rejected
     | Failed
     | Presented
+    | CallWord
     | ModelWord
 )

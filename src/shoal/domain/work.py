@@ -19,6 +19,8 @@ class Kind(Enum):
     COMPLETION = "completion"  # going on from a text as it is
     EMBEDDING = "embedding"
     TASK = "task"  # something with a name, whatever it takes and gives
+    CALL = "call"  # a Python function, by its name
+    LANE = "lane"  # a place to call a function again and again
 
 
 class Policy(Enum):
@@ -47,6 +49,8 @@ class Feature(Enum):
     CHOICES = "choices"  # gives several answers to one question
     IMAGES = "images"
     AUDIO = "audio"
+    VALUES = "values"  # takes arrays and other values that only our own peers know
+    CODE = "code"  # calls functions that are sent along
 
 
 BEYOND_TEXT = frozenset(
@@ -196,19 +200,90 @@ class Task:
         return given if isinstance(given, str) else ""
 
 
-Work: TypeAlias = Inference | Task
+CALLS = "*call"
+"""What stands for a model where Python functions are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A Python function to be called, by the name that it is registered under.
+
+    ``args`` and ``kwargs`` are values in MessagePack, an array and a map with texts as
+    keys, as their caller wrote them (``docs/tasks.md``); ``blobs`` are the SHA-256
+    digests of what is large among them and travels apart.  ``timeout`` is for how many
+    seconds it may run; None: as long as the job may.  ``needs`` has ``Feature.VALUES``
+    if there is more in the values than MessagePack itself has, and ``Feature.CODE`` if
+    the function itself is the first of ``args``: then its name is for people alone.
+    """
+
+    name: str
+    args: bytes
+    kwargs: bytes
+    timeout: float | None = None
+    needs: frozenset[Feature] = frozenset()
+    blobs: tuple[bytes, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.CALL
+
+    @property
+    def model(self) -> str:
+        return CALLS
+
+    @property
+    def text(self) -> str:
+        """All that a model is to read: nothing."""
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A slot of a worker, held in order to call one function again and again.
+
+    The calls themselves are data: they go to the worker and come back without the pool
+    or the store hearing of them.  ``timeout`` and ``needs`` are those of each call.
+    """
+
+    name: str
+    timeout: float | None = None
+    needs: frozenset[Feature] = frozenset()
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.LANE
+
+    @property
+    def model(self) -> str:
+        return CALLS
+
+    @property
+    def text(self) -> str:
+        """All that a model is to read: nothing."""
+        return ""
+
+
+Named: TypeAlias = Task | Call | Lane
+"""What is looked for in a worker by a name that is not a model's."""
+
+Work: TypeAlias = Inference | Named
+
+Described: TypeAlias = Inference | Task
+"""Work that is all JSON, as most wires carry it."""
 
 WORKS: Mapping[Kind, type[Work]] = {
     Kind.CHAT: Chat,
     Kind.COMPLETION: Completion,
     Kind.EMBEDDING: Embedding,
     Kind.TASK: Task,
+    Kind.CALL: Call,
+    Kind.LANE: Lane,
 }
 
 
 def sought(work: Work) -> str:
     """Say what is looked for in a worker: a model or a task, in words for people."""
-    if isinstance(work, Task):
+    if isinstance(work, Named):
         name = work.name[:NAME_SHOWN_MAX]
         return f"the task {name!r}" if name else "a task without a name"
     return "any model" if work.model == ANY_MODEL else work.model
@@ -293,8 +368,10 @@ class Webhook:
 class Terms:
     """On what terms a job is done.
 
-    ``user`` is for whom the owner asks: a sub-account of the owner's.  ``form`` is the
-    JSON text of the work as its asker put it, for wires that carry work in that form.
+    ``user`` is for whom the owner asks: a sub-account of the owner's.  A job that is
+    not ``kept`` is known to nobody after a restart, and has no receipt.  ``form`` is
+    the JSON text of the work as its asker put it, for wires that carry work in that
+    form.
     """
 
     policy: Policy = Policy.FAST
@@ -307,6 +384,7 @@ class Terms:
     avoid: frozenset[WorkerId] = frozenset()  # workers that are not to have it
     detached: bool = False  # whether it goes on when nobody waits for it
     near: bool = False  # whether no other pool may have it: it came from one
+    kept: bool = True  # whether it is stored
 
 
 PLAIN = Terms()

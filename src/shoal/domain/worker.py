@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from shoal.domain.work import ANY_MODEL, TASKS, Feature, Kind
+from shoal.domain.work import ANY_MODEL, CALLS, TASKS, Feature, Kind
 
 CHATS = frozenset({Kind.CHAT})
 
@@ -94,7 +94,7 @@ class Offer:
     context: int = 0
     only_for: frozenset[str] = frozenset()
     remark: str = ""
-    tasks: frozenset[str] = frozenset()  # names of tasks; empty: any
+    tasks: frozenset[str] = frozenset()  # names of tasks and functions; empty: any
     streams: bool = True  # whether answers come piece by piece
     device: Device | None = None
     public_key: str = ""
@@ -114,6 +114,8 @@ def _queues(models: frozenset[str], kinds: frozenset[Kind]) -> frozenset[str]:
     beyond = set()
     if Kind.TASK in kinds:
         beyond.add(TASKS)
+    if Kind.CALL in kinds:
+        beyond.add(CALLS)
     if models and not CHATS.isdisjoint(kinds):
         beyond.add(ANY_MODEL)
     return models | beyond

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import ANY_MODEL, JSON, Kind, Task, Work
+from shoal.domain.work import ANY_MODEL, JSON, Call, Kind, Lane, Task, Work
 from shoal.domain.worker import Model
 from shoal.engines.asking import Asker
 from shoal.engines.classifying import SENTIMENTS, classify, read_labels
@@ -37,6 +37,8 @@ class WithTasks:
         """
         if isinstance(work, Task):
             return _run(self._engine, self._model, work)
+        if isinstance(work, Call | Lane):
+            raise InvalidRequest("a model calls no functions")
         if work.model == ANY_MODEL:
             work = replace(work, model=self._model.name)
         return self._engine.run(work, continues)

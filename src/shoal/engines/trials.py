@@ -57,5 +57,5 @@ def trial_of(name: str, kind: Kind) -> Inference:
             return Completion(name, "a", max_tokens=1)
         case Kind.EMBEDDING:
             return Embedding(name, ("a",))
-        case Kind.TASK:
-            raise AssertionError("no model does tasks by itself")
+        case Kind.TASK | Kind.CALL | Kind.LANE:
+            raise AssertionError(f"no model does a {kind.value} by itself")

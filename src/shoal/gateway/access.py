@@ -18,7 +18,7 @@ from shoal.domain.errors import (
 )
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import Outcome, Piece, Usage
-from shoal.domain.work import Embedding, Job, Task, Work
+from shoal.domain.work import Call, Embedding, Job, Lane, Task, Work
 from shoal.gateway.allowance import Allowance, Allowances, Taken
 from shoal.gateway.auth import REVOKED, Keyring
 from shoal.gateway.detached import Detached
@@ -273,6 +273,8 @@ def _tokens_of(work: Work) -> int:
     """Return about how many tokens a job will take."""
     if isinstance(work, Embedding):
         return tokens_to_read(work)
+    if isinstance(work, Call | Lane):
+        return 0
     if isinstance(work, Task):
         return tokens_to_read(work) + ANSWER_GUESS
     choices = work.options.get("n")

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Task, Work
+from shoal.domain.work import JSON, Call, Chat, Completion, Embedding, Lane, Task, Work
 from shoal.ledger.canonical import EXACT_MAX, encode, whole_text
 
 
@@ -17,6 +17,9 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
     if outcome.output:
         return outcome.output.encode()
     match work:
+        case Call() | Lane():
+            # The value is what was asked for, so its digest is what a receipt is about.
+            return outcome.value
         case Task():
             return whole_text(outcome.text).encode()
         case Chat(model=model) | Completion(model=model) | Embedding(model=model):

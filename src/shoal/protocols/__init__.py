@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from shoal.protocols.crowd import Browser, Listener, Outgoing, SwitchRoute
+from shoal.domain.work import INFERENCES, Kind
+from shoal.protocols.crowd import Browser, Listener, Outgoing, Rounds, SwitchRoute
 from shoal.protocols.session import Dialer, Member, Setting, WebSocketRoute
 
-Endpoint: TypeAlias = WebSocketRoute | SwitchRoute | Listener | Outgoing | Browser
+Endpoint: TypeAlias = (
+    WebSocketRoute | SwitchRoute | Listener | Outgoing | Browser | Rounds
+)
 """A way to come to peers; whoever runs one kind leaves the others to others."""
 
 
@@ -56,6 +59,8 @@ class Protocol:
     """The URL schemes for which this wire is taken when none is named."""
     dial: Callable[[str, Member], Dialer]
     """Takes the coordinator's URL; raises ConfigError if it is no good."""
+    kinds: frozenset[Kind] = INFERENCES | {Kind.TASK}
+    """The kinds of jobs that it can carry."""
     models_max: int | None = None
     """How many models one worker can offer; None: any, with a connection each."""
     signs: bool = False

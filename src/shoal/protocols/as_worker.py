@@ -12,6 +12,9 @@ from typing import TypeAlias
 from shoal.domain.ids import JobId
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    Advanced,
+    CallsReturned,
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -20,16 +23,19 @@ from shoal.domain.vocabulary import (
     Draining,
     Event,
     Failed,
+    GiveBlob,
     Joined,
     Offered,
     Presented,
     Progress,
+    PushCalls,
+    RecallCalls,
     Rejected,
     Reported,
     RunJob,
 )
 from shoal.protocols.crowd import EVERYBODY, CrowdSession, From, Gone, Met, To
-from shoal.protocols.session import Batch, Close, Notice, Output, Send, Welcome
+from shoal.protocols.session import Batch, Bulk, Close, Notice, Output, Send, Welcome
 
 JOBS_MAX = 4096  # that peers may have at a worker at a time
 
@@ -77,8 +83,10 @@ class Jobs:
         self.held[job_id] = Held(peer, asked)
         return job_id
 
-    def named(self, peer: str, word: CancelJob) -> JobId | None:
-        """Return our name for what a peer does not want any more."""
+    def named(
+        self, peer: str, word: CancelJob | PushCalls | RecallCalls
+    ) -> JobId | None:
+        """Return our name for what a peer speaks of."""
         return self._named.get((peer, word.job_id, word.lease))
 
     def forget(self, job_id: JobId) -> None:
@@ -125,7 +133,7 @@ class AsWorker:
         self._inner: CrowdSession | None = None
         self._stay = stay
         self._jobs = stay.jobs
-        words = {each for each in accepts if issubclass(each, ModelWord)}
+        words = {each for each in accepts if issubclass(each, ModelWord | CallWord)}
         self.accepts: frozenset[type] = (_SAID & accepts) | words
 
     @property
@@ -156,6 +164,8 @@ class AsWorker:
                 said = self._inner.issue(To(held.peer, _named(message, held)), now)
             case Offered() | Conditioned() | Draining() | Reported() | ModelWord():
                 said = self._inner.issue(To(EVERYBODY, message), now)
+            case CallWord():
+                said = self._say_of_calls(message, now)
             case Joined() | Presented():
                 raise AssertionError("nobody is told so on such a wire")
         return said
@@ -180,15 +190,35 @@ class AsWorker:
                 return () if job_id is None else (self._cancel(job_id),)
             case From(peer, Gone()):
                 return [self._cancel(job_id) for job_id in self._jobs.of(peer)]
-            case From(_, Dismiss() | ModelWord() as word):
+            case From(peer, PushCalls() | RecallCalls() as word):
+                return self._about_lane(peer, word)
+            case From(_, Dismiss() | GiveBlob() | ModelWord() as word):
                 return (word,)
             case From(_, Met()):
                 self._stay.welcome = True
                 return (Welcome(),)
             case From():
                 return ()  # what a peer offers
-            case Send() | Close() | Notice():
+            case Send() | Bulk() | Close() | Notice():
                 return (output,)
+
+    def _say_of_calls(self, word: CallWord, now: float) -> Sequence[Output]:
+        assert self._inner is not None, "it has said what this is about"
+        match word:
+            case Advanced() | CallsReturned():
+                held = self._jobs.held.get(word.job_id)
+                if held is None:
+                    return ()  # cancelled meanwhile
+                named = replace(word, job_id=held.asked.job_id, lease=held.asked.lease)
+                return self._inner.issue(To(held.peer, named), now)
+            case _:
+                return self._inner.issue(To(EVERYBODY, word), now)
+
+    def _about_lane(
+        self, peer: str, word: PushCalls | RecallCalls
+    ) -> Sequence[Command | Output]:
+        job_id = self._jobs.named(peer, word)
+        return () if job_id is None else (replace(word, job_id=job_id),)
 
     def _take(self, peer: str, asked: RunJob, now: float) -> Sequence[Command | Output]:
         if len(self._jobs.held) >= JOBS_MAX:

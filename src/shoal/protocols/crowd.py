@@ -90,19 +90,55 @@ class Service:
     text: Mapping[str, str]
 
 
+class Security(Enum):
+    """Whether a listener speaks TLS, and who vouches for its certificate."""
+
+    NONE = "tcp"
+    VOUCHED = "tls"  # the coordinator's; without one there is no such listener
+    OWN = "own tls"  # one that is made at each start, and that nobody vouches for
+
+
+class Gate(Protocol):
+    """Whoever decides about connections before anything is read of them."""
+
+    def delay(self, address: str, now: float) -> float | None:
+        """Return for how many seconds to leave a connection unread; None: hang up."""
+        ...
+
+    def failed(self, address: str, now: float) -> None:
+        """Take note of a connection that ended before it became one: no TLS."""
+        ...
+
+
+class OpenGate:
+    """Lets everybody in at once."""
+
+    def delay(self, address: str, now: float) -> float | None:
+        return 0.0
+
+    def failed(self, address: str, now: float) -> None:
+        pass
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A TCP port of its own.
 
-    ``port`` is 0 where the system is to choose.  ``accept`` takes where a connection
-    comes from, and the time.  ``secure``: with the coordinator's certificate, if there
-    is one; without one there is no such listener.
+    ``port`` is 0 where the system is to choose, and ``spare`` says that it may choose
+    if the port is taken.  ``accept`` takes where a connection comes from, and the time.
+    ``label`` tells a wire's listeners apart, and ``flag`` sets the port.
+    ``handshake_within`` is how many seconds TLS may take to begin.
     """
 
     port: int
     accept: Callable[[str, float], CrowdSession]
     service: Service | None = None
-    secure: bool = False
+    security: Security = Security.NONE
+    label: str = ""
+    flag: str = ""
+    spare: bool = False
+    gate: Gate = OpenGate()  # noqa: RUF009  # it has no state
+    handshake_within: float = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +154,40 @@ class Outgoing:
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 16 << 20  # bytes
     fingerprint: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A connection that is made once, for a question and its answer.
+
+    ``within`` is how many seconds it may take in all.  ``over`` takes why it ended, and
+    the time; it is called once, also if the connection did not come about.
+    """
+
+    outgoing: Outgoing
+    within: float
+    over: Callable[[str, float], None]
+
+
+class Rounds(Protocol):
+    """Decides whom to call, as time passes: a state machine without I/O.
+
+    An ``Exchange`` is made at once, beside others; an ``Outgoing`` is kept up until it
+    is among those that ``unwanted`` returns.
+    """
+
+    @property
+    def deadline(self) -> float | None:
+        """When ``tick`` is next due; it may change with what sessions hear."""
+        ...
+
+    def tick(self, now: float) -> Sequence[Exchange | Outgoing]:
+        """Return whom to call from now on."""
+        ...
+
+    def unwanted(self) -> Sequence[Outgoing]:
+        """Return whom to call no more, of those that ``tick`` returned."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.session import (
@@ -18,6 +18,7 @@ from shoal.protocols.session import (
 )
 
 T = TypeVar("T")
+Heard = TypeVar("Heard", covariant=True)
 
 SIZE = struct.Struct(">I")
 HEAD = SIZE.size
@@ -34,6 +35,47 @@ OTHERS = {
 """What else may come where a length is expected, by how it begins."""
 
 _size_at = SIZE.unpack_from
+
+
+class Whole(NamedTuple):
+    """A message that was read into a buffer of its own; ``body`` comes after ``head``.
+
+    The buffer is the reader's from now on.
+    """
+
+    head: bytes
+    body: memoryview
+
+
+@runtime_checkable
+class Framed(Protocol[Heard]):
+    """A session on a byte stream whose messages a link can cut.
+
+    Each body then is read straight into where it stays.  Where a link does not do that,
+    ``receive`` is given pieces of the stream instead; a connection has only one of
+    both.
+    """
+
+    head_size: int
+    """Bytes that a message begins with, which tell how many follow."""
+
+    def body_size(self, head: bytes) -> int:
+        """Return how many bytes follow a head, before any of them is waited for.
+
+        Raises PeerError if they are too many, or it is no head.
+        """
+        ...
+
+    def opened(self, certificate: bytes) -> None:
+        """Take note of what protects the link, before anything else.
+
+        ``certificate`` is the SHA-256 fingerprint of the server's; empty: no TLS.
+        """
+        ...
+
+    def take(self, messages: Sequence[Whole], now: float) -> Sequence[Heard | Output]:
+        """Take messages that arrived together, as ``Session.receive`` does."""
+        ...
 
 
 class LengthPrefixed(Generic[In, Out]):

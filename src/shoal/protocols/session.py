@@ -4,13 +4,16 @@ A session is one connection to one peer, as a state machine: bytes and messages 
 bytes and messages come out, and it never performs I/O, reads a clock or logs.
 """
 
+import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias, TypeVar
 
-from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.domain.credentials import digest_of
+from shoal.domain.errors import NotAdmitted, PeerError, Unsupported
 from shoal.domain.vocabulary import Command, Event
+from shoal.domain.work import Call, Described, Lane, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Device, Hardware, Model, Offer
 
 In = TypeVar("In", covariant=True)
@@ -54,7 +57,17 @@ class Notice:
     text: str
 
 
-Output: TypeAlias = Send | Close | Notice
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Write these one after the other: a message that is large, on a byte stream.
+
+    What is sent after it may go out before it, but never between its parts.
+    """
+
+    parts: tuple[bytes | memoryview, ...]
+
+
+Output: TypeAlias = Send | Bulk | Close | Notice
 
 PROTOCOL_ERROR = 1002  # WebSocket close code (RFC 6455, section 7.4.1)
 
@@ -62,6 +75,16 @@ PROTOCOL_ERROR = 1002  # WebSocket close code (RFC 6455, section 7.4.1)
 def broken(error: PeerError) -> Close:
     """Return how to end a connection whose peer broke the protocol."""
     return Close(f"protocol error: {error}", PROTOCOL_ERROR, str(error))
+
+
+def described(work: Work) -> Described:
+    """Return work as it is, for a wire that calls no functions.
+
+    Raises Unsupported if it is a call of one.
+    """
+    if isinstance(work, Call | Lane):
+        raise Unsupported("this wire calls no functions")
+    return work
 
 
 class Session(Protocol[In, Out]):
@@ -122,10 +145,30 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """What shows that a peer has a token, without the token itself.
+
+    ``hint`` is the beginning of ``hint_of`` the token, and ``made_with`` says whether
+    it was made with the token of this SHA-256 digest.
+    """
+
+    hint: bytes
+    made_with: Callable[[bytes], bool]
+
+
+HINT_SIZE = 8  # bytes
+
+
+def hint_of(digest: bytes) -> bytes:
+    """Return what tells which token is meant, of its digest, and nothing more."""
+    return hashlib.sha256(b"shoal token hint v1\n" + digest).digest()[:HINT_SIZE]
+
+
+@dataclass(frozen=True, slots=True)
 class Applicant:
     """A worker that wants to join: what it presents, and what it would bring."""
 
-    token: str
+    token: str | Proof
     name: str
     models: frozenset[str]
     address: str = ""
@@ -152,7 +195,7 @@ def by_token(token: str) -> Admission:
     """Let in whoever presents ``token``; if that is empty, everybody."""
 
     def admit(applicant: Applicant) -> Pass:
-        if is_token(applicant.token, token):
+        if has_token(applicant.token, token):
             return Pass()
         raise NotAdmitted(WRONG_TOKEN)
 
@@ -163,6 +206,13 @@ def is_token(presented: str, token: str) -> bool:
     """Say whether what was presented will do; if ``token`` is empty, anything does."""
     given, wanted = (each.encode(errors="replace") for each in (presented, token))
     return not token or hmac.compare_digest(given, wanted)
+
+
+def has_token(presented: str | Proof, token: str) -> bool:
+    """Say whether what was presented, or what was proved to be there, will do."""
+    if isinstance(presented, Proof):
+        return not token or presented.made_with(digest_of(token))
+    return is_token(presented, token)
 
 
 class Identity(Protocol):
@@ -239,7 +289,9 @@ class Setting:
     returns that many random bytes.  ``verifies`` says whether a signature (second) of a
     message (third) was made by the owner of a public key (first).  ``epoch`` is as in
     ``Member``, and ``name`` is what the machine is called.  ``guesses`` counts wrong
-    secrets that are not presented to ``admission``.
+    secrets that are not presented to ``admission``.  ``certificate`` is the SHA-256
+    fingerprint of the certificate that no authority vouches for, of listeners that are
+    ``Security.OWN``, and ``token`` what workers present where theirs has none.
     """
 
     start: int
@@ -251,6 +303,8 @@ class Setting:
     name: str = "shoal"
     hardware: Hardware = UNKNOWN_HARDWARE
     guesses: Guesses = Uncounted()  # noqa: RUF009  # it has no state
+    certificate: bytes = b""
+    token: str = ""
 
 
 def _draws_nothing(size: int) -> bytes:

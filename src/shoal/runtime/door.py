@@ -18,7 +18,9 @@ from shoal.protocols.session import (
     Admission,
     Applicant,
     Pass,
-    is_token,
+    Proof,
+    has_token,
+    hint_of,
 )
 from shoal.runtime.book import Book
 from shoal.runtime.clock import Clock
@@ -72,18 +74,23 @@ class Door:
         """
 
         def admit(applicant: Applicant) -> Pass:
-            bare, _ = without_fingerprint(applicant.token)
-            if is_token(applicant.token, token) or is_token(bare, token):
+            if has_token(applicant.token, token):
                 return Pass()
-            if (found := self.book.of(bare)) is not None:
+            if (found := self._meant(applicant.token)) is not None:
                 return self._admit(found, f"{wire}:{applicant.name}", applicant)
-            if bare:  # who presents nothing guesses nothing
+            if applicant.token:  # who presents nothing guesses nothing
                 # The answer is not kept back as well, for each attempt already takes a
                 # connection of its own.
                 self._failures.failed(applicant.address, self._clock.now())
             raise NotAdmitted(WRONG_TOKEN)
 
-        return admit
+        def admit_bare(applicant: Applicant) -> Pass:
+            if isinstance(applicant.token, str):
+                bare, _ = without_fingerprint(applicant.token)
+                applicant = replace(applicant, token=bare)
+            return admit(applicant)
+
+        return admit_bare
 
     def check(self, address: str) -> None:
         """Raise TooManyFailures if the address may not knock now."""
@@ -150,6 +157,15 @@ class Door:
     def shown(self, token: str) -> str:
         """Return a token with the certificate that it is for."""
         return with_fingerprint(token, self.fingerprint)
+
+    def _meant(self, presented: str | Proof) -> JoinToken | None:
+        """Return the join token that was presented, or proved to be there."""
+        if isinstance(presented, str):
+            return self.book.of(presented)
+        for each in self.book:
+            if hint_of(each.digest) == presented.hint:
+                return each if presented.made_with(each.digest) else None
+        return None
 
     def _admit(self, token: JoinToken, worker: str, applicant: Applicant) -> Pass:
         if token.revoked_at is not None:

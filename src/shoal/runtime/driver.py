@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.session import Close, Data, Notice, Output, Send, Session
+from shoal.protocols.session import Bulk, Close, Data, Notice, Output, Send, Session
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.link import Link, LinkClosed
 
@@ -200,6 +200,9 @@ class Driver(Generic[In, Out]):
             match output:
                 case Send(data):
                     self._post(data, patience)
+                case Bulk(parts):
+                    for part in parts:
+                        self._post(bytes(part), patience)
                 case Close(reason, code, text):
                     self._end(End(reason, code, text))
                     return

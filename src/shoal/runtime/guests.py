@@ -6,6 +6,7 @@ from typing import Protocol
 
 from shoal.domain.sharing import ModelAnswer, ModelQuery, ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -165,6 +166,8 @@ class Guest:
                 self.leave(f"dismissed by the peer: {reason}")
             case Joined():
                 pass  # it was met instead
+            case CallWord():
+                pass
             case ModelWord():
                 self._share.share(self.name, word, self._say, self._driver.room)
 

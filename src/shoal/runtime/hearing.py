@@ -6,6 +6,7 @@ from dataclasses import replace
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Completed,
     Conditioned,
@@ -84,7 +85,7 @@ class Hearing:
                 self.healths[speaker] = health
             case Conditioned(condition):
                 self._conditions.heard(speaker, condition)
-            case Offered() | ModelWord():
+            case Offered() | CallWord() | ModelWord():
                 pass  # said of a peer as a whole
             case Presented(job_id, receipt):
                 worker = self._pool.workers.get(speaker)

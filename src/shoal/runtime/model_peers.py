@@ -26,7 +26,7 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import ANY_MODEL, Task
+from shoal.domain.work import ANY_MODEL, Named
 from shoal.domain.worker import Condition, Offer
 from shoal.runtime.hearing import Port
 from shoal.runtime.hub import Hub
@@ -64,7 +64,7 @@ class ModelPeer:
     def named(self, job: RunJob) -> RunJob:
         """Return a job for any model as one for this: the peer may have others."""
         work, models = job.work, self._offer.models
-        if isinstance(work, Task) or work.model != ANY_MODEL or len(models) != 1:
+        if isinstance(work, Named) or work.model != ANY_MODEL or len(models) != 1:
             return job
         (name,) = models
         return replace(job, work=replace(work, model=name))

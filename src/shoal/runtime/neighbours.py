@@ -28,11 +28,14 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import (
     ANY_MODEL,
+    Call,
     Chat,
     Completion,
     Embedding,
     Job,
+    Lane,
     Limits,
+    Named,
     Policy,
     Task,
     Terms,
@@ -160,7 +163,7 @@ class Neighbour:
         return moderation.watch()
 
     def _job(self, work: Work) -> Job:
-        if not (isinstance(work, Task) or work.model):
+        if not (isinstance(work, Named) or work.model):
             work = replace(work, model=ANY_MODEL)
         price = self._house.prices.price(Policy.FAST, work.kind)
         return Job(
@@ -183,6 +186,8 @@ def texts_of(work: Work) -> list[str]:
             return ["\n".join(work.inputs)]
         case Completion():
             return [work.text]
+        case Call() | Lane():
+            return [work.name]
 
 
 def end_of(asked: RunJob, error: ShoalError) -> Rejected | Failed:

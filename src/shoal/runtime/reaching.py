@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from shoal.domain.errors import ConfigError, TooManyFailures
 from shoal.protocols import Endpoint
-from shoal.protocols.crowd import Browser, Listener, Outgoing
+from shoal.protocols.crowd import Browser, Listener, Outgoing, Security
 from shoal.runtime.calling import Calls, Standing
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
@@ -29,7 +29,7 @@ from shoal.transports.tcp_listening import Bound, listening_tcp
 FAREWELL = 3.0  # seconds that connections which we opened get to end
 
 Ports: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Ports by the name of their wire, and by ``tcp`` or ``tls``."""
+"""Ports by the name of their wire, and by their label, such as ``tcp`` or ``tls``."""
 
 log = logging.getLogger("shoal.reaching")
 
@@ -38,7 +38,8 @@ log = logging.getLogger("shoal.reaching")
 class Means:
     """What is needed to come to peers.
 
-    ``tls`` is for secure listeners; without it there are none.  ``addresses`` says at
+    ``tls`` is for listeners with the coordinator's certificate; without it there are
+    none.  ``own_tls`` is for those with one of their own.  ``addresses`` says at
     which addresses others find what listens on one.
     """
 
@@ -48,6 +49,7 @@ class Means:
     random: Random
     host: str
     tls: ssl.SSLContext | None = None
+    own_tls: ssl.SSLContext | None = None
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
 
 
@@ -68,11 +70,11 @@ async def reaching(
         for wire, endpoint in endpoints:
             if not isinstance(endpoint, Listener):
                 continue
-            if endpoint.secure and means.tls is None:
+            if endpoint.security is Security.VOUCHED and means.tls is None:
                 continue
             bound = await listening.enter_async_context(_listen(wire, endpoint, means))
-            scheme = "tls" if endpoint.secure else "tcp"
-            ports.setdefault(wire, {})[scheme] = bound.port
+            label = endpoint.label or endpoint.security.value
+            ports.setdefault(wire, {})[label] = bound.port
             if endpoint.service is not None:
                 announced.append(Announced(wire, endpoint.service, bound))
         async with _calling(endpoints, announced, means):
@@ -89,7 +91,8 @@ async def _listen(wire: str, listener: Listener, means: Means) -> AsyncIterator[
             return
         await means.serve(wire, listener.accept(link.peer, means.clock.now()), link)
 
-    tls = means.tls if listener.secure else None
+    contexts = {Security.VOUCHED: means.tls, Security.OWN: means.own_tls}
+    tls = contexts.get(listener.security)
     async with AsyncExitStack() as opened:
         try:
             bound = await opened.enter_async_context(
@@ -97,7 +100,8 @@ async def _listen(wire: str, listener: Listener, means: Means) -> AsyncIterator[
             )
         except ConfigError as error:
             raise ConfigError(
-                f"{error}; choose another --{wire}-port (0 lets the system choose)"
+                f"{error}; choose another {listener.flag or f'--{wire}-port'} (0 lets "
+                "the system choose)"
             ) from error
         yield bound
 

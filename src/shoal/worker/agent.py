@@ -9,6 +9,7 @@ from random import Random
 
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Conditioned,
@@ -241,6 +242,8 @@ class Agent:
                 self._jobs.cancel(job_id)
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
+            case CallWord():
+                pass
             case ModelWord():
                 self._share(command, driver.issue, driver.room)
 

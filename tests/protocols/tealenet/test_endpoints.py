@@ -8,7 +8,14 @@ from protocols.settings import setting
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols.crowd import Browser, Listener, Outgoing, Sighting, SwitchRoute
+from shoal.protocols.crowd import (
+    Browser,
+    Listener,
+    Outgoing,
+    Security,
+    Sighting,
+    SwitchRoute,
+)
 from shoal.protocols.session import Hello
 from shoal.protocols.tealenet import SERVICE, Config, claims, endpoints
 from shoal.protocols.tealenet.ourselves import device_id
@@ -30,12 +37,8 @@ def test_a_listener_is_announced_as_macs_expect_it() -> None:
 
     assert isinstance(plain, Listener)
     assert isinstance(secure, Listener)
-    assert (plain.port, plain.secure, secure.port, secure.secure) == (
-        4011,
-        False,
-        0,
-        True,
-    )
+    assert (plain.port, plain.security) == (4011, Security.NONE)
+    assert (secure.port, secure.security) == (0, Security.VOUCHED)
     assert plain.service is not None
     assert (plain.service.kind, plain.service.name) == (SERVICE, "my host")
     assert plain.service.text == {

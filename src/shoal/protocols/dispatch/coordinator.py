@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Dismiss,
@@ -113,8 +114,8 @@ class ProviderSession:
             case Dismiss(reason):
                 farewell = _send(Error(Code.REPLACED, well_formed(reason)))
                 return (farewell, self._close(reason, REPLACED, "Replaced"))
-            case ModelWord():
-                raise Unsupported("this wire carries no models")
+            case CallWord() | ModelWord():
+                raise Unsupported("this wire carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         outputs: list[Event | Output] = []

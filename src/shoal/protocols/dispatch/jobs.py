@@ -27,6 +27,7 @@ from shoal.domain.work import (
 )
 from shoal.protocols.dispatch.javascript import well_formed, written
 from shoal.protocols.dispatch.messages import JobIdText, JobType, Lease
+from shoal.protocols.session import described
 
 NEW_TOKENS = 1024  # for a worker that must be told a number; real ones take 256 else
 TOKENS_MAX = 2**31 - 1
@@ -152,7 +153,7 @@ def _check_depth(*values: object) -> None:
 
 def _exact(job: RunJob) -> tuple[JSON, More]:
     """Return payload and field that together say all there is to the work."""
-    work, lease = job.work, job.lease
+    work, lease = described(job.work), job.lease
     payload: dict[str, JSON] = {"job_type": JobType.LLM_INFER}
     match work:
         case Chat(messages=messages):
@@ -183,7 +184,7 @@ def _plain(work: Work) -> JSON:
 
     It is asked for text alone: to it nothing else is given.
     """
-    match work:
+    match described(work):
         case Task(name=name, payload=payload):
             given = payload if isinstance(payload, Mapping) else {"input": payload}
             return {"job_type": JobType.TASK, "task_type": name, **given}
@@ -209,6 +210,8 @@ def _work(message: Assigned, more: More | None, model: str) -> Work:
                 return Embedding(model, tuple(more.inputs), more.options)
             case Kind.TASK:
                 return Task(more.name, payload)
+            case Kind.CALL | Kind.LANE:
+                raise PeerError(f"job_assign: shoal.kind: no {more.kind.value} here")
             case Kind.CHAT | None:
                 messages = more.messages
     else:

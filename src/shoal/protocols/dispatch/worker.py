@@ -9,6 +9,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Piece
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -89,8 +90,10 @@ class CoordinatorLink:
         if self._closed:
             return ()
         match message:
-            case Joined() | Offered() | Presented() | Conditioned() | ModelWord():
+            case Joined() | Offered() | Presented() | Conditioned():
                 raise Unsupported("this wire has no words for it")
+            case CallWord() | ModelWord():
+                raise Unsupported("this wire carries neither calls nor models")
             case Draining(reason):
                 self._draining = reason
                 return self._say_draining()

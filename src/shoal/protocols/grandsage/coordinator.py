@@ -8,6 +8,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Piece, Usage
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -114,8 +115,8 @@ class NodeSession:
             case Dismiss(reason):
                 self._closed = True
                 return (Close(reason, BYE, "Bye"),)
-            case ModelWord():
-                raise Unsupported("this wire carries no models")
+            case CallWord() | ModelWord():
+                raise Unsupported("this wire carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         if self._closed:

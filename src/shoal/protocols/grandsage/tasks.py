@@ -26,6 +26,7 @@ from shoal.domain.work import (
     text_of,
 )
 from shoal.protocols.grandsage.codec import TaskId, fault_of, well_formed
+from shoal.protocols.session import described
 
 # What keeps real nodes alive: they die of a token limit below 1 or a temperature that
 # is negative or nearly zero, and take the rest only as plain numbers.
@@ -57,7 +58,7 @@ def encode_task(
         max_new_tokens: the limit for a job that names none.
         extended: whether to add the field ``shoal``, with what the others cannot say.
     """
-    work = job.work
+    work = described(job.work)
     if isinstance(work, Task):
         raise Unsupported("a node does no tasks")
     plain = _plain_fields(work, max_new_tokens)
@@ -186,8 +187,8 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
             return completion, more.continues
         case Kind.EMBEDDING:
             return Embedding(model, tuple(more.inputs), more.options), ""
-        case Kind.TASK:
-            raise PeerError("shoal.kind: a node does no tasks")
+        case Kind.TASK | Kind.CALL | Kind.LANE:
+            raise PeerError(f"shoal.kind: a node does no {more.kind.value}")
 
 
 def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:

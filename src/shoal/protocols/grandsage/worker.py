@@ -9,6 +9,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Piece
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -178,7 +179,9 @@ class ServerSession:
         match message:
             case Joined():
                 raise Unsupported("a node joins by its URL")
-            case Offered() | Reported() | Conditioned() | Presented() | ModelWord():
+            case Offered() | Reported() | Conditioned() | Presented():
+                raise Unsupported("a node has no words for it")
+            case CallWord() | ModelWord():
                 raise Unsupported("a node has no words for it")
             case Draining(reason):
                 # A plain server finds out when the connection ends.

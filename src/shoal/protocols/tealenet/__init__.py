@@ -15,6 +15,7 @@ from shoal.protocols.crowd import (
     Listener,
     Outgoing,
     Protection,
+    Security,
     Service,
     Sighting,
     SwitchRoute,
@@ -92,7 +93,7 @@ def _listeners(config: Config, own: Ourselves, desk: Desk) -> Sequence[Listener]
     return [
         Listener(config.port, partial(accept, Protection.PLAIN), _service(own)),
         # Real peers know of none: it is found by whoever asks over HTTPS.
-        Listener(0, partial(accept, Protection.TLS), secure=True),
+        Listener(0, partial(accept, Protection.TLS), security=Security.VOUCHED),
     ]
 
 

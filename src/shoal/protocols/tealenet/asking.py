@@ -17,7 +17,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Task
-from shoal.protocols.session import Data
+from shoal.protocols.session import Data, described
 from shoal.protocols.tealenet.manners import Manners
 from shoal.protocols.tealenet.ourselves import Ourselves, uuid_of
 from shoal.protocols.tealenet.peer import Peer
@@ -99,7 +99,8 @@ class Asking:
         limit = self._manners.request_max(to_worker=at_work)
         if len(message) > limit:
             raise LimitExceeded("request", len(message), limit)
-        options = {} if isinstance(job.work, Task) else job.work.options
+        work = described(job.work)
+        options = {} if isinstance(work, Task) else work.options
         several = options.get("n") not in (None, 1)
         reader = ChunkReader(several=several, exact=peer.ours)
         self._asked[request_id] = _Asked(job.job_id, job.lease, reader, [])

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    CallWord,
     CancelJob,
     Command,
     Completed,
@@ -215,6 +216,8 @@ class Conversation:
                 return self._share(word)
             case Joined() | Presented():
                 raise Unsupported("a peer is told what there is, and no more")
+            case CallWord():
+                raise Unsupported("this wire calls no functions")
 
     def describe(self, described: Described, now: float) -> Sequence[Word | Output]:
         """Take what the carrier tells of a peer that does not say it itself."""

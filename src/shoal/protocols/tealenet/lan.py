@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from shoal.protocols.crowd import CrowdSession, From, To
 from shoal.protocols.framing import LengthPrefixed
-from shoal.protocols.session import Batch, Close, Notice, Output, Send
+from shoal.protocols.session import Batch, Bulk, Close, Notice, Output, Send
 from shoal.protocols.tealenet.conversation import Conversation, Word
 from shoal.protocols.tealenet.desk import Desk
 from shoal.protocols.tealenet.manners import LAN
@@ -62,6 +62,6 @@ def lan_session(own: Ourselves, caller: Caller, desk: Desk) -> CrowdSession:
 
 def _heard(outputs: Sequence[Word | Output]) -> list[From | Output]:
     return [
-        each if isinstance(each, Send | Close | Notice) else From(ONLY, each)
+        each if isinstance(each, Send | Bulk | Close | Notice) else From(ONLY, each)
         for each in outputs
     ]

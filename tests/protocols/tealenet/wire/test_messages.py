@@ -1,12 +1,13 @@
 import contextlib
 import json
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -356,6 +357,7 @@ def test_the_quick_way_and_the_long_way_come_to_the_same(
     data: bytes, at: int, more: bytes
 ) -> None:
     damaged = data[:at] + more + data[at:]
+    assume(not damaged.startswith(BOM_UTF8))  # which is one only at the beginning
 
     # With a blank before it a message takes the long way.
     assert result(damaged) == result(b" " + damaged)

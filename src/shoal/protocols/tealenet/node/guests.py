@@ -15,7 +15,7 @@ from shoal.domain.vocabulary import (
     Reported,
 )
 from shoal.protocols.crowd import From, Met
-from shoal.protocols.session import Close, Notice, Output, Send
+from shoal.protocols.session import Bulk, Close, Notice, Output, Send
 from shoal.protocols.tealenet.conversation import Word
 from shoal.protocols.tealenet.node.guest import Guest
 from shoal.protocols.tealenet.node.known import Acquaintance, Directory
@@ -176,6 +176,8 @@ class Guests:
                 case Close(reason):
                     heard.append(self._sessions.close(talk.peer_id, talk.id))
                     heard += self._ended(talk, reason, now)
+                case Bulk():
+                    raise AssertionError("a relay carries messages, and no streams")
                 case Notice(text):
                     heard.append(Notice(f"node {talk.peer_id[:ID_SHOWN]}: {text}"))
                 case Met():

@@ -6,7 +6,7 @@ from typing import TypeAlias
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.crowd import Met, Protection
-from shoal.protocols.session import Close, Data, Notice, Output, Send
+from shoal.protocols.session import Bulk, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.conversation import Conversation, Word
 from shoal.protocols.tealenet.encryption.secure import Carry, Ends, Heard, Secure, Step
 from shoal.protocols.tealenet.peer import Described
@@ -172,5 +172,5 @@ class Talk:
                 return [Send(step.data) for step in steps if isinstance(step, Carry)]
             case Close(reason):
                 return (self.end(reason),)
-            case Notice():
+            case Bulk() | Notice():
                 return (output,)

@@ -22,6 +22,7 @@ from shoal.domain.work import (
     Task,
     Work,
 )
+from shoal.protocols.session import described
 from shoal.protocols.tealenet.wire.chats import chat_of, chat_request, model_of
 from shoal.protocols.tealenet.wire.messages import BadMessage, InferenceRequest
 from shoal.protocols.tealenet.wire.scalars import EXACT_MAX, Count, Name, written
@@ -105,7 +106,7 @@ def wants_usage(message: InferenceRequest) -> bool:
 
 def _exact(job: RunJob) -> tuple[dict[str, Any], More]:
     """Return request and field that together say all there is to the work."""
-    work, lease = job.work, job.lease
+    work, lease = described(job.work), job.lease
     request: dict[str, Any] = {"messages": [], "stream": True}
     if not isinstance(work, Task) and work.model != ANY_MODEL:
         request["model"] = work.model
@@ -155,6 +156,8 @@ def _work(message: InferenceRequest, more: More) -> Work:
             return Embedding(model, tuple(more.inputs), more.options)
         case Kind.TASK:
             return Task(more.name, more.payload)
+        case Kind.CALL | Kind.LANE:
+            raise _bad(message, f"shoal.kind: no {more.kind.value} here")
 
 
 def _bad(message: InferenceRequest, why: str) -> BadMessage:
