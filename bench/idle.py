@@ -59,7 +59,7 @@ def _round(wire: str, results: Results) -> None:
             program("-m", "shoal", "serve", "--join-token", "t", *where, *quiet)
         )
         ports = coordinator.said["ports"]
-        port = ports["http"] if wire == "grandsage" else ports["tealenet"]["tcp"]
+        port = ports["http" if wire == "grandsage" else "tealenet"]
         memory, began = coordinator.memory(), time.perf_counter()
         for _ in range(PROCESSES):
             nodes = [str(HERE / NODES[wire]), str(port), str(WORKERS // PROCESSES)]

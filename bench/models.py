@@ -65,11 +65,11 @@ def _shoal(files: Path, folder: Path) -> float:
         *("--json", "--log-level", "warning", "--join-token", ""),
         *("--share", f"model={files}"),
     ) as serving:
-        (direct,) = [by for name, by in serving.said["ports"].items() if name != "http"]
+        port = serving.said["ports"]["tealenet"]
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "shoal", "models", "get", "model", "--json"),
-                *("--from", f"127.0.0.1:{direct['tcp']}", "--to", str(models)),
+                *("--from", f"127.0.0.1:{port}", "--to", str(models)),
             ],
             check=True,
             capture_output=True,

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from processes import HERE, Program, free_port, program, server
 
@@ -85,14 +86,20 @@ def vllm_router(engine: int) -> Iterator[Gateway]:
         yield Gateway("vllm-router", process, port)
 
 
-def _installed(name: str, requirement: str) -> str:
-    """Return the path of a peer's program."""
+def environment(name: str, requirement: str, *beside: str) -> str:
+    """Return the path of the Python of an environment that has a peer."""
     folder = HERE / f".venv-{name}"
     done = folder / f"{requirement}.installed"
+    python = folder / "bin" / "python"
     if not done.exists():
         print(f"installing {requirement}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, requirement], check=True)
+        pip = [python, "-m", "pip", "install", "--quiet"]
+        subprocess.run([*pip, requirement, *beside], check=True)
         done.touch()
-    return str(folder / "bin" / name)
+    return str(python)
+
+
+def _installed(name: str, requirement: str) -> str:
+    """Return the path of a peer's program."""
+    return str(Path(environment(name, requirement)).with_name(name))

@@ -18,8 +18,10 @@ BENCHES = (
     "leaving",
     "models",
     "startup",
+    "tasks",
     "tealenet",
     "tealenet_streams",
+    "transport",
 )
 
 

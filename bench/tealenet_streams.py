@@ -64,7 +64,7 @@ def measure(rounds: int) -> Results:
             way: stack.enter_context(
                 program(
                     str(HERE / "streaming_worker.py"),
-                    *(way, str(ports["http"]), str(ports["tealenet"]["tcp"])),
+                    *(way, str(ports["http"]), str(ports["tealenet"])),
                 )
             )
             for way in WAYS

@@ -18,8 +18,8 @@ DEAF = "the deaf one"
 @pytest.fixture
 def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what a peer may leave unread with less than the real flood."""
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 16)
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_FULL", 1 << 12)
+    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_FULL", 1 << 12)
     monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
 
 
@@ -58,7 +58,7 @@ async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Less than the deaf node is given at once, and more than the other one is.
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 19)
+    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 19)
     monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True):
         await pool.joined()

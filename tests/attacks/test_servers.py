@@ -510,7 +510,7 @@ async def test_a_task_that_is_stopped_and_begun_again_is_another() -> None:
 async def test_a_server_that_reads_nothing_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 16)
     monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:
@@ -531,7 +531,7 @@ async def test_a_server_that_only_wants_pongs_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Reader and writer then wait for the same room.
-    monkeypatch.setattr("shoal.runtime.driver.OUTBOX_MAX", 1 << 15)
+    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 15)
     monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:

@@ -37,6 +37,7 @@ async def printed(
         "why_not": "",
         "jobs": {"running": 1, "queued": 0},
         "workers": [{**WORKER, **said}],
+        "nodes": [],
     }
     parser = argparse.ArgumentParser()
     status.add_arguments(parser)
@@ -70,3 +71,40 @@ async def test_line_of_a_worker_says_how_it_is(
 
     assert line.startswith("  wire:w/m  m  1 of 2 busy")
     assert line.endswith(end)
+
+
+async def test_nodes_that_a_wire_looks_after_have_a_table_of_their_own(
+    sites: Sites, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node = {
+        "wire": "wire",
+        "name": "n1",
+        "address": "192.0.2.1:5",
+        "state": "alive",
+        "since": 0.0,
+        "score": 316.0,
+        "rank": 0,
+        "weight": 0.25,
+        "coordinator": True,
+        "remark": "",
+    }
+    unknown = {**node, "name": "", "rank": None, "coordinator": False, "remark": "why"}
+    told = {
+        "ready": True,
+        "why_not": "",
+        "jobs": {"running": 0, "queued": 0},
+        "workers": [],
+        "nodes": [node, {**unknown, "since": None, "state": "no answer"}],
+    }
+    parser = argparse.ArgumentParser()
+    status.add_arguments(parser)
+    url = await sites({"/admin/status": told})
+    args = parser.parse_args(["--url", url, "--api-key", "sk-test"])
+    assert await asyncio.to_thread(status.run, args) == 0
+
+    *_, head, first, second = capsys.readouterr().out.splitlines()
+    assert head.split() == ["node", "address", "state", "since", "rank", "weight"]
+    assert first == (
+        "wire:n1  192.0.2.1:5  alive      1970-01-01 00:00Z  0     25%     coordinator"
+    )
+    assert second.split() == ["wire", "192.0.2.1:5", "no", "answer", "why"]

@@ -1,4 +1,4 @@
-"""Everything that reads what TealeNet's peers write, each as a function of bytes.
+"""Everything that reads what peers write, each as a function of bytes.
 
 A function takes whatever comes, or raises PeerError.  Where one input is several
 messages, ``SEPARATOR`` stands between them.
@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import msgspec
 from zeroconf import ServiceInfo
 
-from fuzz import corpus, sessions
+from fuzz import corpus, handshakes, sessions
+from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
 from shoal.domain.sharing import ModelChunk, ModelDone
@@ -208,5 +209,7 @@ PARSERS: Mapping[str, Parser] = {
         capabilities, lambda: corpus.recorded("node_capabilities") + _fields()
     ),
     "txt": Parser(txt, _records),
+    "handshakes": Parser(handshakes.handshakes, handshakes.seeds),
     **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
+    **{name: Parser(*each) for name, each in FLEETS.items()},
 }

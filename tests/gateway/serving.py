@@ -24,11 +24,13 @@ from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.protocols import discover
 from shoal.protocols.session import Hello, WebSocketRoute
+from shoal.runtime.blobs import Blobs
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
 from shoal.runtime.hub import Hub
 from shoal.runtime.secret_files import new_secret
 from shoal.runtime.serving import serve_worker
+from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket
 
@@ -164,10 +166,19 @@ async def serving(
     ``wires`` holds protocols' configurations by name.
     """
     clock = LoopClock()
-    store = SqliteStore(folder / "shoal.db")
+    files = BlobFiles(folder / "blobs")
+    files.open()
+    store = SqliteStore(folder / "shoal.db", files)
     await store.open()
     numbers = count(1)
-    hub = Hub(store, clock, lambda: JobId(f"job{next(numbers)}"), SIGNER, queue_max)
+    hub = Hub(
+        store,
+        clock,
+        lambda: JobId(f"job{next(numbers)}"),
+        SIGNER,
+        queue_max,
+        blobs=Blobs(files),
+    )
     keyring = Keyring(await key_book(store.keys), keys or {"default": KEY})
     door = Door(await token_book(store.keys), store.keys, clock)
     gateway = Gateway(

@@ -110,6 +110,8 @@ async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
     await eventually(
         lambda: any(w.condition.unfit for w in pool.hub.pool.workers.values())
     )
+    # The pool knows of it a moment before the store does, and others after that.
+    await eventually(lambda: all(map(pool.hub.via, pool.hub.pool.workers)))
 
     (shown,) = (await get(pool, "/admin/status"))["workers"]
     async with pool.session.get(

@@ -16,6 +16,7 @@ from shoal.ledger.prices import PriceList
         (Policy.CHEAP, Kind.COMPLETION, "$0.005"),
         (Policy.CHEAP, Kind.TASK, "$0.001"),
         (Policy.CHEAP, Kind.EMBEDDING, "$0.001"),
+        (Policy.FAST, Kind.CALL, "$0.000"),
     ],
 )
 def test_a_job_costs_what_the_documents_say(
@@ -25,8 +26,8 @@ def test_a_job_costs_what_the_documents_say(
 
 
 def test_every_job_has_the_price_that_was_set_for_it() -> None:
-    prices = PriceList(Micros(1), Micros(2), Micros(3), Micros(4))
+    prices = PriceList(Micros(1), Micros(2), Micros(3), Micros(4), Micros(5))
 
     found = [prices.price(policy, kind) for policy in Policy for kind in Kind]
 
-    assert sorted(set(found)) == [1, 2, 3, 4]
+    assert sorted(set(found)) == [1, 2, 3, 4, 5]

@@ -28,8 +28,7 @@ def model(programs: Programs) -> Path:
 def share(programs: Programs, model: Path, *flags: str) -> tuple[Program, str]:
     """Start a coordinator that shares a model; return it, and where peers reach it."""
     pool = programs.serve("--share", f"org/name={model}", *flags)
-    (direct,) = [by for name, by in pool.ready["ports"].items() if name != "http"]
-    return pool.program, f"127.0.0.1:{direct['tcp']}"
+    return pool.program, f"127.0.0.1:{pool.ready['ports']['tealenet']}"
 
 
 def getting(programs: Programs, peer: str, *flags: str) -> Program:

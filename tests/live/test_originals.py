@@ -19,7 +19,7 @@ A, B = bytes([0x11] * 32), bytes([0x22] * 32)
 
 
 def lan_port(pool: Pool) -> int:
-    port: int = pool.ready["ports"]["tealenet"]["tcp"]
+    port: int = pool.ready["ports"]["tealenet"]
     return port
 
 

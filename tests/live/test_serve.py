@@ -29,6 +29,8 @@ def test_ready_line_tells_all_that_is_needed(programs: Programs) -> None:
 
     assert ready.keys() == {"event", "url", "api_key", "join", "ports"}
     assert ready["url"] == f"http://127.0.0.1:{ready['ports']['http']}"
+    assert all(isinstance(port, int) for port in ready["ports"].values())
+    assert {"http", "tealenet"} <= ready["ports"].keys()
     assert ready["api_key"].startswith("sk-shoal-")
     assert ready["join"].startswith(f"shoal join {ready['url']} --token ")
     for secret in ("api-key", "join-token"):

@@ -1,6 +1,5 @@
 """Which of the free workers is best for a job."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +22,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.pool.free import Free
+from shoal.pool.free import Free, Promised
 from shoal.pool.match import why_not
 from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
@@ -287,7 +286,7 @@ def test_of_a_thousand_jobs_alike_that_nobody_takes_one_is_tried() -> None:
     pool = pool_after(*(joined(f"w{n}", only_for=theirs) for n in range(100)))
     submit(pool, *(f"j{number}" for number in range(1000)))
     pool.apply(JobSubmitted(job("theirs", owner="somebody")), 0.0)
-    free = Free(pool, "m", defaultdict(int))
+    free = Free(pool, "m", Promised())
     looked = 0
 
     def counted(each: OpenJob, worker: Worker) -> str | None:

@@ -1,4 +1,7 @@
-"""Laws that every worker protocol obeys; a new folder under protocols/ has them all."""
+"""Laws of every worker protocol on which models work; those of others are apart.
+
+A new folder under protocols/ has them all.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -41,6 +44,11 @@ from shoal.protocols import Protocol, discover
 from shoal.protocols.session import Close, Data
 
 every_protocol = pytest.mark.parametrize(
+    "protocol",
+    [each for each in discover().values() if Kind.CHAT in each.kinds],
+    ids=lambda p: p.name,
+)
+all_protocols = pytest.mark.parametrize(
     "protocol", discover().values(), ids=lambda p: p.name
 )
 
@@ -125,7 +133,7 @@ def test_workers_of_different_names_or_models_are_different(protocol: Protocol) 
     assert len(names) == 4
 
 
-@every_protocol
+@all_protocols
 def test_an_address_that_cannot_be_dialled_is_refused(protocol: Protocol) -> None:
     for url in ("", "nonsense", "gopher://host", "ws://", "ws://host:port", "ws://[::"):
         with pytest.raises(ConfigError, match="expected"):

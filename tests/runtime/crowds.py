@@ -23,8 +23,11 @@ from shoal.domain.vocabulary import (
     Draining,
     Event,
     Failed,
+    GiveBlob,
     Offered,
     Progress,
+    PushCalls,
+    RecallCalls,
     Rejected,
     Reported,
     RunJob,
@@ -45,6 +48,7 @@ SAYABLE: frozenset[type] = frozenset(
     {
         *(RunJob, CancelJob, Dismiss, Progress, Completed, Rejected, Failed),
         *(Offered, Conditioned, Draining, Reported, ModelQuery, ModelAnswer),
+        *(PushCalls, RecallCalls, GiveBlob),
     }
 )
 W = TypeVar("W")

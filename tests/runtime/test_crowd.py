@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.crowds import Line, Place, asks, offer, place
+from runtime.crowds import SAYABLE, Line, Place, PlayedSession, asks, offer, place
 from runtime.hubs import coordinator, moment
+from runtime.wires import MemoryLink
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobLeased, WorkerJoined
@@ -727,3 +728,22 @@ def test_story_of_a_job_says_who_was_unfit() -> None:
         ]
 
     play(script)
+
+
+def test_connection_on_which_nobody_can_be_met_is_not_worth_a_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        async with coordinator() as its:
+            here = await place(its)
+            for accepts in (frozenset[type](), SAYABLE):
+                link = MemoryLink()
+                link.cut()
+                session = PlayedSession([], accepts=accepts)
+                await here.crowds.serve("wire", session, link)
+
+    with caplog.at_level(logging.INFO, "shoal.crowd"):
+        virtual.run(scenario())
+
+    words = [record.getMessage().split()[0] for record in caplog.records]
+    assert words.count("connected") == words.count("disconnected") == 1

@@ -10,19 +10,17 @@ import pytest
 
 from runtime.wires import MemoryLink, ScriptedSession
 from shoal.domain.errors import PeerError
-from shoal.protocols.session import Close, Data, Notice, Send
+from shoal.protocols.session import Close, Data, Notice, Output, Send
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.driver import (
     FLUSH_TIMEOUT,
-    ISSUED_MAX,
     NOTICES_MAX,
-    OUTBOX_FULL,
-    OUTBOX_MAX,
     READS_IN_A_ROW,
     Driver,
     End,
 )
 from shoal.runtime.link import LinkClosed
+from shoal.runtime.outbox import ISSUED_MAX, OUTBOX_FULL, OUTBOX_MAX
 from simulation import virtual
 
 CODE_INTERNAL = 1011
@@ -408,5 +406,26 @@ def test_long_commands_that_come_at_once_are_no_reason_to_hang_up() -> None:
             await asyncio.sleep(1.0)
 
             assert not its.running.done()
+
+    virtual.run(scenario())
+
+
+class Parted(ScriptedSession):
+    """A session that still has something to say to who has hung up."""
+
+    def parted(self, now: float) -> Sequence[Output]:
+        return (Send(b"too late?"), Close("half a message"))
+
+
+def test_session_that_wants_to_know_is_told_that_its_peer_has_hung_up() -> None:
+    async def scenario() -> None:
+        async with connection(Parted()) as its:
+            its.link.arrive("half")
+            its.link.cut()
+
+            end = await its.running
+
+        assert end.reason == "half a message"
+        assert not end.by_peer
 
     virtual.run(scenario())

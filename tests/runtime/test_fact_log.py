@@ -25,9 +25,9 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Chat, Job, Kind, Limit
+from shoal.domain.work import Call, Chat, Job, Kind, Limit
 from shoal.domain.worker import Condition, Offer
-from shoal.runtime.fact_log import describe, fields_of, log_fact
+from shoal.runtime.fact_log import FactLog, describe, fields_of
 
 J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
 CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
@@ -101,9 +101,22 @@ def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
     turned: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.DEBUG, "shoal.hub"):
-        log_fact(WorkerConditioned(W, Condition(queued=1), turned))
+        FactLog().saw(WorkerConditioned(W, Condition(queued=1), turned))
 
     assert [record.levelname for record in caplog.records] == [level]
+
+
+def test_what_happens_to_calls_is_for_those_who_look_closely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    facts = FactLog()
+
+    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+        facts.saw(JobSubmitted(Job(J, Call("f", b"", b""))))
+        facts.saw(JobLeased(J, W, LeaseNumber(1), ""))
+        facts.saw(JobCompleted(J, LeaseNumber(1), Outcome("")))
+
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
 
 @pytest.mark.parametrize(

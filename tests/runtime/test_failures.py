@@ -11,7 +11,6 @@ from shoal.runtime.failures import (
     SLOWNESS,
     WINDOW,
     Failures,
-    is_loopback,
 )
 
 AWAY = "192.0.2.7"
@@ -100,23 +99,3 @@ def test_memory_is_bounded_however_many_addresses_fail() -> None:
         failures.failed(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}", 1.0)
 
     assert len(failures._records) == ADDRESSES_MAX
-
-
-@pytest.mark.parametrize(
-    ("address", "own"),
-    [
-        ("127.0.0.1", True),
-        ("127.255.255.254", True),
-        ("::1", True),
-        ("::ffff:127.0.0.1", True),
-        ("fe80::1%lo", False),
-        ("0.0.0.0", False),
-        ("10.0.0.1", False),
-        ("::ffff:10.0.0.1", False),
-        ("localhost", False),
-        ("", False),
-        ("?", False),
-    ],
-)
-def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
-    assert is_loopback(address) == own

@@ -58,6 +58,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Chat, Feature, Job, Kind, Limits
 from shoal.pool.lifecycle import JobState
+from shoal.pool.match import FUNCTIONS
 from shoal.pool.stimuli import Funded
 from shoal.runtime.hub import GOING_AWAY
 from shoal.runtime.reading import UNREAD_CEILING
@@ -177,7 +178,7 @@ def test_failure_is_the_error_of_whose_fault_it_is(
     play(script)
 
 
-@pytest.mark.parametrize("kind", Kind)
+@pytest.mark.parametrize("kind", [each for each in Kind if each not in FUNCTIONS])
 def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: Kind) -> None:
     async def script(its: Coordinator) -> None:
         others = frozenset(Kind) - {kind}

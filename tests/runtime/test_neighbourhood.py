@@ -46,11 +46,13 @@ async def looking(
     finder: Finder,
     announced: tuple[Announced, ...] = (),
     addresses: Callable[[str], tuple[str, ...]] = lambda host: HERE,
+    *,
+    shy: bool = False,
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Take part in the local network for the length of the block."""
     async with asyncio.TaskGroup() as tasks:
         calls = Peers().calling()
-        browser = Browser(kind, finder.meet)
+        browser = Browser(kind, finder.meet, shy)
         meetings = [Meetings("wire", browser, calls, tasks)]
         around = Neighbourhood(announced, meetings, addresses)
         task = tasks.create_task(around.take_part())
@@ -137,3 +139,16 @@ async def test_who_listens_on_loopback_can_look_for_others() -> None:
         await finder.finds("seen")  # each sees itself; the protocol knows
 
     assert "hidden" not in finder.found
+
+
+async def test_who_is_shy_looks_only_where_it_is_found_itself() -> None:
+    kind, finder = next(kinds), Finder()
+    hidden = Announced("wire", Service(kind, "own", {}), Bound("127.0.0.1", 5))
+    async with looking(kind, finder, (hidden,), lambda host: (), shy=True) as alone:
+        await alone  # for there is nothing to be done
+
+    async with (
+        looking(kind, Finder(), (announced(kind, "other", 4),)),
+        looking(kind, finder, (announced(kind, "own", 5),), shy=True),
+    ):
+        assert (await finder.finds("other")).port == 4

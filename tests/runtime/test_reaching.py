@@ -15,6 +15,7 @@ import pytest
 
 from runtime.wires import ScriptedSession
 from shoal.domain.errors import ConfigError
+from shoal.protocols import Endpoint
 from shoal.protocols.crowd import (
     Browser,
     CrowdSession,
@@ -33,9 +34,9 @@ from shoal.runtime.failures import BARRED_AFTER
 from shoal.runtime.link import Link, LinkClosed
 from shoal.runtime.reaching import Means, reaching
 from shoal.store.memory_keys import MemoryKeys
-from shoal.transports.tcp import dial
-from shoal.transports.tls import fingerprint_of, server_context
+from shoal.transports.tcp_dialling import dial
 from transports.certificates import issue
+from transports.links import ended
 
 PATIENCE = 20.0  # seconds until what should happen is taken not to
 kinds = (f"_reach{number}x{id(object()) % 9999}._tcp" for number in count())
@@ -114,7 +115,6 @@ async def test_secure_listener_has_the_certificate_or_is_not_there(
     host: Host, tmp_path: Path
 ) -> None:
     certificate = issue(tmp_path)
-    context = server_context(certificate.file, certificate.key)
     endpoints = [
         ("wire", Listener(0, echoing)),
         ("wire", Listener(0, echoing, security=Security.VOUCHED)),
@@ -122,10 +122,9 @@ async def test_secure_listener_has_the_certificate_or_is_not_there(
     plain = await means(host)
     async with reaching(endpoints, plain) as ports:
         assert ports["wire"].keys() == {"tcp"}
-    async with reaching(endpoints, replace(plain, tls=context)) as ports:
+    async with reaching(endpoints, replace(plain, tls=certificate.presented)) as ports:
         url = f"tls://127.0.0.1:{ports['wire']['tls']}"
-        fingerprint = fingerprint_of(certificate.file.read_text())
-        async with dial(url, fingerprint=fingerprint) as link:
+        async with dial(url, fingerprint=certificate.fingerprint) as link:
             await link.send(b"hello")
             assert await link.receive() == [b"hello"]
             host.hang_up()
@@ -213,3 +212,122 @@ async def test_start_that_fails_leaves_nothing_open(host: Host) -> None:
         with pytest.raises(ConfigError, match="--other-port"):
             async with reaching(endpoints, await means(host)):
                 pass
+
+
+@dataclass
+class Doorkeeper:
+    """Decides as the test says, and remembers who never became a connection."""
+
+    seconds: float | None
+    failures: list[str] = field(default_factory=list)
+
+    def delay(self, address: str, now: float) -> float | None:
+        return self.seconds
+
+    def failed(self, address: str, now: float) -> None:
+        self.failures.append(address)
+
+
+async def test_certificate_of_a_listener_is_its_own_and_known_at_both_ends(
+    host: Host,
+) -> None:
+    endpoints = [
+        ("wire", Listener(0, echoing, security=Security.OWN, label=label))
+        for label in ("heartbeat", "transport")
+    ]
+    seen = []
+    async with reaching(endpoints, await means(host)) as ports:
+        assert ports["wire"].keys() == {"heartbeat", "transport"}
+        for port in ports["wire"].values():
+            async with dial(f"tls-any://127.0.0.1:{port}") as link:
+                await link.send(b"hello")
+                assert await link.receive() == [b"hello"]
+                seen.append(link.certificate)
+        host.hang_up()
+
+    assert len({*seen}) == 2
+    assert all(len(each) == 32 for each in seen)
+
+
+async def test_gate_keeps_a_connection_waiting_before_anything_is_read(
+    host: Host,
+) -> None:
+    listener = Listener(0, echoing, gate=Doorkeeper(0.2), security=Security.OWN)
+    async with reaching([("wire", listener)], await means(host)) as ports:
+        url = f"tls-any://127.0.0.1:{ports['wire']['own tls']}"
+        before = asyncio.get_running_loop().time()
+        async with dial(url) as link:
+            assert asyncio.get_running_loop().time() - before >= 0.2
+            await link.send(b"hello")
+            assert await link.receive() == [b"hello"]
+            host.hang_up()
+
+
+async def test_gate_has_a_connection_hung_up_on_before_its_handshake(
+    host: Host,
+) -> None:
+    gate = Doorkeeper(None)
+    listener = Listener(0, cursing, gate=gate, security=Security.OWN)
+    async with reaching([("wire", listener)], await means(host)) as ports:
+        with pytest.raises(LinkClosed):
+            async with dial(f"tls-any://127.0.0.1:{ports['wire']['own tls']}"):
+                pass
+
+    assert host.opened.empty()
+    assert gate.failures == []  # it was not let in, and so it did not fail either
+
+
+@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b""])
+async def test_gate_is_told_of_a_handshake_that_does_not_come_about(
+    host: Host, said: bytes
+) -> None:
+    gate = Doorkeeper(0.0)
+    listener = Listener(
+        0, cursing, gate=gate, security=Security.OWN, handshake_within=0.2
+    )
+    async with (
+        reaching([("wire", listener)], await means(host)) as ports,
+        dial(f"tcp://127.0.0.1:{ports['wire']['own tls']}") as link,
+    ):
+        if said:
+            await link.send(said)
+        await ended(link)
+
+    assert gate.failures == ["127.0.0.1"]
+
+
+async def test_spare_port_is_taken_where_the_usual_one_is_used(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        listener = Listener(port, echoing, spare=True, bound=told.append)
+        async with reaching([("wire", listener)], await means(host)) as ports:
+            assert ports["wire"]["tcp"] == told[0] != port
+
+    assert f"port={port} is not to be had" in caplog.text
+
+
+async def test_port_that_is_taken_names_the_flag_that_sets_it(host: Host) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        listener = Listener(taken.getsockname()[1], echoing, flag="--wire-some-port")
+        with pytest.raises(ConfigError, match="choose another --wire-some-port"):
+            async with reaching([("wire", listener)], await means(host)):
+                pass
+
+
+async def test_who_hides_neither_announces_nor_looks(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.runtime.neighbourhood.local_network", cursing)
+    given = replace(await means(host), addresses=lambda host: ("127.0.0.1",))
+    endpoints: list[tuple[str, Endpoint]] = [
+        ("wire", Listener(0, echoing, Service("_hidden._tcp", "studio", {}))),
+        ("wire", Browser("_hidden._tcp", lambda sighting, now: None)),
+    ]
+    async with reaching(endpoints, replace(given, hidden=True)) as ports:
+        async with dial(f"tcp://127.0.0.1:{ports['wire']['tcp']}") as link:
+            await link.send(b"hello")
+            assert await link.receive() == [b"hello"]
+        host.hang_up()

@@ -8,9 +8,10 @@ import pytest
 from shoal.protocols.crowd import Carried, Spread
 from shoal.protocols.session import Data, Hello
 from shoal.runtime.clock import LoopClock
-from shoal.runtime.driver import OUTBOX_MAX, End
+from shoal.runtime.driver import End
 from shoal.runtime.link import LinkClosed
 from shoal.runtime.local_link import LocalLink, local_links
+from shoal.runtime.outbox import OUTBOX_MAX
 from shoal.runtime.switching import Switching
 
 Outputs = Sequence[Carried | Spread]

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import trustme
 
+from shoal.transports.tls import Presented, fingerprint_of, server_context
+
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
@@ -18,6 +20,16 @@ class Certificate:
     def flags(self) -> tuple[str, str, str, str]:
         """The flags of a coordinator that has it."""
         return "--tls-cert", str(self.file), "--tls-key", str(self.key)
+
+    @property
+    def fingerprint(self) -> bytes:
+        """What it is known by."""
+        return fingerprint_of(self.file.read_text())
+
+    @property
+    def presented(self) -> Presented:
+        """A server's side that shows it."""
+        return Presented(server_context(self.file, self.key), self.fingerprint)
 
 
 def issue(folder: Path, name: str = "one", host: str = "127.0.0.1") -> Certificate:

@@ -2,11 +2,9 @@
 
 import asyncio
 import socket
-import ssl
 import struct
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -19,83 +17,14 @@ from shoal.transports.tcp import (
     UNREAD_MAX,
     UNSENT_MAX,
     TcpLink,
-    dial,
 )
-from shoal.transports.tcp_listening import listening_tcp
-from shoal.transports.tls import fingerprint_of, server_context
+from shoal.transports.tcp_dialling import dial
+from shoal.transports.tcp_listening import Entrance, listening_tcp
 from shoal.transports.websocket import WRONG_CERTIFICATE
 from transports.certificates import issue
-
-LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
-if sys.platform != "win32":
-    import uvloop
-
-    LOOPS.append(uvloop.new_event_loop)
+from transports.links import ended, pair, received, serving
 
 ONE_READ = 256 << 10  # bytes: what the event loops read at a time, at most
-PATIENCE = 20.0  # seconds until what should happen is taken not to
-
-
-@pytest.fixture(params=LOOPS, ids=lambda made: made.__module__.split(".")[0])
-def run(
-    request: pytest.FixtureRequest,
-) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-    """Runs a coroutine on one of the loops."""
-
-    def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        async def in_time() -> None:
-            async with asyncio.timeout(PATIENCE):
-                await test()
-
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(in_time())
-
-    return run
-
-
-@asynccontextmanager
-async def serving(
-    tls: ssl.SSLContext | None = None, host: str = "127.0.0.1"
-) -> AsyncIterator[tuple[str, "asyncio.Queue[TcpLink]"]]:
-    """Accept links until the block ends; give the URL, and the links."""
-    links: asyncio.Queue[TcpLink] = asyncio.Queue()
-    done = asyncio.Event()
-
-    async def serve(link: TcpLink) -> None:
-        links.put_nowait(link)
-        await done.wait()
-
-    async with listening_tcp(host, 0, tls, serve) as bound:
-        scheme = "tls" if tls else "tcp"
-        address = f"[{host}]" if ":" in host else host
-        yield f"{scheme}://{address}:{bound.port}", links
-        done.set()
-
-
-@asynccontextmanager
-async def pair() -> AsyncIterator[tuple[TcpLink, TcpLink]]:
-    """Give both ends of a connection: the one that dialled first."""
-    async with serving() as (url, links), dial(url) as ours:
-        yield ours, await links.get()
-
-
-async def received(link: TcpLink, size: int) -> bytes:
-    """Receive that many bytes, in however many pieces they come."""
-    data = bytearray()
-    while len(data) < size:
-        for piece in await link.receive():
-            assert isinstance(piece, bytes)
-            data += piece
-    return bytes(data)
-
-
-async def ended(link: TcpLink) -> LinkClosed:
-    """Read until the end; return what it was."""
-    try:
-        while True:
-            await link.receive()
-    except LinkClosed as end:
-        return end
 
 
 def test_bytes_arrive_in_order_both_ways(run: Any) -> None:
@@ -133,7 +62,7 @@ def test_who_sends_waits_for_a_peer_that_does_not_read(run: Any) -> None:
                 await asyncio.sleep(0)
 
             assert len(theirs._unread) <= UNREAD_MAX + ONE_READ
-            assert ours._transport.get_write_buffer_size() <= 2 * UNSENT_MAX
+            assert ours.transport.get_write_buffer_size() <= 2 * UNSENT_MAX
             # It goes on when it is read.
             await received(theirs, 8 * (UNREAD_MAX + ONE_READ + UNSENT_MAX))
             assert not sending.done()
@@ -216,7 +145,7 @@ def test_options_keep_small_messages_fast_and_find_out_dead_peers(run: Any) -> N
     async def test() -> None:
         async with pair() as both:
             for link in both:
-                sock = link._transport.get_extra_info("socket")
+                sock = link.transport.get_extra_info("socket")
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
                 assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
                 if sys.platform == "linux":
@@ -259,8 +188,8 @@ def test_certificate_of_the_fingerprint_is_taken_without_an_authority(
     run: Any, tmp_path: Path
 ) -> None:
     certificate = issue(tmp_path, host="elsewhere.example")
-    fingerprint = fingerprint_of(certificate.file.read_text())
-    context = server_context(certificate.file, certificate.key)
+    fingerprint = certificate.fingerprint
+    context = certificate.presented
 
     async def test() -> None:
         async with (
@@ -282,7 +211,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(
     run: Any, tmp_path: Path
 ) -> None:
     certificate = issue(tmp_path)
-    context = server_context(certificate.file, certificate.key)
+    context = certificate.presented
 
     async def test() -> None:
         async with serving(context) as (url, links):
@@ -298,7 +227,7 @@ def test_another_certificate_is_refused_before_anything_is_sent(
 
 def test_authority_that_is_not_known_is_named(run: Any, tmp_path: Path) -> None:
     certificate = issue(tmp_path)
-    context = server_context(certificate.file, certificate.key)
+    context = certificate.presented
 
     async def test() -> None:
         async with serving(context) as (url, _):
@@ -324,7 +253,7 @@ def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
             await link.receive()
             await link.send(b"what is that?")
 
-        async with listening_tcp("127.0.0.1", 0, None, answer) as bound:
+        async with listening_tcp("127.0.0.1", 0, answer) as bound:
             with pytest.raises(LinkClosed, match="does not speak TLS here"):
                 async with dial(f"tls://127.0.0.1:{bound.port}"):
                     pass
@@ -333,15 +262,15 @@ def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
 
 
 def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
-    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Any, tmp_path: Path
 ) -> None:
     certificate = issue(tmp_path)
-    context = server_context(certificate.file, certificate.key)
-    fingerprint = fingerprint_of(certificate.file.read_text())
-    monkeypatch.setattr(tcp_listening, "HANDSHAKE_WITHIN", 0.2)
+    context = certificate.presented
+    fingerprint = certificate.fingerprint
+    hasty = Entrance(handshake_within=0.2)
 
     async def test() -> None:
-        async with serving(context) as (url, links):
+        async with serving(context, entrance=hasty) as (url, links):
             plain = url.replace("tls:", "tcp:")
             async with dial(plain) as garbage, dial(plain) as silent:
                 await garbage.send(b"GET / HTTP/1.1\r\n\r\n")
@@ -432,7 +361,7 @@ async def test_room_comes_back_when_a_connection_ends(
         for piece in await link.receive():
             await link.send(piece)
 
-    async with listening_tcp("127.0.0.1", 0, None, echo) as bound:
+    async with listening_tcp("127.0.0.1", 0, echo) as bound:
         for _ in range(3):
             async with dial(f"tcp://127.0.0.1:{bound.port}") as link:
                 await link.send(b"hello")
@@ -454,7 +383,7 @@ async def test_connections_end_with_their_port(
         finally:
             ended.append(link.peer)
 
-    async with listening_tcp("127.0.0.1", 0, None, serve) as bound:
+    async with listening_tcp("127.0.0.1", 0, serve) as bound:
         url = f"tcp://127.0.0.1:{bound.port}"
         opened = dial(url)
         link = await opened.__aenter__()
@@ -474,10 +403,10 @@ async def test_port_that_is_taken_names_who_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}: it is used by"):
-            async with listening_tcp("127.0.0.1", port, None, nobody):
+            async with listening_tcp("127.0.0.1", port, nobody):
                 pass
     with pytest.raises(ConfigError, match="at most 65535"):
-        async with listening_tcp("127.0.0.1", 70_000, None, nobody):
+        async with listening_tcp("127.0.0.1", 70_000, nobody):
             pass
 
 

@@ -1,6 +1,8 @@
 """Certificates: read, refused, and known again by those who connect."""
 
 import asyncio
+import contextlib
+import datetime
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from aiohttp import web
-from cryptography.hazmat.primitives import serialization
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.domain.errors import ConfigError
 from shoal.runtime.link import LinkClosed
@@ -17,6 +21,7 @@ from shoal.transports.tls import (
     context_pinning,
     context_trusting,
     fingerprint_of,
+    new_certificate,
     own_certificate,
     server_context,
 )
@@ -198,3 +203,37 @@ def test_authority_that_is_none_is_named(tmp_path: Path, content: bytes) -> None
 
     with pytest.raises(ConfigError, match=r"--cacert .*ca\.pem: it .* PEM form"):
         context_trusting(file)
+
+
+def test_certificate_that_is_made_is_of_the_kind_that_peers_expect() -> None:
+    made = new_certificate("a-node")
+    other = new_certificate("a-node")
+
+    shown = x509.load_der_x509_certificate(_shown(made.context))
+    names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    key = shown.public_key()
+    now = datetime.datetime.now(datetime.UTC)
+    assert shown.subject.rfc4514_string() == "CN=a-node"
+    assert names.value.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert isinstance(key, ec.EllipticCurvePublicKey)
+    assert key.curve.name == "secp256r1"
+    assert shown.not_valid_before_utc < now - datetime.timedelta(minutes=4)
+    assert shown.not_valid_after_utc > now + datetime.timedelta(days=365)
+    assert made.fingerprint == shown.fingerprint(hashes.SHA256()) != other.fingerprint
+    assert made.context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def _shown(context: ssl.SSLContext) -> bytes:
+    """Return what a server shows of itself, in DER form."""
+    there, here = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client_context = ssl.create_default_context()
+    client_context.check_hostname = False
+    client_context.verify_mode = ssl.CERT_NONE
+    server = context.wrap_bio(here, there, server_side=True)
+    client = client_context.wrap_bio(there, here)
+    for side in (client, server, client):
+        with contextlib.suppress(ssl.SSLWantReadError):
+            side.do_handshake()
+    certificate = client.getpeercert(binary_form=True)
+    assert certificate is not None
+    return certificate

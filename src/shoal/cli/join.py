@@ -1,16 +1,21 @@
-"""Offer this machine's models to a coordinator."""
+"""Offer this machine's models, and functions, to a coordinator."""
 
 import argparse
 import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
+from shoal.cli.callsto import target_of_calls
 from shoal.cli.flags import add_config, add_config_file, given
+from shoal.cli.functions import membership_of_calls, open_functions
 from shoal.cli.memberships import Worker, memberships, plain_member
+from shoal.cli.on_ray import RAY, engines_of_ray, membership_of_ray
 from shoal.cli.pairing import check_pairing, pair_up
 from shoal.cli.reporting import reporter, tell_of_others
 from shoal.cli.running import add_log_arguments, log_to_stderr
@@ -19,6 +24,7 @@ from shoal.cli.whereto import Target, target
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loading import check_file, load
 from shoal.domain.errors import ConfigError
+from shoal.domain.work import INFERENCES
 from shoal.domain.worker import Device
 from shoal.engines import gguf_files, local
 from shoal.engines.choose import (
@@ -33,11 +39,17 @@ from shoal.ledger.keys import Signer
 from shoal.models.library import shareable
 from shoal.models.sharing import Sharing
 from shoal.protocols import discover
+from shoal.worker.agent import Agent
+from shoal.worker.assortment import Assortment
 from shoal.worker.hardware import this_machine
 from shoal.worker.health import Meter
 from shoal.worker.identity import identity, identity_of
+from shoal.worker.offering import Offering
 from shoal.worker.own_name import own_name
 from shoal.worker.ports import Machine
+from shoal.worker.returning import Returning
+
+Offered: TypeAlias = Offering | Assortment | Agent | Returning
 
 DRAIN = 60.0  # seconds that running jobs get to end when told to stop
 IDENTITIES = "identities"  # the folder of workers' keys
@@ -75,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     check_file(args.config, {"serve", "join", "x402", *discover()})
     config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
+    with_tasks = bool(config.tasks or config.trust_code)
     # What is wrong with the words is said before a model is loaded for them.
     for each in args.model:
         model_and_path(each)
@@ -90,7 +103,20 @@ def run(args: argparse.Namespace) -> int:
     around = Surroundings(local.usual_places(), gguf_files.usual_places(data))
 
     async def join(stop: asyncio.Event) -> int:
-        there = await target(args.url, config.wire, config.token, data)
+        engines = config.engine
+        if RAY in engines:
+            engines = await engines_of_ray(engines, tasks=with_tasks)
+        with_models = bool(engines or args.model) or not with_tasks
+        where = (args.url, config.wire, config.token, data)
+        of_calls = await target_of_calls(*where) if with_tasks else None
+        of_models = await target(*where) if with_models else None
+        if of_models is not None and of_models.protocol.kinds.isdisjoint(INFERENCES):
+            raise ConfigError(
+                f"the wire {of_models.protocol.name} carries no models; offer "
+                "functions by it, with --tasks MODULE"
+            )
+        there = of_models or of_calls
+        assert there is not None, "something is to be offered"
         if config.pairing_code:
             check_pairing(there)
         for engine in config.engine:
@@ -112,16 +138,42 @@ def run(args: argparse.Namespace) -> int:
                 reporter(there, as_json=args.json),
                 joined.set,
             )
-            there.protocol.dial(there.url, plain_member(worker, name))
-            sources = await open_engines(wishes, around, stack)
-            kept, left_out = first_of(sources, there.protocol.models_max)
-            if left_out:
-                tell_of_others([name for each in kept for name in each.names], left_out)
-                await _close_others(sources, kept)
+            offered: list[Offered] = []
+            if of_calls is not None:
+                signer = _signer(of_calls, config, name, data)
+                caller = replace(
+                    worker,
+                    there=of_calls,
+                    signer=signer,
+                    tell=reporter(of_calls, as_json=args.json),
+                )
+                of_calls.protocol.dial(of_calls.url, plain_member(caller, name))
+                if RAY in config.engine:
+                    offered.append(await membership_of_ray(caller, config, stack))
+                else:
+                    functions = await open_functions(config, stack)
+                    offered.append(membership_of_calls(caller, functions))
+            if of_models is not None:
+                wished = replace(wishes, engines=engines)
+                offered += await _models(worker, wished, around, stack)
             await stack.enter_async_context(sharing)
-            return await _serve(worker, kept, joined, stop)
+            return await _serve(worker, offered, joined, stop)
 
     return run_loop(join)
+
+
+async def _models(
+    worker: Worker, wishes: Wishes, around: Surroundings, stack: AsyncExitStack
+) -> Sequence[Offering | Assortment]:
+    """Open the engines, and return what keeps their models offered."""
+    there = worker.there
+    there.protocol.dial(there.url, plain_member(worker, worker.name))
+    sources = await open_engines(wishes, around, stack)
+    kept, left_out = first_of(sources, there.protocol.models_max)
+    if left_out:
+        tell_of_others([name for each in kept for name in each.names], left_out)
+        await _close_others(sources, kept)
+    return memberships(worker, kept)
 
 
 def _files(models: Sequence[str]) -> list[tuple[str, Path]]:
@@ -156,12 +208,11 @@ async def _close_others(sources: Sequence[Source], kept: Sequence[Source]) -> No
 
 async def _serve(
     worker: Worker,
-    sources: Sequence[Source],
+    offered: Sequence[Offered],
     joined: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:
     """Run until nothing is offered any more; return 1 if not because of ``stop``."""
-    offered = memberships(worker, sources)
 
     async def leave() -> None:
         await stop.wait()

@@ -23,6 +23,7 @@ from shoal.transports import dialling
 from shoal.transports.http import NotTrusted
 from shoal.worker.agent import Agent, Happening
 from shoal.worker.assortment import Assortment, Shelf, Stock
+from shoal.worker.calls import Functions
 from shoal.worker.offering import Offering
 from shoal.worker.places import Find, only
 from shoal.worker.ports import Machine, Share
@@ -104,7 +105,7 @@ def _together(worker: Worker, sources: Sequence[Source]) -> Assortment:
         report: Callable[[Happening], None],
     ) -> Agent:
         member = replace(plain_member(worker, worker.name), offers=offers)
-        return _agent(worker, member, find, report, offers)
+        return agent_of(worker, member, find, report, offers)
 
     def tell(stock: Stock | None, happening: Happening) -> None:
         about: dict[str, object] = {"wire": worker.there.protocol.name}
@@ -133,7 +134,7 @@ def _apart(worker: Worker, source: Source, name: str) -> Offering:
         )
         find = only(WithTasks(source.engine, model), slots, watch.stir)
         about = _about(worker, model, slots.size)
-        return _agent(worker, member, find, partial(worker.report, name, about))
+        return agent_of(worker, member, find, partial(worker.report, name, about))
 
     return Offering(watch, source.chosen, enlist)
 
@@ -157,13 +158,15 @@ def plain_member(worker: Worker, name: str) -> Member:
     )
 
 
-def _agent(
+def agent_of(
     worker: Worker,
     member: Member,
     find: Find,
     report: Callable[[Happening], None],
     offers: tuple[Offer, ...] | None = None,
+    functions: Functions | None = None,
 ) -> Agent:
+    """Return what keeps up a connection for a member; it is to be run."""
     there = worker.there
     return Agent(
         there.protocol.dial(there.url, member),
@@ -175,6 +178,7 @@ def _agent(
         worker.machine,
         worker.share,
         offers,
+        functions,
     )
 
 

@@ -31,6 +31,8 @@ def reporter(
             print(json.dumps({**fields, **about}), flush=True)
             return
         kind, what = next(iter(about.items()))
+        if isinstance(what, list):
+            what = _some(what) or "code that is sent along"
         what = what if kind == "model" else f"{kind.replace('_', ' ')} {what}"
         reason = f": {happening.reason}" if happening.reason else ""
         line = f"{happening.event} {name} with {what}{reason}"
@@ -41,11 +43,16 @@ def reporter(
 
 def tell_of_others(offered: Sequence[str], others: Sequence[str]) -> None:
     """Say which models a wire has no room for, and how they can be had."""
-    named = ", ".join(others[:NAMED_MAX])
-    if len(others) > NAMED_MAX:
-        named += f" and {len(others) - NAMED_MAX} more"
+    named = _some(others)
     line = (
         f"only {', '.join(offered)} is offered, as the wire takes no more; for another "
         f"({named}) join under another --name, with --model"
     )
     print(shown(line), file=sys.stderr, flush=True)
+
+
+def _some(names: Sequence[str]) -> str:
+    named = ", ".join(names[:NAMED_MAX])
+    if len(names) > NAMED_MAX:
+        named += f" and {len(names) - NAMED_MAX} more"
+    return named

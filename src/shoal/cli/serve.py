@@ -8,12 +8,17 @@ import shlex
 import sys
 
 from shoal.cli.flags import add_config, add_config_file, given
+from shoal.cli.fleet_files import with_fleet
 from shoal.cli.running import add_log_arguments, log_to_stderr
 from shoal.cli.running import run as run_loop
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loading import check_file, load
 from shoal.protocols import discover
+from shoal.protocols.crowd import Security
 from shoal.runtime.app import Coordinator, coordinator
+from shoal.runtime.reaching import Ports
+
+PLAIN = Security.NONE.value  # the label of a wire's only port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,8 +38,12 @@ def run(args: argparse.Namespace) -> int:
     check_file(args.config, {"serve", "join", "x402", *discover()})
     config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
     wires = {
-        name: load(
-            protocol.config, name, given(args, protocol.config, name), args.config
+        name: with_fleet(
+            load(
+                protocol.config, name, given(args, protocol.config, name), args.config
+            ),
+            protocol.fleets,
+            config.data_dir,
         )
         for name, protocol in discover().items()
     }
@@ -62,6 +71,15 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def _flat(ports: Ports) -> dict[str, int]:
+    """Return each port under its wire's name, followed by what tells it apart."""
+    return {
+        wire if label == PLAIN else f"{wire}_{label}": port
+        for wire, labelled in ports.items()
+        for label, port in labelled.items()
+    }
+
+
 def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> None:
     if as_json:
         ready = {
@@ -69,7 +87,7 @@ def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> No
             "url": running.url,
             "api_key": running.api_key,
             "join": running.join,
-            "ports": {"http": running.port, **running.direct},
+            "ports": {"http": running.port, **_flat(running.direct)},
         }
         print(json.dumps(ready), flush=True)
         return

@@ -2,9 +2,11 @@
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from shoal.cli import api
+from shoal.cli.table import day, print_table
 from shoal.cli.terminal import shown
 
 PROTECTIONS = {
@@ -14,6 +16,8 @@ PROTECTIONS = {
     "tls": "TLS",
 }
 """How it is said who else can read what a peer is told."""
+
+NODES = ("node", "address", "state", "since", "rank", "weight", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,13 +49,29 @@ def run(args: argparse.Namespace) -> int:
     ]
     if not rows:
         print("no workers yet: run the `shoal join` line that `shoal serve` printed")
-        return 0
-    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    widths = [max((len(row[at]) for row in rows), default=0) for at in range(5)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         line = "  ".join([*cells, row[5]]).replace("\n", "\\n")
         print(f"  {shown(line)}".rstrip())
+    if status["nodes"]:
+        print()
+        print_table(NODES, [_node(each) for each in status["nodes"]])
     return 0
+
+
+def _node(node: dict[str, Any]) -> Sequence[str]:
+    """Return the row of a node that a wire keeps an eye on."""
+    counts = node["rank"] is not None
+    return (
+        f"{node['wire']}:{node['name']}" if node["name"] else node["wire"],
+        node["address"],
+        node["state"],
+        day(node["since"]),
+        str(node["rank"]) if counts else "",
+        f"{node['weight']:.0%}" if counts else "",
+        "coordinator" if node["coordinator"] else node["remark"],
+    )
 
 
 def _remark(worker: dict[str, Any]) -> str:

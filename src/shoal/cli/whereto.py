@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 from urllib.parse import urlsplit
 
 from shoal.cli.nearby import the_one_nearby
@@ -99,8 +100,8 @@ async def _here(named: Protocol | None, token: str, data: Path) -> Target:
             "another: shoal join http://HOST:4010",
             error,
         )
-        return Target(url, wire, given, fingerprint, _to_be_asked_for(url))
-    direct = _direct(url, wire, health)
+        return Target(url, wire, given, fingerprint, stands_for_direct(url))
+    direct = _direct(url, wire, health, token=bool(given))
     return Target(url, wire, given, fingerprint, direct)
 
 
@@ -131,7 +132,7 @@ async def _there(
     try:
         health = await _health(url, fingerprint)
         if _is_ours(health):
-            direct = _direct(url, ours, health)
+            direct = _direct(url, ours, health, token=bool(token))
             return Target(url, ours, token, fingerprint, direct)
         if named is None and fingerprint is None:
             wire = await _with_face(url, ours)
@@ -139,7 +140,7 @@ async def _there(
     except Unavailable as error:
         if isinstance(error, NotTrusted) and fingerprint is None:
             raise ConfigError(str(error)) from error
-        direct = _to_be_asked_for(url) if ours.preferred else ""
+        direct = stands_for_direct(url) if ours.preferred else ""
         # Nobody else's tokens name a certificate.
         if named is None and fingerprint is None:
             log.warning(
@@ -195,32 +196,45 @@ async def direct_now(there: Target) -> str:
     Raises Unavailable if it cannot be asked.
     """
     health = await _health(there.url, there.fingerprint)
-    return _direct(there.url, there.protocol, health)
+    return _direct(there.url, there.protocol, health, token=bool(there.token))
 
 
-def _direct(url: str, wire: Protocol, health: object) -> str:
+def _direct(url: str, wire: Protocol, health: object, *, token: bool) -> str:
     """Return where a coordinator says that it is to be had without HTTP, if it does.
 
     Where HTTP is encrypted, nothing else will do.
     """
-    secure = urlsplit(url).scheme in SECURE
-    for part in (DIRECT, wire.name, "tls" if secure else "tcp"):
-        health = health.get(part) if isinstance(health, Mapping) else None
-    if type(health) is not int or not 0 < health < 1 << 16:  # True is an int, too
+    ports = health
+    for part in (DIRECT, wire.name):
+        ports = ports.get(part) if isinstance(ports, Mapping) else None
+    if not isinstance(ports, Mapping):
         return ""
-    return _at_port(url, health)
+    if wire.address is not None:
+        known = {str(label): port for label, port in ports.items() if _is_port(port)}
+        return wire.address(_host(url), known, token)
+    secure = urlsplit(url).scheme in SECURE
+    port = ports.get("tls" if secure else "tcp")
+    return _at_port(url, port) if _is_port(port) else ""
 
 
-def _to_be_asked_for(url: str) -> str:
+def _is_port(port: object) -> TypeGuard[int]:
+    return type(port) is int and 0 < port < 1 << 16  # True is an int, too
+
+
+def stands_for_direct(url: str) -> str:
     """Return what stands for the other port of a coordinator that is away."""
     return _at_port(url, PORT)
 
 
 def _at_port(url: str, port: int) -> str:
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    host = f"[{host}]" if ":" in host else host
-    return f"{'tls' if parts.scheme in SECURE else 'tcp'}://{host}:{port}"
+    scheme = "tls" if urlsplit(url).scheme in SECURE else "tcp"
+    return f"{scheme}://{_host(url)}:{port}"
+
+
+def _host(url: str) -> str:
+    """Return the host of a URL, as it stands in URLs."""
+    host = urlsplit(url).hostname or ""
+    return f"[{host}]" if ":" in host else host
 
 
 def _read(file: Path) -> str:

@@ -37,6 +37,14 @@ class ServeConfig:
     open_loopback: bool = setting(
         "let programs of this machine ask without a key; web pages are kept out", False
     )
+    peer: tuple[str, ...] = setting(
+        "a peer to connect to, whichever wire it speaks; may be given several times",
+        (),
+        "HOST:PORT",
+    )
+    no_discovery: bool = setting(
+        "announce nothing on the local network, and look for nobody", False
+    )
     queue_max: int = setting("jobs that may wait; more are refused", 1000, "JOBS")
     queue_wait: float = setting("seconds a job may wait for a worker", 30.0, "SECONDS")
     hedge_after: float = setting(
@@ -56,6 +64,12 @@ class ServeConfig:
         (),
         "NAME=PATH",
     )
+    blobs_max: float = setting(
+        "gigabytes of large values that are kept for calls; the least recently used go "
+        "first",
+        8.0,
+        "GB",
+    )
     keep_days: float = setting("days that ended jobs are kept", 7.0)
     price_fast_inference: str = setting(
         "what a chat or a completion costs", "$0.010", "DOLLARS"
@@ -69,6 +83,7 @@ class ServeConfig:
     price_cheap_task: str = setting(
         "what a task or an embedding costs otherwise", "$0.001", "DOLLARS"
     )
+    price_call: str = setting("what a call of a function costs", "$0")
     fee: float = setting("what the pool keeps of each price", 5.0, "PERCENT")
     spot_checks: float = setting(
         "the share of deterministic jobs, from 0 to 1, that other workers do as well, "
@@ -113,11 +128,32 @@ class JoinConfig:
     )
     engine: tuple[str, ...] = setting(
         "what runs models: auto (the servers found on this machine, or else embedded), "
-        "embedded, or an OpenAI-compatible server's URL; may be given several times",
+        "embedded, an OpenAI-compatible server's URL, or ray: a Ray cluster, which "
+        "also does the tasks; may be given several times",
         (),
     )
+    ray_address: str = setting(
+        "the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one that runs on this "
+        "machine) or local (one that ends with this worker)",
+        "auto",
+    )
     name: str = setting("the worker's name (default: the host's)", "")
-    slots: int = setting("jobs at a time of each engine; 0: what it does well", 0, "N")
+    tasks: tuple[str, ...] = setting(
+        "a Python module with functions that are tasks, by its name or its file "
+        "(FILE.py); may be given several times",
+        (),
+        "MODULE",
+    )
+    trust_code: bool = setting(
+        "call also functions that are sent along: they may do whatever this user may",
+        False,
+    )
+    slots: int = setting(
+        "jobs at a time of each engine, and calls of functions; 0: what an engine does "
+        "well, and a call for each core",
+        0,
+        "N",
+    )
     token: str = setting("what the coordinator asks workers for", "")
     passcode: str = setting(
         "the passcode of the cluster, where that is what it asks for", ""

@@ -94,6 +94,10 @@ class UnknownModel(NotFound):
     """No worker has this model, and none had it lately."""
 
 
+class UnknownTask(NotFound):
+    """No worker has a function of this name, and none had it lately."""
+
+
 class Unavailable(ShoalError):
     """Nobody's fault: the same request may work after ``retry_after`` seconds."""
 

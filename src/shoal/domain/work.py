@@ -22,6 +22,8 @@ class Kind(Enum):
     CALL = "call"  # a Python function, by its name
     LANE = "lane"  # a place to call a function again and again
 
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
+
 
 class Policy(Enum):
     """Which workers a job should rather go to, and what it costs."""
@@ -29,12 +31,16 @@ class Policy(Enum):
     FAST = "fast"
     CHEAP = "cheap"
 
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
+
 
 class Privacy(Enum):
     """Who may see what a job is about."""
 
     PUBLIC = "public"
     PRIVATE = "private"  # only workers that the asker trusts and that proved their key
+
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
 class Feature(Enum):
@@ -51,6 +57,8 @@ class Feature(Enum):
     AUDIO = "audio"
     VALUES = "values"  # takes arrays and other values that only our own peers know
     CODE = "code"  # calls functions that are sent along
+
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
 BEYOND_TEXT = frozenset(
@@ -285,7 +293,8 @@ def sought(work: Work) -> str:
     """Say what is looked for in a worker: a model or a task, in words for people."""
     if isinstance(work, Named):
         name = work.name[:NAME_SHOWN_MAX]
-        return f"the task {name!r}" if name else "a task without a name"
+        what = "task" if isinstance(work, Task) else "function"
+        return f"the {what} {name!r}" if name else f"a {what} without a name"
     return "any model" if work.model == ANY_MODEL else work.model
 
 
@@ -337,6 +346,8 @@ class Limit(Enum):
     SILENCE = "waiting for more output"
     TOTAL = "running in all"
 
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -354,6 +365,8 @@ class Priority(Enum):
     LOW = 0
     NORMAL = 1
     HIGH = 2
+
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
 @dataclass(frozen=True, slots=True)

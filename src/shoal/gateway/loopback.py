@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from multidict import CIMultiDictProxy
 
-from shoal.runtime.failures import is_loopback
+from shoal.domain.addresses import is_loopback
 
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
 """What proxies add: behind one on this machine, everybody comes from 127.0.0.1."""

@@ -38,6 +38,8 @@ OPERATIONS = {
     Kind.COMPLETION: "text_completion",
     Kind.EMBEDDING: "embeddings",
     Kind.TASK: "task",
+    Kind.CALL: "call",
+    Kind.LANE: "lane",
 }
 
 
@@ -89,6 +91,13 @@ class Metrics:
             ("fact",),
             registry=self.registry,
         )
+        calls = Counter(
+            "shoal_calls",
+            "Calls of functions that have ended",
+            ("kept",),
+            registry=self.registry,
+        )
+        self._calls = {kept: calls.labels(str(kept).lower()) for kept in (True, False)}
         self._facts_seen: dict[str, Counter] = {}  # looked up for each, so kept
         self.registry.register(_PoolCollector(pool))
 
@@ -98,6 +107,10 @@ class Metrics:
         if (counter := self._facts_seen.get(name)) is None:
             counter = self._facts_seen[name] = self._facts.labels(name)
         counter.inc()
+
+    def saw_calls(self, kept: bool, count: int) -> None:
+        """Count calls that have ended, those that are kept or the others."""
+        self._calls[kept].inc(count)
 
     def saw_request(
         self,

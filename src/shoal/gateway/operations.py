@@ -8,11 +8,13 @@ from shoal.gateway import (
     admin_accounts,
     admin_jobs,
     admin_keys,
+    admin_nodes,
     admin_tokens,
     committing,
     jobs,
     quotes,
     receipts,
+    tasks,
     trust,
 )
 from shoal.gateway.chat_answer import ChatCompletion
@@ -29,6 +31,7 @@ from shoal.ledger.growth import Growth
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
 SSE_TYPE = "text/event-stream"
+BYTES = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,10 @@ OPERATIONS = (
         query=receipts.ReceiptQuery,
     ),
     Operation("get", "/v1/receipts/{id}", "Export a job's receipt", Bundle),
+    Operation("get", "/v1/tasks", "List the functions", tasks.FunctionList),
+    Operation("get", "/v1/calls", "Call functions, over a WebSocket", status=101),
+    Operation("get", "/v1/blobs/{digest}", "Fetch a value", media=BYTES),
+    Operation("put", "/v1/blobs/{digest}", "Keep a value", media=BYTES, status=204),
     Operation("get", "/v1/log", "Show the log of receipts", receipts.Log, open=True),
     Operation(
         *("get", "/v1/log/growth", "Prove that the log has only grown", Growth),
@@ -141,6 +148,7 @@ OPERATIONS = (
         *(admin_accounts.AccountDetail, admin_accounts.Limit),
     ),
     Operation("get", "/admin/status", "Show workers and jobs", admin.Status),
+    Operation("get", "/admin/nodes", "Show the nodes of fleets", admin_nodes.NodeList),
     Operation(
         *("get", "/admin/jobs", "List jobs, the newest first", admin_jobs.JobList),
         query=admin_jobs.JobQuery,

@@ -10,6 +10,7 @@ from shoal.gateway.body import Bodies
 from shoal.gateway.payments import NO_PAYMENTS, Payments
 from shoal.gateway.reach import Reach
 from shoal.ledger.prices import PriceList
+from shoal.protocols.crowd import Rounds
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
 from shoal.runtime.hub import Hub
@@ -24,7 +25,8 @@ class Gateway:
     the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
     asked for without a key, and ``webhooks`` who may be told of their end;
     ``payments`` collects what they cost, and ``being_paid`` has the owners and
-    idempotency keys of those for which it just does.
+    idempotency keys of those for which it just does.  ``rounds`` are those of each wire
+    that keeps an eye on other nodes.
     """
 
     hub: Hub
@@ -43,6 +45,7 @@ class Gateway:
     payments: Payments = NO_PAYMENTS
     bodies: Bodies = field(default_factory=Bodies)
     being_paid: set[tuple[str, str]] = field(default_factory=set)
+    rounds: list[tuple[str, Rounds]] = field(default_factory=list)
 
     @property
     def models(self) -> Collection[str]:

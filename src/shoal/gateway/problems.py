@@ -42,6 +42,7 @@ from shoal.domain.errors import (
     Unauthorized,
     Unavailable,
     UnknownModel,
+    UnknownTask,
     WorkerLost,
 )
 from shoal.gateway.text import well_formed
@@ -80,6 +81,7 @@ PROBLEMS: Mapping[type[ShoalError], Problem] = {
     Forbidden: Problem(403, CLIENT, "insufficient_permissions"),
     NotFound: Problem(404, CLIENT, "not_found"),
     UnknownModel: Problem(404, CLIENT, "model_not_found"),
+    UnknownTask: Problem(404, CLIENT, "task_not_found"),
     CannotDo: Problem(400, CLIENT, "unsupported_value"),
     ContextExceeded: Problem(400, CLIENT, "context_length_exceeded"),
     KeyReused: Problem(422, CLIENT, "idempotency_key_reused"),

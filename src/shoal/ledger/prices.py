@@ -9,21 +9,29 @@ FAST_INFERENCE = Micros(10_000)
 FAST_TASK = Micros(3_000)
 CHEAP_INFERENCE = Micros(5_000)
 CHEAP_TASK = Micros(1_000)
+CALL = Micros(0)
 
+_CALLS = frozenset({Kind.CALL, Kind.LANE})
 _INFERENCE = frozenset({Kind.CHAT, Kind.COMPLETION})
 
 
 @dataclass(frozen=True, slots=True)
 class PriceList:
-    """Prices of one job each, in micro-dollars; a task is all that is no inference."""
+    """Prices of one job each, in micro-dollars.
+
+    A task is all that is neither inference nor a call of a function.
+    """
 
     fast_inference: Micros = FAST_INFERENCE
     fast_task: Micros = FAST_TASK
     cheap_inference: Micros = CHEAP_INFERENCE
     cheap_task: Micros = CHEAP_TASK
+    call: Micros = CALL
 
     def price(self, policy: Policy, kind: Kind) -> Micros:
         """Return what such a job costs."""
+        if kind in _CALLS:
+            return self.call
         prices = {
             (Policy.FAST, True): self.fast_inference,
             (Policy.FAST, False): self.fast_task,

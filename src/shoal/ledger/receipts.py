@@ -13,7 +13,7 @@ import msgspec
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.work import JSON
+from shoal.domain.work import JSON, Call, Job
 from shoal.ledger import keys
 from shoal.ledger.canonical import (
     encode,
@@ -32,6 +32,17 @@ A checkpoint, which the same key signs, begins with ``shoal/``.
 
 TYPE = "shoal/receipt"
 VERSION = 1
+
+
+def has_receipt(job: Job) -> bool:
+    """Say whether there is to be a receipt of a job, if it is done.
+
+    Of a call of a function there is one if it costs something: a signature takes longer
+    than many functions do, and nothing is to be settled by it.
+    """
+    terms = job.terms
+    return terms.kept and (terms.price > 0 or not isinstance(job.work, Call))
+
 
 _HASH = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)

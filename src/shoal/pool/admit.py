@@ -12,7 +12,8 @@ from shoal.domain.errors import (
     ShoalError,
     UnknownModel,
 )
-from shoal.domain.work import Feature, Job
+from shoal.domain.work import CALLS, Feature, Job
+from shoal.pool.functions import uncallable
 from shoal.pool.match import refusal
 from shoal.pool.open_job import SURELY_PER_TOKEN, OpenJob, size_of
 from shoal.pool.roster import NO_MODELS
@@ -45,6 +46,8 @@ def impossible(pool: Pool, job: Job, now: float) -> ShoalError | None:
     Workers that are expected back are given the benefit of the doubt, and a job for
     which no model is named may wait for whoever joins.
     """
+    if job.model == CALLS:
+        return uncallable(pool, job, now)
     if job.model in NO_MODELS:
         return None
     if not pool.roster.knows(job.model, now):
@@ -99,25 +102,27 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
 
     ``queue_max`` is how many jobs may wait in all.
     """
-    soon = _retry_after(pool, job.model)
     if pool.waiting >= queue_max:
+        soon = _retry_after(pool, job.model)
         return QueueFull(f"{pool.waiting} jobs are waiting already", soon)
     mine = pool.queued_by[job.owner]
-    share = queue_max - queue_max // RESERVE
-    if mine >= share:
+    if mine >= _share(queue_max):
         return QueueFull(
             f"{mine} jobs of this key are waiting already; the rest of the queue is "
             "kept for others",
-            soon,
+            _retry_after(pool, job.model),
         )
     if (full := _too_large(pool, job)) is not None:
-        return QueueFull(full, soon)
+        return QueueFull(full, _retry_after(pool, job.model))
     queue = pool.queues.get(job.model)
     seconds = pool.speeds.job_seconds.get(job.model)
     if not queue or seconds is None:
         return None
+    slots = max(1, pool.roster.slots[job.model])
+    if pool.waiting * seconds <= job.limits.queue * slots:
+        return None  # soon enough even behind all others
     ahead = queue.ahead_of(job.owner, job.priority)
-    expected = ahead * seconds / max(1, pool.roster.slots[job.model])
+    expected = ahead * seconds / slots
     if expected <= job.limits.queue:
         return None
     why = refusal(pool, OpenJob(job, 0.0, 0.0, 0.0))
@@ -126,6 +131,17 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
         f"{job.limits.queue:g} s that this one may wait ({why})",
         min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
     )
+
+
+def room(pool: Pool, owner: str, queue_max: int) -> int:
+    """Return how many more jobs of an owner the queue takes; 0 or less: none."""
+    mine = _share(queue_max) - pool.queued_by[owner]
+    return min(queue_max - pool.waiting, mine)
+
+
+def _share(queue_max: int) -> int:
+    """Return how many jobs of one owner may wait."""
+    return queue_max - queue_max // RESERVE
 
 
 def _too_large(pool: Pool, job: Job) -> str | None:

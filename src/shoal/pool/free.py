@@ -25,7 +25,15 @@ PREFERRED: Mapping[tuple[Policy, bool], Device] = {
 }
 """The machine that a job should rather go to, by its policy, and if it is a task."""
 
-Promised: TypeAlias = defaultdict[WorkerId, int]  # slots given away in the plan so far
+
+class Promised(defaultdict[WorkerId, int]):
+    """Slots given away in the plan so far; ``lanes`` are the workers with a lane."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.lanes: set[WorkerId] = set()
+
+
 Wish: TypeAlias = Callable[[Worker], bool]
 
 
@@ -39,6 +47,7 @@ class _Group:
     """
 
     rest: Iterator[Worker]
+    dry: bool = False  # whether all of ``rest`` were looked at
     seen: list[tuple[Worker, int]] = field(default_factory=list)
     moved: list[tuple[Worker, int]] = field(default_factory=list)
 
@@ -57,16 +66,28 @@ class _Group:
             if fits(worker):
                 return worker
             self.seen.append((worker, 0))
+        self.dry = True
         return None
+
+    @property
+    def spent(self) -> bool:
+        """Whether nobody is left in it."""
+        return self.dry and not (self.seen or self.moved)
 
 
 def _first(
     workers: list[tuple[Worker, int]], fits: Wish, promised: Promised
 ) -> Worker | None:
-    for index, (worker, then) in enumerate(workers):
-        if promised.get(worker.id, 0) == then and fits(worker):
+    index = 0
+    while index < len(workers):
+        worker, then = workers[index]
+        if promised.get(worker.id, 0) != then:
+            del workers[index]  # it stands elsewhere by now
+        elif fits(worker):
             del workers[index]
             return worker
+        else:
+            index += 1
     return None
 
 
@@ -82,6 +103,7 @@ class Free:
         self._pool = pool
         self._promised = promised
         self._count = 0
+        self._lane_waits = False  # then nothing is given ahead, or it would for ever
         # The fewest tokens with which a job was too much for everybody, among those
         # that are alike.  A thousand may wait while workers are free for others only.
         self._nobody: dict[Alike, int] = {}
@@ -112,7 +134,10 @@ class Free:
             return worker, self._promise(worker, "had the conversation before")
         for wish, reason in _wishes(job, self._pool):
             if (worker := self._find(job, wish)) is not None:
+                if job.kind is Kind.LANE:
+                    self._promised.lanes.add(worker.id)
                 return worker, self._promise(worker, reason)
+        self._lane_waits |= job.kind is Kind.LANE
         if not job.given:  # nobody has refused it, or is at it
             self._nobody[alike] = job.tokens_min
         return None
@@ -156,13 +181,27 @@ class Free:
 
     def _find(self, job: OpenJob, wish: Wish | None) -> Worker | None:
         def fits(worker: Worker) -> bool:
-            return (wish is None or wish(worker)) and why_not(job, worker) is None
+            wished = wish is None or wish(worker)
+            return (
+                wished and why_not(job, worker) is None and self._has_room(job, worker)
+            )
 
         for cost in sorted(self._groups):
-            worker = self._groups[cost].take(fits, self._promised)
+            group = self._groups[cost]
+            worker = group.take(fits, self._promised)
             if worker is not None:
                 return worker
+            if group.spent:
+                del self._groups[cost]
         return None
+
+    def _has_room(self, job: OpenJob, worker: Worker) -> bool:
+        """Say whether a slot is left, or the job may be given ahead."""
+        slots = worker.offer.slots
+        if len(worker.leases) + self._promised.get(worker.id, 0) < slots:
+            return True
+        behind_a_lane = self._lane_waits or worker.id in self._promised.lanes
+        return job.kind is Kind.CALL and not behind_a_lane
 
     def _cost(self, worker: Worker) -> float:
         return self._pool.cost(worker.level(self._promised.get(worker.id, 0)))

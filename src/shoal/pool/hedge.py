@@ -3,7 +3,6 @@
 Source: Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013: hedged requests.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from itertools import islice
 
@@ -27,7 +26,7 @@ def hedges(pool: Pool, now: float, after: float) -> list[JobHedged]:
     """
     room = max(1, (len(pool.jobs) - pool.waiting) // SHARE) - pool.hedges
     found: list[JobHedged] = []
-    promised: Promised = defaultdict(int)
+    promised = Promised()
     free: dict[str, Free] = {}
     for job in islice(_hedgeable(pool, now, after), LOOKS_MAX):
         if len(found) >= room:

@@ -27,6 +27,8 @@ class JobState(Enum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
+    __hash__ = object.__hash__  # each is one object, and asked for all the time
+
 
 _ = JobState
 _ENDS: dict[type[JobFact], JobState] = {

@@ -5,7 +5,8 @@ from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import ANY_MODEL, TASKS, Kind, sought
+from shoal.domain.work import ANY_MODEL, CALLS, TASKS, Feature, Kind, sought
+from shoal.domain.worker import Offer
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
 from shoal.pool.worker import Worker
@@ -13,6 +14,24 @@ from shoal.pool.worker import Worker
 NAMED_MAX = 8  # workers named in an explanation; the others are counted
 POINTS_MAX = 3  # points against a worker from which on it gets no work
 LOOKED_AT_MAX = 64  # workers asked one by one why they cannot take a job
+
+FUNCTIONS = frozenset({Kind.CALL, Kind.LANE})
+
+LACKS = {
+    Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
+    Feature.VALUES: "takes plain values only",
+}
+"""What is said of workers without a feature, where that is more than its name."""
+
+
+def has(offer: Offer, task: str) -> bool:
+    """Say whether a worker does a task, or has a function.
+
+    Who names none may have any; but our own workers name all that they have.
+    """
+    if offer.tasks or Feature.VALUES in offer.features:
+        return task in offer.tasks
+    return True
 
 
 def why_not(job: OpenJob, worker: Worker) -> str | None:
@@ -24,11 +43,14 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
     if worker.draining:
         return "draining"
     if job.kind not in offer.kinds:
+        if job.kind in FUNCTIONS:
+            return "calls no functions"
         return f"does not run {job.kind.value} jobs"
     if job.model not in worker.queues:
         return _lack(job)
-    if offer.tasks and job.kind is Kind.TASK and job.task not in offer.tasks:
-        return f"does not do {sought(job.job.work)}"
+    if job.task is not None and not has(offer, job.task):
+        verb = "have" if job.kind in FUNCTIONS else "do"
+        return f"does not {verb} {sought(job.job.work)}"
     if job.trusted is not None and offer.public_key not in job.trusted:
         return "is not paired with the asker, and the job is private"
     if job.trusted is not None and not offer.proven:
@@ -40,9 +62,7 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
     if worker.points >= POINTS_MAX:
         return "has lost its standing"
     if not job.needs <= offer.features:
-        missing = job.needs - offer.features
-        names = ", ".join(sorted(feature.value for feature in missing))
-        return f"cannot do: {names}"
+        return _unable(job.needs - offer.features)
     if 0 < offer.context < job.tokens_min:
         return f"reads {offer.context} tokens, fewer than the request has"
     if offer.only_for and job.job.owner not in offer.only_for:
@@ -55,8 +75,10 @@ def why_not(job: OpenJob, worker: Worker) -> str | None:
         return (
             f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"
         )
-    if worker.free_slots <= 0:
-        return "all slots busy"
+    if worker.free_slots <= 0 or (
+        job.kind is not Kind.CALL and len(worker.leases) >= offer.slots
+    ):
+        return "all slots busy"  # but for calls, which may be given ahead
     if job.job.id in worker.leases:
         return "is at it already"  # perhaps under a lease that nobody could call back
     return None
@@ -96,6 +118,18 @@ def refusal(pool: Pool, job: OpenJob) -> str:
     return f"no worker for {sought(job.job.work)}: {reasons}"
 
 
+def _unable(missing: frozenset[Feature]) -> str:
+    for feature, words in LACKS.items():
+        if feature in missing:
+            return words
+    names = ", ".join(sorted(feature.value for feature in missing))
+    return f"cannot do: {names}"
+
+
 def _lack(job: OpenJob) -> str:
-    lacks = {TASKS: "does no tasks", ANY_MODEL: "has no model that chats"}
+    lacks = {
+        TASKS: "does no tasks",
+        CALLS: "calls no functions",
+        ANY_MODEL: "has no model that chats",
+    }
     return lacks.get(job.model, f"does not have {job.model}")

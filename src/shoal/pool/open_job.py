@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import Feature, Job, Kind, Task
+from shoal.domain.work import Call, Feature, Job, Kind, Lane, Task, Work
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
@@ -13,13 +13,27 @@ CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for Engli
 SURELY_PER_TOKEN = 8  # characters: no text but odd ones has more in a token
 
 Alike: TypeAlias = tuple[
-    str, Kind, frozenset[Feature], str, str | None, frozenset[WorkerId], bool
+    str, Kind, frozenset[Feature], str | None, str | None, frozenset[WorkerId], bool
 ]
 
 
 def size_of(job: Job) -> int:
     """Return about how much there is to remember of a job, in characters."""
-    return len(job.work.text) + len(job.terms.form)
+    work = job.work
+    if isinstance(work, Call):
+        return len(work.args) + len(work.kwargs)
+    return len(work.text) + len(job.terms.form)
+
+
+def task_of(work: Work) -> str | None:
+    """Return the name that a worker must know for some work; None: it need not."""
+    match work:
+        case Task(name=name):
+            return name
+        case Call(name=name) | Lane(name=name):
+            return None if Feature.CODE in work.needs else name
+        case _:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +67,7 @@ class OpenJob:
     characters: int = field(init=False)  # of what the model is to read
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
-    task: str = field(init=False)  # its name, if it is one
+    task: str | None = field(init=False)  # see ``task_of``
     trusted: Set[str] | None = None
     """Public keys of the workers that may have it, which may grow; None: any may."""
 
@@ -62,9 +76,9 @@ class OpenJob:
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
-        self.size = self.characters + len(self.job.terms.form)
+        self.size = size_of(self.job)
         self.needs = self.job.work.needs
-        self.task = self.job.work.name if isinstance(self.job.work, Task) else ""
+        self.task = task_of(self.job.work)
 
     @property
     def alike(self) -> Alike:

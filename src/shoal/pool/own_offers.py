@@ -12,6 +12,12 @@ from shoal.pool.worker import Worker
 MODELS_MAX = 256  # models that are offered; of more, the first by name
 SLOTS_MAX = 4096  # more jobs at a time are believed of nobody
 
+NAMED = frozenset({Kind.TASK, Kind.CALL})
+"""What is done without a model, by its name."""
+
+OURS = frozenset({Kind.LANE})
+"""What a pool does not do for another: lanes are between it and its own workers."""
+
 NEVER = frozenset({Feature.CONTINUE})
 """What some workers can do, and the pool cannot: an answer here begins empty."""
 
@@ -41,7 +47,7 @@ def _is_for_anybody(worker: Worker) -> bool:
     offer = worker.offer
     if offer.neighbour or offer.only_for or offer.slots <= 0:
         return False
-    if not offer.models and Kind.TASK not in offer.kinds:
+    if not (offer.models or offer.kinds & NAMED):
         return False
     return not worker.draining and worker.points < POINTS_MAX
 
@@ -49,12 +55,12 @@ def _is_for_anybody(worker: Worker) -> bool:
 def _merged(model: str, offers: list[Offer]) -> Offer:
     """Return what can be relied on, whichever of the workers gets a job."""
     return Offer(
-        kinds=frozenset().union(*(offer.kinds for offer in offers)),
+        kinds=frozenset().union(*(offer.kinds for offer in offers)) - OURS,
         models=frozenset({model}) if model else frozenset(),
         slots=min(sum(offer.slots for offer in offers), SLOTS_MAX),
         features=frozenset.intersection(*(offer.features for offer in offers)) - NEVER,
         context=min((each.context for each in offers if each.context), default=0),
-        tasks=_tasks(offer for offer in offers if Kind.TASK in offer.kinds),
+        tasks=_tasks(offer for offer in offers if offer.kinds & NAMED),
         streams=all(offer.streams for offer in offers),
         neighbour=True,
     )

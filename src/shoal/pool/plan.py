@@ -1,7 +1,5 @@
 """Which waiting job goes to which worker: a function of the pool."""
 
-from collections import defaultdict
-
 from shoal.domain.facts import JobLeased
 from shoal.domain.ids import LeaseNumber
 from shoal.pool.free import Free, Promised
@@ -17,7 +15,7 @@ def plan(pool: Pool) -> list[JobLeased]:
     Changes nothing: the caller applies the leases.
     """
     leases: list[JobLeased] = []
-    promised: Promised = defaultdict(int)
+    promised = Promised()
     for model, queue in pool.queues.items():
         free = Free(pool, model, promised)
         for job, served in queue.in_turn(pool.running) if free else ():

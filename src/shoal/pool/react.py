@@ -31,7 +31,7 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Job, Limit, Privacy
+from shoal.domain.work import Job, Kind, Limit, Privacy
 from shoal.pool.match import refusal
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
@@ -214,7 +214,10 @@ def _lost(pool: Pool, worker_id: WorkerId, reason: str) -> list[Fact]:
     facts: list[Fact] = []
     for job, lease in pool.held_by(worker_id):
         lost = f"worker lost: {reason}"
-        if job.hedge is not None:
+        if job.kind is Kind.LANE:
+            # Whoever holds it has calls that did not return, and opens another.
+            facts.append(JobFailed(job.job.id, lost, lost=True))
+        elif job.hedge is not None:
             facts.append(JobUnhedged(job.job.id, lease, lost, lost=True))
         elif job.lost + 1 >= WORKERS_LOST_MAX:
             error = f"lost {WORKERS_LOST_MAX} workers, the last one: {reason}"
@@ -243,12 +246,13 @@ def overdue(job: OpenJob, now: float, last_output: float | None) -> Limit | floa
     ``last_output`` is when the present lease brought text last, if it has.
     """
     limits = job.job.limits
-    due: dict[Limit, float] = {Limit.TOTAL: job.submitted_at + limits.total}
     if job.worker_id is None:
-        due[Limit.QUEUE] = job.queued_at + limits.queue
+        due, limit = job.queued_at + limits.queue, Limit.QUEUE
     elif last_output is None:
-        due[Limit.FIRST_OUTPUT] = job.since + limits.first_output
+        due, limit = job.since + limits.first_output, Limit.FIRST_OUTPUT
     else:
-        due[Limit.SILENCE] = last_output + limits.silence
-    limit = min(due, key=lambda each: due[each])
-    return limit if now >= due[limit] else due[limit]
+        due, limit = last_output + limits.silence, Limit.SILENCE
+    in_all = job.submitted_at + limits.total
+    if in_all <= due:
+        due, limit = in_all, Limit.TOTAL
+    return limit if now >= due else due

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from shoal.domain.ids import WorkerId
-from shoal.domain.work import ANY_MODEL, TASKS
+from shoal.domain.work import ANY_MODEL, CALLS, TASKS
 from shoal.domain.worker import Condition, Device
 from shoal.pool.worker import Level, Worker
 
 MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
 
-NO_MODELS = frozenset({ANY_MODEL, TASKS})
+NO_MODELS = frozenset({ANY_MODEL, CALLS, TASKS})
 """What workers are looked for under that is no model."""
 
 Key = TypeVar("Key", str, Level)
@@ -42,6 +42,9 @@ class Roster:
     last_seen: dict[str, float] = field(default_factory=dict)
     """When the last worker with a model went, or when it was first expected."""
 
+    tasks_seen: dict[str, float] = field(default_factory=dict)
+    """When a worker that does a task, or has a function, went last."""
+
     @property
     def models(self) -> set[str]:
         """The models that there are workers for."""
@@ -52,6 +55,11 @@ class Roster:
         if model in self.with_model:
             return True
         last = self.last_seen.get(model)
+        return last is not None and now - last < MODEL_MEMORY
+
+    def remembers(self, task: str, now: float) -> bool:
+        """Say whether a worker that had a function left a short while ago."""
+        last = self.tasks_seen.get(task)
         return last is not None and now - last < MODEL_MEMORY
 
     def expect(self, model: str, now: float) -> None:
@@ -107,8 +115,12 @@ class Roster:
                 self.last_seen.pop(model, None)
                 self.last_seen[model] = now
                 gone.append(model)
-        if gone:
-            self._forget_models(now)
+        for task in worker.offer.tasks:
+            self.tasks_seen.pop(task, None)
+            self.tasks_seen[task] = now
+        # A worker chooses these names: without this, they would pile up.
+        _forget(self.last_seen, now)
+        _forget(self.tasks_seen, now)
         return gone
 
     def _count(self, worker: Worker, served: bool) -> None:
@@ -118,13 +130,14 @@ class Roster:
                 self.slots[model] += change
         self.file(worker)
 
-    def _forget_models(self, now: float) -> None:
-        # A worker chooses its model's name: without this, names would pile up.
-        while self.last_seen:
-            oldest, at = next(iter(self.last_seen.items()))
-            if now - at <= MODEL_MEMORY:
-                return
-            del self.last_seen[oldest]
+
+def _forget(seen: dict[str, float], now: float) -> None:
+    """Forget names that nobody has had for long; the oldest stand first."""
+    while seen:
+        oldest, at = next(iter(seen.items()))
+        if now - at <= MODEL_MEMORY:
+            return
+        del seen[oldest]
 
 
 def _remove(

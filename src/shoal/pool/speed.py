@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from shoal.domain.outcome import Outcome
+from shoal.domain.work import Kind
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN, OpenJob
 from shoal.pool.worker import Worker
 
@@ -26,10 +27,15 @@ class Speeds:
         All of its time counts, and not only that since the first piece: some workers
         say the whole answer in one piece at the end.
         """
+        if job.kind is Kind.LANE:
+            return  # held for as long as there is something to call
         model = job.model
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)
         self.job_seconds[model] = _average(before, seconds)
+        if job.kind is Kind.CALL:
+            worker.called(seconds)
+            return
         if outcome.usage is not None:
             tokens = outcome.usage.completion_tokens
         else:

@@ -30,7 +30,7 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Job, Privacy
+from shoal.domain.work import Job, Kind, Privacy
 from shoal.pool.lifecycle import ENDED, after
 from shoal.pool.open_job import Held, OpenJob
 from shoal.pool.queue import Queue
@@ -304,6 +304,8 @@ class Pool:
         assert worker.free_slots > 0, f"{worker_id} has no free slot"
         assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
         worker.leases[job.job.id] = lease
+        if job.kind is Kind.LANE:
+            worker.lanes.add(job.job.id)
         job.given = lease
         self.roster.file(worker)
 
@@ -328,6 +330,7 @@ class Pool:
 
     def _release(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]
+        worker.lanes.discard(job_id)
         self.roster.file(worker)
 
 

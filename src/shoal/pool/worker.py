@@ -8,6 +8,8 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.worker import Condition, Offer
 
 LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
+AHEAD_WITHIN = 0.05  # seconds in which calls end that are given to workers ahead
+AHEAD_MAX = 128  # calls that a worker is given ahead at the most
 AS_EVER = Condition()
 
 Level: TypeAlias = tuple[float, int | None]
@@ -54,6 +56,8 @@ class Worker:
     condition: Condition = AS_EVER
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
     points: int = 0  # against it; see ``Pool.marks``
+    lanes: set[JobId] = field(default_factory=set)  # of the leases, those on lanes
+    ahead_max: int = 0  # calls that it may have beyond its slots; see ``called``
     filed: Level | None = None  # what it stands under in ``Roster.available``
     queues: frozenset[str] = field(init=False)  # of the offer, asked for all the time
 
@@ -62,7 +66,24 @@ class Worker:
 
     @property
     def free_slots(self) -> int:
-        return self.offer.slots - len(self.leases)
+        """How many more jobs it may be given."""
+        return self.offer.slots + self.ahead - len(self.leases)
+
+    @property
+    def ahead(self) -> int:
+        """How many calls it may have beyond its slots now."""
+        return 0 if self.lanes else self.ahead_max
+
+    def called(self, seconds: float) -> None:
+        """Learn how long a call took, from its lease to its end.
+
+        Each lease and each end waits for the disk, which takes longer than short calls
+        do: slots would mostly be idle.  So a worker is given more ahead, one for each
+        call that ended soon, until they do not any more.
+        """
+        soon = seconds <= AHEAD_WITHIN
+        more = self.ahead_max + (1 if soon else -1)
+        self.ahead_max = max(0, min(AHEAD_MAX, more))
 
     @property
     def serves(self) -> bool:

@@ -43,6 +43,26 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True)
+class Fleets:
+    """How machines are let into a fleet of a wire: by its token, and its name.
+
+    ``invite`` makes a URL of both, for other machines to scan, and ``read`` reads it;
+    ``check`` looks at a token.  All raise ConfigError for what is no good.  Other
+    programs of the wire keep the token in ``file``, below the user's home folder, or
+    are given it by ``variable``, of the environment.  ``setting`` names the fields of
+    the wire's configuration for both, and ``opening`` the one for a fleet without them.
+    """
+
+    invite: Callable[[str, str], str]
+    read: Callable[[str], tuple[str, str]]
+    check: Callable[[str], object]
+    file: str
+    variable: str
+    setting: tuple[str, str] = ("token", "fleet")
+    opening: str = "open"
+
+
+@dataclass(frozen=True, slots=True)
 class Protocol:
     """A worker protocol, as the rest of the program sees it.
 
@@ -74,11 +94,18 @@ class Protocol:
     """Whether our own coordinators are joined by it, if nothing else is said."""
     service: str = ""
     """The kind of service that its coordinators are announced as, where they are."""
+    address: Callable[[str, Mapping[str, int], bool], str] | None = None
+    """Where one of our coordinators has this wire, if it has ports of its own.
+
+    Takes its host, its ports by their labels, and whether there is a token; returns
+    the URL to dial, and "" if the port is not among them.
+    """
     peering: Callable[[str, Member], Outgoing] | None = None
     """How to call on a peer, to ask and not to serve, where peers share models.
 
     Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is no good.
     """
+    fleets: Fleets | None = None
 
 
 def discover() -> Mapping[str, Protocol]:

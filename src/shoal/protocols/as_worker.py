@@ -145,11 +145,11 @@ class AsWorker:
         if self._inner is None:
             self._inner = self._begin(now)
             left = [self._cancel(job_id) for job_id in [*self._jobs.held]]
-        return [*left, *self._hear(self._inner.tick(now), now)]
+        return [*left, *self.hear(self._inner.tick(now), now)]
 
     def receive(self, batch: Batch, now: float) -> Sequence[Command | Welcome | Output]:
         assert self._inner is not None, "a session is ticked before it hears anything"
-        return self._hear(self._inner.receive(batch, now), now)
+        return self.hear(self._inner.receive(batch, now), now)
 
     def issue(self, message: Event, now: float) -> Sequence[Output]:
         if self._inner is None:
@@ -170,9 +170,10 @@ class AsWorker:
                 raise AssertionError("nobody is told so on such a wire")
         return said
 
-    def _hear(
+    def hear(
         self, outputs: Sequence[From | Output], now: float
     ) -> list[Command | Welcome | Output]:
+        """Return what it means to the worker that peers say so."""
         heard = [*chain.from_iterable(self._heard(each, now) for each in outputs)]
         refusal = self._stay.refusal
         if refusal and not any(isinstance(each, Close) for each in heard):

@@ -8,7 +8,7 @@ goes from or to a peer of the connection.  What is not said here is as in ``sess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.session import Data, Hello, Pass, Session
@@ -120,6 +120,10 @@ class OpenGate:
         pass
 
 
+def _unheard(port: int) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A TCP port of its own.
@@ -127,7 +131,9 @@ class Listener:
     ``port`` is 0 where the system is to choose, and ``spare`` says that it may choose
     if the port is taken.  ``accept`` takes where a connection comes from, and the time.
     ``label`` tells a wire's listeners apart, and ``flag`` sets the port.
-    ``handshake_within`` is how many seconds TLS may take to begin.
+    ``handshake_within`` is how many seconds TLS may take to begin, and ``subject`` what
+    a certificate of its own calls it.  ``bound`` is told which port it got, before
+    anything is announced or anybody comes.
     """
 
     port: int
@@ -139,6 +145,8 @@ class Listener:
     spare: bool = False
     gate: Gate = OpenGate()  # noqa: RUF009  # it has no state
     handshake_within: float = 10.0
+    subject: str = "localhost"
+    bound: Callable[[int], None] = _unheard
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +177,28 @@ class Exchange:
     over: Callable[[str, float], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A node that a wire keeps an eye on, for people to read.
+
+    ``state`` is in the wire's own words, and ``since`` when it came about, if that is
+    known.  ``rank`` is None for one that does not count for now, and ``weight`` is its
+    share of the work.  ``name`` is empty where it is not known who is there, and
+    ``remark`` says why.
+    """
+
+    name: str
+    address: str
+    state: str
+    since: float | None
+    score: float = 0.0
+    rank: int | None = None
+    weight: float = 0.0
+    coordinator: bool = False
+    remark: str = ""
+
+
+@runtime_checkable
 class Rounds(Protocol):
     """Decides whom to call, as time passes: a state machine without I/O.
 
@@ -189,6 +219,10 @@ class Rounds(Protocol):
         """Return whom to call no more, of those that ``tick`` returned."""
         ...
 
+    def listed(self) -> Sequence[Listed]:
+        """Return all nodes that it knows of, ourselves among them."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
@@ -205,11 +239,13 @@ class Browser:
     """A look for services of a kind.
 
     ``meet`` takes the time as well; it says how to connect, or None if that is not to
-    be for now, as with one that is connected already.
+    be for now, as with one that is connected already.  ``shy`` is one that looks only
+    where what we announce is found by others in their turn.
     """
 
     kind: str
     meet: Callable[[Sighting, float], Outgoing | None]
+    shy: bool = False
 
 
 class Switch(Protocol):

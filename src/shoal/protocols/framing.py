@@ -40,11 +40,13 @@ _size_at = SIZE.unpack_from
 class Whole(NamedTuple):
     """A message that was read into a buffer of its own; ``body`` comes after ``head``.
 
-    The buffer is the reader's from now on.
+    The buffer is the reader's from now on.  ``checksum`` is the body's, where the link
+    has had it computed while the body came: then it need not be gone through again.
     """
 
     head: bytes
     body: memoryview
+    checksum: int | None = None
 
 
 @runtime_checkable
@@ -62,7 +64,15 @@ class Framed(Protocol[Heard]):
     def body_size(self, head: bytes) -> int:
         """Return how many bytes follow a head, before any of them is waited for.
 
-        Raises PeerError if they are too many, or it is no head.
+        Raises PeerError if they are too many, or it is no head.  It is asked again once
+        the messages before are taken, for they may allow more.
+        """
+        ...
+
+    def checksum(self, piece: memoryview, so_far: int) -> int:
+        """Return the checksum of a body up to the end of a piece; it begins with 0.
+
+        Large bodies go through it piece by piece as they come.
         """
         ...
 

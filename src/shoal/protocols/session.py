@@ -6,15 +6,18 @@ bytes and messages come out, and it never performs I/O, reads a clock or logs.
 
 import hashlib
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shoal.domain.credentials import digest_of
 from shoal.domain.errors import NotAdmitted, PeerError, Unsupported
 from shoal.domain.vocabulary import Command, Event
 from shoal.domain.work import Call, Described, Lane, Work
 from shoal.domain.worker import UNKNOWN_HARDWARE, Device, Hardware, Model, Offer
+
+if TYPE_CHECKING:
+    from shoal.protocols.contacts import Contact
 
 In = TypeVar("In", covariant=True)
 Out = TypeVar("Out", contravariant=True)
@@ -61,10 +64,14 @@ class Notice:
 class Bulk:
     """Write these one after the other: a message that is large, on a byte stream.
 
-    What is sent after it may go out before it, but never between its parts.
+    What is sent after it may go out before it, but between its parts only where one is
+    empty.  An iterator makes the parts as they are written; then ``size`` says how many
+    bytes they are together.  It may yield empty ones before the first, between steps
+    of what takes long, such as a checksum.
     """
 
-    parts: tuple[bytes | memoryview, ...]
+    parts: tuple[bytes | memoryview, ...] | Iterator[bytes | memoryview]
+    size: int | None = None
 
 
 Output: TypeAlias = Send | Bulk | Close | Notice
@@ -122,6 +129,15 @@ class Session(Protocol[In, Out]):
 
         Called once when the connection is open, and then at or after ``deadline``.
         """
+        ...
+
+
+@runtime_checkable
+class Parting(Protocol):
+    """A session that has to know that its peer has hung up, and may still answer."""
+
+    def parted(self, now: float) -> Sequence[Output]:
+        """Take note that nothing more will come; the last call, unless it closed."""
         ...
 
 
@@ -281,6 +297,10 @@ class Uncounted:
         pass
 
 
+def _to_nobody(text: str) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a protocol's endpoints have to know of the coordinator around them.
@@ -289,9 +309,9 @@ class Setting:
     returns that many random bytes.  ``verifies`` says whether a signature (second) of a
     message (third) was made by the owner of a public key (first).  ``epoch`` is as in
     ``Member``, and ``name`` is what the machine is called.  ``guesses`` counts wrong
-    secrets that are not presented to ``admission``.  ``certificate`` is the SHA-256
-    fingerprint of the certificate that no authority vouches for, of listeners that are
-    ``Security.OWN``, and ``token`` what workers present where theirs has none.
+    secrets that are not presented to ``admission``, and ``token`` is what workers
+    present where theirs has none.  ``warn`` tells people what they had better know, and
+    ``contacts`` are peers that may speak any wire.
     """
 
     start: int
@@ -303,8 +323,9 @@ class Setting:
     name: str = "shoal"
     hardware: Hardware = UNKNOWN_HARDWARE
     guesses: Guesses = Uncounted()  # noqa: RUF009  # it has no state
-    certificate: bytes = b""
     token: str = ""
+    warn: Callable[[str], None] = _to_nobody
+    contacts: Sequence["Contact"] = ()
 
 
 def _draws_nothing(size: int) -> bytes:

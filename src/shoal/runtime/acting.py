@@ -27,11 +27,12 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import CancelJob, RunJob
-from shoal.domain.work import BEYOND_TEXT, Feature
+from shoal.domain.work import BEYOND_TEXT, Call, Feature
 from shoal.pool.react import Recall
 from shoal.pool.state import Pool
 from shoal.pool.stimuli import Spoiled, Stimulus
 from shoal.runtime.answer import Answer, Spoilt
+from shoal.runtime.blobs import Blobs
 from shoal.runtime.ends import error_of
 from shoal.runtime.named import Named
 from shoal.runtime.peers import Peers
@@ -52,6 +53,7 @@ class Acting:
         named: Named,
         peers: Peers,
         watch: Watch,
+        blobs: Blobs,
         accept: Callable[[JobId], None],
         post: Callable[[Stimulus], None],
     ) -> None:
@@ -60,6 +62,7 @@ class Acting:
         self._named = named
         self._peers = peers
         self._watch = watch
+        self._blobs = blobs
         self._accept = accept
         self._post = post
 
@@ -110,6 +113,7 @@ class Acting:
         del self._answers[job_id]
         self._named.remove(job_id)
         self._watch.forget(job_id)
+        self._blobs.unpin(job_id)
 
     def _lease(self, fact: JobLeased) -> None:
         job = self._pool.jobs[fact.job_id]
@@ -125,7 +129,11 @@ class Acting:
         # If the worker has gone meanwhile, it does not hear this, and that it went is
         # in the mailbox.
         run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
-        self._peers.of(fact.worker_id).issue(run)
+        peer = self._peers.of(fact.worker_id)
+        if isinstance(job.job.work, Call):
+            self._blobs.give(peer, job.job.work.blobs)
+        peer.issue(run)
+        answer.leased(peer)
 
     def _hedge(self, fact: JobHedged) -> None:
         # Also if the first worker has begun meanwhile: this one is stopped next, and a

@@ -6,6 +6,9 @@ from shoal.domain.assembly import assemble, disassemble
 from shoal.domain.errors import Cancelled, ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Piece, Usage
+from shoal.domain.vocabulary import LaneReturn
+from shoal.runtime.asker import Asker
+from shoal.runtime.peers import Peer
 from shoal.runtime.pieces import Pieces, cost_of
 from shoal.runtime.reading import Reading
 
@@ -37,10 +40,13 @@ class Answer:
     Several leases may write one after the other; ``lease`` is the present one.  While
     two workers have the job, it is that of the one which was given it first, until one
     of them begins.
+
+    ``asker`` is told of what becomes of the job, besides whoever reads.
     """
 
-    def __init__(self, job_id: JobId) -> None:
+    def __init__(self, job_id: JobId, asker: Asker | None = None) -> None:
         self.job_id = job_id
+        self.asker = asker
         self.lease = LeaseNumber(0)
         self.worker_id: WorkerId | None = None
         self.last_output: float | None = None  # of the present lease
@@ -194,6 +200,22 @@ class Answer:
         """Put together what came; ``usage`` is what the worker says it took."""
         return assemble(self._pieces.all(), finish_reason, _believed(usage))
 
+    def leased(self, peer: Peer) -> None:
+        """Say which worker has the present lease, once it was told."""
+        if self.asker is not None:
+            self.asker.leased(self.job_id, self.lease, peer)
+
+    def advance(self, share: float | None, remark: str, now: float) -> None:
+        """Pass on how far a call has come, which is a sign of life as well."""
+        self.last_output = now
+        if self.asker is not None:
+            self.asker.advanced(self.job_id, share, remark)
+
+    def put_returns(self, returns: list[LaneReturn]) -> None:
+        """Pass on what came of calls in a lane."""
+        if self.asker is not None and self._end is None:
+            self.asker.returned(returns)
+
     # The end.
 
     def finish(self, outcome: Outcome) -> None:
@@ -252,6 +274,8 @@ class Answer:
             self._end = end
             for reading in self._readings:
                 reading.wake()
+            if self.asker is not None:
+                self.asker.ended(self)
 
 
 def _believed(usage: Usage | None) -> Usage | None:

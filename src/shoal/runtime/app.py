@@ -25,6 +25,8 @@ from shoal.gateway.payments import Payments
 from shoal.gateway.reach import Reach
 from shoal.ledger.keys import Signer
 from shoal.models.sharing import Sharing
+from shoal.protocols.crowd import Rounds
+from shoal.runtime.blobs import Blobs
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.crowd import Crowds
 from shoal.runtime.door import Door, token_book
@@ -43,9 +45,10 @@ from shoal.runtime.secret_files import (
 from shoal.runtime.settings import NO_X402, Settings, collecting, settings_of
 from shoal.runtime.spot_checks import SpotChecks
 from shoal.runtime.upgrades import STOPPING, Upgrades
+from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.listening import listening, url_of
-from shoal.transports.tls import fingerprint_of
+from shoal.transports.tls import Presented, fingerprint_of
 from shoal.worker.hardware import this_machine
 
 ASIDE = 4  # signatures that may hold up the loop: half a millisecond of checking them
@@ -97,11 +100,13 @@ async def coordinator(
     check_x402(x402)
     kept = _secrets(config, settings.certificate)
     clock = LoopClock()
-    store = SqliteStore(config.data_dir / "shoal.db")
+    files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
+    store = SqliteStore(config.data_dir / "shoal.db", files)
     async with AsyncExitStack() as finally_:
+        await asyncio.to_thread(files.open)
         await store.open()
         finally_.push_async_callback(store.close)
-        hub = _hub(config, settings, store, clock, kept.signer)
+        hub = _hub(config, settings, store, clock, kept.signer, Blobs(files))
         log.info("restored jobs=%d", await hub.restore())
         payments = await finally_.enter_async_context(collecting(x402))
         gateway = await _gateway(
@@ -117,13 +122,21 @@ async def coordinator(
             secrets.token_bytes,
             config.name or socket.gethostname() or "shoal",
             await asyncio.to_thread(this_machine),
+            settings.contacts,
+        )
+        gateway.rounds.extend(
+            (wire, each) for wire, each in ways if isinstance(each, Rounds)
         )
         sharing = await finally_.enter_async_context(Sharing(settings.library))
         house = House(settings.limits, settings.prices, settings.moderation)
         crowds = Crowds(hub, clock, door, house, sharing)
         upgrades = Upgrades(hub, clock, door, ways, crowds.serve)
         app = make_app(gateway, upgrades.handle)
-        means = Means(crowds.serve, door, clock, Random(), config.host, settings.tls)
+        tls = _presented(settings)
+        means = Means(
+            *(crowds.serve, door, clock, Random(), config.host, tls),
+            hidden=config.no_discovery,
+        )
         secure = settings.tls is not None
         # Clients that still wait at the end are cut off when the hub has stopped: that
         # must not cancel their jobs, which go on after the next start.
@@ -154,6 +167,12 @@ async def coordinator(
                 each.cancel()
 
 
+def _presented(settings: Settings) -> Presented | None:
+    if settings.tls is None or settings.certificate is None:
+        return None
+    return Presented(settings.tls, fingerprint_of(settings.certificate))
+
+
 def _secrets(config: ServeConfig, certificate: str | None) -> _Secrets:
     """Return what is in the folder, made at first use.  Raises ConfigError."""
     folder = config.data_dir
@@ -176,6 +195,7 @@ def _hub(
     store: SqliteStore,
     clock: LoopClock,
     signer: Signer,
+    blobs: Blobs,
 ) -> Hub:
     return Hub(
         store,
@@ -186,6 +206,7 @@ def _hub(
         hedge_after=config.hedge_after or None,
         fee=settings.fee,
         aside=ASIDE,
+        blobs=blobs,
     )
 
 

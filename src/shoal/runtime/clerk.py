@@ -25,7 +25,7 @@ from shoal.ledger.canonical import to_time
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier, frontier_places
 from shoal.ledger.notary import Notary, Sealed
-from shoal.ledger.receipts import Claims
+from shoal.ledger.receipts import Claims, has_receipt
 from shoal.pool.state import Pool
 from shoal.runtime.examining import Findings
 from shoal.store.calls import Call
@@ -129,6 +129,9 @@ class Clerk:
     def _done(self, fact: JobCompleted, at: float) -> None:
         opened = self._pool.jobs[fact.job_id]
         job, worker_id = opened.job, opened.worker_id
+        if not has_receipt(job):
+            self._call(job)
+            return
         if opened.hedge is not None and opened.hedge.lease == fact.lease:
             worker_id = opened.hedge.worker_id
         assert worker_id is not None, f"nobody has {fact.job_id}"

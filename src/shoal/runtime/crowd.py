@@ -62,7 +62,9 @@ class Crowds:
         connection.
         """
         crowd = _Crowd(self, wire, session, link)
-        log.info("connected wire=%s peer=%s", wire, link.peer)
+        # Where nothing can be said, nobody is met: it is over before one has looked.
+        level = logging.INFO if session.accepts else logging.DEBUG
+        log.log(level, "connected wire=%s peer=%s", wire, link.peer)
         end = End("cut off")
         self._crowds.add(crowd)
         try:
@@ -75,7 +77,8 @@ class Crowds:
         finally:
             self._crowds.discard(crowd)
             reason = end.reason
-            log.info("disconnected wire=%s peer=%s reason=%r", wire, link.peer, reason)
+            parted = "disconnected wire=%s peer=%s reason=%r"
+            log.log(level, parted, wire, link.peer, reason)
         return end
 
     def drain(self, reason: str) -> None:

@@ -2,23 +2,29 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.session import Bulk, Close, Data, Notice, Output, Send, Session
+from shoal.protocols.framing import Framed
+from shoal.protocols.session import (
+    Bulk,
+    Close,
+    Notice,
+    Output,
+    Parting,
+    Send,
+    Session,
+)
 from shoal.runtime.clock import Clock, Timer
-from shoal.runtime.link import Link, LinkClosed
+from shoal.runtime.link import CuttingLink, Link, LinkClosed
+from shoal.runtime.outbox import ISSUED_MAX, Outbox
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+Arrived = TypeVar("Arrived", bound=Sized)
 
-OUTBOX_MAX = 16 << 20  # unread bytes at which what a peer provokes is too much
-ISSUED_MAX = (
-    16  # times as much may be what we ask of it: long prompts, in all its slots
-)
-OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
 FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
 READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
 NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
@@ -54,12 +60,7 @@ class Driver(Generic[In, Out]):
         self._link = link
         self._clock = clock
         self._receive = receive
-        # Plain lists and futures: events and deques would be a tenth of what an idle
-        # worker takes.
-        self._outbox: list[Data] = []
-        self._outbox_size = 0  # bytes, with those that are being sent
-        self._writer: asyncio.Future[None] | None = None  # waits for something to send
-        self._waiting: list[asyncio.Future[None]] = []  # for room in the outbox
+        self._outbox = Outbox(link)
         self._ended: asyncio.Future[End | Exception] | None = None
         self._timer: Timer | None = None
         self._timer_due = 0.0
@@ -82,7 +83,7 @@ class Driver(Generic[In, Out]):
         """
         self._ended = asyncio.get_running_loop().create_future()
         async with asyncio.TaskGroup() as tasks:
-            reader = tasks.create_task(self._read())
+            reader = tasks.create_task(self._reading())
             writer = tasks.create_task(self._write())
             self._step(self._session.tick)
             try:
@@ -90,10 +91,9 @@ class Driver(Generic[In, Out]):
             finally:
                 if self._timer is not None:
                     self._timer.cancel()
-                self._make_room()  # those who wait for room wait in vain
+                # What was said last should still arrive: it may be an error.
+                self._outbox.finish()
             reader.cancel()
-            # What the session said last should still arrive: it may be an error.
-            self._wake_writer()
             # Not awaited, for a reader that is cancelled while it answers a ping takes
             # the writer, which waits for the same room, along.
             await asyncio.wait([writer], timeout=FLUSH_TIMEOUT)
@@ -116,10 +116,7 @@ class Driver(Generic[In, Out]):
 
     async def room(self) -> None:
         """Wait until the peer has read most of what was issued, or is gone."""
-        while self._outbox_size > OUTBOX_FULL and not self._over:
-            waiting = asyncio.get_running_loop().create_future()
-            self._waiting.append(waiting)
-            await waiting
+        await self._outbox.room()
 
     def hang_up(self, reason: str, code: int = 1000, text: str = "") -> None:
         """End the connection."""
@@ -129,19 +126,36 @@ class Driver(Generic[In, Out]):
     def _over(self) -> bool:
         return self._ended is None or self._ended.done()
 
-    async def _read(self) -> None:
+    def _reading(self) -> Coroutine[None, None, None]:
+        """Have messages cut by the link, where it can; return what reads them."""
+        session, link = self._session, self._link
+        if isinstance(session, Framed):
+            if isinstance(link, CuttingLink):
+                session.opened(link.certificate)
+                link.attach(session)
+                return self._read(link.messages, session.take)
+            session.opened(b"")
+        return self._read(link.receive, session.receive)
+
+    async def _read(
+        self,
+        arrive: Callable[[], Awaitable[Arrived]],
+        hear: Callable[[Arrived, float], Sequence[In | Output]],
+    ) -> None:
         try:
             while not self._over:
                 handled = 0
                 while handled < READS_IN_A_ROW:
-                    batch = await self._link.receive()
+                    batch = await arrive()
                     handled += len(batch)
-                    self._carry_out(self._session.receive(batch, self._clock.now()))
+                    self._carry_out(hear(batch, self._clock.now()))
                     if self._over:
                         return
                 # A link that always has something never waits, and so never yields.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
+            if isinstance(self._session, Parting):
+                self._step(self._session.parted)
             self._end(_lost(closed))
         except PeerError as error:
             self._end(_broken(error))
@@ -150,16 +164,7 @@ class Driver(Generic[In, Out]):
 
     async def _write(self) -> None:
         try:
-            while self._outbox or not self._over:
-                if not self._outbox:
-                    self._writer = asyncio.get_running_loop().create_future()
-                    await self._writer
-                batch, self._outbox = self._outbox, []
-                for data in batch:
-                    await self._link.send(data)
-                    self._outbox_size -= len(data)
-                    if self._outbox_size <= OUTBOX_FULL:
-                        self._make_room()
+            await self._outbox.write()
         except LinkClosed as closed:
             self._end(_lost(closed))
         except Exception as error:
@@ -199,10 +204,11 @@ class Driver(Generic[In, Out]):
         for output in outputs:
             match output:
                 case Send(data):
-                    self._post(data, patience)
-                case Bulk(parts):
-                    for part in parts:
-                        self._post(bytes(part), patience)
+                    if not self._outbox.post(data, patience):
+                        self._give_up()
+                case Bulk():
+                    if not self._outbox.post_bulk(output, patience):
+                        self._give_up()
                 case Close(reason, code, text):
                     self._end(End(reason, code, text))
                     return
@@ -212,26 +218,9 @@ class Driver(Generic[In, Out]):
                     self._receive(message)
         self._arm()
 
-    def _post(self, data: Data, patience: int) -> None:
-        # Never wait here: two peers that both stop reading in order to write would
-        # wait for each other for ever.
-        self._outbox.append(data)
-        self._outbox_size += len(data)
-        self._wake_writer()
-        if self._outbox_size > OUTBOX_MAX * patience:
-            self._outbox.clear()
-            self._outbox_size = 0
-            self._end(End("peer stopped reading", 1008, "too much unread"))
-
-    def _wake_writer(self) -> None:
-        if self._writer is not None and not self._writer.done():
-            self._writer.set_result(None)
-
-    def _make_room(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for each in waiting:
-            if not each.done():
-                each.set_result(None)
+    def _give_up(self) -> None:
+        self._outbox.clear()
+        self._end(End("peer stopped reading", 1008, "too much unread"))
 
     def _note(self, text: str) -> None:
         self._notices += 1

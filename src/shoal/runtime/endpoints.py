@@ -1,14 +1,19 @@
 """All ways to come to peers, of every protocol there is."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.ledger.keys import verify
 from shoal.protocols import Endpoint, discover
+from shoal.protocols.contacts import Contact
 from shoal.protocols.session import Identity, Setting
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
+
+log = logging.getLogger("shoal.endpoints")
 
 
 def endpoints(
@@ -20,11 +25,13 @@ def endpoints(
     draw: Callable[[int], bytes],
     name: str = "shoal",
     hardware: Hardware = UNKNOWN_HARDWARE,
+    contacts: Sequence[Contact] = (),
 ) -> list[tuple[str, Endpoint]]:
     """Return each endpoint with its wire's name.
 
     ``wires`` holds protocols' configurations by name, ``token`` is what workers present
     where theirs has none, and ``name`` and ``hardware`` are this machine's.
+    ``contacts`` are peers that may speak any of them.
     """
     start = int(clock.wall() * 1000)
     epoch = clock.wall() - clock.now()
@@ -33,7 +40,10 @@ def endpoints(
         config = wires.get(wire) or protocol.config()
         admission = door.admission(wire, config.token or token)
         setting = Setting(
-            start, admission, draw, identity, verify, epoch, name, hardware, door
+            *(start, admission, draw, identity, verify, epoch, name, hardware, door),
+            token=token,
+            warn=partial(log.warning, "wire=%s %s", wire),
+            contacts=contacts,
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found

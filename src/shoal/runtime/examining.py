@@ -11,7 +11,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.work import ANY_MODEL, Chat
 from shoal.ledger import accounts
 from shoal.ledger.outputs import output_of
-from shoal.ledger.receipts import Claims
+from shoal.ledger.receipts import Claims, has_receipt
 from shoal.ledger.worker_receipts import hash_of, verify_hash
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import Pool
@@ -113,6 +113,8 @@ class Examiner:
         held = (answered.worker_id, event.lease)
         if job is None or worker is None or held not in job.holders:
             return answered, None  # it came late, and proves nothing to anybody
+        if not has_receipt(job.job):
+            return answered, None
         answered = _with_model(answered, job, worker.offer.models)
         output = output_of(job.job.work, answered.outcome)
         digest, public_key = hash_of(output), worker.offer.public_key

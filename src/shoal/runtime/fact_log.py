@@ -5,7 +5,19 @@ from collections.abc import Mapping
 from dataclasses import fields
 from enum import Enum
 
-from shoal.domain.facts import Fact, JobSubmitted, WorkerConditioned
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobLeased,
+    JobRequeued,
+    JobSubmitted,
+    WorkerConditioned,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.work import CALLS
 
 UNLOGGED = ("outcome", "passed_over", "offer")  # long, or somebody's text
 OURS = frozenset({"fact", "job", "limit", "fault", "verdict"})  # words that are our own
@@ -13,13 +25,42 @@ OURS = frozenset({"fact", "job", "limit", "fault", "verdict"})  # words that are
 log = logging.getLogger("shoal.hub")
 
 
-def log_fact(fact: Fact) -> None:
-    # How busy a worker is changes with every job that others have there.
-    often = isinstance(fact, WorkerConditioned) and not fact.turned
-    level = logging.DEBUG if often else logging.INFO
-    if log.isEnabledFor(level):
-        named = fields_of(fact)
-        log.log(level, "%s", describe(named), extra={"fields": named})
+class FactLog:
+    """Writes each fact at INFO, but what happens all the time at DEBUG.
+
+    Calls of functions may be thousands a second, and how busy a worker is changes with
+    every job that others have there.
+    """
+
+    def __init__(self) -> None:
+        self._calls: set[JobId] = set()  # that are open
+
+    def saw(self, fact: Fact) -> None:
+        """Write a fact to the log."""
+        level = logging.DEBUG if self._is_frequent(fact) else logging.INFO
+        if log.isEnabledFor(level):
+            named = fields_of(fact)
+            log.log(level, "%s", describe(named), extra={"fields": named})
+
+    def _is_frequent(self, fact: Fact) -> bool:
+        match fact:
+            case JobSubmitted(job) if job.model == CALLS:
+                self._calls.add(job.id)
+                return True
+            case JobCompleted(job_id) | JobFailed(job_id):
+                known = job_id in self._calls
+                self._calls.discard(job_id)
+                return known
+            case JobCancelled(job_id) | JobExpired(job_id):
+                known = job_id in self._calls
+                self._calls.discard(job_id)
+                return known
+            case JobLeased(job_id) | JobRequeued(job_id):
+                return job_id in self._calls
+            case WorkerConditioned(turned=turned):
+                return not turned
+            case _:
+                return False
 
 
 def fields_of(fact: Fact) -> dict[str, object]:

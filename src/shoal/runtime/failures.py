@@ -1,10 +1,10 @@
 """Slows down and then bars addresses that present wrong keys or tokens."""
 
-import ipaddress
 import math
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from shoal.domain.addresses import is_loopback, owner_of
 from shoal.domain.errors import TooManyFailures
 
 WINDOW = 60.0  # seconds within which failures count together
@@ -13,7 +13,6 @@ SLOWNESS = 0.25  # seconds that the answer to each further one is kept back
 BARRED_AFTER = 10  # failures
 BARRED_FOR = 60.0  # seconds
 ADDRESSES_MAX = 10_000  # remembered; the one that failed longest ago goes first
-NETWORK_OF_ONE = 64  # bits of an IPv6 address that its owner does not choose
 
 
 @dataclass(slots=True)
@@ -45,7 +44,7 @@ class Failures:
         Raises TooManyFailures if there were too many before.
         """
         self._check(address, now)
-        who = _owner_of(address)
+        who = owner_of(address)
         record = self._records.pop(who, None)
         if record is None or now >= record.since + WINDOW:
             record = _Record(0, now)
@@ -58,7 +57,7 @@ class Failures:
         return SLOWNESS if record.count > SLOW_AFTER else 0.0
 
     def _check(self, address: str, now: float) -> None:
-        record = self._records.get(_owner_of(address))
+        record = self._records.get(owner_of(address))
         if record is None or now >= record.barred_until:
             return
         wait = math.ceil(record.barred_until - now)
@@ -66,27 +65,3 @@ class Failures:
             f"too many wrong keys or tokens from this address: try again in {wait} s",
             wait,
         )
-
-
-def is_loopback(address: str) -> bool:
-    """Say whether an address is this machine's own."""
-    try:
-        given = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return False
-    if isinstance(given, ipaddress.IPv6Address) and given.ipv4_mapped is not None:
-        return given.ipv4_mapped.is_loopback
-    return given.is_loopback
-
-
-def _owner_of(address: str) -> str:
-    """Return what stands for whoever has an address: for IPv6, its whole network."""
-    try:
-        given = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
-    if isinstance(given, ipaddress.IPv4Address):
-        return str(given)
-    if given.ipv4_mapped is not None:
-        return str(given.ipv4_mapped)
-    return str(ipaddress.ip_network((int(given), NETWORK_OF_ONE), strict=False))

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from shoal.domain.sharing import ModelAnswer, ModelQuery, ModelWord
 from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
     CallWord,
     CancelJob,
     Command,
@@ -15,10 +18,13 @@ from shoal.domain.vocabulary import (
     Draining,
     Event,
     Failed,
+    GiveBlob,
     Joined,
     Offered,
     Presented,
     Progress,
+    PushCalls,
+    RecallCalls,
     Rejected,
     Reported,
     RunJob,
@@ -32,6 +38,9 @@ from shoal.runtime.peers import Via
 from shoal.runtime.restocking import Restocking
 
 WORDS_MAX = 64  # said by a peer while it is stored that it was let in
+
+HEARD: frozenset[type] = frozenset({RunJob, Dismiss, PushCalls, RecallCalls, GiveBlob})
+"""What every peer may be told, if its wire can express it."""
 
 MAY_NOT_ASK = (
     "this peer may not ask for work here, for it was let in as a worker: let it "
@@ -104,12 +113,13 @@ class Guest:
         left: Callable[["Guest", str], None],
     ) -> None:
         quoted = met.name.replace("%", "%25").replace("/", "%2F")
-        commands = {RunJob, Dismiss, CancelJob} if met.cancels else {RunJob, Dismiss}
+        commands = HEARD | {CancelJob} if met.cancels else HEARD
         self.name = f"{wire}:{quoted}"
         self.key = key
         self.met = met
         self.accepts: frozenset[type] = driver.accepts & commands
         self.present = False
+        self._blobs = around.hub.blobs
         self._share = around.share
         self._restocking = around.restocking
         self._driver = driver
@@ -125,7 +135,7 @@ class Guest:
             lambda: changed(self),
         )
         self._neighbour = Neighbour(
-            around.hub, self.name, around.house, begin, self._say, driver.room
+            around.hub, self.name, around.house, begin, self._say, driver.room, self
         )
 
     def enter(self) -> None:
@@ -166,8 +176,14 @@ class Guest:
                 self.leave(f"dismissed by the peer: {reason}")
             case Joined():
                 pass  # it was met instead
+            case CallsReturned() | Advanced():
+                self._models.called(word)
+            case GiveBlob():
+                self._blobs.take(word)
+            case BlobLacked(digest):
+                self._blobs.give_again(self, digest)
             case CallWord():
-                pass
+                pass  # lanes are for our own workers
             case ModelWord():
                 self._share.share(self.name, word, self._say, self._driver.room)
 

@@ -4,8 +4,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import Outcome
 from shoal.domain.sharing import ModelWord
 from shoal.domain.vocabulary import (
+    Advanced,
+    CallsReturned,
     CallWord,
     CancelJob,
     Completed,
@@ -74,6 +77,9 @@ class Hearing:
         speaker = self._peers.speaker(connection)
         if speaker is None:
             return  # replaced by a newer connection, and not gone yet
+        if isinstance(event, CallsReturned):
+            self._returned(event)
+            return
         match event:
             case Completed():
                 self._completed(speaker, event)
@@ -85,6 +91,8 @@ class Hearing:
                 self.healths[speaker] = health
             case Conditioned(condition):
                 self._conditions.heard(speaker, condition)
+            case Advanced():
+                self._advanced(event)
             case Offered() | CallWord() | ModelWord():
                 pass  # said of a peer as a whole
             case Presented(job_id, receipt):
@@ -114,10 +122,26 @@ class Hearing:
         except Spoilt as spoilt:
             self._post(Spoiled(event.job_id, str(spoilt), spoilt.lost))
 
+    def _returned(self, event: CallsReturned) -> None:
+        # The path of every call in a lane: no fact, no task, no lock.
+        answer = self._answers.get(event.job_id)
+        if answer is not None and answer.lease == event.lease:
+            answer.put_returns(event.returns)
+
+    def _advanced(self, event: Advanced) -> None:
+        answer = self._answers.get(event.job_id)
+        if answer is not None and answer.admits(event.lease):
+            answer.advance(event.share, event.remark, self._clock.now())
+
     def _completed(self, worker_id: WorkerId, event: Completed) -> None:
         answer = self._answers.get(event.job_id)
         if answer is None or event.lease == NO_LEASE or not answer.admits(event.lease):
             self._post(Answered(worker_id, event))
+            return
+        if event.value:
+            value, blobs = event.value, event.blobs
+            outcome = Outcome("", event.finish_reason, value=value, blobs=blobs)
+            self._post(Answered(worker_id, event, outcome))
             return
         try:
             if event.rest:

@@ -6,7 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple
 
 from shoal.domain.errors import ShoalError, ShuttingDown, StoreError
 from shoal.domain.facts import (
@@ -15,36 +15,46 @@ from shoal.domain.facts import (
     JobExpired,
 )
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Job
 from shoal.domain.worker import Health
 from shoal.ledger.accounts import Books
 from shoal.ledger.keys import Signer
-from shoal.pool.admit import hopeless, impossible
+from shoal.pool.admit import hopeless, impossible, room
 from shoal.pool.hedge import hedges, next_hedge
 from shoal.pool.plan import plan
 from shoal.pool.react import Recall, react, recalls
 from shoal.pool.state import Pool
-from shoal.pool.stimuli import Stimulus, Submitted, Withdrawn
+from shoal.pool.stimuli import NOTHING, Answered, Stimulus, Submitted, Withdrawn
 from shoal.runtime.acting import Acting
 from shoal.runtime.answer import Answer
+from shoal.runtime.asker import Asker
+from shoal.runtime.blobs import Blobs
 from shoal.runtime.clerk import Clerk
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.examining import Examiner, Mail
-from shoal.runtime.fact_log import log_fact
+from shoal.runtime.fact_log import FactLog
 from shoal.runtime.hearing import Hearing, Port
 from shoal.runtime.named import Named
 from shoal.runtime.peers import Connection, Peer, Peers, Via
 from shoal.runtime.reading import Reader
-from shoal.runtime.recorder import Recorder, can_wait
+from shoal.runtime.recorder import Recorder, can_wait, is_kept
 from shoal.runtime.restoring import restore
 from shoal.runtime.watch import Watch
+from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
-Decided: TypeAlias = tuple[Fact, list[Recall]]
-"""A fact, and who is to stop working because of it."""
+
+class Decided(NamedTuple):
+    """A fact, who is to stop working because of it, and whether it is stored."""
+
+    fact: Fact
+    recalled: list[Recall]
+    kept: bool
+
 
 log = logging.getLogger("shoal.hub")
 
@@ -56,8 +66,8 @@ class Hub:
     the rest.  Nothing is acted on before it is in the store.
 
     ``hedge_after`` is for how many seconds a worker may be silent before another one
-    is given the job as well; None: no other is.  ``signer`` countersigns receipts, and
-    ``fee`` and ``aside`` are as in ``Clerk``.
+    is given the job as well; None: no other is.  ``signer`` countersigns receipts,
+    ``fee`` and ``aside`` are as in ``Clerk``, and ``blobs`` has what calls refer to.
     """
 
     def __init__(
@@ -70,8 +80,10 @@ class Hub:
         hedge_after: float | None = None,
         fee: int = 0,
         aside: float = math.inf,
+        blobs: Blobs | None = None,
     ) -> None:
         self.pool = Pool()
+        self.blobs = blobs or Blobs(MemoryBlobs())
         self.new_id = new_id
         self._store = store
         self._clock = clock
@@ -87,7 +99,7 @@ class Hub:
         self._put_off = False  # whether some of this batch was left for the next
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
-        self._accepting: dict[JobId, asyncio.Future[None]] = {}
+        self._accepting: dict[JobId, asyncio.Future[None] | None] = {}
         self._answers: dict[JobId, Answer] = {}
         self._named = Named(store, self._answers)
         self._peers = Peers()
@@ -101,10 +113,12 @@ class Hub:
             self._named,
             self._peers,
             self._watch,
+            self.blobs,
             self._settle,
             self._post,
         )
-        self._witnesses: list[Callable[[Fact], None]] = [log_fact]
+        self._witnesses: list[Callable[[Fact], None]] = [FactLog().saw]
+        self._wanting_room: list[Callable[[], None]] = []
         self._idle = asyncio.Event()  # set while no job is open
         self._idle.set()
         self._stopping = False
@@ -137,6 +151,27 @@ class Hub:
             answer.leave(reading)
             if not (answer.ended or answer.wanted or job.goes_on):
                 self._post(Withdrawn(answer.job_id, "the client left"))
+
+    def place(self, job: Job, asker: Asker) -> None:
+        """Have ``job`` done; ``asker`` is told of all that becomes of it.
+
+        It has no idempotency key.  Whoever wants it no more withdraws it.
+
+        Raises what ``answering`` does for a job that can never be done; of one that
+        finds no room the asker is told.
+        """
+        assert not job.idempotency_key, "the store would have to be asked"
+        self._check(job)
+        self._open(Answer(job.id, asker), job)
+        self._accepting[job.id] = None
+
+    def room(self, owner: str) -> int:
+        """Return how many jobs of an owner may be placed now without being refused."""
+        return room(self.pool, owner, self._queue_max) - len(self._accepting)
+
+    def when_room(self, call: Callable[[], None]) -> None:
+        """Call once when there may be more room than now."""
+        self._wanting_room.append(call)
 
     async def known(self, job: Job) -> bool:
         """Say whether the same was asked for under the same idempotency key.
@@ -179,6 +214,13 @@ class Hub:
             return False
         self._post(Withdrawn(job_id, reason))
         return True
+
+    def end_lane(self, job_id: JobId) -> None:
+        """Free the slot of a lane whose worker was told that it is over."""
+        answer = self._answers.get(job_id)
+        if answer is not None and answer.worker_id is not None:
+            over = Completed(job_id, answer.lease)
+            self._post(Answered(answer.worker_id, over, NOTHING))
 
     @property
     def ready(self) -> str | None:
@@ -240,6 +282,7 @@ class Hub:
             self._answers[each.job.id] = Answer(each.job.id)
             self._named.add(each.job)
             self._watch.look(each.job.id)
+            self.blobs.pin(each.job)
         self._count()
         return len(stored)
 
@@ -256,15 +299,15 @@ class Hub:
                 if not (decided or told or self._recorder.due):
                     self._count()
                     continue
-                urgent = not all(map(_can_wait, decided))
-                await self._recorder.record(
-                    [fact for fact, _ in decided], urgent=urgent
-                )
+                kept = [each.fact for each in decided if each.kept]
+                if kept or told or self._recorder.due:
+                    urgent = not all(map(_can_wait, decided))
+                    await self._recorder.record(kept, urgent=urgent)
             except StoreError as error:
                 self._told += told
                 self._break(error)
                 return
-            for fact, recalled in decided:
+            for fact, recalled, _ in decided:
                 for witness in self._witnesses:
                     witness(fact)
                 self._acting.act(fact, recalled)
@@ -276,6 +319,7 @@ class Hub:
                 if not each.done():
                     each.set_result(None)
             self._count()
+            self._tell_of_room()
 
     async def drain(self) -> None:
         """Take no new jobs, and wait until those that are open have ended."""
@@ -301,15 +345,26 @@ class Hub:
             self._wake.set()
 
     def _submit(self, job: Job) -> Answer:
+        self._check(job)
+        self._accepting[job.id] = asyncio.get_running_loop().create_future()
+        return self._open(Answer(job.id), job)
+
+    def _check(self, job: Job) -> None:
         if (error := self._impossible(job)) is not None:
             raise error
-        answer = Answer(job.id)
-        self._accepting[job.id] = asyncio.get_running_loop().create_future()
+
+    def _open(self, answer: Answer, job: Job) -> Answer:
         self._answers[job.id] = answer
         self._named.add(job)
-        self._count()
+        self.blobs.pin(job)
+        self._idle.clear()
         self._post(Submitted(job))
         return answer
+
+    def _tell_of_room(self) -> None:
+        wanting, self._wanting_room = self._wanting_room, []
+        for call in wanting:
+            call()
 
     def _impossible(self, job: Job) -> ShoalError | None:
         if self._broken is not None:
@@ -327,7 +382,8 @@ class Hub:
 
         def apply(fact: Fact) -> None:
             fact = self._with_size(fact)
-            decided.append((fact, recalls(self.pool, fact)))
+            kept = is_kept(fact, self.pool)
+            decided.append(Decided(fact, recalls(self.pool, fact), kept))
             self._clerk.note(fact, at)
             self.pool.apply(fact, now)
 
@@ -384,7 +440,11 @@ class Hub:
     def _settle(self, job_id: JobId, error: ShoalError | None = None) -> None:
         """Tell whoever submitted the job whether it was accepted."""
         accepted = self._accepting.pop(job_id)
-        if error is None:
+        if accepted is None:
+            asker = self._answers[job_id].asker if error is None else None
+            if asker is not None:
+                asker.accepted(job_id)
+        elif error is None:
             accepted.set_result(None)
         else:
             accepted.set_exception(error)
@@ -412,5 +472,4 @@ class Hub:
 
 def _can_wait(decided: Decided) -> bool:
     """Say whether nothing hangs on a fact's being stored at once."""
-    fact, recalled = decided
-    return can_wait(fact) and not recalled
+    return not decided.kept or (can_wait(decided.fact) and not decided.recalled)

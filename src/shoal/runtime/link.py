@@ -1,7 +1,9 @@
 """What the runtime needs from a connection."""
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
+from shoal.protocols.framing import Framed, Whole
 from shoal.protocols.session import Batch, Data
 
 
@@ -36,4 +38,28 @@ class Link(Protocol):
 
     async def close(self, code: int, text: str) -> None:
         """End the connection.  Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class CuttingLink(Protocol):
+    """A link of bytes that can cut messages itself, for a session that says how."""
+
+    certificate: bytes
+    """The SHA-256 fingerprint of the server's; empty: no TLS."""
+
+    def attach(self, framed: Framed[object]) -> None:
+        """Cut messages from now on, and give out no pieces any more."""
+        ...
+
+    async def messages(self) -> Sequence[Whole]:
+        """Wait; return all messages that are whole by then, in order.
+
+        Raises PeerError for one that the session refuses, once those before it have
+        been returned, and LinkClosed once the link has ended.
+        """
+        ...
+
+    async def write(self, part: bytes | memoryview) -> None:
+        """Write a part of a large message, without a copy, as ``send`` does."""
         ...

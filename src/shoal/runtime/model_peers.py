@@ -13,6 +13,8 @@ from dataclasses import replace
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.vocabulary import (
+    Advanced,
+    CallsReturned,
     CancelJob,
     Command,
     Completed,
@@ -148,6 +150,12 @@ class ModelPeers:
         if model is not None:
             model.port.heard(word)
 
+    def called(self, word: CallsReturned | Advanced) -> None:
+        """Take what is said of calls: the path of every call in a lane."""
+        model = self._running.get((word.job_id, word.lease))
+        if model is not None:
+            model.port.heard(word)
+
     def ended(self, word: Completed | Rejected | Failed) -> None:
         """Take the end of a job, or what is said of one that was cancelled."""
         number = (word.job_id, word.lease)
@@ -242,9 +250,11 @@ class ModelPeers:
 
     def _tell_conditions(self) -> None:
         """Tell the pool what has changed of how much each model can take."""
-        jobs = Counter(model.id for model in self._running.values())
+        alone = len(self._models) == 1  # then there is nothing beside
+        running = () if alone else self._running.values()
+        jobs = Counter(model.id for model in running)
         for model in self._models.values():
-            beside = len(self._running) - jobs[model.id]
+            beside = len(running) - jobs[model.id]
             queued = self._condition.queued + beside
             condition = replace(self._condition, queued=queued)
             if condition != model.condition:

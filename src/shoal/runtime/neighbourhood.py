@@ -42,8 +42,9 @@ class Neighbourhood:
         addresses: Callable[[str], tuple[str, ...]],
     ) -> None:
         self._announced = announced
-        self._meetings = meetings
         self._addresses = addresses
+        found = any(self._may_be_found(each.bound) for each in announced)
+        self._meetings = [each for each in meetings if found or not each.browser.shy]
         self._told = False  # that it cannot be, which is said once
 
     async def take_part(self) -> None:
@@ -68,6 +69,9 @@ class Neighbourhood:
     def _hidden(self) -> bool:
         """Whether all that is announced listens where others never find it."""
         return all(each.bound.address not in EVERYWHERE for each in self._announced)
+
+    def _may_be_found(self, bound: Bound) -> bool:
+        return bound.address in EVERYWHERE or bool(self._addresses(bound.address))
 
     def _places(self) -> tuple[str, ...]:
         """Return the addresses whose networks we take part in."""

@@ -43,9 +43,12 @@ from shoal.domain.work import (
     text_of,
 )
 from shoal.ledger.prices import PriceList
+from shoal.runtime.call_limits import call_limits
 from shoal.runtime.hub import Hub
+from shoal.runtime.peers import Peer
 
 JOBS_MAX = 64  # jobs of one peer that are open at a time
+CALLS_MAX = 4096  # the same, where all of them are calls of functions
 FILTERED = Outcome("", "content_filter")
 
 Room: TypeAlias = Callable[[], Awaitable[None]]
@@ -79,7 +82,7 @@ class Neighbour:
     Its jobs are numbered by itself; here they have numbers of ours, and ``owner`` as
     their owner.  They are not given to other pools, so no job ever goes in a circle.
 
-    ``say`` tells the peer something.
+    ``say`` tells the peer something, and ``peer`` is who is given large values.
     """
 
     def __init__(
@@ -90,8 +93,10 @@ class Neighbour:
         begin: Begin,
         say: Callable[[Event], bool],
         room: Room,
+        peer: Peer,
     ) -> None:
         self._hub = hub
+        self._peer = peer
         self._owner = owner
         self._house = house
         self._begin = begin
@@ -121,8 +126,11 @@ class Neighbour:
             task.cancel()
 
     def _why_not(self, asked: RunJob) -> str | None:
-        if len(self._open) >= JOBS_MAX:
-            return f"{JOBS_MAX} jobs of this peer are open here already"
+        if isinstance(asked.work, Lane):
+            return "lanes are between a pool and its own workers"
+        most = CALLS_MAX if isinstance(asked.work, Call) else JOBS_MAX
+        if len(self._open) >= most:
+            return f"{most} jobs of this peer are open here already"
         if asked.continues:
             return "an answer that has begun cannot be gone on with here"
         return None
@@ -133,6 +141,8 @@ class Neighbour:
         log.debug("asked owner=%r job=%s as=%r", self._owner, job.id, asked.job_id)
         try:
             watch = self._moderated(asked.work)
+            if isinstance(asked.work, Call):
+                await self._room_for_calls()
             async with self._hub.answering(job) as reader:
                 while pieces := await reader.read():
                     shown = pieces if watch is None else [*watch.admit(pieces)]
@@ -148,7 +158,20 @@ class Neighbour:
         except ShoalError as error:
             self._say(end_of(asked, error))
         else:
-            self._say(Completed(*number, outcome.finish_reason, outcome.usage))
+            self._give(outcome.blobs)
+            value, blobs = outcome.value, outcome.blobs
+            end = Completed(*number, outcome.finish_reason, outcome.usage)
+            self._say(replace(end, value=value, blobs=blobs) if value else end)
+
+    def _give(self, digests: tuple[bytes, ...]) -> None:
+        self._hub.blobs.give(self._peer, digests)
+
+    async def _room_for_calls(self) -> None:
+        """Wait until the queue has room: who maps a function asks for many at once."""
+        while self._hub.room(self._owner) <= 0:
+            there = asyncio.Event()
+            self._hub.when_room(there.set)
+            await there.wait()
 
     def _moderated(self, work: Work) -> Watch | None:
         """Begin to watch an answer, if that is wanted.
@@ -166,10 +189,13 @@ class Neighbour:
         if not (isinstance(work, Named) or work.model):
             work = replace(work, model=ANY_MODEL)
         price = self._house.prices.price(Policy.FAST, work.kind)
+        limits = self._house.limits
+        if isinstance(work, Call):
+            limits = call_limits(work.timeout)
         return Job(
             self._hub.new_id(),
             work,
-            self._house.limits,
+            limits,
             self._owner,
             terms=Terms(price=price, near=True),
         )

@@ -5,7 +5,6 @@ Each connection is given to whoever serves, with the session that its endpoint m
 
 import asyncio
 import logging
-import ssl
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -14,17 +13,19 @@ from typing import TypeAlias
 
 from shoal.domain.errors import ConfigError, TooManyFailures
 from shoal.protocols import Endpoint
-from shoal.protocols.crowd import Browser, Listener, Outgoing, Security
+from shoal.protocols.crowd import Browser, Listener, Outgoing, Rounds, Security
 from shoal.runtime.calling import Calls, Standing
 from shoal.runtime.clock import Clock
 from shoal.runtime.door import Door
 from shoal.runtime.meeting import Meetings
 from shoal.runtime.neighbourhood import Announced, Neighbourhood
 from shoal.runtime.residing import Serve
+from shoal.runtime.rounds import Running
 from shoal.transports.bonjour import addresses_of
 from shoal.transports.dialling import dial
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_listening import Bound, listening_tcp
+from shoal.transports.tcp_listening import Bound, Entrance, listening_tcp
+from shoal.transports.tls import Presented, new_certificate
 
 FAREWELL = 3.0  # seconds that connections which we opened get to end
 
@@ -39,8 +40,8 @@ class Means:
     """What is needed to come to peers.
 
     ``tls`` is for listeners with the coordinator's certificate; without it there are
-    none.  ``own_tls`` is for those with one of their own.  ``addresses`` says at
-    which addresses others find what listens on one.
+    none.  ``addresses`` says at which addresses others find what listens on one.
+    ``hidden``: nothing is announced, and nobody looked for.
     """
 
     serve: Serve
@@ -48,8 +49,8 @@ class Means:
     clock: Clock
     random: Random
     host: str
-    tls: ssl.SSLContext | None = None
-    own_tls: ssl.SSLContext | None = None
+    tls: Presented | None = None
+    hidden: bool = False
     addresses: Callable[[str], tuple[str, ...]] = addresses_of
 
 
@@ -75,7 +76,8 @@ async def reaching(
             bound = await listening.enter_async_context(_listen(wire, endpoint, means))
             label = endpoint.label or endpoint.security.value
             ports.setdefault(wire, {})[label] = bound.port
-            if endpoint.service is not None:
+            endpoint.bound(bound.port)
+            if endpoint.service is not None and not means.hidden:
                 announced.append(Announced(wire, endpoint.service, bound))
         async with _calling(endpoints, announced, means):
             yield ports
@@ -88,15 +90,23 @@ async def _listen(wire: str, listener: Listener, means: Means) -> AsyncIterator[
             means.door.check(link.peer)
         except TooManyFailures as error:
             log.info("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))
+            listener.gate.failed(link.peer, means.clock.now())
             return
         await means.serve(wire, listener.accept(link.peer, means.clock.now()), link)
 
-    contexts = {Security.VOUCHED: means.tls, Security.OWN: means.own_tls}
-    tls = contexts.get(listener.security)
+    tls = None
+    if listener.security is Security.VOUCHED:
+        tls = means.tls
+    elif listener.security is Security.OWN:
+        tls = await asyncio.to_thread(new_certificate, listener.subject)
+    gate, within = listener.gate, listener.handshake_within
+    entrance = Entrance(tls, gate, within, means.clock.now)
     async with AsyncExitStack() as opened:
         try:
             bound = await opened.enter_async_context(
-                listening_tcp(means.host, listener.port, tls, serve)
+                listening_tcp(
+                    *(means.host, listener.port, serve, entrance), spare=listener.spare
+                )
             )
         except ConfigError as error:
             raise ConfigError(
@@ -123,8 +133,14 @@ async def _calling(
         meetings = [
             Meetings(wire, endpoint, calls, tasks)
             for wire, endpoint in endpoints
-            if isinstance(endpoint, Browser)
+            if isinstance(endpoint, Browser) and not means.hidden
         ]
+        rounds = [
+            Running(wire, endpoint, calls, dial, means.clock, tasks)
+            for wire, endpoint in endpoints
+            if isinstance(endpoint, Rounds)
+        ]
+        walking = [tasks.create_task(each.run()) for each in rounds]
         around = Neighbourhood(announced, meetings, means.addresses)
         looking = tasks.create_task(around.take_part())
         patience = 0.0  # if this is cut off
@@ -133,8 +149,11 @@ async def _calling(
             patience = FAREWELL
         finally:
             calls.stop()
-            looking.cancel()
-            callers = callers.union(*(each.calling for each in meetings))
+            for task in (looking, *walking):
+                task.cancel()
+            callers = callers.union(
+                *(each.calling for each in meetings), *(each.calling for each in rounds)
+            )
             if callers:
                 await asyncio.wait(callers, timeout=patience)
             for caller in callers:

@@ -3,7 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 
-from shoal.domain.facts import Fact, JobStarted, WorkerConditioned
+from shoal.domain.facts import (
+    AccountFact,
+    Fact,
+    JobStarted,
+    JobSubmitted,
+    WorkerConditioned,
+    WorkerFact,
+)
+from shoal.pool.state import Pool
 from shoal.runtime.clerk import Clerk
 from shoal.runtime.clock import Clock
 from shoal.store.port import Recorded, Store
@@ -34,14 +42,11 @@ class Recorder:
         """Whether something has waited enough."""
         return self._clock.now() >= self._record_by
 
-    async def record(self, facts: Sequence[Fact], *, urgent: bool) -> None:
-        """Store ``facts``; those that are not ``urgent`` may wait.
+    async def record(self, kept: Sequence[Fact], *, urgent: bool) -> None:
+        """Store what is to be ``kept``; what is not ``urgent`` may wait.
 
         Raises StoreError.
         """
-        kept = [fact for fact in facts if is_kept(fact)]
-        if facts and not kept and not self.due:
-            return
         now, at = self._clock.now(), self._clock.wall()
         if not urgent and now < self._record_by:
             if not self._waiting:
@@ -66,6 +71,11 @@ def can_wait(fact: Fact) -> bool:
     return isinstance(fact, JobStarted | WorkerConditioned)
 
 
-def is_kept(fact: Fact) -> bool:
-    """Say whether a fact is of any use in the store."""
-    return not isinstance(fact, WorkerConditioned)
+def is_kept(fact: Fact, pool: Pool) -> bool:
+    """Say whether a fact, which is not applied yet, is of any use in the store."""
+    if isinstance(fact, JobSubmitted):
+        return fact.job.terms.kept
+    if isinstance(fact, WorkerFact | AccountFact):
+        return not isinstance(fact, WorkerConditioned)
+    opened = pool.jobs.get(fact.job_id)
+    return opened is None or opened.job.terms.kept

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from shoal.config import ServeConfig, X402Config
 from shoal.domain.errors import ConfigError, PaymentsDown
@@ -17,6 +18,7 @@ from shoal.gateway.reach import Reach
 from shoal.ledger.accounts import WHOLE
 from shoal.ledger.prices import PriceList
 from shoal.models.library import Library, library_of
+from shoal.protocols.contacts import Contact
 from shoal.transports.tls import own_certificate, server_context
 
 NO_X402 = X402Config()
@@ -29,7 +31,8 @@ class Settings:
     """A coordinator's settings, as its parts take them.
 
     ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
-    jobs that are done twice, from 0 to 1; ``certificate`` is in PEM form.
+    jobs that are done twice, from 0 to 1; ``certificate`` is in PEM form, and
+    ``blobs_max`` in bytes.
     """
 
     tls: ssl.SSLContext | None
@@ -41,6 +44,8 @@ class Settings:
     spot_checks: float
     reach: Reach
     library: Library
+    contacts: tuple[Contact, ...]
+    blobs_max: int
 
 
 def settings_of(config: ServeConfig) -> Settings:
@@ -56,11 +61,14 @@ def settings_of(config: ServeConfig) -> Settings:
             _price("--price-fast-task", config.price_fast_task),
             _price("--price-cheap-inference", config.price_cheap_inference),
             _price("--price-cheap-task", config.price_cheap_task),
+            _price("--price-call", config.price_call),
         ),
         _fee(config.fee),
         _share(config.spot_checks),
         _reach(config.webhooks),
         library_of([_shared(each) for each in config.share]),
+        tuple(_contact(each) for each in config.peer),
+        _blobs_max(config.blobs_max),
     )
 
 
@@ -157,6 +165,23 @@ def _shared(text: str) -> tuple[str, Path]:
             f"--share {text}: expected NAME=PATH, a GGUF file or a folder"
         )
     return name, Path(path).expanduser()
+
+
+def _blobs_max(gigabytes: float) -> int:
+    if not gigabytes > 0:
+        raise ConfigError(f"--blobs-max {gigabytes:g}: expected gigabytes, above 0")
+    return round(gigabytes * 1e9)
+
+
+def _contact(address: str) -> Contact:
+    try:
+        parts = urlsplit(f"//{address}")
+        good = parts.netloc == address and parts.hostname and parts.port
+    except ValueError:
+        good = None
+    if not good or "@" in address:
+        raise ConfigError(f"--peer {address!a}: expected HOST:PORT")
+    return Contact(address)
 
 
 def _reach(name: str) -> Reach:

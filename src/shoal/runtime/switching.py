@@ -10,8 +10,9 @@ from typing import Protocol
 from shoal.protocols.crowd import Carried, Spread, Switch
 from shoal.protocols.session import Data, Hello
 from shoal.runtime.clock import Clock, Timer
-from shoal.runtime.driver import OUTBOX_MAX, READS_IN_A_ROW, End
+from shoal.runtime.driver import READS_IN_A_ROW, End
 from shoal.runtime.link import Link, LinkClosed
+from shoal.runtime.outbox import OUTBOX_MAX
 
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 INTERNAL = 1011

@@ -25,13 +25,13 @@ class Watch:
         self._answers = answers
         self._clock = clock
         self._post = post
-        self._timers: dict[JobId, Timer] = {}
+        self._timers: dict[JobId, tuple[float, Timer]] = {}  # and when they fire
 
     def look(self, job_id: JobId) -> None:
         """Look at a job's limits now, and again when the next may be reached."""
-        self.forget(job_id)
         job = self._pool.jobs.get(job_id)
         if job is None:
+            self.forget(job_id)
             return
         answer = self._answers[job_id]
         # While a new lease is being stored, the answer is still the last one's.
@@ -39,17 +39,27 @@ class Watch:
         last_output = answer.last_output if current else None
         due = overdue(job, self._clock.now(), last_output)
         if isinstance(due, Limit):
+            self.forget(job_id)
             self._post(Overdue(job_id, due))
-        else:
-            self._timers[job_id] = self._clock.call_at(due, lambda: self.look(job_id))
+            return
+        if (earlier := self._timers.get(job_id)) is not None:
+            if earlier[0] <= due:
+                return  # it finds out when it fires: most jobs end before
+            earlier[1].cancel()
+        timer = self._clock.call_at(due, lambda: self._fire(job_id))
+        self._timers[job_id] = (due, timer)
 
     def forget(self, job_id: JobId) -> None:
         """Look at a job no more."""
         if (timer := self._timers.pop(job_id, None)) is not None:
-            timer.cancel()
+            timer[1].cancel()
+
+    def _fire(self, job_id: JobId) -> None:
+        del self._timers[job_id]
+        self.look(job_id)
 
     def stop(self) -> None:
         """Look at nothing any more."""
-        for timer in self._timers.values():
+        for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

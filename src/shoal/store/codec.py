@@ -1,10 +1,12 @@
-"""Jobs, outcomes and facts as the JSON that a database keeps."""
+"""Jobs, outcomes and facts as the JSON that a database keeps; calls as MessagePack."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, get_args
 
 import msgspec
 
+from shoal.domain.errors import NotFound
 from shoal.domain.facts import (
     AccountFact,
     CameLate,
@@ -18,7 +20,19 @@ from shoal.domain.facts import (
 )
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import WORKS, Job, Kind, Limits, Terms, Work
+from shoal.domain.work import (
+    PLAIN,
+    WORKS,
+    Call,
+    Described,
+    Feature,
+    Job,
+    Kind,
+    Limits,
+    Terms,
+    Work,
+)
+from shoal.store.blobs import BlobStore
 
 FACTS: Mapping[str, type[Fact]] = {
     fact.__name__: fact
@@ -32,8 +46,77 @@ FACTS: Mapping[str, type[Fact]] = {
 }
 
 
-def encode_work(work: Work) -> str:
+APART_FROM = 64 << 10  # bytes from which on a value stands in a file, and not in a row
+
+
+class StoredCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call; what is ``apart`` stands there by its digest."""
+
+    name: str
+    args: bytes
+    kwargs: bytes
+    timeout: float | None
+    needs: list[str]
+    blobs: list[bytes]
+    args_apart: bool
+    kwargs_apart: bool
+
+
+class StoredEnd(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What there is to say of a value that was returned, besides it."""
+
+    blobs: list[bytes] = []  # msgspec copies it
+    apart: bool = False
+
+
+_calls = msgspec.msgpack.Decoder(StoredCall)
+_ends = msgspec.json.Decoder(StoredEnd)
+
+
+def encode_work(work: Described) -> str:
     return msgspec.json.encode(work).decode()
+
+
+def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]:
+    """Write a call; return it, and the digests of what of it stands apart.
+
+    Raises StoreError.
+    """
+    args, args_apart = _apart(call.args, blobs)
+    kwargs, kwargs_apart = _apart(call.kwargs, blobs)
+    stored = StoredCall(
+        call.name,
+        args,
+        kwargs,
+        call.timeout,
+        [feature.value for feature in call.needs],
+        list(call.blobs),
+        args_apart,
+        kwargs_apart,
+    )
+    parts = ((args, args_apart), (kwargs, kwargs_apart))
+    apart = tuple(digest for digest, is_apart in parts if is_apart)
+    return msgspec.msgpack.encode(stored), apart
+
+
+def decode_call(data: bytes, blobs: BlobStore) -> Call:
+    """Read a call.  What stood apart and has made room for others is empty."""
+    stored = _calls.decode(data)
+    return Call(
+        stored.name,
+        _whole(stored.args, stored.args_apart, blobs),
+        _whole(stored.kwargs, stored.kwargs_apart, blobs),
+        stored.timeout,
+        frozenset(map(Feature, stored.needs)),
+        tuple(stored.blobs),
+    )
+
+
+def apart_in(data: bytes) -> tuple[bytes, ...]:
+    """Return the digests of what of a call stands apart."""
+    stored = _calls.decode(data)
+    parts = (stored.args, stored.args_apart), (stored.kwargs, stored.kwargs_apart)
+    return tuple(digest for digest, apart in parts if apart)
 
 
 def decode_work(kind: str, text: str) -> Work:
@@ -45,6 +128,7 @@ def decode_work(kind: str, text: str) -> Work:
     return work
 
 
+@lru_cache(256)  # most jobs have the same
 def encode_limits(limits: Limits) -> str:
     return msgspec.json.encode(limits).decode()
 
@@ -53,11 +137,26 @@ def decode_limits(text: str) -> Limits:
     return msgspec.json.decode(text, type=Limits)
 
 
-def encode_outcome(outcome: Outcome) -> str:
-    return msgspec.json.encode(outcome).decode()
+def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[str, bytes | None]:
+    """Write an outcome, and apart from it the value that was returned, if one was."""
+    if not outcome.value:
+        return msgspec.json.encode(outcome).decode(), None
+    value, apart = _apart(outcome.value, blobs)
+    end = StoredEnd(list(outcome.blobs), apart)
+    return msgspec.json.encode(end).decode(), value
 
 
-def decode_outcome(text: str) -> Outcome:
+def decode_outcome(text: str, value: bytes | None = None) -> Outcome:
+    """Read an outcome.
+
+    Of a value that stands apart there is its digest, as the first of the ``blobs``, and
+    no ``value``: whoever wants it reads it there.
+    """
+    if value is not None:
+        end = _ends.decode(text)
+        if end.apart:
+            return Outcome("", blobs=(value, *end.blobs))
+        return Outcome("", value=value, blobs=tuple(end.blobs))
     fields = msgspec.json.decode(text)
     usage = fields["usage"]
     return Outcome(
@@ -70,7 +169,14 @@ def decode_outcome(text: str) -> Outcome:
 
 
 def encode_terms(terms: Terms) -> str:
+    return _PLAIN_TERMS if terms == PLAIN else _encode_terms(terms)
+
+
+def _encode_terms(terms: Terms) -> str:
     return msgspec.json.encode(terms).decode()
+
+
+_PLAIN_TERMS = _encode_terms(PLAIN)
 
 
 def decode_terms(text: str) -> Terms:
@@ -104,3 +210,16 @@ def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact
         return JobCompleted(job.id, fields["lease"], outcome or Outcome(""), verdict)
     fact: Fact = msgspec.json.decode(text, type=type_)
     return fact
+
+
+def _apart(data: bytes, blobs: BlobStore) -> tuple[bytes, bool]:
+    return (data, False) if len(data) < APART_FROM else (blobs.keep(data), True)
+
+
+def _whole(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
+    if not apart:
+        return data
+    try:
+        return bytes(blobs.read(data))
+    except NotFound:
+        return b""

@@ -8,7 +8,7 @@ from shoal.domain.credentials import JoinToken, Key, Used
 from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Job, Kind, Priority, Task, Terms
+from shoal.domain.work import Call, Job, Kind, Priority, Task, Terms
 from shoal.pool.lifecycle import JobState
 from shoal.store.calls import CallStore
 from shoal.store.entries import NO_ENTRIES, Entries, LedgerStore
@@ -33,7 +33,10 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A stored job without what may be large: its work, ``terms.form``, its outcome."""
+    """A stored job without what may be large: its work, ``terms.form``, its outcome.
+
+    ``model`` is as in ``model_of``.
+    """
 
     id: JobId
     kind: Kind
@@ -48,13 +51,18 @@ class Outline:
     error: str | None
 
 
+def model_of(job: Job) -> str:
+    """Return what stands for a job's model where it is listed: a function's name."""
+    return job.work.name if isinstance(job.work, Call) else job.model
+
+
 def outline(stored: StoredJob) -> Outline:
     """Return what is left of a job without what may be large."""
     job = stored.job
     return Outline(
         job.id,
         job.kind,
-        job.model,
+        model_of(job),
         job.owner,
         job.priority,
         replace(job.terms, form=""),

@@ -156,6 +156,12 @@ MIGRATIONS = (
     ) STRICT;
     CREATE INDEX calls_due ON calls (due_at) WHERE due_at IS NOT NULL;
     """,
+    # A call of a function and what it returned are bytes, which JSON has no form for.
+    # Such a job has no ``work``.
+    """
+    ALTER TABLE jobs ADD COLUMN call BLOB;
+    ALTER TABLE jobs ADD COLUMN value BLOB;
+    """,
 )
 
 

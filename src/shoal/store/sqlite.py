@@ -18,11 +18,13 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job, Kind, Priority
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
+from shoal.store.blobs import BlobStore
 from shoal.store.entries import NO_ENTRIES, Entries
+from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import NO_WORK, Outline, Recorded, StoredJob, Wanted
 from shoal.store.schema import migrate
 from shoal.store.sqlite_calls import SqliteCalls, write_calls
-from shoal.store.sqlite_facts import write_facts
+from shoal.store.sqlite_facts import Apart, write_facts
 from shoal.store.sqlite_keys import SqliteKeys, forget_ended
 from shoal.store.sqlite_ledger import SqliteLedger, write_entries
 from shoal.store.sqlite_pairing import SqlitePairing, forget_expired
@@ -33,7 +35,8 @@ LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
 
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
-                lease, outcome, error, submitted_at, ended_at FROM jobs"""
+                lease, outcome, error, submitted_at, ended_at, call, value
+         FROM jobs"""
 
 
 OUTLINE = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form'),
@@ -43,12 +46,14 @@ OUTLINE = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form
 class SqliteStore:
     """Keeps everything in one file, which one process at a time may use."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, blobs: BlobStore | None = None) -> None:
+        """Name the file; what is too large for a row is kept in ``blobs``."""
         self.keys = SqliteKeys(self)
         self.ledger = SqliteLedger(self)
         self.calls = SqliteCalls(self)
         self.pairing = SqlitePairing(self)
         self._path = path
+        self._apart = Apart(blobs or MemoryBlobs())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
         self._database: sqlite3.Connection | None = None
 
@@ -70,12 +75,14 @@ class SqliteStore:
 
     async def open_jobs(self) -> list[StoredJob]:
         query = f"{JOB} WHERE ended_at IS NULL ORDER BY submitted_at, rowid"
-        return await self._run(lambda: [_job(row) for row in self._sql(query)])
+        return await self._run(
+            lambda: [self._open_job(row) for row in self._sql(query)]
+        )
 
     async def job(self, job_id: JobId) -> StoredJob | None:
         def read() -> StoredJob | None:
             row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
-            return None if row is None else _job(row)
+            return None if row is None else self._job(row)
 
         return await self._run(read)
 
@@ -108,7 +115,7 @@ class SqliteStore:
         def read() -> StoredJob | None:
             query = f"{JOB} WHERE owner = ? AND idempotency_key = ?"
             row = self._sql(query, owner, idempotency_key).fetchone()
-            return None if row is None else _job(row)
+            return None if row is None else self._job(row)
 
         return await self._run(read)
 
@@ -117,7 +124,7 @@ class SqliteStore:
             row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
             if row is None:
                 return []
-            stored = _job(row)
+            stored = self._job(row)
             query = "SELECT at, type, body FROM facts WHERE job_id = ? ORDER BY number"
             return [
                 Recorded(at, codec.decode_fact(name, body, stored.job, stored.outcome))
@@ -254,9 +261,20 @@ class SqliteStore:
         entries: Entries,
     ) -> None:
         with self._transaction() as database:
-            write_facts(database, [*earlier, *(Recorded(at, fact) for fact in facts)])
+            recorded = [*earlier, *(Recorded(at, fact) for fact in facts)]
+            write_facts(database, recorded, self._apart)
             write_entries(database, entries, at)
             write_calls(database, entries.calls, at)
+
+    def _job(self, row: tuple[Any, ...]) -> StoredJob:
+        return _job(row, self._apart.blobs)
+
+    def _open_job(self, row: tuple[Any, ...]) -> StoredJob:
+        """Read a job that is open, and keep what it needs until it has ended."""
+        stored, (call, _) = self._job(row), row[-2:]
+        if call is not None:
+            self._apart.pin(stored.job.id, codec.apart_in(call))
+        return stored
 
     def _prune(self, before: float) -> int:
         with self._transaction():
@@ -284,13 +302,13 @@ def _outline(row: tuple[Any, ...]) -> Outline:
     )
 
 
-def _job(row: tuple[Any, ...]) -> StoredJob:
+def _job(row: tuple[Any, ...], blobs: BlobStore) -> StoredJob:
     id_, kind, owner, state, work, limits, priority, name, terms, *rest = row
-    lease, outcome, error, submitted_at, ended_at = rest
+    lease, outcome, error, submitted_at, ended_at, call, value = rest
     return StoredJob(
         Job(
             JobId(id_),
-            codec.decode_work(kind, work),
+            codec.decode_call(call, blobs) if call else codec.decode_work(kind, work),
             codec.decode_limits(limits),
             owner,
             Priority(priority),
@@ -301,6 +319,6 @@ def _job(row: tuple[Any, ...]) -> StoredJob:
         LeaseNumber(lease),
         submitted_at,
         ended_at,
-        codec.decode_outcome(outcome) if outcome else None,
+        codec.decode_outcome(outcome, value) if outcome else None,
         error,
     )

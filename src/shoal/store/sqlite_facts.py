@@ -1,9 +1,11 @@
 """What facts change in the tables of the SQLite store."""
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from shoal.domain.credentials import day_of
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     AccountCredited,
@@ -29,119 +31,258 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Job
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Call, Job, Lane
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
-from shoal.store.port import Recorded
-from shoal.store.sqlite_keys import count_usage
+from shoal.store.blobs import BlobStore
+from shoal.store.port import Recorded, model_of
+from shoal.store.sqlite_keys import count_calls, count_usage
 from shoal.store.sqlite_ledger import write_limit
 
 FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
-STATE_AFTER = {
-    fact: state.value for facts in TRANSITIONS.values() for fact, state in facts.items()
+
+@dataclass(slots=True)
+class Apart:
+    """Where large values stand, and which are those of open jobs."""
+
+    blobs: BlobStore
+    _pinned: dict[JobId, tuple[bytes, ...]] = field(default_factory=dict)
+
+    def pin(self, job_id: JobId, digests: tuple[bytes, ...]) -> None:
+        """Keep values until a job has ended."""
+        if digests:
+            self._pinned[job_id] = digests
+            for digest in digests:
+                self.blobs.pin(digest)
+
+    def unpin(self, job_id: JobId) -> None:
+        """Note that a job has ended."""
+        for digest in self._pinned.pop(job_id, ()):
+            self.blobs.unpin(digest)
+
+
+STATE_AFTER: Mapping[type[Fact], str] = {
+    JobSubmitted: JobState.QUEUED.value,
+    **{
+        fact: state.value
+        for facts in TRANSITIONS.values()
+        for fact, state in facts.items()
+    },
 }
 
 
-def write_facts(sql: sqlite3.Connection, recorded: Iterable[Recorded]) -> None:
+def write_facts(
+    sql: sqlite3.Connection, recorded: Iterable[Recorded], apart: Apart
+) -> None:
     """Write what facts change, and the facts, in the transaction that is open.
 
     Raises StoreError for a fact about a job that there is not.
     """
-    rows = [_write(sql, each.fact, each.at) for each in recorded]
+    changes = _Changes(sql, apart)
+    rows = [changes.note(each.fact, each.at) for each in recorded]
+    changes.write()
     sql.executemany(
         "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
         [row for row in rows if row is not None],
     )
 
 
-def _write(sql: sqlite3.Connection, fact: Fact, at: float) -> FactRow | None:
-    """Write what a fact changes; return its own row, if it is worth one."""
-    match fact:
-        case WorkerTrusted(owner, user, public_key):
-            query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
-            sql.execute(query, (owner, user, public_key, at))
-            return _row(fact, None, at)
-        case AccountLimited():
-            write_limit(sql, fact)
-            return _row(fact, None, at)
-        case (
-            WorkerJoined()
-            | WorkerDraining()
-            | WorkerLost()
-            | WorkerMarked()
-            | AccountCredited()
-        ):
-            return _row(fact, None, at)
-        case WorkerConditioned():
-            return None  # of no use later
-        case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
-            known = sql.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,))
-            if not known.fetchone():
-                return None  # pruned: nobody could ask for its story
-        case JobSubmitted(job):
-            _submit(sql, job, at)
-        case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
-            _update(sql, fact, job_id, "lease = ?", lease)
-        case JobStarted() | JobRequeued() | JobUnhedged():
-            _update(sql, fact, fact.job_id)
-        case JobCompleted(job_id, _, outcome):
-            encoded = codec.encode_outcome(outcome)
-            _update(sql, fact, job_id, "outcome = ?, ended_at = ?", encoded, at)
-            count_usage(sql, job_id, outcome, at)
-        case JobFailed(job_id=job_id, error=error):
-            _update(sql, fact, job_id, "error = ?, ended_at = ?", error, at)
-        case JobExpired(job_id, _, error, written):
-            _update(sql, fact, job_id, "error = ?, ended_at = ?", error, at)
-            count_usage(sql, job_id, written, at)
-        case JobCancelled(job_id, reason, written):
-            _update(sql, fact, job_id, "error = ?, ended_at = ?", reason, at)
-            count_usage(sql, job_id, written, at)
-    return _row(fact, fact.job_id, at)
+@dataclass(slots=True)
+class _Change:
+    """What becomes of a job's row; None: that column stays as it is."""
+
+    new: tuple[object, ...] | None = None  # the columns that never change
+    state: str = ""
+    lease: int | None = None
+    outcome: str | None = None
+    value: bytes | None = None
+    error: str | None = None
+    ended_at: float | None = None
 
 
-def _submit(sql: sqlite3.Connection, job: Job, at: float) -> None:
-    name = job.idempotency_key or None
-    if name is not None:
-        # It is taken from a job that came to nothing: the hub asked before.
-        sql.execute(
-            "UPDATE jobs SET idempotency_key = NULL"
-            " WHERE owner = ? AND idempotency_key = ?",
-            (job.owner, name),
+@dataclass(slots=True)
+class _Changes:
+    """What the facts of one batch change, each row written once.
+
+    Most jobs that are short come to several facts in one batch.
+    """
+
+    sql: sqlite3.Connection
+    apart: Apart
+    _rows: dict[JobId, _Change] = field(default_factory=dict)
+    _named: dict[tuple[str, str], _Change] = field(default_factory=dict)
+    _used: list[tuple[JobId, Outcome | int, float]] = field(default_factory=list)
+    _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
+
+    def note(self, fact: Fact, at: float) -> FactRow | None:
+        """Take note of what a fact changes; return its own row, if it is worth one."""
+        match fact:
+            case WorkerTrusted(owner, user, public_key):
+                query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
+                self.sql.execute(query, (owner, user, public_key, at))
+                return _row(fact, None, at)
+            case AccountLimited():
+                write_limit(self.sql, fact)
+                return _row(fact, None, at)
+            case (
+                WorkerJoined()
+                | WorkerDraining()
+                | WorkerLost()
+                | WorkerMarked()
+                | AccountCredited()
+            ):
+                return _row(fact, None, at)
+            case WorkerConditioned():
+                return None  # of no use later
+            case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
+                # If it was pruned, nobody could ask for its story.
+                return _row(fact, job_id, at) if self._knows(job_id) else None
+            case JobSubmitted(job):
+                change = _Change(self._columns(job, at))
+                self._rows[job.id] = change
+                self._named[job.owner, job.idempotency_key] = change
+            case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
+                change = self._row(job_id)
+                change.lease = lease
+            case JobStarted() | JobRequeued() | JobUnhedged():
+                change = self._row(fact.job_id)
+            case JobCompleted(job_id, _, outcome):
+                change = self._end(job_id, at)
+                change.outcome, change.value = codec.encode_outcome(
+                    outcome, self.apart.blobs
+                )
+                self._use(job_id, outcome, at)
+            case JobFailed(job_id=job_id, error=error):
+                change = self._end(job_id, at)
+                change.error = error
+            case JobExpired(job_id, _, error, written):
+                change = self._end(job_id, at)
+                change.error = error
+                self._use(job_id, written, at)
+            case JobCancelled(job_id, reason, written):
+                change = self._end(job_id, at)
+                change.error = reason
+                self._use(job_id, written, at)
+        change.state = STATE_AFTER[type(fact)]
+        return _row(fact, fact.job_id, at)
+
+    def write(self) -> None:
+        """Write what was noted.  Raises StoreError if a job is not there."""
+        self.sql.executemany(
+            INSERT,
+            [
+                (job_id, *change.new, *_changing(change))
+                for job_id, change in self._rows.items()
+                if change.new is not None
+            ],
         )
-    sql.execute(
-        "INSERT INTO jobs (id, kind, model, owner, state, work, limits, priority,"
-        " idempotency_key, terms, user, submitted_at)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-        (
-            job.id,
+        self._update(PROGRESS, ended=False)
+        self._update(END, ended=True)
+        for job_id, end, at in self._used:
+            count_usage(self.sql, job_id, end, at)
+        for day, calls in self._called.items():
+            count_calls(self.sql, calls, day)
+
+    def _update(self, query: str, *, ended: bool) -> None:
+        rows = [
+            (*_changing(change), job_id)
+            if ended
+            else (change.state, change.lease, job_id)
+            for job_id, change in self._rows.items()
+            if change.new is None and (change.ended_at is not None) is ended
+        ]
+        if rows and self.sql.executemany(query, rows).rowcount != len(rows):
+            missing = next(each for each in self._rows if not self._stored(each))
+            raise StoreError(f"there is no job {missing}")
+
+    def _row(self, job_id: JobId) -> _Change:
+        change = self._rows.get(job_id)
+        if change is None:
+            change = self._rows[job_id] = _Change()
+        return change
+
+    def _end(self, job_id: JobId, at: float) -> _Change:
+        self.apart.unpin(job_id)
+        change = self._row(job_id)
+        change.ended_at = at
+        return change
+
+    def _use(self, job_id: JobId, end: Outcome | int, at: float) -> None:
+        if isinstance(end, Outcome) and end.value:
+            self._called.setdefault(day_of(at), []).append(job_id)
+        else:
+            self._used.append((job_id, end, at))
+
+    def _knows(self, job_id: JobId) -> bool:
+        return job_id in self._rows or self._stored(job_id)
+
+    def _stored(self, job_id: JobId) -> bool:
+        known = self.sql.execute("SELECT 1 FROM jobs WHERE id = ?", (job_id,))
+        return known.fetchone() is not None
+
+    def _columns(self, job: Job, at: float) -> tuple[object, ...]:
+        """Return what of a job never changes, and free its name for it."""
+        name = job.idempotency_key or None
+        work, call = "", None
+        if isinstance(job.work, Call):
+            call, digests = codec.encode_call(job.work, self.apart.blobs)
+            self.apart.pin(job.id, digests)
+        else:
+            assert not isinstance(job.work, Lane), "lanes are not stored"
+            work = codec.encode_work(job.work)
+        if name is not None:
+            self._free(job.owner, name)
+        return (
             job.kind.value,
-            job.model,
+            model_of(job),
             job.owner,
-            JobState.QUEUED.value,
-            codec.encode_work(job.work),
+            work,
             codec.encode_limits(job.limits),
             job.priority.value,
             name,
             codec.encode_terms(job.terms),
             job.terms.user,
             at,
-        ),
+            call,
+        )
+
+    def _free(self, owner: str, name: str) -> None:
+        """Take a name from a job that came to nothing: the hub asked before."""
+        self.sql.execute(
+            "UPDATE jobs SET idempotency_key = NULL"
+            " WHERE owner = ? AND idempotency_key = ?",
+            (owner, name),
+        )
+        earlier = self._named.get((owner, name))
+        if earlier is not None and earlier.new is not None:
+            before, after = earlier.new[:NAME], earlier.new[NAME + 1 :]
+            earlier.new = (*before, None, *after)
+
+
+INSERT = """
+    INSERT INTO jobs (id, kind, model, owner, work, limits, priority, idempotency_key,
+                      terms, user, submitted_at, call,
+                      state, lease, outcome, value, error, ended_at)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?)"""
+NAME = 6  # where it is among what ``_columns`` returns
+PROGRESS = "UPDATE jobs SET state = ?, lease = coalesce(?, lease) WHERE id = ?"
+END = """
+    UPDATE jobs SET state = ?, lease = coalesce(?, lease), outcome = ?, value = ?,
+                    error = ?, ended_at = ? WHERE id = ?"""
+
+
+def _changing(change: _Change) -> tuple[object, ...]:
+    """Return the columns that change, in the order in which they are written."""
+    return (
+        change.state,
+        change.lease,
+        change.outcome,
+        change.value,
+        change.error,
+        change.ended_at,
     )
-
-
-def _update(
-    sql: sqlite3.Connection,
-    fact: Fact,
-    job_id: JobId,
-    columns: str = "",
-    *values: object,
-) -> None:
-    columns = f"state = ?, {columns}" if columns else "state = ?"
-    state = STATE_AFTER[type(fact)]  # type: ignore[index]  # only job facts come here
-    query = f"UPDATE jobs SET {columns} WHERE id = ?"
-    if not sql.execute(query, (state, *values, job_id)).rowcount:
-        raise StoreError(f"there is no job {job_id}")
 
 
 def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:

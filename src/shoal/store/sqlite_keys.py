@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 from typing import Any, Protocol, TypeVar
 
@@ -127,12 +127,17 @@ class SqliteKeys:
         await self._database.transact(lambda sql: sql.execute(query, values))
 
 
+NO_TOKENS = Usage(0, 0)
+
+
 def _estimate(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
 ) -> Usage | None:
     """Return about what a job has used, which takes reading all that it asked."""
     query = "SELECT kind, work FROM jobs WHERE id = ?"
     ((kind, encoded),) = sql.execute(query, (job_id,))
+    if not encoded:
+        return NO_TOKENS  # a call of a function
     work = codec.decode_work(kind, encoded)
     return usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
 
@@ -156,6 +161,20 @@ def count_usage(
            prompt_tokens = prompt_tokens + excluded.prompt_tokens,
            completion_tokens = completion_tokens + excluded.completion_tokens""",
         (owner, day_of(at), used.prompt_tokens, used.completion_tokens),
+    )
+
+
+def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> None:
+    """Add calls of functions that were made to their owners' day: they use no tokens.
+
+    In the caller's transaction, like ``count_usage``.
+    """
+    sql.execute(
+        """INSERT INTO usage
+           SELECT owner, ?, count(*), 0, 0 FROM jobs
+           WHERE id IN (SELECT value FROM json_each(?)) GROUP BY owner
+           ON CONFLICT DO UPDATE SET requests = requests + excluded.requests""",
+        (day, json.dumps(job_ids)),
     )
 
 

@@ -4,9 +4,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from shoal.runtime.link import Link
-from shoal.transports import tcp, websocket
-
-BYTE_STREAMS = ("tcp", "tls")  # schemes of URLs that are not a WebSocket's
+from shoal.transports import tcp_dialling, websocket
 
 
 @asynccontextmanager
@@ -24,8 +22,8 @@ async def dial(
 
     Raises LinkClosed if it does not come about.
     """
-    if url.partition(":")[0].lower() in BYTE_STREAMS:
-        async with tcp.dial(url, fingerprint=fingerprint) as link:
+    if url.partition(":")[0].lower() in tcp_dialling.SCHEMES:
+        async with tcp_dialling.dial(url, fingerprint=fingerprint) as link:
             yield link, {}
     else:
         async with websocket.dial(

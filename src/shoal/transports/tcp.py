@@ -1,24 +1,24 @@
 """TCP links, plain or over TLS: byte streams, for wires with their own framing."""
 
 import asyncio
-import hashlib
 import socket
-import ssl
 import sys
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
 from typing import cast
-from urllib.parse import urlsplit
 
+from shoal.protocols.framing import Framed, Whole
 from shoal.protocols.session import Batch, Data
 from shoal.runtime.link import LinkClosed
-from shoal.transports.websocket import CLOSE_TIMEOUT, CONNECT_TIMEOUT, WRONG_CERTIFICATE
+from shoal.transports.cutting import Cutter
+from shoal.transports.websocket import CLOSE_TIMEOUT
 
 UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
 UNSENT_MAX = 256 << 10  # bytes that wait for the system; then whoever sends has to
 PIECE = 64  # bytes that a piece takes beside what is in it
 JOINED_MAX = 64 << 10  # bytes that are copied together to be sent; more go uncopied
+SLICE = 256 << 10  # bytes of a large message that are given to the system at a time
+TURN = 1 << 20  # bytes of one after which others have their turn
+UNSENT_HERE = 512 << 10  # bytes that the system may hold back, where messages are cut
 ABRUPT = 1006  # no farewell came (RFC 6455, section 7.4.1)
 FAREWELL_WITHOUT_CODE = 1005  # all that the end of a byte stream says
 
@@ -32,18 +32,21 @@ if sys.platform == "darwin":
 class TcpLink(asyncio.Protocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
-    What is received are pieces of a byte stream.
+    What is received are pieces of a byte stream, or messages once there is something
+    attached that cuts them.
     """
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, certificate: bytes = b"") -> None:
         self.peer = peer
-        self._transport: asyncio.Transport
+        self.certificate = certificate
+        self.transport: asyncio.Transport
         self._gone: asyncio.Future[None]  # the system has nothing left of it
         self._end: tuple[str, int] | None = None  # why, and a WebSocket's code for it
         self._ended_here = False
         self._unread: list[Data] = []
         self._unread_size = 0  # bytes, about
         self._full = False
+        self._cutter: Cutter | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
         self._unsent_size = 0
@@ -58,10 +61,36 @@ class TcpLink(asyncio.Protocol):
             await self._reader
         arrived, self._unread, self._unread_size = self._unread, [], 0
         if self._full:
-            self._full = False
-            if self._end is None:
-                self._transport.resume_reading()
+            self._read_on()
         return arrived
+
+    def attach(self, framed: Framed[object]) -> None:
+        cutter = self._cutter = Cutter(framed)
+        for piece in self._unread:
+            assert isinstance(piece, bytes), "a byte stream has no text messages"
+            cutter.feed(piece)
+        self._unread.clear()
+        if self._end is None:
+            # Not while it reads, for the loop may be about to fill the other's buffer.
+            self.transport.pause_reading()
+            self.transport.set_protocol(_Inlet(self, cutter))
+            self._full = True
+            if not cutter.full:
+                self._read_on()
+            _keep_little(self.transport.get_extra_info("socket"))
+
+    async def messages(self) -> Sequence[Whole]:
+        assert self._cutter is not None, "nothing is attached that says how to cut"
+        while True:
+            messages = () if self._ended_here else self._cutter.take()
+            if self._full and not self._cutter.full:
+                self._read_on()
+            if messages:
+                return messages
+            if self._end is not None:
+                raise LinkClosed(*self._end)
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
 
     async def send(self, data: Data) -> None:
         assert isinstance(data, bytes), "a byte stream has no text messages"
@@ -73,18 +102,29 @@ class TcpLink(asyncio.Protocol):
                 self._flush()
             elif len(self._unsent) == 1:
                 asyncio.get_running_loop().call_soon(self._flush)
-        while self._stopped and self._end is None:
-            self._writer = asyncio.get_running_loop().create_future()
-            await self._writer
-        if self._end is not None:
-            raise LinkClosed(*self._end)
+        if self._stopped or self._end is not None:
+            await self._room()
+
+    async def write(self, part: bytes | memoryview) -> None:
+        if len(part) < JOINED_MAX:
+            await self.send(bytes(part))
+            return
+        self._flush()
+        view = memoryview(part)
+        for at in range(0, len(view), SLICE):
+            if self._end is None:
+                self.transport.write(view[at : at + SLICE])
+            if self._stopped or self._end is not None:
+                await self._room()
+            elif (at + SLICE) % TURN == 0:
+                await asyncio.sleep(0)  # the peer may read as fast as this writes
 
     async def close(self, code: int, text: str) -> None:
         self._ended_here = True
         self._over(f"closed here: {text}" if text else "closed here", code)
         self._flush()
         if not self._gone.done():
-            self._transport.close()
+            self.transport.close()
         await asyncio.wait([self._gone], timeout=CLOSE_TIMEOUT)
         self.abort()
 
@@ -92,15 +132,15 @@ class TcpLink(asyncio.Protocol):
         """End the connection without a farewell, if it has not ended yet."""
         self._over("closed here", ABRUPT)
         if not self._gone.done():
-            self._transport.abort()
+            self.transport.abort()
 
     # What asyncio tells.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast, for uvloop's transports are no subclasses of asyncio's.
-        self._transport = cast(asyncio.Transport, transport)
+        self.transport = cast(asyncio.Transport, transport)
         self._gone = asyncio.get_running_loop().create_future()
-        self._transport.set_write_buffer_limits(UNSENT_MAX)
+        self.transport.set_write_buffer_limits(UNSENT_MAX)
         _set_options(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
@@ -108,7 +148,7 @@ class TcpLink(asyncio.Protocol):
         self._unread_size += len(data) + PIECE
         if self._unread_size > UNREAD_MAX and not self._full:
             self._full = True
-            self._transport.pause_reading()
+            self.transport.pause_reading()
         self._wake(self._reader)
 
     def eof_received(self) -> None:
@@ -127,14 +167,36 @@ class TcpLink(asyncio.Protocol):
         if not self._gone.done():
             self._gone.set_result(None)
 
+    # For who reads in its place.
+
+    def arrived(self, *, full: bool) -> None:
+        """Wake the reader; if it is ``full``, read no more until it has taken some."""
+        if full and not self._full:
+            self._full = True
+            self.transport.pause_reading()
+        self._wake(self._reader)
+
+    def _read_on(self) -> None:
+        self._full = False
+        if self._end is None:
+            self.transport.resume_reading()
+
+    async def _room(self) -> None:
+        """Wait until the system takes more.  Raises LinkClosed."""
+        while self._stopped and self._end is None:
+            self._writer = asyncio.get_running_loop().create_future()
+            await self._writer
+        if self._end is not None:
+            raise LinkClosed(*self._end)
+
     def _flush(self) -> None:
-        if self._unsent and not self._transport.is_closing():
+        if self._unsent and not self.transport.is_closing():
             unsent, self._unsent = self._unsent, []
             large, self._unsent_size = self._unsent_size >= JOINED_MAX, 0
             if large:
-                self._transport.writelines(unsent)
+                self.transport.writelines(unsent)
             else:
-                self._transport.write(b"".join(unsent))
+                self.transport.write(b"".join(unsent))
 
     def _over(self, why: str, code: int) -> None:
         """Note the first reason for the end, and wake whoever waits."""
@@ -148,96 +210,40 @@ class TcpLink(asyncio.Protocol):
             waiting.set_result(None)
 
 
-@asynccontextmanager
-async def dial(url: str, *, fingerprint: bytes | None = None) -> AsyncIterator[TcpLink]:
-    """Connect to ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
+class _Inlet(asyncio.BufferedProtocol):
+    """Reads what a link's messages are cut from; for the rest it is the link."""
 
-    With a ``fingerprint`` the server's certificate must be the one that it is of, and
-    no authority is asked; it takes a URL that begins with ``tls:``.
+    def __init__(self, link: TcpLink, cutter: Cutter) -> None:
+        self._link = link
+        self._cutter = cutter
 
-    Raises LinkClosed if it does not come about.
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._cutter.room()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._cutter.filled(nbytes):
+            self._link.arrived(full=self._cutter.full)
+
+    def eof_received(self) -> None:
+        self._link.eof_received()
+
+    def pause_writing(self) -> None:
+        self._link.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._link.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._link.connection_lost(exc)
+
+
+def _keep_little(sock: socket.socket) -> None:
+    """Let the system take little more than it sends.
+
+    Else a small message would wait for megabytes of large ones that it has already.
     """
-    host, port, tls = _address_in(url)
-    if fingerprint is not None and not tls:
-        raise LinkClosed(
-            f"{url} has no certificate to be known by: use tls://, or a token that "
-            "names none"
-        )
-    context = _client_context(pinned=fingerprint is not None) if tls else None
-    link = await _connect(url, host, port, context)
-    try:
-        # Nothing was sent to it.
-        if fingerprint is not None and _certificate_of(link) != fingerprint:
-            reason = (
-                f"{url} has another certificate than the token names: someone else "
-                "answers there, or it was renewed; ask for a new token"
-            )
-            raise LinkClosed(reason, WRONG_CERTIFICATE, reason)
-        yield link
-    finally:
-        await link.close(1000, "")
-
-
-async def _connect(
-    url: str, host: str, port: int, context: ssl.SSLContext | None
-) -> TcpLink:
-    try:
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            _, link = await asyncio.get_running_loop().create_connection(
-                lambda: TcpLink(url),
-                host,
-                port,
-                ssl=context,
-                server_hostname=host.partition("%")[0] if context else None,
-                ssl_shutdown_timeout=CLOSE_TIMEOUT if context else None,
-            )
-            return link
-    except ssl.SSLCertVerificationError as error:
-        raise LinkClosed(
-            f"the certificate of {url} leads to no authority that is known here "
-            f"({error.verify_message}); a token that the coordinator prints names its "
-            "certificate"
-        ) from error
-    except ssl.SSLError as error:
-        raise LinkClosed(f"{url} does not speak TLS here") from error
-    except TimeoutError as error:
-        raise LinkClosed(f"cannot connect to {url}: no answer") from error
-    except (OSError, ValueError) as error:
-        why = words(error)
-        if context is not None and isinstance(error, ConnectionResetError):
-            why += ": without TLS it is tcp://HOST:PORT"
-        raise LinkClosed(f"cannot connect to {url}: {why}") from error
-
-
-def _address_in(url: str) -> tuple[str, int, bool]:
-    """Return host, port, and whether TLS is spoken there.  Raises LinkClosed."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError as error:
-        raise LinkClosed(f"cannot connect to {url}: {error}") from error
-    if not host or not port:
-        raise LinkClosed(
-            f"cannot connect to {url}: expected {parts.scheme}://HOST:PORT"
-        )
-    # The zone of a link-local address: % is escaped in URLs (RFC 6874).
-    return host.replace("%25", "%"), port, parts.scheme == "tls"
-
-
-@lru_cache
-def _client_context(*, pinned: bool) -> ssl.SSLContext:
-    # Made once: reading the system's authorities takes tens of milliseconds.
-    context = ssl.create_default_context()
-    if pinned:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE  # ``dial`` looks at it
-    return context
-
-
-def _certificate_of(link: TcpLink) -> bytes:
-    """Return the fingerprint of the other end's certificate."""
-    tls: ssl.SSLObject = link._transport.get_extra_info("ssl_object")
-    return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()
+    if (option := getattr(socket, "TCP_NOTSENT_LOWAT", None)) is not None:
+        sock.setsockopt(socket.IPPROTO_TCP, option, UNSENT_HERE)
 
 
 def _set_options(sock: socket.socket) -> None:

@@ -1,25 +1,27 @@
 """A TCP port, and the connections that come to it: each served by a task of its own."""
 
 import asyncio
+import errno
 import logging
 import socket
-import ssl
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError
-from shoal.runtime.failures import is_loopback
+from shoal.protocols.crowd import Gate, OpenGate
 from shoal.transports.listening import BACKLOG, PORT_MAX, why_not
 from shoal.transports.tcp import TcpLink
+from shoal.transports.tls import Presented
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
 LINKS_MAX = 8192  # of one port; beyond, whoever comes is hung up on
 LINKS_OF_ONE_MAX = 64  # of one address, but not of this machine's own programs
 PAUSE = 1.0  # seconds until it is tried again when the system has no room for one more
-HANDSHAKE_WITHIN = 10.0  # seconds that TLS may take
 FAREWELL = 3.0  # seconds that connections get to end when the port is closed
 
 log = logging.getLogger("shoal.tcp")
@@ -33,25 +35,45 @@ class Bound:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """What a connection has to pass before it is served.
+
+    First the ``gate``, which is told the time, then the handshake of TLS, if there is
+    a certificate for it, within so many seconds.
+    """
+
+    tls: Presented | None = None
+    gate: Gate = OpenGate()  # noqa: RUF009  # it has no state
+    handshake_within: float = 10.0
+    now: Callable[[], float] = time.monotonic
+
+
+OPEN = Entrance()
+
+
 @asynccontextmanager
 async def listening_tcp(
     host: str,
     port: int,
-    tls: ssl.SSLContext | None,
     serve: Callable[[TcpLink], Awaitable[object]],
+    entrance: Entrance = OPEN,
+    *,
+    spare: bool = False,
 ) -> AsyncIterator[Bound]:
     """Serve the connections to a port for the length of the block.
 
     When ``serve`` returns, its connection is closed.  At the end of the block those
-    that are still there get a moment to end by themselves.
+    that are still there get a moment to end by themselves.  If the port is taken, the
+    system may choose a ``spare`` one.
 
     Raises ConfigError if the port or the address cannot be had, naming who has it.
     """
     if port > PORT_MAX:
         raise ConfigError(f"port {port}: expected at most {PORT_MAX}")
-    sock = await _bind(host, port)
+    sock = await _bind(host, port, spare=spare)
     with sock:
-        guests = _Guests(tls, serve)
+        guests = _Guests(entrance, serve)
         accepting = asyncio.create_task(guests.accept(sock))
         try:
             address, bound = sock.getsockname()[:2]
@@ -63,7 +85,7 @@ async def listening_tcp(
                 await accepting
 
 
-async def _bind(host: str, port: int) -> socket.socket:
+async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
     """Listen at the first address that a host has.  Raises ConfigError."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
@@ -73,6 +95,9 @@ async def _bind(host: str, port: int) -> socket.socket:
         sock = socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         why = why_not(error, port)
+        if spare and error.errno == errno.EADDRINUSE:
+            log.warning("port=%d is not to be had, another is taken: %s", port, why)
+            return await _bind(host, 0, spare=False)
         raise ConfigError(f"cannot listen on {host} port {port}: {why}") from error
     sock.setblocking(False)
     return sock
@@ -86,11 +111,11 @@ class _Guests:
 
     def __init__(
         self,
-        tls: ssl.SSLContext | None,
+        entrance: Entrance,
         serve: Callable[[TcpLink], Awaitable[object]],
     ) -> None:
         self.patience = 0.0
-        self._tls = tls
+        self._entrance = entrance
         self._serve = serve
         self._serving: set[asyncio.Task[None]] = set()
         self._of_one = Counter[str]()
@@ -129,9 +154,15 @@ class _Guests:
         task.add_done_callback(lambda task: self._left(task, address))
 
     async def _entertain(self, sock: socket.socket, address: str) -> None:
+        gate, now = self._entrance.gate, self._entrance.now
+        delay = gate.delay(address, now())
+        if delay is None:
+            sock.close()
+            return
         try:
-            link = await self._opened(sock, address)
+            link = await self._opened(sock, address, delay)
         except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            gate.failed(address, now())
             log.info("refused peer=%s reason='no TLS handshake: %s'", address, error)
             return
         try:
@@ -140,15 +171,19 @@ class _Guests:
         finally:
             link.abort()
 
-    async def _opened(self, sock: socket.socket, address: str) -> TcpLink:
+    async def _opened(self, sock: socket.socket, address: str, delay: float) -> TcpLink:
         limits: dict[str, Any] = {}
-        if self._tls is not None:
-            limits["ssl_handshake_timeout"] = HANDSHAKE_WITHIN
-            limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
         link = TcpLink(address)
+        if (tls := self._entrance.tls) is not None:
+            limits["ssl"] = tls.context
+            limits["ssl_handshake_timeout"] = self._entrance.handshake_within
+            limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
+            link.certificate = tls.fingerprint
         try:
+            if delay:
+                await asyncio.sleep(delay)
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: link, sock, ssl=self._tls, **limits
+                lambda: link, sock, **limits
             )
         except BaseException:
             sock.close()

@@ -3,16 +3,74 @@
 A certificate is known by its fingerprint, the SHA-256 of its DER form.
 """
 
+import datetime
 import hashlib
 import re
 import ssl
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError
 
+VALID_BEFORE = datetime.timedelta(minutes=5)  # clocks that are late
+VALID_FOR = datetime.timedelta(days=3650)  # longer than anything runs
+
 _CERTIFICATE = re.compile(
     r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Presented:
+    """A server's side, and the fingerprint of the certificate that it shows."""
+
+    context: ssl.SSLContext
+    fingerprint: bytes
+
+
+def new_certificate(subject: str) -> Presented:
+    """Return a server's side with a key and a certificate made for it alone.
+
+    ``subject`` is the certificate's common name.  Nobody vouches for it, so whoever
+    connects has to find out in another way that the fingerprint is ours.  It takes
+    a tenth of a second, most of it once for all.
+    """
+    # Imported here, for that takes as long as all the rest of a start.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+    )
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - VALID_BEFORE)
+        .not_valid_after(now + VALID_FOR)
+        .add_extension(
+            x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False
+        )
+        .sign(key, hashes.SHA256())
+    )
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    # OpenSSL takes it only from a file: in a folder that nobody else can look into.
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "both.pem")
+        file.write_bytes(pem + certificate.public_bytes(Encoding.PEM))
+        context.load_cert_chain(file)
+    return Presented(context, certificate.fingerprint(hashes.SHA256()))
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:

@@ -27,6 +27,7 @@ from shoal.protocols.session import Dialer, Welcome
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.driver import Driver, End
 from shoal.runtime.link import LinkClosed
+from shoal.worker.calls import Calls, Functions
 from shoal.worker.jobs import Jobs
 from shoal.worker.places import Find
 from shoal.worker.ports import Dial, Machine, Share, share_nothing
@@ -66,6 +67,7 @@ class Agent:
         share: answers words about models to be copied.
         offers: what can be run, where the wire has one connection for all models, and
             says when we are let in; else None.
+        functions: what calls functions; None: nobody does.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Agent:
         machine: Machine | None = None,
         share: Share = share_nothing,
         offers: tuple[Offer, ...] | None = None,
+        functions: Functions | None = None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -98,19 +101,30 @@ class Agent:
         self._why_left = STOPPED
         self._tasks = asyncio.TaskGroup()
         self._jobs = Jobs(find, self._say, self._hang_up_if_done, self._tasks)
+        self._calls: Calls | None = None
+        if functions is not None:
+            self._calls = Calls(
+                functions, self._issue, self._say, self._hang_up_if_done, self._tasks
+            )
 
     async def run(self) -> str:
         """Serve until told to leave or while there is a point; return why it ended."""
         async with self._tasks:
             reason = await self._stay()
             self._jobs.cancel_all()
+            if self._calls is not None:
+                self._calls.cancel_all()
         self._report(Happening("left", reason))
         return reason
 
     @property
     def idle(self) -> bool:
         """Whether it has no job."""
-        return not self._jobs
+        return not self._running
+
+    @property
+    def _running(self) -> int:
+        return len(self._jobs) + (0 if self._calls is None else len(self._calls))
 
     def leave(self, reason: str = STOPPED) -> None:
         """Finish what runs, take nothing new, and end ``run``."""
@@ -186,6 +200,9 @@ class Agent:
                     self._timer.cancel()
                     self._driver = None
                     self._online.clear()
+                    if self._calls is not None:
+                        # The coordinator gives them to others at once.
+                        self._calls.cancel_all()
         except LinkClosed as closed:
             return End(str(closed), closed.code, closed.text, by_peer=True)
 
@@ -211,7 +228,7 @@ class Agent:
         if machine is None or driver is None:
             return
         if Reported in driver.accepts:
-            driver.issue(Reported(replace(machine.measure(), jobs=len(self._jobs))))
+            driver.issue(Reported(replace(machine.measure(), jobs=self._running)))
         if Conditioned in driver.accepts:
             condition = machine.condition()
             if condition != self._condition:
@@ -233,6 +250,11 @@ class Agent:
                     self._timer.cancel()
                     # It may yet think better of it, when it has stored that.
                     self._call_after(WELCOME_AFTER, self._joined)
+            case RunJob() if self._calls is not None and self._calls.takes(
+                command.work
+            ):
+                if (refusal := self._calls.take(command)) is not None:
+                    self._issue(refusal)
             case RunJob(job_id, lease):
                 can_refuse = Rejected in driver.accepts
                 reason = self._jobs.take(command, can_refuse=can_refuse)
@@ -240,10 +262,13 @@ class Agent:
                     self._issue(Rejected(job_id, lease, reason))
             case CancelJob(job_id):
                 self._jobs.cancel(job_id)
+                if self._calls is not None:
+                    self._calls.cancel(job_id)
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
             case CallWord():
-                pass
+                if self._calls is not None:
+                    self._calls.hear(command)
             case ModelWord():
                 self._share(command, driver.issue, driver.room)
 
@@ -254,10 +279,12 @@ class Agent:
             return False
         if isinstance(event, Rejected) and Rejected not in driver.accepts:
             event = Failed(event.job_id, event.lease, f"not started: {event.reason}")
+        if isinstance(event, CallWord) and type(event) not in driver.accepts:
+            return False
         return driver.issue(event)
 
     def _hang_up_if_done(self) -> None:
-        if self._leaving.is_set() and not self._jobs and self._driver is not None:
+        if self._leaving.is_set() and self.idle and self._driver is not None:
             self._driver.hang_up("leaving", 1000, "leaving")
 
     async def _say(self, event: Event) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from urllib.parse import parse_qsl
 
 from shoal.protocols import Endpoint, Protocol
+from shoal.protocols.contacts import Contacting
 from shoal.protocols.crowd import (
     Browser,
     CrowdSession,
@@ -61,6 +62,14 @@ def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
     for address in config.peers:
         url = peer_url(address)
         found.append(_call(own, url, desk, named=True))
+    if setting.contacts:
+        found.append(
+            Contacting(
+                "tealenet",
+                setting.contacts,
+                lambda address: _call(own, peer_url(address), desk, named=True),
+            )
+        )
     found += [_membership(own, url, pinned) for url in config.relays]
     if config.browse:
         found.append(Browser(SERVICE, partial(_meet, own, desk)))

@@ -1,0 +1,151 @@
+"""Sessions for both ends of bench/transport.py: frames alone, and nodes that call."""
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import Completed, RunJob
+from shoal.domain.work import Call
+from shoal.ledger.keys import Signer, verify
+from shoal.protocols.crowd import EVERYBODY, From, Met, To
+from shoal.protocols.framing import Whole
+from shoal.protocols.macfleet.fleet.limiter import Limiter
+from shoal.protocols.macfleet.handshake import Outstanding, Own
+from shoal.protocols.macfleet.ourselves import Ourselves, Role
+from shoal.protocols.macfleet.peer import Caller
+from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.voice import Voice
+from shoal.protocols.macfleet.wire.chunks import Joiner
+from shoal.protocols.macfleet.wire.frames import Flag, Frame, FrameReader, FrameType
+from shoal.protocols.macfleet.wire.hardware import Profile
+from shoal.protocols.macfleet.wire.keys import fleet_key
+from shoal.protocols.session import Batch, Output, Session, Uncounted
+
+TOKEN = "bench-fleet-token"
+NIL = b"\xc0"  # in MessagePack
+NO_NAMES = b"\x80"  # an empty map
+LEASE = LeaseNumber(1)
+DONE = "done"
+
+
+class Frames:
+    """Sends payloads as frames, and acknowledges each that comes; no handshake.
+
+    What it hears are ``DONE``: first that it is open, then each acknowledgement.
+    """
+
+    head_size = FrameReader.head_size
+    accepts: frozenset[type] = frozenset()
+    deadline = None
+
+    def __init__(self, *, ours: bool) -> None:
+        reader = FrameReader()
+        self.body_size = reader.body_size
+        self.checksum = reader.checksum
+        self._read = reader.read
+        self._joiner = Joiner()
+        self._voice = Voice(ours=ours)
+
+    def opened(self, certificate: bytes) -> None:
+        pass
+
+    def tick(self, now: float) -> Sequence[Any]:
+        return (DONE,)
+
+    def take(self, messages: Sequence[Whole], now: float) -> Sequence[Any]:
+        heard = []
+        for message in messages:
+            frame: Frame | None = self._read(message)
+            if frame is not None and frame.flags & Flag.CHUNKED:
+                frame = self._joiner.take(frame)
+            if frame is not None:
+                payload = frame.type is FrameType.TASK
+                heard.append(
+                    self._voice.say(FrameType.RESULT, b"") if payload else DONE
+                )
+        return heard
+
+    def receive(self, batch: Batch, now: float) -> Sequence[Any]:
+        raise AssertionError("its link cuts messages")
+
+    def issue(self, payload: bytes, now: float) -> Sequence[Output]:
+        return (self._voice.say(FrameType.TASK, payload),)
+
+
+class Calling:
+    """A node's session, which is given payloads and has a function called with each.
+
+    What it hears is as with ``Frames``.
+    """
+
+    def __init__(self, session: PeerSession) -> None:
+        self._inner = session
+        self.accepts = session.accepts
+        self.head_size = session.head_size
+        self.body_size = session.body_size
+        self.checksum = session.checksum
+        self.opened = session.opened
+        self._count = 0
+
+    @property
+    def deadline(self) -> float | None:
+        return self._inner.deadline
+
+    def tick(self, now: float) -> Sequence[Any]:
+        return self._heard(self._inner.tick(now), now)
+
+    def take(self, messages: Sequence[Whole], now: float) -> Sequence[Any]:
+        return self._heard(self._inner.take(messages, now), now)
+
+    def receive(self, batch: Batch, now: float) -> Sequence[Any]:
+        raise AssertionError("its link cuts messages")
+
+    def issue(self, payload: bytes, now: float) -> Sequence[Output]:
+        self._count += 1
+        args = b"\x91\xc6" + len(payload).to_bytes(4, "big") + payload
+        call = Call("f", args, NO_NAMES)
+        job = RunJob(JobId(str(self._count)), LEASE, call)
+        return self._inner.issue(To(EVERYBODY, job), now)
+
+    def _heard(self, said: Sequence[From | Output], now: float) -> list[Any]:
+        heard: list[Any] = []
+        for each in said:
+            if not isinstance(each, From):
+                heard.append(each)
+            elif isinstance(each.word, Met | Completed):
+                heard.append(DONE)
+            elif isinstance(word := each.word, RunJob):
+                done = Completed(word.job_id, word.lease, value=NIL)
+                heard += self._inner.issue(To(each.peer, done), now)
+        return heard
+
+
+def node(role: Role, address: str, *, dialled: bool, secure: bool) -> Calling:
+    """Return a session of a node of ours."""
+    own = Own(
+        role.value,
+        fleet_key(TOKEN, "") if secure else None,
+        b"",
+        os.urandom,
+        Outstanding(),
+        digest=hashlib.sha256(TOKEN.encode()).digest() if secure else b"",
+        identity=Signer.from_seed(os.urandom(32)),
+        verifies=verify,
+    )
+    ourselves = Ourselves(role, own, Profile, 4, Limiter(Uncounted()))
+    return Calling(PeerSession(ourselves, Caller(dialled=dialled, address=address)))
+
+
+WAYS: dict[str, Callable[[str, bool, bool], Session[Any, Any]]] = {
+    "a frame": lambda address, dialled, secure: Frames(ours=False),
+    "pieces": lambda address, dialled, secure: Frames(ours=True),
+    "a call": lambda address, dialled, secure: node(
+        Role.COORDINATOR if dialled else Role.WORKER,
+        address,
+        dialled=dialled,
+        secure=secure,
+    ),
+}
+"""Sessions, by how they send a payload: given an address, who dialled, and security."""

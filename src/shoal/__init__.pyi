@@ -1,0 +1,18 @@
+from shoal.client.async_pool import AsyncPool as AsyncPool
+from shoal.client.failures import CodeRefused as CodeRefused
+from shoal.client.failures import ConnectionLost as ConnectionLost
+from shoal.client.failures import PlainValuesOnly as PlainValuesOnly
+from shoal.client.failures import RemoteTraceback as RemoteTraceback
+from shoal.client.failures import TaskError as TaskError
+from shoal.client.failures import TaskTimeout as TaskTimeout
+from shoal.client.joblib_backend import register_joblib as register_joblib
+from shoal.client.pool import Pool as Pool
+from shoal.domain.errors import ShoalError as ShoalError
+from shoal.domain.errors import UnknownTask as UnknownTask
+from shoal.domain.errors import WorkerLost as WorkerLost
+from shoal.tasks.progress import progress as progress
+from shoal.tasks.registry import task as task
+from shoal.tasks.values import Ref as Ref
+
+__version__: str
+__all__: list[str]

@@ -1,0 +1,120 @@
+"""Where the token and the name of a fleet are kept: for us, and for its other programs.
+
+Ours is the URL that lets machines in, for that has both.  Theirs has the token alone.
+"""
+
+import os
+import stat
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from shoal.domain.errors import ConfigError
+from shoal.protocols import Fleets
+
+C = TypeVar("C")
+
+FILE = "fleet"  # in the data folder
+PRIVATE_FILE = 0o600
+PRIVATE_FOLDER = 0o700
+SIZE_MAX = 16 << 10  # bytes: no token is that long
+
+
+def keep_fleet(folder: Path, fleets: Fleets, token: str, name: str) -> Path:
+    """Keep a fleet in the data folder, instead of the last one; return the file.
+
+    Raises ConfigError if the token will not do, or nothing can be written there.
+    """
+    fleets.check(token)
+    file = folder / FILE
+    _write(file, fleets.invite(token, name))
+    return file
+
+
+def kept_fleet(folder: Path, fleets: Fleets) -> tuple[str, str] | None:
+    """Return the token and the name of the fleet in the data folder, if there is one.
+
+    Raises ConfigError if the file is damaged.
+    """
+    file = folder / FILE
+    if not (url := _read(file)):
+        return None
+    try:
+        token, name = fleets.read(url)
+        fleets.check(token)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{file}: {error}; delete it, and pair this machine anew"
+        ) from error
+    return token, name
+
+
+def with_fleet(config: C, fleets: Fleets | None, folder: Path) -> C:
+    """Return a wire's configuration with the fleet in the data folder.
+
+    Not if it names a fleet itself, or is for an open one, or the wire has none.
+
+    Raises ConfigError as ``kept_fleet`` does.
+    """
+    if fleets is None:
+        return config
+    token, name = fleets.setting
+    if getattr(config, token) or getattr(config, fleets.opening):
+        return config
+    if (kept := kept_fleet(folder, fleets)) is None:
+        return config
+    return replace(config, **{token: kept[0], name: kept[1]})  # type: ignore[type-var]  # it is a dataclass, of the wire's own
+
+
+def share_token(home: Path, fleets: Fleets, token: str) -> Path:
+    """Keep a token where other programs of the fleet look for it; return the file.
+
+    Raises ConfigError if nothing can be written there.
+    """
+    file = home / fleets.file
+    _write(file, token)
+    file.parent.chmod(PRIVATE_FOLDER)
+    return file
+
+
+def shared_token(home: Path, fleets: Fleets) -> str:
+    """Return the token that other programs of the fleet keep; empty: none.
+
+    One that others can read is told about on stderr, as those programs do.
+
+    Raises ConfigError if it cannot be read.
+    """
+    return _read(home / fleets.file)
+
+
+def _read(file: Path) -> str:
+    try:
+        with open(file, encoding="utf-8") as kept:
+            mode = stat.S_IMODE(os.fstat(kept.fileno()).st_mode)
+            text = kept.read(SIZE_MAX).strip()
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from error
+    if mode & 0o077 and os.name == "posix":
+        print(
+            f"warning: {file} holds a token, and others on this machine may read it: "
+            f"chmod 600 {file}",
+            file=sys.stderr,
+        )
+    return text
+
+
+def _write(file: Path, secret: str) -> None:
+    try:
+        file.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        with open(file, "w", encoding="utf-8", opener=_private) as kept:
+            file.chmod(PRIVATE_FILE)  # also one that was there before
+            kept.write(secret + "\n")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, PRIVATE_FILE)

@@ -1,0 +1,111 @@
+"""List the functions that a pool's workers have, and call them."""
+
+import argparse
+import json
+from typing import Any
+
+import msgspec
+
+from shoal.cli import api
+from shoal.cli.actions import add_action
+from shoal.cli.table import print_table
+from shoal.cli.terminal import shown
+from shoal.client.pool import Pool
+from shoal.domain.errors import ConfigError
+
+HEAD = ("NAME", "WORKERS", "SLOTS")
+NOTHING = (
+    "no worker has functions: write @shoal.task above those of a module, and start "
+    "`shoal join --tasks MODULE`"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = add_action(actions, "ls", "show which functions there are, and where")
+    run = add_action(actions, "run", "call a function and print what it returns")
+    run.add_argument("name", help="as `shoal tasks ls` shows it")
+    run.add_argument(
+        "args", nargs="*", metavar="ARG", help="an argument: JSON, or else a text"
+    )
+    run.add_argument(
+        "--kwarg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument by its name; may be given several times",
+    )
+    run.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="for how long it may run"
+    )
+    for each in (listing, run):
+        each.add_argument("--json", action="store_true", help="print JSON")
+        api.add_arguments(each)
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"ls": _list, "run": _run}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = api.ask(args, "/v1/tasks")
+    if args.json:
+        print(json.dumps(found))
+        return 0
+    if found["tasks"]:
+        print_table(HEAD, [_row(each) for each in found["tasks"]])
+    elif not found["workers"]:
+        print(NOTHING)
+    if found["code"]:
+        print(f"{found['code']} of {found['workers']} workers run code sent along")
+    if found["unnamed"]:
+        print(f"{found['unnamed']} workers do not tell which functions they have")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    kwargs = dict(map(_named, args.kwarg))
+    pool = Pool(args.url, args.api_key, data_dir=args.data_dir, cacert=args.cacert)
+    with pool:
+        options = pool.with_options(timeout=args.timeout)
+        future = options.submit(args.name, *map(_value, args.args), **kwargs)
+        try:
+            value = future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+    print(_text(value, as_json=args.json))
+    return 0
+
+
+def _row(task: dict[str, Any]) -> tuple[str, ...]:
+    return task["name"], str(task["workers"]), str(task["slots"])
+
+
+def _named(argument: str) -> tuple[str, Any]:
+    name, equals, value = argument.partition("=")
+    if not name or not equals:
+        raise ConfigError(f"--kwarg {argument}: expected NAME=VALUE")
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _text(value: object, *, as_json: bool) -> str:
+    """Return a value as it is printed: texts as they are, all else as JSON.
+
+    What JSON has no word for is printed as Python shows it.
+    """
+    if isinstance(value, str) and not as_json:
+        return shown(value)
+    return msgspec.json.encode(value, enc_hook=_listed).decode()
+
+
+def _listed(value: Any) -> object:
+    """Make of an array the list of its items."""
+    return value.tolist() if hasattr(value, "tolist") else repr(value)

@@ -1,0 +1,1 @@
+"""Python's own way to use a pool: functions called on its workers."""

@@ -1,0 +1,119 @@
+"""What carries the calls of an ``AsyncPool`` on the loop that it is used on."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from shoal.client.asked import Asked
+from shoal.client.conversation import Conversation
+from shoal.client.dialling import open_session
+from shoal.client.held import Held
+from shoal.client.packing import Read
+from shoal.client.place import Place
+from shoal.domain.errors import Cancelled, ShoalError
+
+NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"
+
+
+class AwaitedCall(asyncio.Future[Any]):
+    """What will become of a call; cancelling it stops the worker."""
+
+    def __init__(self, read: Read, carrier: "Carrier") -> None:
+        super().__init__()
+        self._read = read
+        self._carrier = carrier
+        self.asked: Asked | None = None  # once it is submitted
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job; empty: there is none, or not yet."""
+        return "" if self.asked is None else self.asked.job_id
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        if self.asked is not None and self._carrier.release(self.asked):
+            self._carrier.drop(self.asked)
+        return True
+
+    def ended(self, value: bytes | None, error: Exception | None) -> None:
+        """Take what became of the call."""
+        result = None
+        if value is not None:
+            try:
+                result = self._read(value)
+            except ShoalError as unreadable:
+                error = unreadable
+        assert self.asked is not None
+        if not self._carrier.release(self.asked):
+            return  # it was cancelled in the meantime
+        if isinstance(error, Cancelled):  # by somebody else
+            self.cancel(str(error))
+        elif error is None:
+            self.set_result(result)
+        else:
+            self.set_exception(error)
+
+
+class Carrier:
+    """Carries calls from ``start`` to ``stop``."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._held = Held()
+        self._open: dict[int, AwaitedCall] = {}
+        self._room = asyncio.Event()
+        self._running = AsyncExitStack()
+        self._conversation: Conversation | None = None
+
+    @property
+    def conversation(self) -> Conversation:
+        """Raises RuntimeError before ``start`` and after ``stop``."""
+        if self._conversation is None:
+            raise RuntimeError(NOT_ENTERED)
+        return self._conversation
+
+    async def start(self) -> None:
+        """Make ready; the connection is opened with the first call."""
+        session = await self._running.enter_async_context(open_session(self._place))
+        group = await self._running.enter_async_context(asyncio.TaskGroup())
+        self._conversation = Conversation(session, self._place)
+        group.create_task(self._conversation.run())
+        await asyncio.sleep(0)  # until it runs
+
+    async def ask(self, future: AwaitedCall, asked: Asked) -> None:
+        """Have a call made; wait while the open ones hold too much memory."""
+        while not self._held.add(asked):
+            self._room.clear()
+            await self._room.wait()
+        conversation = self.conversation
+        future.asked = asked
+        self._open[asked.number] = future
+        conversation.ask(asked)
+
+    def release(self, asked: Asked) -> bool:
+        """Count a call as ended; False if it was already."""
+        if self._open.pop(asked.number, None) is None:
+            return False
+        self._held.remove(asked)
+        self._room.set()
+        return True
+
+    def drop(self, asked: Asked) -> None:
+        """Stop a call: nobody waits for it any more."""
+        if self._conversation is not None:
+            self._conversation.drop(asked)
+
+    async def stop(self, *, cancel: bool) -> None:
+        """Take no more calls, and wait for the end of those that are open."""
+        if self._conversation is None:
+            return
+        if cancel:
+            for future in [*self._open.values()]:
+                future.cancel()
+        self._conversation.close()
+        ending = self._running.pop_all()
+        try:
+            await ending.aclose()
+        finally:
+            self._conversation = None

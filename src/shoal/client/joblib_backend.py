@@ -1,0 +1,185 @@
+"""joblib's batches, and so scikit-learn's, on the workers of a pool.
+
+A batch is a function that is sent along, so that workers have to be started with
+``--trust-code``.  What it returns or raises is pickled there and unpickled here: to use
+this is to trust the workers as well.
+"""
+
+import io
+import pickle
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeAlias
+
+import cloudpickle
+import numpy as np
+from joblib import register_parallel_backend
+from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
+
+from shoal.client.failures import CodeRefused, RemoteTraceback
+from shoal.client.pool import Pool
+from shoal.tasks.limits import BLOB_MIN
+from shoal.tasks.values import Ref
+
+NAME = "shoal"
+AT_ONCE_MIN = 2  # with one job at a time joblib would do them all in this process
+
+NUMBERS = "biufc"  # NumPy's kinds of types that arrays are sent apart in
+
+Array: TypeAlias = np.ndarray[Any, Any]
+Batch: TypeAlias = Callable[[], list[Any]]
+Callback: TypeAlias = Callable[[Future[bytes]], object]
+
+
+def register_joblib() -> None:
+    """Make ``joblib.parallel_config(backend="shoal", url=…)`` run jobs on a pool.
+
+    Its further arguments are those of ``shoal.Pool``, or ``pool``, which is one.
+    """
+    register_parallel_backend(NAME, PoolBackend)
+
+
+def run_batch(pickled: bytes, *arrays: Array) -> bytes:
+    """Run a batch, on its worker; return what it returned or raised, pickled.
+
+    ``arrays`` are what was large in it, and cannot be written to.
+    """
+    batch = _Unpickler(io.BytesIO(pickled), arrays).load()
+    try:
+        return bytes(cloudpickle.dumps((batch(), None, "")))
+    except Exception as error:
+        try:
+            return bytes(cloudpickle.dumps((None, error, traceback.format_exc())))
+        except Exception:
+            raise error from None  # only its text can travel
+
+
+# joblib has no type hints.
+class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
+    """A backend as joblib wants it: batches go to a pool.
+
+    Large arrays are sent once in a call of ``joblib.Parallel``, so that they must not
+    be changed while it runs.
+
+    Raises ConfigError as ``shoal.Pool`` does.
+    """
+
+    supports_retrieve_callback = True
+    default_n_jobs = -1
+    # Batches that are too small cost more on their way than in their work.
+    MIN_IDEAL_BATCH_DURATION = 0.2  # seconds
+    MAX_IDEAL_BATCH_DURATION = 2.0
+
+    def __init__(
+        self,
+        nesting_level: int | None = None,
+        inner_max_num_threads: int | None = None,
+        pool: Pool | None = None,
+        **pool_options: Any,
+    ) -> None:
+        super().__init__(
+            nesting_level=nesting_level, inner_max_num_threads=inner_max_num_threads
+        )
+        self._pool = Pool(**pool_options) if pool is None else pool
+        self._open: set[Future[bytes]] = set()
+        self._arrays = _Arrays(self._pool)
+        # What joblib does with a result, and the next batch, hold nothing else up.
+        self._returning = ThreadPoolExecutor(1, "shoal-joblib")
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        if n_jobs == 1:
+            return 1
+        there = self._pool.tasks()
+        if not there.code:
+            raise CodeRefused(
+                "no worker runs functions that are sent along, as joblib's are: start "
+                "one with `shoal join --trust-code`"
+            )
+        if n_jobs is not None and n_jobs > 0:
+            return n_jobs
+        spared = 0 if n_jobs is None else 1 + n_jobs
+        return max(AT_ONCE_MIN, there.slots + spared)
+
+    def start_call(self) -> None:
+        self._arrays = _Arrays(self._pool)
+
+    def stop_call(self) -> None:
+        self._arrays = _Arrays(self._pool)  # the old ones are not held any longer
+
+    def submit(self, func: Batch, callback: Callback | None = None) -> Future[bytes]:
+        pickled = io.BytesIO()
+        pickler = _Pickler(pickled, self._arrays)
+        pickler.dump(func)
+        run: Callable[..., bytes] = run_batch
+        future = self._pool.submit(run, pickled.getvalue(), *pickler.refs)
+        self._open.add(future)
+        future.add_done_callback(self._open.discard)
+        if callback is not None:
+            future.add_done_callback(partial(self._return, callback))
+        return future
+
+    def _return(self, callback: Callback, future: Future[bytes]) -> None:
+        self._returning.submit(callback, future)
+
+    def retrieve_result_callback(self, out: Future[bytes]) -> list[Any]:
+        result, error, remote = pickle.loads(out.result())
+        if error is not None:
+            raise error from RemoteTraceback(remote)
+        returned: list[Any] = result
+        return returned
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        for future in [*self._open]:
+            future.cancel()
+
+
+class _Arrays:
+    """Large arrays that workers get at by reference, each given to them once.
+
+    They are known again by identity, and so held on to.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._refs: dict[int, tuple[Array, Ref]] = {}
+
+    def ref(self, array: Array) -> Ref:
+        if (known := self._refs.get(id(array))) is None:
+            known = array, self._pool.put(np.asarray(array))
+            self._refs[id(array)] = known
+        return known[1]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hints
+    """Pickles a batch but for large arrays, which are numbered as in ``refs``."""
+
+    def __init__(self, file: io.BytesIO, arrays: _Arrays) -> None:
+        super().__init__(file)
+        self._arrays = arrays
+        self.refs: list[Ref] = []
+
+    def persistent_id(self, value: object) -> int | None:
+        if type(value) not in (np.ndarray, np.memmap):
+            return None
+        assert isinstance(value, np.ndarray)
+        if value.nbytes < BLOB_MIN or value.dtype.kind not in NUMBERS:
+            return None
+        ref = self._arrays.ref(value)
+        if ref not in self.refs:
+            self.refs.append(ref)
+        return self.refs.index(ref)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads what a ``_Pickler`` wrote."""
+
+    def __init__(self, file: io.BytesIO, arrays: Sequence[Array]) -> None:
+        super().__init__(file)
+        self._arrays = arrays
+
+    def persistent_load(self, pid: int) -> Array:
+        return self._arrays[pid]

@@ -1,0 +1,89 @@
+"""On what terms calls are made."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, TypedDict
+
+from shoal.domain.errors import InvalidRequest
+
+Priority: TypeAlias = Literal["low", "normal", "high"]
+Progress: TypeAlias = Callable[[float | None, str], object]
+"""Is told how far a call has come, from 0 to 1, and what it says about that."""
+
+SECONDS_MAX = 86_400.0  # that a call may wait, or run
+KEY_MAX = 240  # characters, so that there is room for the numbers of a map's calls
+PRIORITIES = ("low", "normal", "high")
+
+
+class Changes(TypedDict, total=False):
+    """Some of the fields of ``Options``."""
+
+    timeout: float | None
+    key: str
+    priority: Priority
+    durable: bool
+    queue: float | None
+    on_progress: Progress | None
+    retry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What may be said about calls beside the function and its arguments.
+
+    ``timeout`` is for how many seconds a call may run and ``queue`` for how many it may
+    wait for a worker; None: as the coordinator has it.  ``key`` names a call, so that
+    asking again under the same name finds it.  A ``durable`` call is a job like any
+    other; one that is not is forgotten if the coordinator or the connection ends, and
+    asked for again only with ``retry``.
+
+    Raises InvalidRequest.
+    """
+
+    timeout: float | None = None
+    key: str = ""
+    priority: Priority = "normal"
+    durable: bool = True
+    queue: float | None = None
+    on_progress: Progress | None = None
+    retry: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("timeout", "queue"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds <= SECONDS_MAX:
+                raise InvalidRequest(
+                    f"{name}={seconds!r}: expected seconds, more than 0 and at most "
+                    f"{SECONDS_MAX:.0f}",
+                    name,
+                )
+        if self.priority not in PRIORITIES:
+            raise InvalidRequest(
+                f"priority={self.priority!r}: expected one of {', '.join(PRIORITIES)}",
+                "priority",
+            )
+        if len(self.key) > KEY_MAX:
+            raise InvalidRequest(
+                f"key=…: it has {len(self.key)} characters, and may have {KEY_MAX}",
+                "key",
+            )
+        if self.key and not self.durable:
+            raise InvalidRequest(
+                "key=…: only durable calls have one; leave out durable=False",
+                "key",
+            )
+
+    def written(self) -> dict[str, object]:
+        """Return them as the wire has them, but for the key, which may be counted."""
+        options: dict[str, object] = {}
+        if self.timeout is not None:
+            options["timeout"] = float(self.timeout)
+        if self.queue is not None:
+            options["queue"] = float(self.queue)
+        if self.priority != "normal":
+            options["priority"] = self.priority
+        if not self.durable:
+            options["kept"] = False
+        if self.on_progress is not None:
+            options["progress"] = True
+        return options

@@ -1,0 +1,251 @@
+"""A function and its arguments, as they travel."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import msgspec
+
+from shoal.client.blobs import Blob
+from shoal.domain.errors import InvalidRequest, TooLarge
+from shoal.domain.work import Feature
+from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
+from shoal.tasks.reading import Reader, unpickled
+from shoal.tasks.registry import NAME_MAX, name_of
+from shoal.tasks.rich import PICKLED, REFERENCE
+from shoal.tasks.schemas import by_return_hint
+from shoal.tasks.values import NO_KWARGS, Packed, pack
+
+Read: TypeAlias = Callable[[bytes], object]
+"""Returns the value that is written in MessagePack."""
+
+NO_ARGS = b"\x90"
+"""An empty array."""
+
+FUNCTIONS_MAX = 1024  # by name, of which it is remembered how results are read
+SMALL_DEPTH = 3  # levels of values in values that are looked at
+SMALL_ITEMS = 16  # in each
+SMALL_BYTES = 1 << 14
+
+_FIXED_MAX = 15  # items of an array whose length is part of its first byte
+_SHORT_MAX = (1 << 16) - 1
+
+_SIMPLE = frozenset({type(None), bool, int, float, str})
+"""What is always plain and never large, but for long texts."""
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """What is called: by its ``name``, or sent along as ``code``.
+
+    ``code`` is a value in MessagePack; empty: workers have it.  ``read`` makes a result
+    of what comes back.
+    """
+
+    name: str
+    read: Read
+    code: bytes = b""
+    blobs: tuple[Blob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """The arguments of a call, what a worker must know to read them, and large ones.
+
+    ``digests`` also has those of values that were put before.
+    """
+
+    args: bytes
+    kwargs: bytes
+    needs: tuple[str, ...] = ()
+    digests: tuple[bytes, ...] = ()
+    blobs: tuple[Blob, ...] = ()
+
+
+def function_of(function: Callable[..., object] | str, *, trust: bool) -> Function:
+    """Return how workers come by a function.
+
+    A text is the name of one; so is a ``shoal.task``.  Anything else is sent along.
+    With ``trust``, results may be pickled.
+
+    Raises InvalidRequest if it is nothing to be called, or cannot be sent along.
+    """
+    if isinstance(function, str):
+        return _named(function, trust)
+    if not callable(function):
+        raise InvalidRequest(
+            f"a {type(function).__name__} cannot be called: give a function, or the "
+            "name of a task as text"
+        )
+    if (name := name_of(function)) is not None:
+        return _task(name, function, trust)
+    return _code(function, _reader(trust=trust))
+
+
+def pack_call(
+    function: Function, args: Sequence[object], kwargs: Mapping[str, object]
+) -> Parcel:
+    """Write the arguments of a call.
+
+    Raises InvalidRequest naming the one that cannot be sent, TooLarge.
+    """
+    if not function.code and not kwargs and _SIMPLE.issuperset(map(type, args)):
+        with suppress(
+            OverflowError, UnicodeEncodeError
+        ):  # what cannot be is said below
+            if len(simple := _encode(args)) <= BLOB_MIN:
+                return Parcel(simple, NO_KWARGS)
+    large = _Large()
+    coded = bool(function.code)
+    packed = _pack(list(args), "args", large, coded) if args else _NO_ARGS
+    named = _pack(dict(kwargs), "kwargs", large, coded) if kwargs else _NO_KWARGS
+    needs: list[str] = []
+    if coded:
+        needs.append(Feature.CODE.value)
+    if packed.rich or named.rich:
+        needs.append(Feature.VALUES.value)
+    if len(packed.data) + len(named.data) > ARGS_MAX:
+        raise TooLarge(
+            f"the arguments have more than {ARGS_MAX} bytes: give large ones by put, "
+            "or less at a time"
+        )
+    first = tuple(each.digest for each in function.blobs)
+    return Parcel(
+        _spliced(function.code, len(args), packed.data) if coded else packed.data,
+        named.data,
+        tuple(needs),
+        first + packed.blobs + named.blobs,
+        function.blobs + tuple(large.blobs.values()),
+    )
+
+
+def pack_value(value: object) -> Blob:
+    """Write one value, to be given to the coordinator once and for all.
+
+    Raises InvalidRequest naming the part that cannot be sent, TooLarge.
+    """
+    return _blob(pack(value, size_max=BLOB_MAX).data)
+
+
+def is_small(value: object, depth: int = SMALL_DEPTH) -> bool:
+    """Say whether a value is surely written in no time: few numbers and short texts."""
+    match value:
+        case None | bool() | int() | float():
+            return True
+        case str() | bytes():
+            return len(value) <= SMALL_BYTES
+        case list() | tuple():
+            items: Iterable[object] = value
+        case dict():
+            items = value.values()
+        case _:
+            return False
+    return (
+        depth > 0
+        and len(value) <= SMALL_ITEMS
+        and all(is_small(item, depth - 1) for item in items)
+    )
+
+
+class _Large:
+    """Collects large values, by their digests."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[bytes, Blob] = {}
+
+    def apart(self, data: bytes) -> bytes:
+        blob = _blob(data)
+        self.blobs[blob.digest] = blob
+        return blob.digest
+
+
+@lru_cache(FUNCTIONS_MAX)
+def _named(name: str, trust: bool) -> Function:
+    return Function(name, _reader(trust=trust))
+
+
+@lru_cache(FUNCTIONS_MAX)
+def _task(name: str, function: Callable[..., object], trust: bool) -> Function:
+    read, rebuild = _reader(trust=trust), by_return_hint(function)
+    if rebuild is None:
+        return _named(name, trust)
+
+    def rebuilt(data: bytes) -> object:
+        try:
+            return rebuild(read(data))
+        except ValueError as error:
+            raise InvalidRequest(f"what {name} returned: {error}") from error
+
+    return Function(name, rebuilt)
+
+
+def _reader(*, trust: bool) -> Read:
+    return Reader(unpickle=_unpickled if trust else _not_unpickled).read
+
+
+def _unpickled(data: memoryview) -> object:
+    try:
+        return unpickled(data)
+    except Exception as error:
+        # Whatever comes of running what a worker wrote.
+        raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
+
+
+def _not_unpickled(data: memoryview) -> object:
+    raise InvalidRequest(
+        "the result is pickled, and reading it runs code of the worker: it is not read "
+        "here; return lists, dictionaries, texts, numbers or arrays, or trust the "
+        "workers by shoal.Pool(trust_code=True)"
+    )
+
+
+def _pack(value: object, root: str, large: _Large, coded: bool) -> Packed:
+    return pack(value, root, size_max=ARGS_MAX, pickles=coded, apart=large.apart)
+
+
+def _blob(data: bytes) -> Blob:
+    return Blob(hashlib.sha256(data).digest(), (data,))
+
+
+def _code(function: Callable[..., object], read: Read) -> Function:
+    import cloudpickle
+
+    name = getattr(function, "__qualname__", type(function).__qualname__)[:NAME_MAX]
+    try:
+        pickled = cloudpickle.dumps(function)
+    except Exception as error:
+        # Whatever the objects raise that the function refers to.
+        raise InvalidRequest(
+            f"{name} cannot be sent along, for what it refers to cannot be pickled: "
+            f"{error}"
+        ) from error
+    code = _encode(msgspec.msgpack.Ext(PICKLED, pickled))
+    if len(code) < BLOB_MIN:
+        return Function(name, read, code)
+    blob = _blob(code)
+    return Function(
+        name, read, _encode(msgspec.msgpack.Ext(REFERENCE, blob.digest)), (blob,)
+    )
+
+
+def _spliced(first: bytes, others: int, array: bytes) -> bytes:
+    """Put an item before those of an array of ``others`` items."""
+    return _head(others + 1) + first + array[len(_head(others)) :]
+
+
+def _head(items: int) -> bytes:
+    """Return what an array begins with (MessagePack specification, array family)."""
+    if items <= _FIXED_MAX:
+        return bytes((0x90 | items,))
+    if items <= _SHORT_MAX:
+        return b"\xdc" + items.to_bytes(2, "big")
+    return b"\xdd" + items.to_bytes(4, "big")
+
+
+_NO_ARGS = Packed(NO_ARGS)
+_NO_KWARGS = Packed(NO_KWARGS)

@@ -1,0 +1,29 @@
+"""Whose an address is, as far as it can be told from itself."""
+
+import ipaddress
+
+NETWORK_OF_ONE = 64  # bits of an IPv6 address that its owner does not choose
+
+
+def is_loopback(address: str) -> bool:
+    """Say whether an address is this machine's own."""
+    try:
+        given = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(given, ipaddress.IPv6Address) and given.ipv4_mapped is not None:
+        return given.ipv4_mapped.is_loopback
+    return given.is_loopback
+
+
+def owner_of(address: str) -> str:
+    """Return what stands for whoever has an address: for IPv6, its whole network."""
+    try:
+        given = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(given, ipaddress.IPv4Address):
+        return str(given)
+    if given.ipv4_mapped is not None:
+        return str(given.ipv4_mapped)
+    return str(ipaddress.ip_network((int(given), NETWORK_OF_ONE), strict=False))

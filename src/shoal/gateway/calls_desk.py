@@ -1,0 +1,294 @@
+"""One client's calls: each is made a job, or put on the board, and told of."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from shoal.domain.errors import (
+    Cancelled,
+    InvalidRequest,
+    NotFound,
+    ShoalError,
+)
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Outcome
+from shoal.domain.vocabulary import LaneCall, LaneReturn
+from shoal.domain.work import Call, Feature, Job, Lane, Policy, Terms
+from shoal.gateway.access import Caller
+from shoal.gateway.asking import TIERS
+from shoal.gateway.call_items import (
+    ACCEPTED,
+    DONE,
+    Ask,
+    Item,
+    Options,
+    Recall,
+    Told,
+    Wrong,
+    failed,
+    returned,
+)
+from shoal.gateway.kept_call import KeptCall
+from shoal.gateway.parts import Gateway
+from shoal.gateway.unread import Unread
+from shoal.runtime.asker import Ended
+from shoal.runtime.board import Board, Way
+from shoal.runtime.call_limits import QUEUE, call_limits
+
+OPEN_MAX = 1 << 16  # calls of one client that are being made, or wait here
+OPEN_SIZE_MAX = 64 << 20  # bytes of their arguments; one more is always taken
+WAYS_MAX = 1024  # kinds of calls of one client that are remembered
+INLINE_MAX = 1 << 20  # bytes from which on a value is fetched, and not said
+
+Begin: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
+Count: TypeAlias = Callable[[bool, int], None]
+"""Takes whether calls were kept, and how many have ended."""
+
+NOTHING: Mapping[str, object] = {}
+LEFT = "the client left"
+BY_OWNER = "cancelled by its owner"
+
+
+class Desk:
+    """The calls of one connection, by the numbers that the client gave them.
+
+    Args:
+        begin: starts a task that ends with the connection.
+        unread: what the client is to be told.
+        count: is told of calls that have ended.
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        caller: Caller,
+        begin: Begin,
+        unread: Unread,
+        count: Count,
+    ) -> None:
+        self._gateway = gateway
+        self._hub = gateway.hub
+        self._caller = caller
+        self._begin = begin
+        self._unread = unread
+        self._count = count
+        self._board = Board(gateway.hub, gateway.clock, caller.name, self)
+        self._price = gateway.prices.price(Policy.FAST, Call("", b"", b"").kind)
+        self._ways: dict[tuple[str, Options], Way] = {}
+        self._sizes: dict[int, int] = {}  # of all open calls, in bytes
+        self._size = 0
+        self._backlog: dict[int, tuple[Ask, Way]] = {}  # to be kept, and not yet given
+        self._jobs: dict[int, JobId] = {}  # of those that are
+        self._keyed: dict[int, asyncio.Task[None]] = {}
+        self._waiting_for_room = False
+        self._roomy = asyncio.Event()
+        self._roomy.set()
+
+    def take(self, items: Sequence[Item | Wrong]) -> None:
+        """Take what the client says in one message.
+
+        Raises KeyRevoked if it may say nothing more.
+        """
+        self._gateway.access.check(self._caller)
+        for item in items:
+            match item:
+                case Ask():
+                    try:
+                        self._ask(item)
+                    except ShoalError as error:
+                        self.tell(failed(item.number, error, NOTHING))
+                case Recall(number):
+                    self._recall(number)
+                case Wrong(number, wrong):
+                    self.tell(failed(number, wrong, NOTHING))
+        self._board.flush()
+        self._pump()
+        if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
+            self._roomy.clear()
+
+    async def room(self) -> None:
+        """Wait until the client may say more."""
+        await self._roomy.wait()
+
+    def close(self) -> None:
+        """Make no more calls but those that are to go on: the client has left."""
+        self._unread.close()
+        self._board.close()
+        self._backlog.clear()
+        for number, job_id in self._jobs.items():
+            if number not in self._keyed:
+                self._hub.withdraw(job_id, LEFT)
+        for task in self._keyed.values():
+            task.cancel()
+
+    # What the client says.
+
+    def _ask(self, ask: Ask) -> None:
+        if ask.number in self._sizes:
+            raise InvalidRequest(f"call {ask.number} has not ended: number each anew")
+        way = self._ways.get((ask.name, ask.options)) or self._new_way(ask)
+        self._gateway.access.count_call(self._caller)
+        size = len(ask.args) + len(ask.kwargs)
+        self._sizes[ask.number] = size
+        self._size += size
+        if ask.options.key:
+            keyed = self._begin(self._do_keyed(ask, way))
+            self._keyed[ask.number] = keyed
+        elif ask.options.kept or self._price:
+            # What costs something has a receipt, and so is a job that is kept.
+            self._backlog[ask.number] = (ask, way)
+        else:
+            call = LaneCall(ask.number, ask.args, ask.kwargs)
+            self._board.ask(way, call, ask.options.blobs)
+
+    def _new_way(self, ask: Ask) -> Way:
+        options = ask.options
+        try:
+            needs = frozenset(Feature(each) for each in options.needs)
+        except ValueError as error:
+            raise InvalidRequest(f"needs: {error}", "needs") from error
+        if options.priority not in TIERS:
+            expected = ", ".join(TIERS)
+            text = f"priority: expected one of {expected}, got {options.priority!r}"
+            raise InvalidRequest(text, "priority")
+        lane = Lane(ask.name, options.timeout, needs)
+        way = Way(lane, TIERS[options.priority], options.queue or QUEUE)
+        if len(self._ways) >= WAYS_MAX:
+            self._ways.clear()
+        # Not those with values that hardly come again.
+        if not (options.blobs or options.key):
+            self._ways[ask.name, options] = way
+        return way
+
+    def _recall(self, number: int) -> None:
+        if (job_id := self._jobs.get(number)) is not None:
+            self._hub.withdraw(job_id, BY_OWNER)  # and what follows is told
+            return
+        recalled = self._backlog.pop(number, None) is not None
+        if (keyed := self._keyed.pop(number, None)) is not None:
+            recalled = keyed.cancel()
+        if recalled or self._board.recall(number):
+            self.failed(number, Cancelled(BY_OWNER))
+
+    # Calls that are kept.
+
+    def _pump(self) -> None:
+        """Hand over as many calls as the queue has room for."""
+        self._waiting_for_room = False
+        if not self._backlog:
+            return
+        room = self._hub.room(self._caller.name)
+        for number in [*self._backlog][: max(0, room)]:
+            ask, way = self._backlog.pop(number)
+            try:
+                self._place(ask, way)
+            except ShoalError as error:
+                self.failed(number, error)
+        if self._backlog:
+            self._wait_for_room()
+
+    def _wait_for_room(self) -> None:
+        if not self._waiting_for_room:
+            self._waiting_for_room = True
+            self._hub.when_room(self._pump)
+
+    def _place(self, ask: Ask, way: Way) -> None:
+        job = self._job(ask, way)
+        progress = ask.options.progress
+        self._hub.place(job, KeptCall(self, ask.number, progress=progress))
+        self._jobs[ask.number] = job.id
+
+    def _job(self, ask: Ask, way: Way) -> Job:
+        options, lane = ask.options, way.lane
+        if lacking := self._hub.blobs.lacking(options.blobs):
+            raise NotFound(" ".join(digest.hex() for digest in lacking))
+        return Job(
+            self._hub.new_id(),
+            Call(
+                ask.name, ask.args, ask.kwargs, lane.timeout, lane.needs, options.blobs
+            ),
+            call_limits(lane.timeout, way.queue),
+            self._caller.name,
+            way.priority,
+            idempotency_key=options.key,
+            terms=Terms(price=self._price),
+        )
+
+    async def _do_keyed(self, ask: Ask, way: Way) -> None:
+        """Have a call made that goes on without its client, or was made already."""
+        number = ask.number
+        try:
+            job = self._job(ask, way)
+            async with self._gateway.access.answering(job, self._caller) as reader:
+                self._jobs[number] = reader.job_id
+                self.tell((ACCEPTED, number, reader.job_id))
+                outcome = await reader.outcome()
+                meta = _meta(reader.job_id, reader.worker_id, reader.attempts)
+                self._done(number, outcome, meta)
+        except ShoalError as error:
+            self.failed(number, error)
+        finally:
+            self._keyed.pop(number, None)
+
+    # What the client is told.
+
+    def tell(self, item: Told) -> None:
+        self._unread.tell(item)
+
+    def ended(self, number: int, job: Ended) -> None:
+        meta = _meta(job.job_id, job.worker_id, job.lease)
+        match job.end:
+            case Outcome() as outcome:
+                self._done(number, outcome, meta)
+            case ShoalError() as error:
+                self.tell(failed(number, error, meta))
+                self._forget(number)
+            case None:
+                raise AssertionError("it has ended")
+        self._count(True, 1)
+
+    def returned(self, returns: Iterable[LaneReturn]) -> None:
+        count = 0
+        for each in returns:
+            count += 1
+            if len(each.value) > INLINE_MAX:
+                self._begin(self._tell_apart(each.number, each.value, {}))
+            else:
+                self.tell(returned(each))
+            self._forget(each.number)
+        self._count(False, count)
+
+    def failed(self, number: int, error: ShoalError) -> None:
+        self.tell(failed(number, error, NOTHING))
+        self._forget(number)
+
+    def _done(self, number: int, outcome: Outcome, meta: dict[str, object]) -> None:
+        value = outcome.value
+        if not value and outcome.blobs:  # a stored one, that stands apart
+            meta["value"] = outcome.blobs[0].hex()
+        if len(value) > INLINE_MAX:
+            self._begin(self._tell_apart(number, value, meta))
+        else:
+            self.tell((DONE, number, value, meta))
+        self._forget(number)
+
+    async def _tell_apart(
+        self, number: int, value: bytes, meta: dict[str, object]
+    ) -> None:
+        """Tell the client where a value is that is too large to be said."""
+        try:
+            digest = await self._hub.blobs.keep(value)
+        except ShoalError as error:
+            self.tell(failed(number, error, meta))
+        else:
+            self.tell((DONE, number, b"", {**meta, "value": digest.hex()}))
+
+    def _forget(self, number: int) -> None:
+        self._jobs.pop(number, None)
+        self._size -= self._sizes.pop(number, 0)
+        if len(self._sizes) < OPEN_MAX and self._size < OPEN_SIZE_MAX:
+            self._roomy.set()
+
+
+def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:
+    return {"job": job_id, "worker": worker, "attempts": attempts}

@@ -1,0 +1,1 @@
+"""Who is in the fleet: heartbeats, gossip, and what keeps strangers slow."""

@@ -1,0 +1,1 @@
+"""Bytes of the wire: what is written and read, without deciding anything."""

@@ -1,0 +1,1 @@
+"""Python functions as work: registered by name, called with values, in processes."""

@@ -1,0 +1,79 @@
+"""A process that is connected to a Ray cluster, and passes calls on to it.
+
+Run by the worker as ``python -m shoal.tasks.on_ray.driver PARENT ADDRESS``, it takes
+the orders of ``tasks.orders`` from standard input, each for one of the worker's slots,
+and ends when that is closed, or when the cluster is lost.
+"""
+
+import logging
+import os
+import signal
+import sys
+
+import msgspec
+import ray
+from ray import exceptions
+
+from shoal import __version__
+from shoal.tasks import orders
+from shoal.tasks.child import claim_pipes, end_with
+from shoal.tasks.on_ray import remote
+from shoal.tasks.on_ray.relay import Relay
+from shoal.tasks.pipes import Gone, Pipes
+
+
+def main() -> None:
+    # Ctrl-C reaches the whole process group; when to end is the worker's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A cluster that is started here would tell its makers that it is used.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    pipes = claim_pipes()
+    try:
+        end_with(int(sys.argv[1]))
+        _serve(pipes, sys.argv[2])
+    except Gone:
+        pass
+    ray.shutdown()
+    os._exit(0)
+
+
+def _serve(pipes: Pipes, address: str) -> None:
+    (_, modules, trust), _ = pipes.next_of(orders.PREPARE)
+    files = [each for each in modules if each.endswith(".py")]
+    names = [os.path.basename(each).removesuffix(".py") for each in modules]
+    tasks = remote.Tasks(tuple(names), trust)
+    try:
+        ray.init(
+            address,
+            logging_level=logging.ERROR,
+            # Each file is sent to the nodes, by itself.
+            runtime_env={"py_modules": files} if files else None,
+        )
+        known = ray.get(ray.remote(remote.known).remote(tasks))
+    except (exceptions.RayError, ConnectionError, ValueError, ImportError) as error:
+        pipes.send((orders.UNFIT, _why_not(address, error)))
+        raise Gone from error
+    if isinstance(known, str):
+        pipes.send((orders.UNFIT, known))
+        raise Gone
+    cores = int(ray.cluster_resources().get("CPU", 0))
+    pipes.send((orders.READY, cores), msgspec.msgpack.encode(known))
+    Relay(pipes, tasks).run()
+
+
+def _why_not(address: str, error: Exception) -> str:
+    """Say what is to be done about a cluster that cannot be used."""
+    if "No module named 'shoal'" in str(error):
+        return (
+            f"the Ray cluster at {address} has no shoal to run calls: install it "
+            f"there: pip install 'shoal=={__version__}'"
+        )
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return (
+        f"the Ray cluster at {address} cannot be used: {lines[-1]}; is it running "
+        "(`ray status`), and is --ray-address right?"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""How a task says how far it has come (``shoal.progress``)."""
+
+import threading
+from collections.abc import Callable
+from time import monotonic
+
+from shoal.tasks.limits import PROGRESS_EVERY, REMARK_MAX
+
+
+class _Where:
+    """What is told of the progress of the call that runs here, if one does."""
+
+    __slots__ = ("last", "lock", "tell")
+
+    def __init__(self) -> None:
+        self.tell: Callable[[float | None, str], None] | None = None
+        self.last = float("-inf")
+        self.lock = threading.Lock()
+
+
+_where = _Where()
+
+
+def progress(share: float | None = None, remark: str = "") -> None:
+    """Tell whoever waits for this task how far it has come, from 0 to 1.
+
+    Outside of a task nothing happens.  Of words that come in quick succession some are
+    dropped, but not the one that says 1.
+
+    Raises ValueError if ``share`` is no such number.
+    """
+    if share is not None and not 0 <= share <= 1:
+        raise ValueError(f"progress: {share!r}: expected a number from 0 to 1")
+    with _where.lock:
+        now = monotonic()
+        if _where.tell is None:
+            return
+        if now - _where.last < PROGRESS_EVERY and share != 1:
+            return
+        _where.last = now
+        _where.tell(None if share is None else float(share), str(remark)[:REMARK_MAX])
+
+
+def tell_progress_to(tell: Callable[[float | None, str], None] | None) -> None:
+    """Tell another from now on; None: nobody."""
+    with _where.lock:
+        _where.tell = tell
+        _where.last = float("-inf")

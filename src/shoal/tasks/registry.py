@@ -1,0 +1,156 @@
+"""Which functions are tasks, and under which names (``@shoal.task``)."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, overload
+
+from shoal.domain.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+NAME_MAX = 256  # characters
+_MARK = "__shoal_task__"
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A function that is a task.
+
+    ``schema`` is a model that it takes one of, and ``timeout`` for how many seconds it
+    may run if its caller does not say; None: as long as the job may.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    schema: type | None = None
+    timeout: float | None = None
+
+
+TASKS: dict[str, Registered] = {}
+"""The tasks of this process, by name."""
+
+
+@overload
+def task(function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+@overload
+def task(
+    *, name: str = "", schema: type | None = None, timeout: float | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+
+def task(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    schema: type | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Make a function a task, which workers with its module do by its name.
+
+    The function itself stays as it is.  Its name is that of its module and its own,
+    such as ``sums.add``, if none is given.
+
+    Args:
+        schema: a Pydantic model, a dataclass or a Struct; the function is given one,
+            made of the one map or of the named arguments that it is called with.
+        timeout: seconds that it may run, if its caller does not say.
+
+    Raises ConfigError if another function has that name, or if this one cannot be found
+    by others, as it has no name or stands in another function.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        _add(Registered(_checked_name(function, name), function, schema, timeout))
+        return function
+
+    if timeout is not None and not timeout > 0:
+        raise ConfigError(f"@shoal.task: timeout {timeout}: expected seconds above 0")
+    return register if function is None else register(function)
+
+
+def name_of(function: object) -> str | None:
+    """Return the name under which a function is a task, or None if it is none."""
+    name: object = getattr(function, _MARK, None)
+    return name if isinstance(name, str) else None
+
+
+def not_registered(name: str) -> str:
+    """Return the error for a name that no function here has, as a traceback ends.
+
+    It is worded as MessagePack peers that are not ours expect it.
+    """
+    known = sorted(TASKS)
+    return not_among(name, known)
+
+
+def not_among(name: str, known: list[str]) -> str:
+    """Return the error for a name that is not among these."""
+    return (
+        f"{__name__}.TaskNotRegisteredError: Task {name!r:.{NAME_MAX}} not registered "
+        f"on this worker. Known tasks: {known}"
+    )
+
+
+def _checked_name(function: Callable[..., Any], name: str) -> str:
+    if not isinstance(function, FunctionType):
+        raise ConfigError(
+            f"@shoal.task on {function!r:.80}: expected a function, written with def"
+        )
+    place = function.__qualname__
+    if "<lambda>" in place:
+        raise ConfigError("@shoal.task on a lambda: write it as a function, with def")
+    if "<locals>" in place:
+        raise ConfigError(
+            f"@shoal.task on {place}: it stands in another function, where workers "
+            "that import the module do not find it; move it to the module's top"
+        )
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(
+            f"@shoal.task on {place}: it yields; a task returns its value in one piece"
+        )
+    name = name or f"{module_of(function)}.{place}"
+    if len(name) > NAME_MAX or not name.isprintable():
+        raise ConfigError(
+            f"@shoal.task on {place}: its name must have at most {NAME_MAX} printable "
+            "characters"
+        )
+    return name
+
+
+def module_of(function: Callable[..., Any]) -> str:
+    """Return by which name others import a function's module.
+
+    What runs as a program is called ``__main__``, and by its file's name elsewhere.
+    """
+    if function.__module__ != "__main__":
+        return function.__module__
+    main = sys.modules["__main__"]
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file: str | None = getattr(main, "__file__", None)
+    return Path(file).stem if file else "__main__"
+
+
+def _add(new: Registered) -> None:
+    old = TASKS.get(new.name)
+    if old is not None and _place(old) != _place(new):
+        raise ConfigError(
+            f"@shoal.task: {_place(new)} and {_place(old)} both have the name "
+            f"{new.name!r}; give one another: @shoal.task(name=...)"
+        )
+    TASKS[new.name] = new
+    setattr(new.function, _MARK, new.name)
+
+
+def _place(task: Registered) -> str:
+    """Return where a function stands: a module that is loaded again is the same."""
+    return f"{task.function.__module__}.{task.function.__qualname__}"

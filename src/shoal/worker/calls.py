@@ -1,0 +1,174 @@
+"""One coordinator's calls of functions, and the lanes that it has here."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shoal.domain.errors import ClientError, JobError, NotFound, Unavailable
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
+    CallWord,
+    Completed,
+    Event,
+    Failed,
+    GiveBlob,
+    LaneReturn,
+    PushCalls,
+    RecallCalls,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Call, Lane, Task, Work
+from shoal.tasks.described import as_json, plain_args
+from shoal.tasks.port import Caller, OpenLane
+from shoal.worker.blobs import Blobs
+
+CALLS_MAX = 4096  # that a coordinator may have here; those beyond the slots wait
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """What calls functions here, and where their large arguments are."""
+
+    caller: Caller
+    blobs: Blobs
+
+
+class Calls:
+    """Makes the calls that a coordinator asks for, and says what comes of them.
+
+    None outlives the connection over which it was asked for: the coordinator has given
+    it to others by then.
+
+    Args:
+        issue: says an event, if the connection is there.
+        say: says it when there is room for it.
+        ended: called when there is one call or lane fewer.
+        tasks: entered as long as there may be calls.
+    """
+
+    def __init__(
+        self,
+        functions: Functions,
+        issue: Callable[[Event], bool],
+        say: Callable[[Event], Awaitable[None]],
+        ended: Callable[[], None],
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self._caller = functions.caller
+        self._blobs = functions.blobs
+        self._issue = issue
+        self._say = say
+        self._ended = ended
+        self._tasks = tasks
+        self._calls: dict[JobId, asyncio.Task[None]] = {}
+        self._lanes: dict[JobId, OpenLane] = {}
+
+    def __len__(self) -> int:
+        """Count what is being called; a lane without calls can be left any time."""
+        return len(self._calls) + sum(not each.idle for each in self._lanes.values())
+
+    def takes(self, work: Work) -> bool:
+        """Say whether work is for a function, and not for a model."""
+        if isinstance(work, Task):
+            return work.name in self._caller.names
+        return isinstance(work, Call | Lane)
+
+    def take(self, command: RunJob) -> Event | None:
+        """Begin a call or open a lane; return what is to be said if that fails."""
+        job_id, lease = command.job_id, command.lease
+        if len(self._calls) >= CALLS_MAX:
+            return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
+        if isinstance(command.work, Lane):
+            return self._open(command, command.work)
+        task = self._tasks.create_task(self._run(command))
+        self._calls[job_id] = task
+        task.add_done_callback(lambda task: self._over(job_id, task))
+        return None
+
+    def hear(self, word: CallWord) -> None:
+        """Take a word about calls in lanes, or about large arguments."""
+        match word:
+            case PushCalls(job_id, _, calls):
+                if (lane := self._lanes.get(job_id)) is not None:
+                    lane.push(calls)
+            case RecallCalls(job_id, _, numbers):
+                if (lane := self._lanes.get(job_id)) is not None:
+                    lane.recall(numbers)
+            case GiveBlob(digest, data):
+                self._blobs.give(digest, data)
+            case _:
+                pass  # what coordinators are told
+
+    def cancel(self, job_id: JobId) -> None:
+        """Stop a call or close a lane, if it is here; nothing more is said of it."""
+        if (task := self._calls.get(job_id)) is not None:
+            task.cancel()
+        if (lane := self._lanes.pop(job_id, None)) is not None:
+            lane.close()
+            self._ended()
+
+    def cancel_all(self) -> None:
+        """Stop whatever runs."""
+        for job_id in [*self._calls, *self._lanes]:
+            self.cancel(job_id)
+
+    def _open(self, command: RunJob, work: Lane) -> Event | None:
+        job_id, lease = command.job_id, command.lease
+
+        def returned(returns: list[LaneReturn]) -> None:
+            self._issue(CallsReturned(job_id, lease, returns))
+            if lane.idle:
+                self._ended()
+
+        self.cancel(job_id)  # it is given anew
+        try:
+            lane = self._caller.lane(work, self._fetch, returned)
+        except (Unavailable, NotFound) as error:
+            return Rejected(job_id, lease, str(error))
+        except ClientError as error:
+            return Failed(job_id, lease, str(error), Fault.REQUEST)
+        self._lanes[job_id] = lane
+        return None
+
+    def _over(self, job_id: JobId, task: asyncio.Task[None]) -> None:
+        if self._calls.get(job_id) is task:
+            # Else it was cancelled, and has been given anew already.
+            del self._calls[job_id]
+        self._ended()
+
+    async def _run(self, command: RunJob) -> None:
+        await self._say(await self._answer(command))
+
+    async def _answer(self, command: RunJob) -> Event:
+        job_id, lease, work = command.job_id, command.lease, command.work
+
+        def remark(share: float | None, text: str) -> None:
+            self._issue(Advanced(job_id, lease, share, text))
+
+        try:
+            if isinstance(work, Task):
+                args, kwargs = plain_args(work.payload)
+                call = Call(work.name, args, kwargs)
+                value = await self._caller.call(call, self._fetch, remark)
+                return Completed(job_id, lease, rest=(as_json(value),))
+            assert isinstance(work, Call), "lanes are opened"
+            value = await self._caller.call(work, self._fetch, remark)
+            return Completed(job_id, lease, value=value)
+        except (Unavailable, NotFound) as error:
+            return Rejected(job_id, lease, str(error))
+        except ClientError as error:
+            return Failed(job_id, lease, str(error), Fault.REQUEST)
+        except JobError as error:
+            return Failed(job_id, lease, str(error))
+
+    async def _fetch(self, digest: bytes) -> Path:
+        def ask(digest: bytes) -> None:
+            self._issue(BlobLacked(digest))
+
+        return await self._blobs.get(digest, ask)

@@ -1,0 +1,211 @@
+"""The heartbeat port under attack, on real sockets; honest nodes are answered."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.serving import eventually
+from protocols.macfleet.fleet.fleets import KEY, member
+from protocols.macfleet.fleet.served import (
+    HOST,
+    Served,
+    connected,
+    many_connected,
+    ping,
+    served,
+)
+from protocols.macfleet.recorded import case_of
+from shoal.protocols.macfleet.fleet.limiter import BARRED_AFTER
+from shoal.protocols.macfleet.fleet.own import Member
+from shoal.protocols.macfleet.fleet.registry import Address
+from shoal.protocols.macfleet.wire.keys import fleet_key
+from shoal.protocols.macfleet.wire.lines import Heard, write_ping
+from shoal.transports.tls import new_certificate
+
+CROWD = 60  # connections at the same time: of one address there are no more than 64
+BARRED = "too many failures of this address"
+
+
+def honest() -> Member:
+    return member("honest", nonces=1 << 61)
+
+
+def guess(number: int = 0) -> bytes:
+    """Return a ping that was signed with another token."""
+    heard = Heard("guesser", number.to_bytes(16))
+    return write_ping(fleet_key(f"guess number {number}"), heard)
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this machine taken for another one, which can be barred."""
+    for place in ("protocols.macfleet.fleet.limiter", "transports.tcp_listening"):
+        monkeypatch.setattr(f"shoal.{place}.is_loopback", lambda address: False)
+
+
+@asynccontextmanager
+async def besieged(key: bytes | None = KEY) -> AsyncIterator[Served]:
+    """Let a node listen; afterwards it is well, and holds nothing for anybody."""
+    async with served(member("node", key, nonces=1 << 60)) as node:
+        yield node
+        node.limiter._records.clear()
+        assert await ping(node, member("honest", key, nonces=1 << 62)) is not None
+        await eventually(lambda: not node.undecided())
+
+
+async def test_slow_line_is_cut_off_while_others_are_answered() -> None:
+    async with besieged() as node, many_connected(node, CROWD) as lines:
+        for line in lines:
+            await line.send(b"APING slow")
+
+        assert await ping(node, honest()) is not None
+        for line in lines:
+            assert await line.rest() == b""
+        await eventually(lambda: len(node.ends) == CROWD + 1)
+        assert set(node.ends) == {"answered", "no line within 1 s"}
+
+
+async def test_line_that_is_too_long_is_refused_and_counts() -> None:
+    async with besieged() as node, connected(node) as line:
+        assert await line.say(b"APING " + 65 * 1024 * b"a" + b"\n") == b""
+
+        await eventually(lambda: bool(node.ends))
+        assert "exceeds the limit" in node.ends[0]
+        assert node.failures() == 1
+
+
+async def test_endless_line_is_held_only_in_part() -> None:
+    async with besieged() as node, connected(node) as line:
+        for _ in range(64):
+            await line.send(b"a" * (1 << 20))
+
+        assert await line.rest() == b""
+        await eventually(lambda: node.failures() == 1)
+
+
+@pytest.mark.usefixtures("away")
+async def test_idle_connections_do_not_bar_anybody_from_an_open_fleet() -> None:
+    async with besieged(None) as node, many_connected(node, CROWD) as lines:
+        for line in lines:
+            assert await line.rest() == b""
+
+        assert node.failures() == 0
+        assert await ping(node, member("honest", None)) is not None
+
+
+@pytest.mark.usefixtures("away")
+async def test_connections_that_say_nothing_bar_their_address() -> None:
+    async with besieged() as node:
+        async with many_connected(node, BARRED_AFTER) as lines:
+            for line in lines:
+                assert await line.rest() == b""
+        await eventually(lambda: node.failures() == BARRED_AFTER)
+
+        with pytest.raises(OSError):  # noqa: PT011  # TLS says it in many ways
+            await ping(node, honest())
+
+
+@pytest.mark.usefixtures("away")
+async def test_guesses_at_the_same_time_do_not_outrun_the_bar() -> None:
+    async with besieged() as node, many_connected(node, CROWD) as lines:
+        sure = honest()
+        for number, line in enumerate(lines[:-1]):
+            await line.send(guess(number))
+        await eventually(lambda: node.failures() == BARRED_AFTER)
+
+        # The right line comes too late, and so would the right guess.
+        assert await lines[-1].say(write_ping(KEY, sure.word(hardware=True))) == b""
+        for line in lines:
+            assert await line.rest() == b""
+        await eventually(lambda: len(node.ends) == CROWD)
+        assert node.failures() == BARRED_AFTER
+        assert node.ends.count(BARRED) == CROWD - BARRED_AFTER
+
+
+async def test_wrong_guesses_of_this_machine_do_not_lock_it_out() -> None:
+    async with besieged() as node:
+        for number in range(BARRED_AFTER + 1):
+            async with connected(node) as line:
+                assert await line.say(guess(number)) == b""
+
+        assert await ping(node, honest()) is not None
+        assert node.failures() == 0
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"PING stranger\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", bytes(100)],
+    ids=["ping", "http", "zeros"],
+)
+async def test_plain_text_on_the_tls_port_is_hung_up_on_and_is_no_guess(
+    data: bytes,
+) -> None:
+    async with besieged() as node, connected(node, secure=False) as line:
+        answer = await line.say(data)
+
+        assert b"PONG" not in answer
+        assert not node.ends
+        assert node.failures() == 0
+
+
+async def test_frames_of_the_transport_are_refused() -> None:
+    frame = bytes.fromhex(case_of("hb/binary transport frame")["input"]["request_hex"])
+    async with besieged() as node, connected(node) as line:
+        await line.send(frame)
+        line.writer.write(b"\n")
+
+        assert await line.rest() == b""
+        await eventually(lambda: node.failures() == 1)
+
+
+async def test_ping_that_was_overheard_is_not_answered_again() -> None:
+    overheard = write_ping(KEY, honest().word(hardware=True))
+    async with besieged() as node:
+        async with connected(node) as line:
+            assert (await line.say(overheard)).startswith(b"APONG node ")
+        async with connected(node) as line:
+            assert await line.say(overheard) == b""
+
+        assert node.failures() == 1
+
+
+@pytest.mark.parametrize("key", [KEY, None], ids=["secure", "open"])
+async def test_who_says_back_what_it_hears_is_not_taken_for_a_node(
+    key: bytes | None,
+) -> None:
+    heard: list[bytes] = []
+
+    async def mirror(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        heard.append(await reader.readline())
+        writer.write(heard[-1].replace(b"PING", b"PONG"))
+        await writer.drain()
+        writer.close()
+
+    tls = None if key is None else new_certificate("mirror").context
+    async with await asyncio.start_server(mirror, HOST, ssl=tls) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with served(member("node", key), [Address(HOST, port)]) as node:
+            await eventually(lambda: len(heard) > 1)
+
+            assert not node.fleet.nodes
+
+
+async def test_half_a_line_and_a_hang_up_count_as_a_guess() -> None:
+    async with besieged() as node, connected(node) as line:
+        await line.send(b"APING half")
+        line.writer.close()
+        await eventually(lambda: node.failures() == 1)
+
+
+async def test_connection_that_ends_without_a_word_is_no_guess() -> None:
+    async with besieged() as node:
+        async with connected(node) as line:
+            line.writer.close()
+            await eventually(lambda: node.ends == ["said nothing"])
+
+        assert node.failures() == 0
+        assert not node.undecided()

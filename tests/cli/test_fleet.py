@@ -1,0 +1,224 @@
+"""The fleet command: machines are let into a fleet by a URL."""
+
+import io
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from protocols.macfleet.recorded import case_of
+from shoal.cli.fleet import qr_lines
+from shoal.cli.fleet_files import FILE, kept_fleet, with_fleet
+from shoal.cli.main import main
+from shoal.domain.errors import ConfigError
+from shoal.protocols.macfleet.config import Config
+from shoal.protocols.macfleet.pairing import FLEETS
+from shoal.runtime.secret_files import TOKEN_FILE
+
+URL = "macfleet://pair?token=tok%20en-1234&fleet=lab%207"
+MODULES = 25  # of a side of a QR code of version 2
+FORMAT_MASK = 0b101010000010010
+LEVEL_L = 0b01
+MASKS: tuple[Callable[[int, int], int], ...] = (
+    lambda row, column: (row + column) % 2,
+    lambda row, column: row % 2,
+    lambda row, column: column % 3,
+    lambda row, column: (row + column) % 3,
+    lambda row, column: (row // 2 + column // 3) % 2,
+    lambda row, column: row * column % 2 + row * column % 3,
+    lambda row, column: (row * column % 2 + row * column % 3) % 2,
+    lambda row, column: ((row + column) % 2 + row * column % 3) % 2,
+)
+"""What is inverted in a code where it is 0 (ISO/IEC 18004, 7.8.2)."""
+
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a data folder, in a home where nothing else is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    monkeypatch.delenv("MACFLEET_TOKEN", raising=False)
+    monkeypatch.setenv("SHOAL_DATA_DIR", str(tmp_path / "data"))
+    return tmp_path / "data"
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_a_machine_that_was_paired_keeps_token_and_name(
+    folder: Path, capsys: Printed
+) -> None:
+    assert main(["fleet", "pair", URL]) == 0
+    assert "the fleet 'lab 7'" in capsys.readouterr().out
+
+    assert kept_fleet(folder, FLEETS) == ("tok en-1234", "lab 7")
+    assert main(["fleet", "pair", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"url": URL, "fleet": "lab 7"}
+
+
+def test_the_coordinator_has_the_fleet_that_the_machine_is_of(folder: Path) -> None:
+    main(["fleet", "pair", URL])
+
+    config = with_fleet(Config(), FLEETS, folder)
+
+    assert (config.token, config.fleet) == ("tok en-1234", "lab 7")
+    other = Config(token="another-token")
+    assert with_fleet(other, FLEETS, folder) is other
+    opened = Config(open=True)
+    assert with_fleet(opened, FLEETS, folder) is opened
+
+
+def test_a_url_can_be_piped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"  {URL}\n"))
+
+    assert main(["fleet", "pair", "--stdin", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "fleet": "lab 7",
+        "files": [str(folder / FILE)],
+    }
+
+
+def test_a_coordinator_that_was_never_paired_lets_into_its_own_fleet(
+    folder: Path, capsys: Printed
+) -> None:
+    folder.mkdir()
+    (folder / TOKEN_FILE).write_text("join-token-1\n")
+
+    assert main(["fleet", "pair"]) == 0
+
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "macfleet://pair?token=join-token-1"
+    assert set("".join(printed[2:-2])) <= set(" ▄▀█")
+    assert printed[-1] == "on the other machine: shoal fleet pair --stdin"
+
+
+def test_what_the_settings_say_comes_first(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    main(["fleet", "pair", URL])
+    capsys.readouterr()
+    monkeypatch.setenv("SHOAL_MACFLEET_TOKEN", "said-otherwise")
+
+    assert main(["fleet", "pair", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["fleet"] == ""
+
+
+def test_secrets_are_kept_from_others(folder: Path) -> None:
+    shared = folder.parent / ".macfleet" / "fleet-token"
+    shared.parent.mkdir(mode=0o755)
+    shared.write_text("old")
+    shared.chmod(0o644)
+
+    assert main(["fleet", "pair", URL, "--share"]) == 0
+
+    assert shared.read_text() == "tok en-1234\n"
+    if os.name == "posix":
+        assert (mode(shared), mode(shared.parent)) == (0o600, 0o700)
+        assert mode(folder / FILE) == 0o600
+
+
+def test_the_token_of_other_programs_can_be_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    shared = folder.parent / ".macfleet" / "fleet-token"
+    shared.parent.mkdir()
+    shared.write_text("  their-token \n")
+    shared.chmod(0o644)
+
+    assert main(["fleet", "pair", "--theirs"]) == 0
+
+    assert kept_fleet(folder, FLEETS) == ("their-token", "")
+    if os.name == "posix":
+        assert f"chmod 600 {shared}" in capsys.readouterr().err
+    monkeypatch.setenv("MACFLEET_TOKEN", "their-variable")
+    assert main(["fleet", "pair", "--theirs"]) == 0
+    assert kept_fleet(folder, FLEETS) == ("their-variable", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "shoal serve begins one"),
+        (["http://pair?token=abcdefgh"], "this is no pairing URL"),
+        (["macfleet://pair?fleet=x"], "has no token"),
+        (["macfleet://pair?token=short"], "at least 8 characters"),
+        ([URL, "--theirs"], "take one of"),
+        (["--theirs"], "there is no MACFLEET_TOKEN"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    folder: Path, capsys: Printed, arguments: list[str], said: str
+) -> None:
+    assert main(["fleet", "pair", *arguments]) == 1
+
+    assert said in capsys.readouterr().err
+    assert not (folder / FILE).exists()
+
+
+def test_a_damaged_file_is_named(folder: Path) -> None:
+    folder.mkdir()
+    (folder / FILE).write_text("nonsense\n")
+
+    with pytest.raises(ConfigError, match=r"fleet: this is no pairing URL.*delete it"):
+        kept_fleet(folder, FLEETS)
+
+
+def test_a_qr_code_says_what_that_of_real_programs_says() -> None:
+    """They differ in what fills the rest after the content, and so in the mask."""
+    case = case_of("qr/short url")
+    content, expected = case["input"]["content"], case["expect"]["lines"]
+
+    lines = qr_lines(content)
+
+    assert [len(line) for line in lines] == [len(line) for line in expected]
+    assert _format(lines) >> 3 == _format(expected) >> 3 == LEVEL_L
+    size = 12 + 8 * len(content)  # bits: the mode, the size, and the content
+    assert _data(lines)[:size] == _data(expected)[:size]
+    written = int(_data(lines)[12:size], 2).to_bytes(len(content))
+    assert written == content.encode()
+
+
+def _modules(lines: list[str]) -> list[list[int]]:
+    """Return the modules of a code in text, without its border."""
+    rows: list[list[int]] = []
+    for line in lines:
+        rows += [[int(each in half) for each in line] for half in ("▀█", "▄█")]
+    return [row[1 : MODULES + 1] for row in rows[1 : MODULES + 1]]
+
+
+def _format(lines: list[str]) -> int:
+    """Return the level of correction and the mask (ISO/IEC 18004, 7.9)."""
+    modules = _modules(lines)
+    bits = [modules[8][place] for place in (0, 1, 2, 3, 4, 5, 7, 8)]
+    bits += [modules[place][8] for place in (7, 5, 4, 3, 2, 1, 0)]
+    return (int("".join(map(str, bits)), 2) ^ FORMAT_MASK) >> 10
+
+
+def _data(lines: list[str]) -> str:
+    """Return the bits of a code of version 2, in their order (ISO/IEC 18004, 7.7)."""
+    modules = _modules(lines)
+    mask = MASKS[_format(lines) & 7]
+    bits: list[int] = []
+    upwards = True
+    for right in (*range(MODULES - 1, 6, -2), 5, 3, 1):
+        for row in reversed(range(MODULES)) if upwards else range(MODULES):
+            for column in (right, right - 1):
+                if not _is_fixed(row, column):
+                    bits.append(modules[row][column] ^ (not mask(row, column)))
+        upwards = not upwards
+    return "".join(map(str, bits))
+
+
+def _is_fixed(row: int, column: int) -> bool:
+    far = MODULES - 8
+    corners = (row < 9 and (column < 9 or column >= far)) or (row >= far and column < 9)
+    aligns = 16 <= row <= 20 and 16 <= column <= 20
+    return corners or aligns or 6 in (row, column)

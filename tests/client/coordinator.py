@@ -1,0 +1,226 @@
+"""A small server of calls on 127.0.0.1 that says what a coordinator says.
+
+It follows docs/tasks.md to the letter, and calls functions itself, one after the other,
+so that tests can say what is answered and when.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiohttp import WSMsgType, web
+
+from shoal.client.place import Place
+from shoal.tasks.reading import Reader, unpickled
+from shoal.tasks.running import told
+from shoal.tasks.values import pack
+
+KEY = "sk-test"
+VALUE_MAX = 1 << 20  # bytes of a value in an answer
+PATIENCE = 10.0  # seconds
+
+Word = list[Any]
+
+
+@dataclass(slots=True)
+class Coordinator:
+    """What it has, what it was told, and how it is to behave.
+
+    A function that is ``held`` is not called until it is let go.
+    """
+
+    port: int = 0
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    words: list[Word] = field(default_factory=list)
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    put: list[str] = field(default_factory=list)
+    refusals: list[Word] = field(default_factory=list)  # for calls to come
+    held: bool = False
+    trusts_code: bool = True
+    sockets: list[web.WebSocketResponse] = field(default_factory=list)
+    messages: int = 0
+    _done: dict[str, Any] = field(default_factory=dict)
+    _waiting: list[tuple[web.WebSocketResponse, Word]] = field(default_factory=list)
+    _runner: web.AppRunner | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def place(self) -> Place:
+        return Place(self.url, KEY)
+
+    @property
+    def calls(self) -> list[Word]:
+        return [word for word in self.words if word[0] == 1]
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [word[1] for word in self.words if word[0] == 2]
+
+    async def start(self) -> None:
+        app = web.Application(client_max_size=1 << 30)
+        app.router.add_get("/v1/calls", self._calls)
+        app.router.add_get("/v1/tasks", self._tasks)
+        app.router.add_put("/v1/blobs/{digest}", self._put)
+        app.router.add_get("/v1/blobs/{digest}", self._get)  # and HEAD
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        assert self._runner is not None
+        await self.hang_up()
+        await self._runner.cleanup()
+
+    async def hang_up(self) -> None:
+        """Break all connections without a word."""
+        for socket in self.sockets:
+            connection = socket._req.transport if socket._req else None
+            if connection is not None:
+                connection.abort()
+        self.sockets.clear()
+        self._waiting.clear()
+
+    async def let_go(self) -> None:
+        """Make the calls that were held."""
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for socket, word in waiting:
+            await self._say(socket, [self._answer(word)])
+
+    async def say(self, *words: Word) -> None:
+        """Say something on the newest connection."""
+        await self._say(self.sockets[-1], list(words))
+
+    async def heard(self, calls: int) -> None:
+        """Wait until it was asked for so many calls."""
+        await self.eventually(lambda: len(self.calls) >= calls)
+
+    async def eventually(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110  # nothing tells when it is
+                await asyncio.sleep(0.001)
+
+    async def _calls(self, request: web.Request) -> web.StreamResponse:
+        self._let_in(request)
+        socket = web.WebSocketResponse(max_msg_size=0, compress=False)
+        await socket.prepare(request)
+        self.sockets.append(socket)
+        async for message in socket:
+            assert message.type is WSMsgType.BINARY
+            self.messages += 1
+            words = msgspec.msgpack.decode(message.data)
+            self.words += words
+            answers = [
+                answer
+                for word in words
+                if word[0] == 1
+                for answer in self._heard(socket, word)
+            ]
+            if answers:
+                await self._say(socket, answers)
+        return socket
+
+    def _heard(self, socket: web.WebSocketResponse, word: Word) -> list[Word]:
+        _, number, *_, options = word
+        lacking = [
+            each.hex()
+            for each in options.get("blobs", [])
+            if each.hex() not in self.blobs
+        ]
+        if lacking:
+            return [[3, number, "lacks", " ".join(lacking), {}]]
+        if self.refusals:
+            kind, text, meta = self.refusals.pop(0)
+            return [[3, number, kind, text, meta]]
+        kept = options.get("kept", True)
+        accepted = [[1, number, f"job{number}"]] if kept else []
+        if self.held:
+            self._waiting.append((socket, word))
+            return accepted
+        return [*accepted, self._answer(word)]
+
+    def _answer(self, word: Word) -> Word:
+        _, number, name, args, kwargs, options = word
+        key = options.get("key")
+        if key is None or key not in self._done:
+            outcome = self._outcome(name, args, kwargs, options)
+            if key is not None:
+                self._done[key] = outcome
+        else:
+            outcome = self._done[key]
+        return [outcome[0], number, *outcome[1:]]
+
+    def _outcome(
+        self, name: str, args: bytes, kwargs: bytes, options: Mapping[str, Any]
+    ) -> Word:
+        code = "code" in options.get("needs", [])
+        if code and not self.trusts_code:
+            return [3, "code", "workers here run no code that is sent along", {}]
+        if not code and name not in self.functions:
+            return [3, "unknown", f"no worker has the task {name!r}", {}]
+        reader = Reader(
+            lambda digest: self.blobs[digest.hex()], unpickled if code else None
+        )
+        positional, named = reader.read(args), reader.read(kwargs)
+        function = positional.pop(0) if code else self.functions[name]
+        try:
+            value = pack(function(*positional, **named), pickles=code).data
+        except Exception as error:
+            return [3, "raised", told(error), {"job": "job1"}]
+        if len(value) <= VALUE_MAX:
+            return [2, value, {}]
+        digest = hashlib.sha256(value).hexdigest()
+        self.blobs[digest] = value
+        return [2, b"", {"value": digest}]
+
+    async def _say(self, socket: web.WebSocketResponse, words: list[Word]) -> None:
+        if not socket.closed:
+            await socket.send_bytes(msgspec.msgpack.encode(words))
+
+    async def _tasks(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        tasks = [{"name": name, "workers": 1, "slots": 2} for name in self.functions]
+        code = int(self.trusts_code)
+        return web.json_response(
+            {"tasks": tasks, "workers": 1, "slots": 2, "code": code, "unnamed": 0}
+        )
+
+    async def _put(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        body = await request.read()
+        digest = request.match_info["digest"]
+        assert hashlib.sha256(body).hexdigest() == digest
+        self.blobs[digest] = body
+        self.put.append(digest)
+        return web.Response(status=201)
+
+    async def _get(self, request: web.Request) -> web.Response:
+        self._let_in(request)
+        found = self.blobs.get(request.match_info["digest"])
+        if found is None:
+            raise web.HTTPNotFound
+        return web.Response(body=found)
+
+    def _let_in(self, request: web.Request) -> None:
+        if request.headers.get("Authorization") != f"Bearer {KEY}":
+            raise web.HTTPUnauthorized
+
+
+@asynccontextmanager
+async def coordinating(**functions: Callable[..., Any]) -> AsyncIterator[Coordinator]:
+    """Run one for the length of the block."""
+    there = Coordinator(functions=functions)
+    await there.start()
+    try:
+        yield there
+    finally:
+        await there.stop()

@@ -1,0 +1,138 @@
+"""Calls of coroutines, over a real socket to a server that answers as documented."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import shoal
+from client.coordinator import KEY, Coordinator, coordinating
+from shoal import AsyncPool
+from shoal.domain.errors import Unauthorized
+
+
+def pool_of(there: Coordinator, *, durable: bool = True) -> AsyncPool:
+    return AsyncPool(there.url, KEY, durable=durable)
+
+
+async def test_function_is_called_by_its_name() -> None:
+    async with coordinating(add=lambda a, b: a + b) as there, pool_of(there) as pool:
+        assert await pool.call("add", 1, b=2) == 3
+
+
+async def test_results_come_in_order_or_as_they_come() -> None:
+    async with coordinating(double=lambda x: 2 * x) as there, pool_of(there) as pool:
+        assert await pool.map("double", range(100)) == [*range(0, 200, 2)]
+
+        came = [x async for x in pool.map("double", range(100), ordered=False)]
+
+    assert sorted(came) == [*range(0, 200, 2)]
+
+
+async def test_lambda_is_sent_along() -> None:
+    y = 5
+    async with coordinating() as there, pool_of(there) as pool:
+        assert await pool.call(lambda x: x + y, 2) == 7
+
+
+async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
+    def fail() -> None:
+        raise ValueError("zap")
+
+    async with coordinating(fail=fail) as there, pool_of(there) as pool:
+        with pytest.raises(ValueError, match="zap") as caught:
+            await pool.call("fail")
+
+    assert isinstance(caught.value.__cause__, shoal.RemoteTraceback)
+    assert 'raise ValueError("zap")' in str(caught.value.__cause__)
+
+
+async def test_large_argument_is_uploaded_once() -> None:
+    big = np.arange(100_000, dtype=np.float64)
+    async with (
+        coordinating(total=lambda a, k: float(a.sum()) + k) as there,
+        pool_of(there) as pool,
+    ):
+        totals = await pool.map("total", [big] * 5, range(5))
+
+    assert totals == [big.sum() + k for k in range(5)]
+    assert len(there.put) == 1
+
+
+async def test_large_result_is_fetched() -> None:
+    async with (
+        coordinating(zeros=lambda n: np.zeros(n)) as there,
+        pool_of(there) as pool,
+    ):
+        zeros = await pool.call("zeros", 1_000_000)
+
+    assert zeros.shape == (1_000_000,)
+
+
+async def test_cancelling_the_caller_cancels_the_call() -> None:
+    async with coordinating(wait=lambda: None) as there, pool_of(there) as pool:
+        there.held = True
+        calling = asyncio.create_task(pool.call("wait"))
+        await there.heard(1)
+
+        calling.cancel()
+
+        await there.eventually(lambda: there.cancelled == [there.calls[0][1]])
+    assert calling.cancelled()
+
+
+async def test_durable_calls_are_asked_again_under_their_keys() -> None:
+    called: list[int] = []
+
+    def note(x: int) -> int:
+        called.append(x)
+        return x
+
+    async with coordinating(note=note) as there, pool_of(there) as pool:
+        assert await pool.call("note", 0) == 0
+        there.held = True
+        calls = [await pool.submit("note", x) for x in (1, 2)]
+        await there.heard(3)
+        await there.hang_up()
+        there.held = False
+
+        assert await asyncio.gather(*calls) == [1, 2]
+
+    keys = [word[5]["key"] for word in there.calls]
+    assert keys[1:3] == keys[3:5]
+    assert called == [0, 1, 2]
+
+
+async def test_call_that_is_not_durable_fails_with_its_connection() -> None:
+    async with (
+        coordinating(wait=lambda: None) as there,
+        pool_of(there, durable=False) as pool,
+    ):
+        there.held = True
+        call = await pool.submit("wait")
+        await there.heard(1)
+        await there.hang_up()
+
+        with pytest.raises(ConnectionError, match="retry=True"):
+            await call
+
+
+async def test_wrong_key_is_said_at_once() -> None:
+    async with coordinating() as there, AsyncPool(there.url, "sk-other") as pool:
+        with pytest.raises(Unauthorized, match="SHOAL_API_KEY"):
+            await pool.call("add")
+
+
+async def test_progress_is_told() -> None:
+    told = []
+    async with coordinating(work=lambda: 1) as there, pool_of(there) as pool:
+        there.held = True
+        watched = pool.with_options(on_progress=lambda *word: told.append(word))
+        call = await watched.submit("work")
+        await there.heard(1)
+        await there.say([4, there.calls[0][1], 0.5, "half"])
+        await there.let_go()
+        await call
+
+    assert told == [(0.5, "half")]
+    assert there.calls[0][5]["progress"] is True

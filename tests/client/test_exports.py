@@ -1,0 +1,39 @@
+"""What ``import shoal`` gives, and when."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shoal
+
+NAMES = sorted({*shoal.__all__} - {"__version__"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_can_be_had(name: str) -> None:
+    assert getattr(shoal, name).__name__.lower() == name.lower()
+
+
+def test_type_checkers_know_the_same_names() -> None:
+    stub = Path(shoal.__file__).with_suffix(".pyi").read_text()
+
+    assert sorted(re.findall(r" as (\w+)$", stub, re.MULTILINE)) == NAMES
+
+
+def test_other_names_are_missed() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Poll'"):
+        shoal.Poll  # type: ignore[attr-defined]  # noqa: B018  # that is the point
+
+
+def test_nothing_is_loaded_before_it_is_named() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", "import sys, shoal; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert not {"aiohttp", "numpy", "shoal.client"} & {*told.stdout.split()}

@@ -1,0 +1,110 @@
+"""joblib's jobs, and scikit-learn's, as calls."""
+
+import threading
+from collections.abc import Iterator
+
+import joblib
+import numpy as np
+import pytest
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+
+import shoal
+from client.conftest import Beside
+from client.coordinator import KEY
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    shoal.register_joblib()
+    yield
+    del joblib.parallel.BACKENDS["shoal"]
+
+
+def double(x: int) -> int:
+    return 2 * x
+
+
+def total(array: np.ndarray, more: int) -> float:
+    return float(array.sum()) + more
+
+
+class OwnError(Exception):
+    """An error that Python does not have."""
+
+
+def fail() -> None:
+    raise OwnError("zap")
+
+
+def in_threads(array: np.ndarray) -> tuple[bool, str]:
+    return array.flags.writeable, threading.current_thread().name
+
+
+def test_jobs_run_on_the_pool(beside: Beside) -> None:
+    with joblib.parallel_config(backend="shoal", url=beside.there.url, api_key=KEY):
+        doubled = joblib.Parallel()(joblib.delayed(double)(x) for x in range(50))
+
+    assert doubled == [*range(0, 100, 2)]
+    assert beside.there.calls
+
+
+def test_pool_that_there_is_can_be_used(beside: Beside) -> None:
+    with (
+        beside.pool(durable=False) as pool,
+        joblib.parallel_config(backend="shoal", pool=pool),
+    ):
+        doubled = joblib.Parallel(n_jobs=3, return_as="generator")(
+            joblib.delayed(double)(x) for x in range(20)
+        )
+        assert list(doubled) == [*range(0, 40, 2)]
+
+    assert {word[5]["kept"] for word in beside.there.calls} == {False}
+
+
+def test_large_array_is_sent_once_for_all_jobs(beside: Beside) -> None:
+    array = np.ones(200_000)
+
+    with beside.pool() as pool, joblib.parallel_config(backend="shoal", pool=pool):
+        totals = joblib.Parallel()(joblib.delayed(total)(array, x) for x in range(8))
+
+    assert totals == [200_000.0 + x for x in range(8)]
+    assert len(beside.there.put) == 1
+
+
+def test_error_of_a_job_is_raised_as_it_was(beside: Beside) -> None:
+    with (
+        beside.pool() as pool,
+        joblib.parallel_config(backend="shoal", pool=pool),
+        pytest.raises(OwnError, match="zap") as caught,
+    ):
+        joblib.Parallel()(joblib.delayed(fail)() for _ in range(3))
+
+    assert "in fail" in str(caught.value.__cause__)
+
+
+def test_pool_without_workers_for_it_says_what_to_start(beside: Beside) -> None:
+    beside.there.trusts_code = False
+
+    with (
+        beside.pool() as pool,
+        joblib.parallel_config(backend="shoal", pool=pool),
+        pytest.raises(shoal.CodeRefused, match="--trust-code"),
+    ):
+        joblib.Parallel()(joblib.delayed(double)(x) for x in range(2))
+
+
+def test_grid_search_finds_what_it_finds_alone(beside: Beside) -> None:
+    features, classes = make_classification(2000, 40, random_state=1)
+    search = GridSearchCV(
+        LogisticRegression(max_iter=200), {"C": [0.01, 0.1, 1.0]}, cv=3
+    )
+    alone = search.fit(features, classes).cv_results_["mean_test_score"]
+
+    with beside.pool() as pool, joblib.parallel_config(backend="shoal", pool=pool):
+        search.set_params(n_jobs=-1).fit(features, classes)
+
+    assert search.cv_results_["mean_test_score"] == pytest.approx(alone)
+    assert len(beside.there.calls) >= 2
+    assert len({*beside.there.put}) == len(beside.there.put)

@@ -1,0 +1,396 @@
+"""Calls of programs that block, over a real socket."""
+
+import itertools
+import multiprocessing
+import threading
+from concurrent import futures
+from multiprocessing.connection import Connection
+
+import numpy as np
+import pytest
+
+import shoal
+from client.conftest import Beside
+from shoal.client import held
+from shoal.domain.errors import (
+    InvalidRequest,
+    QueueFull,
+    ShoalError,
+    Unauthorized,
+    UnknownTask,
+    WorkerLost,
+)
+from tasks import demo_tasks
+
+
+def test_function_is_called_by_its_name(beside: Beside) -> None:
+    beside.functions(add=lambda a, b: a + b)
+
+    with beside.pool() as pool:
+        assert pool.submit("add", 1, b=2).result() == 3
+
+
+def test_task_goes_by_the_name_that_it_has(beside: Beside) -> None:
+    beside.functions(**{"demo.add": lambda a, b: a + b})
+
+    with beside.pool() as pool:
+        assert pool.submit(demo_tasks.add, 1, 2).result() == 3
+
+    assert beside.there.calls[0][2] == "demo.add"
+
+
+def test_it_is_an_executor(beside: Beside) -> None:
+    beside.functions(double=lambda x: 2 * x)
+
+    with beside.pool() as pool:
+        assert isinstance(pool, futures.Executor)
+        calls = [pool.submit("double", x) for x in range(10)]
+        done = {call.result() for call in futures.as_completed(calls)}
+        finished, _ = futures.wait(calls)
+
+    assert done == {*range(0, 20, 2)}
+    assert len(finished) == 10
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_map_gives_every_result(beside: Beside, ordered: bool) -> None:
+    beside.functions(add=lambda a, b: a + b)
+
+    with beside.pool(durable=False) as pool:
+        sums = list(pool.map("add", range(1000), range(1000), ordered=ordered))
+
+    assert sorted(sums) == [*range(0, 2000, 2)]
+    if ordered:
+        assert sums == sorted(sums)
+
+
+def test_map_of_something_endless_is_taken_as_far_as_needed(beside: Beside) -> None:
+    beside.functions(double=lambda x: 2 * x)
+
+    with beside.pool(durable=False) as pool:
+        doubled = pool.map("double", itertools.count())
+        first = [*itertools.islice(doubled, 20)]
+        doubled.close()
+
+    assert first == [*range(0, 40, 2)]
+
+
+def test_many_calls_share_few_messages(beside: Beside) -> None:
+    beside.functions(same=lambda x: x)
+
+    with beside.pool(durable=False) as pool:
+        assert list(pool.map("same", range(5000))) == [*range(5000)]
+
+    assert beside.there.messages < 500
+
+
+def test_errors_are_returned_in_their_places(beside: Beside) -> None:
+    beside.functions(inverse=lambda x: 1 / x)
+
+    with beside.pool() as pool:
+        results = pool.map("inverse", [1, 0, 2], return_exceptions=True)
+
+    assert results[::2] == [1.0, 0.5]
+    assert isinstance(results[1], ZeroDivisionError)
+
+
+def test_first_error_of_a_map_cancels_what_is_left(beside: Beside) -> None:
+    beside.there.refusals.append(["raised", "ValueError: bad", {}])
+    beside.there.held = True
+
+    with beside.pool() as pool, pytest.raises(ValueError, match="bad"):
+        list(pool.map("some", range(3)))
+
+    numbers = [word[1] for word in beside.there.calls]
+    assert beside.there.cancelled == numbers[1:]
+
+
+def test_map_that_takes_too_long_is_given_up(beside: Beside) -> None:
+    beside.there.held = True
+
+    with beside.pool() as pool, pytest.raises(TimeoutError):
+        list(pool.map("some", [1], timeout=0.01))
+
+
+def test_cancelled_future_cancels_the_call(beside: Beside) -> None:
+    beside.there.held = True
+
+    with beside.pool() as pool:
+        call = pool.submit("some")
+        beside.do(beside.there.heard(1))
+
+        assert call.cancel()
+        assert call.cancel(), "again, as for any future"
+        assert [*futures.as_completed([call])] == [call]
+
+    assert beside.there.cancelled == [beside.there.calls[0][1]]
+    with pytest.raises(futures.CancelledError):
+        call.result()
+
+
+def test_call_that_somebody_else_cancels_is_cancelled_here(beside: Beside) -> None:
+    beside.there.refusals.append(["cancelled", "cancelled by its owner", {}])
+
+    with beside.pool() as pool:
+        call = pool.submit("some")
+        with pytest.raises(futures.CancelledError):
+            call.result()
+
+
+def test_lambda_and_its_arguments_are_sent_along(beside: Beside) -> None:
+    scale = 3
+    with beside.pool() as pool:
+        assert pool.submit(lambda x, y: scale * x + y, 2, y=1).result() == 7
+
+    assert beside.there.calls[0][5]["needs"] == ["code"]
+
+
+def test_function_sent_along_without_a_worker_for_it_says_what_to_start(
+    beside: Beside,
+) -> None:
+    beside.there.trusts_code = False
+
+    with beside.pool() as pool, pytest.raises(shoal.CodeRefused, match="no code"):
+        pool.submit(lambda: 1).result()
+
+
+class Own:
+    """Something of which only a pickle can be sent."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own)
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_pickled_result_is_read_only_with_trust(beside: Beside) -> None:
+    with beside.pool() as pool, pytest.raises(InvalidRequest, match="trust_code=True"):
+        pool.submit(lambda: Own()).result()
+
+    with beside.pool(trust_code=True) as pool:
+        assert pool.submit(lambda: Own()).result() == Own()
+
+
+def test_argument_that_cannot_be_sent_is_named(beside: Beside) -> None:
+    with beside.pool() as pool, pytest.raises(InvalidRequest, match=r"args\[0\]\.x"):
+        pool.submit("some", {"x": Own()})
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("unknown", UnknownTask),
+        ("code", shoal.CodeRefused),
+        ("values", shoal.PlainValuesOnly),
+        ("timeout", TimeoutError),
+        ("lost", WorkerLost),
+        ("busy", QueueFull),
+        ("invalid", InvalidRequest),
+    ],
+)
+def test_every_kind_of_failure_has_its_exception(
+    beside: Beside, kind: str, error: type[Exception]
+) -> None:
+    beside.there.refusals.append([kind, "so it is", {"job": "j7"}])
+
+    with beside.pool() as pool, pytest.raises(error, match="so it is"):
+        pool.submit("some").result()
+
+
+def test_remote_traceback_is_the_cause(beside: Beside) -> None:
+    def fail() -> None:
+        raise KeyError("zap")
+
+    beside.functions(fail=fail)
+
+    with beside.pool() as pool, pytest.raises(KeyError) as caught:
+        pool.submit("fail").result()
+
+    assert caught.value.args == ("zap",)
+    assert 'raise KeyError("zap")' in str(caught.value.__cause__)
+
+
+def test_large_value_is_put_once_and_referred_to(beside: Beside) -> None:
+    beside.functions(total=lambda a: float(a["x"].sum()))
+    array = np.ones(200_000)
+
+    with beside.pool() as pool:
+        ref = pool.put(array)
+        totals = list(pool.map("total", [{"x": ref}] * 3))
+
+    assert totals == [200_000.0] * 3
+    assert len(beside.there.put) == 1
+
+
+def test_blob_that_the_coordinator_lost_is_given_again(beside: Beside) -> None:
+    beside.functions(total=lambda a: float(a.sum()))
+    array = np.ones(200_000)
+
+    with beside.pool() as pool:
+        assert pool.submit("total", array).result() == 200_000.0
+        beside.there.blobs.clear()
+        assert pool.submit("total", array).result() == 200_000.0
+
+    assert len(beside.there.put) == 2
+
+
+def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(beside: Beside) -> None:
+    with beside.pool() as pool:
+        ref = pool.put(np.ones(200_000))
+        beside.there.blobs.clear()
+
+        with pytest.raises(ShoalError, match="put the value again"):
+            pool.submit("total", ref).result()
+
+
+def test_wrong_key_is_said_at_once(beside: Beside) -> None:
+    with beside.pool(key="sk-other") as pool, pytest.raises(Unauthorized):
+        pool.submit("some").result()
+
+
+def test_coordinator_that_is_not_there_is_said_at_once() -> None:
+    with (
+        shoal.Pool("http://127.0.0.1:9", "sk") as pool,
+        pytest.raises(shoal.ConnectionLost, match="is `shoal serve` running"),
+    ):
+        pool.submit("some").result()
+
+
+def test_durable_calls_outlive_a_coordinator_that_is_started_again(
+    beside: Beside,
+) -> None:
+    beside.functions(same=lambda x: x)
+    there = beside.there
+
+    with beside.pool() as pool:
+        pool.submit("same", 0).result()
+        there.held = True
+        calls = [pool.submit("same", x) for x in range(3)]
+        beside.do(there.heard(4))
+        beside.do(there.stop())
+        there.held = False
+        beside.do(there.start())
+
+        assert [call.result() for call in calls] == [0, 1, 2]
+
+
+def test_call_that_is_not_durable_is_asked_again_only_if_that_is_wanted(
+    beside: Beside,
+) -> None:
+    beside.functions(same=lambda x: x)
+
+    with beside.pool(durable=False) as pool:
+        pool.submit("same", 0).result()
+        beside.there.held = True
+        lost = pool.submit("same", 1)
+        again = pool.with_options(retry=True).submit("same", 2)
+        beside.do(beside.there.heard(3))
+        beside.there.held = False
+        beside.do(beside.there.hang_up())
+
+        assert again.result() == 2
+        with pytest.raises(ConnectionError, match="retry=True"):
+            lost.result()
+
+
+def test_own_key_names_a_call_and_counts_those_of_a_map(beside: Beside) -> None:
+    beside.functions(same=lambda x: x)
+
+    with beside.pool() as pool:
+        nightly = pool.with_options(key="nightly")
+        nightly.submit("same", 1).result()
+        list(nightly.map("same", range(2)))
+
+    keys = [word[5]["key"] for word in beside.there.calls]
+    assert keys == ["nightly", "nightly/0", "nightly/1"]
+
+
+def test_options_are_said_on_the_wire(beside: Beside) -> None:
+    beside.functions(same=lambda x: x)
+
+    with beside.pool() as pool:
+        hasty = pool.with_options(timeout=1.5, queue=20, priority="high", durable=False)
+        hasty.submit("same", 1).result()
+
+    assert beside.there.calls[0][5] == {
+        "timeout": 1.5,
+        "queue": 20.0,
+        "priority": "high",
+        "kept": False,
+    }
+
+
+def test_pool_that_was_shut_down_takes_no_calls(beside: Beside) -> None:
+    pool = beside.pool()
+    pool.shutdown()
+
+    with pytest.raises(RuntimeError, match="shut down"):
+        pool.submit("some")
+
+
+def test_shutdown_can_cancel_what_is_open(beside: Beside) -> None:
+    beside.there.held = True
+    pool = beside.pool()
+    call = pool.submit("some")
+    beside.do(beside.there.heard(1))
+
+    pool.shutdown(cancel_futures=True)
+
+    assert call.cancelled()
+    assert len(beside.there.cancelled) == 1
+
+
+def test_submitting_waits_while_open_calls_take_too_much(
+    beside: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held, "HELD_MAX", 1 << 20)
+    beside.functions(size=len)
+    beside.there.held = True
+    third = threading.Event()
+
+    with beside.pool() as pool:
+
+        def submit() -> None:
+            calls = [pool.submit("size", bytes(400_000 + i)) for i in range(3)]
+            third.set()
+            assert [call.result() for call in calls] == [400_000, 400_001, 400_002]
+
+        submitting = threading.Thread(target=submit)
+        submitting.start()
+        beside.do(beside.there.heard(2))
+        assert not third.is_set()
+        beside.do(beside.there.let_go())
+        submitting.join()
+
+    assert third.is_set()
+
+
+def _submit_in_child(pool: shoal.Pool, said: Connection) -> None:
+    try:
+        pool.submit("some")
+    except RuntimeError as error:
+        said.send(str(error))
+
+
+def test_forked_process_is_told_to_make_its_own_pool(beside: Beside) -> None:
+    ours, theirs = multiprocessing.Pipe()
+    forking = multiprocessing.get_context("fork")
+
+    with beside.pool() as pool:
+        child = forking.Process(target=_submit_in_child, args=(pool, theirs))
+        child.start()
+        told = ours.recv()
+        child.join()
+
+    assert "make a shoal.Pool in each process" in told
+
+
+def test_functions_of_the_workers_are_listed(beside: Beside) -> None:
+    beside.functions(add=lambda a, b: a + b)
+
+    with beside.pool() as pool:
+        there = pool.tasks()
+
+    assert [each.name for each in there.tasks] == ["add"]
+    assert there.slots == 2

@@ -1,0 +1,61 @@
+"""Items of calls, as bytes."""
+
+import msgspec
+import pytest
+
+from shoal.client import wire
+from shoal.domain.errors import PeerError
+
+encode = msgspec.msgpack.encode
+
+
+def test_call_and_cancel_are_as_documented() -> None:
+    items = [wire.call(7, "add", b"\x90", b"\x80", {"kept": False}), wire.cancel(7)]
+
+    assert msgspec.msgpack.decode(wire.write(items)) == [
+        [1, 7, "add", b"\x90", b"\x80", {"kept": False}],
+        [2, 7],
+    ]
+
+
+def test_news_are_read() -> None:
+    told = encode(
+        [
+            [1, 7, "job7"],
+            [2, 7, b"\x01", {}],
+            [2, 8, b"", {"value": "ab" * 32}],
+            [3, 9, "raised", "zap", {"job": "j"}],
+            [4, 7, None, "half"],
+            [99, 1, "from the future"],
+        ]
+    )
+
+    assert wire.read(told) == [
+        wire.Accepted(7, "job7"),
+        wire.Done(7, b"\x01", ""),
+        wire.Done(8, b"", "ab" * 32),
+        wire.Failed(9, "raised", "zap", {"job": "j"}),
+        wire.Advanced(7, None, "half"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        b"",
+        b"\xc1",
+        encode(1),
+        encode([1]),
+        encode([[]]),
+        encode([[1]]),
+        encode([[[1], 2, 3]]),
+        encode([[2, 7, b"", None]]),
+        encode([[2, "7", b"", {}]]),
+        encode([[1, [7], "job"]]),
+        encode([[3, 7, "raised"]]),
+        encode([[1, 7, "job", "more"]]),
+    ],
+)
+def test_garbage_is_refused(told: bytes) -> None:
+    with pytest.raises(PeerError):
+        wire.read(told)

@@ -1,0 +1,40 @@
+import pytest
+
+from shoal.domain.addresses import is_loopback, owner_of
+
+
+@pytest.mark.parametrize(
+    ("address", "own"),
+    [
+        ("127.0.0.1", True),
+        ("127.255.255.254", True),
+        ("::1", True),
+        ("::ffff:127.0.0.1", True),
+        ("fe80::1%lo", False),
+        ("0.0.0.0", False),
+        ("10.0.0.1", False),
+        ("::ffff:10.0.0.1", False),
+        ("localhost", False),
+        ("", False),
+        ("?", False),
+    ],
+)
+def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
+    assert is_loopback(address) == own
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("2001:db8::1", "2001:db8::ffff:2", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:192.0.2.7", "192.0.2.7", True),
+        ("192.0.2.7", "192.0.2.8", False),
+        ("fe80::1%eth0", "fe80::2%eth1", True),
+        ("no address", "no address", True),
+    ],
+)
+def test_owner_of_an_address_is_told_by_its_network(
+    one: str, other: str, same: bool
+) -> None:
+    assert (owner_of(one) == owner_of(other)) == same

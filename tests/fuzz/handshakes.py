@@ -1,0 +1,95 @@
+"""Both ends of a fleet's handshakes, fed with what strangers write.
+
+A message of the input is a frame's type, its flags and its payload: what is wrong with
+the rest of a frame is found before a handshake sees it.
+"""
+
+from collections.abc import Callable, Sequence
+
+from fuzz.mutations import SEPARATOR
+from protocols.macfleet.handshake.ends import (
+    ANNE,
+    AS_ORIGINALS,
+    BELA,
+    UNTIL_V1,
+    End,
+    client,
+    frame_of,
+    giving,
+    meet,
+    node,
+    server,
+)
+from protocols.macfleet.recorded import CASES
+from shoal.protocols.macfleet.handshake import Agreed, Refusal
+from shoal.protocols.macfleet.wire.frames import Frame, FrameReader, FrameType
+
+
+def handshakes(data: bytes) -> None:
+    """Whatever is said to an end, it goes on, agrees or refuses."""
+    for make in ENDS:
+        end = make().open().handshake
+        for number, message in enumerate(data.split(SEPARATOR)):
+            if len(message) < 2:
+                continue
+            kind = FrameType(message[0] % len(FrameType) + 1)
+            frame = Frame(kind, 0, message[1], 0, memoryview(message)[2:])
+            try:
+                if isinstance(end.hear(frame, float(number)), Agreed):
+                    break
+            except Refusal:
+                break
+
+
+def _said(end: End) -> bytes:
+    return SEPARATOR.join(map(_written, end.sent))
+
+
+def _written(data: bytes) -> bytes:
+    frame = frame_of(data)
+    kind = (frame.type - 1) % len(FrameType)
+    return bytes([kind, frame.flags & 0xFF]) + bytes(frame.payload)
+
+
+def seeds() -> Sequence[bytes]:
+    """Return what was recorded, and what ours say to each other."""
+    found = []
+    for case in CASES:
+        if case["kind"] in ("handshake_server", "handshake_client"):
+            given = case["input"]
+            sent = given.get("client_sends_hex") or [given["server_replies_hex"]]
+            frames = [_whole(bytes.fromhex(each)) for each in sent if each]
+            found.append(SEPARATOR.join(each for each in frames if each))
+    for ours in (OURS, OPEN):
+        one, other = (make().open() for make in ours)
+        meet(one, other)
+        found += [_said(one), _said(other)]
+    return [each for each in found if each]
+
+
+def _whole(data: bytes) -> bytes:
+    """Return a recorded frame as a message, if it is one that a reader takes."""
+    size = FrameReader.head_size
+    kind, flags = data[5], data[7]
+    return bytes([(kind - 1) % len(FrameType), flags]) + data[size:]
+
+
+def _recorded_server() -> End:
+    return server(node("node-a", accepts=AS_ORIGINALS, draw=giving(B)))
+
+
+def _recorded_client() -> End:
+    return client(node("node-b", accepts=AS_ORIGINALS, draw=giving(A)))
+
+
+A, B = bytes(range(32)), bytes(range(0x80, 0xA0))  # what was drawn in the recordings
+
+OURS: tuple[Callable[[], End], ...] = (
+    lambda: client(node("node-b", accepts=UNTIL_V1, identity=BELA)),
+    lambda: server(node("node-a", accepts=UNTIL_V1, identity=ANNE)),
+)
+OPEN: tuple[Callable[[], End], ...] = (
+    lambda: client(node("node-b", None, identity=BELA)),
+    lambda: server(node("node-a", None, identity=ANNE)),
+)
+ENDS = (*OURS, *OPEN, _recorded_server, _recorded_client)

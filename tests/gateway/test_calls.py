@@ -1,0 +1,332 @@
+"""Functions called over the WebSocket, by a client that a test plays."""
+
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import ClientWebSocketResponse, WSMsgType
+
+from gateway.serving import Pool, eventually
+from runtime.functions import Functions, pack, unpack
+from shoal.domain.vocabulary import CancelJob, RecallCalls
+from shoal.domain.work import Feature
+
+FUNCTIONS: dict[str, Callable[..., object]] = {
+    "add": lambda a, b: a + b,
+    "div": lambda a, b: a // b,
+    "big": lambda size: b"x" * size,
+}
+
+
+class Caller:
+    """A client's connection: what it asks, and what it is told."""
+
+    def __init__(self, socket: ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.items: list[list[Any]] = []
+        self.messages = 0
+
+    async def ask(self, *asks: list[object]) -> None:
+        await self.socket.send_bytes(pack(list(asks)))
+
+    async def call(
+        self, number: int, name: str, *args: object, **options: object
+    ) -> None:
+        await self.ask(item(number, name, *args, **options))
+
+    async def read(self) -> None:
+        """Take one message."""
+        message = await self.socket.receive(timeout=10)
+        assert message.type is WSMsgType.BINARY, message
+        self.messages += 1
+        self.items += unpack(message.data)
+
+    async def end(self, number: int) -> list[Any]:
+        """Wait for the end of a call."""
+        while True:
+            for each in self.items:
+                if each[1] == number and each[0] in (2, 3):
+                    return each
+            await self.read()
+
+    async def value(self, number: int) -> Any:
+        kind, _, value, *_ = await self.end(number)
+        assert kind == 2, value
+        return unpack(value)
+
+
+def item(number: int, name: str, *args: object, **options: object) -> list[object]:
+    return [1, number, name, pack(args), pack({}), options]
+
+
+@asynccontextmanager
+async def caller(pool: Pool, key: str = "sk-test") -> AsyncIterator[Caller]:
+    url = f"{pool.url}/v1/calls"
+    async with pool.session.ws_connect(
+        url, headers=pool.headers(key), max_msg_size=0
+    ) as socket:
+        yield Caller(socket)
+
+
+@pytest.fixture
+async def worker(pool: Pool) -> Functions:
+    worker = Functions(pool.hub, FUNCTIONS)
+    await pool.joined()
+    return worker
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_function_is_called(pool: Pool, worker: Functions, kept: bool) -> None:
+    async with caller(pool) as client:
+        await client.call(7, "add", 2, 3, kept=kept)
+
+        assert await client.value(7) == 5
+
+
+async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3, progress=True)
+        end = await client.end(1)
+
+    assert client.items[0] == [1, 1, "job1"]
+    assert client.items[1] == [4, 1, 0.5, "half"]
+    assert end[3] == {"job": "job1", "worker": "wire:w", "attempts": 1}
+
+
+async def test_a_call_in_a_lane_is_no_job_that_anybody_stored(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "add", 2, 3, kept=False)
+        assert await client.end(1) == [2, 1, pack(5), {}]
+
+    response = await pool.session.get(f"{pool.url}/v1/jobs", headers=pool.headers())
+    assert (await response.json())["jobs"] == []
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_what_a_function_raises_is_told(
+    pool: Pool, worker: Functions, kept: bool
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "div", 1, 0, kept=kept)
+        kind, _, what, text, _ = await client.end(1)
+
+    assert (kind, what) == (3, "raised")
+    assert "ZeroDivisionError" in text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_wrong_name_is_told_at_once_with_the_right_one(
+    pool: Pool, worker: Functions, kept: bool
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "ad", 1, kept=kept)
+
+        assert (await client.end(1))[2:4] == [
+            "unknown",
+            "no worker has the function 'ad': did you mean add?",
+        ]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_code_is_for_workers_that_trust_it(
+    pool: Pool, worker: Functions, kept: bool
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "lambda", 1, kept=kept, needs=["code"])
+        _, _, kind, text, _ = await client.end(1)
+
+    assert kind == "code"
+    assert "--trust-code" in text
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_rich_values_are_for_workers_of_ours(pool: Pool, kept: bool) -> None:
+    Functions(pool.hub, FUNCTIONS, features=frozenset())
+    await pool.joined()
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, kept=kept, needs=["values"])
+
+        assert (await client.end(1))[2] == "values"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_many_calls_of_one_message_all_come_back(
+    pool: Pool, worker: Functions, kept: bool
+) -> None:
+    async with caller(pool) as client:
+        await client.ask(*(item(n, "add", n, 1, kept=kept) for n in range(3000)))
+
+        assert [await client.value(n) for n in range(3000)] == [*range(1, 3001)]
+
+
+async def test_returns_that_come_together_are_one_message(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as client:
+        await client.ask(*(item(n, "add", n, 1, kept=False) for n in range(2000)))
+        for n in range(2000):
+            await client.value(n)
+
+    assert client.messages < 200
+
+
+@pytest.mark.parametrize("kept", [True, False])
+async def test_a_call_is_cancelled(pool: Pool, kept: bool) -> None:
+    worker = Functions(pool.hub, FUNCTIONS, holds=True)
+    await pool.joined()
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1, kept=kept)
+        await eventually(lambda: bool(worker.runs or worker.calls))
+        await client.ask([2, 1])
+
+        assert (await client.end(1))[2] == "cancelled"
+        await eventually(lambda: isinstance(worker.told[-1], CancelJob | RecallCalls))
+
+
+async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
+    worker = Functions(pool.hub, FUNCTIONS, slots=2, holds=True)
+    await pool.joined()
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1)
+        await client.call(2, "add", 1, 1, kept=False)
+        await eventually(lambda: bool(worker.runs and worker.calls))
+
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
+    pool: Pool,
+) -> None:
+    worker = Functions(pool.hub, FUNCTIONS, holds=True)
+    await pool.joined()
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1, key="k")
+        await eventually(lambda: len(worker.runs) == 1)
+    worker.finish(value="it")
+    await eventually(lambda: not pool.hub.pool.jobs)
+
+    async with caller(pool) as client:
+        await client.call(5, "add", 1, 1, key="k")
+
+        assert await client.value(5) == "it"
+    assert len(worker.runs) == 1
+
+
+async def test_a_large_value_is_fetched_apart(pool: Pool, worker: Functions) -> None:
+    async with caller(pool) as client:
+        for number, kept in enumerate((True, False)):
+            await client.call(number, "big", 2 << 20, kept=kept)
+            _, _, value, meta = await client.end(number)
+            assert value == b""
+            url = f"{pool.url}/v1/blobs/{meta['value']}"
+            response = await pool.session.get(url, headers=pool.headers())
+            assert unpack(await response.read()) == b"x" * (2 << 20)
+
+
+async def test_what_a_call_refers_to_is_kept_and_given_once(
+    pool: Pool, worker: Functions
+) -> None:
+    data = pack("large")
+    digest = hashlib.sha256(data).digest()
+    url = f"{pool.url}/v1/blobs/{digest.hex()}"
+
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1, blobs=[digest])
+        assert (await client.end(1))[2:4] == ["lacks", digest.hex()]
+        response = await pool.session.head(url, headers=pool.headers())
+        assert response.status == 404
+        response = await pool.session.put(url, data=data, headers=pool.headers())
+        assert response.status == 204
+        for number, kept in ((2, True), (3, False), (4, True)):
+            await client.call(number, "add", 1, 1, blobs=[digest], kept=kept)
+            assert await client.value(number) == 2
+
+    kinds = [type(each).__name__ for each in worker.told]
+    assert kinds.count("GiveBlob") == 1
+    assert kinds[0] == "GiveBlob"
+
+
+async def test_a_blob_under_a_wrong_name_is_refused(pool: Pool) -> None:
+    url = f"{pool.url}/v1/blobs/{'0' * 64}"
+
+    response = await pool.session.put(url, data=b"x", headers=pool.headers())
+
+    assert response.status == 400
+    assert "expected 0000" in (await response.json())["error"]["message"]
+
+
+async def test_a_wrong_item_is_told_and_the_others_are_made(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as client:
+        await client.ask(
+            [1, 1, "add", pack((1, 1)), pack({}), {"timeout": "soon"}],
+            item(2, "add", 1, 1, needs=["wings"]),
+            item(3, "add", 1, 1, priority="urgent"),
+            item(4, "add", 1, 1),
+        )
+
+        assert await client.value(4) == 2
+        ends = [await client.end(number) for number in (1, 2, 3)]
+    assert {each[2] for each in ends} == {"invalid"}
+    assert "timeout" in ends[0][3]
+    assert "wings" in ends[1][3]
+
+
+@pytest.mark.parametrize("data", [b"\xc1", b"\x93\x01", pack(["x"]), pack(7)])
+async def test_what_is_no_message_ends_the_connection_with_the_reason(
+    pool: Pool, data: bytes
+) -> None:
+    async with caller(pool) as client:
+        await client.socket.send_bytes(data)
+        message = await client.socket.receive(timeout=10)
+
+    assert message.type is WSMsgType.CLOSE
+    assert message.data == 1007
+    assert message.extra
+
+
+async def test_the_path_takes_a_key_and_a_websocket(pool: Pool) -> None:
+    response = await pool.session.get(f"{pool.url}/v1/calls")
+    assert response.status == 401
+    response = await pool.session.get(f"{pool.url}/v1/calls", headers=pool.headers())
+    assert response.status == 400
+
+
+async def test_functions_are_listed_with_those_who_have_them(
+    pool: Pool, worker: Functions
+) -> None:
+    Functions(pool.hub, {"add": max}, "v", 3, frozenset({Feature.VALUES, Feature.CODE}))
+    await pool.joined(2)
+
+    response = await pool.session.get(f"{pool.url}/v1/tasks", headers=pool.headers())
+
+    listed = await response.json()
+    assert listed["tasks"][0] == {"name": "add", "workers": 2, "slots": 4}
+    assert [each["name"] for each in listed["tasks"]] == ["add", "big", "div"]
+    assert (listed["workers"], listed["slots"], listed["code"]) == (2, 4, 1)
+
+
+async def test_a_call_is_shown_among_the_jobs_with_its_value(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1)
+        await client.call(2, "big", 100)
+        await client.end(1)
+        await client.end(2)
+
+    url = f"{pool.url}/v1/jobs"
+    response = await pool.session.get(url, headers=pool.headers())
+    big, add = (await response.json())["jobs"]
+    assert (add["job_type"], add["name"], big["name"]) == ("CALL", "add", "big")
+    response = await pool.session.get(f"{url}/job1", headers=pool.headers())
+    assert (await response.json())["result"] == 2

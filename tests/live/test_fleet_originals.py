@@ -1,0 +1,262 @@
+"""MacFleet's original programs, imitated, with real processes of ours."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shoal
+from live.programs import KEY, PATIENCE, Pool, Programs, eventually
+from originals.macfleet import (
+    RESULT,
+    Frame,
+    PeerTransport,
+    PoolAgent,
+    RemoteTaskError,
+    TaskDispatcher,
+    TaskWorker,
+    packed,
+)
+
+TOKEN = "a-fleet-token"
+HUB = "hub"
+TASKS = Path(__file__).parents[1] / "tasks" / "demo_tasks.py"
+SECURE = ("--macfleet-token", TOKEN)
+OPEN = ("--macfleet-open",)
+FLEETS = pytest.mark.parametrize(
+    ("token", "flags"), [(TOKEN, SECURE), ("", OPEN)], ids=["secure", "open"]
+)
+
+
+def fail() -> None:
+    raise ValueError("zap")
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "demo.add": lambda a, b: a + b,
+    "demo.echo": lambda value: value,
+    "demo.fail": fail,
+}
+
+
+def serve(programs: Programs, *flags: str) -> Pool:
+    ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+    return programs.serve("--name", HUB, *ports, *flags)
+
+
+def port_of(pool: Pool, label: str = "transport") -> int:
+    port: int = pool.ready["ports"][f"macfleet_{label}"]
+    return port
+
+
+def calling(pool: Pool) -> shoal.AsyncPool:
+    return shoal.AsyncPool(pool.url, api_key=KEY)
+
+
+async def until_there(pool: Pool, name: str) -> None:
+    """Wait until the pool has a worker of the name, with slots."""
+
+    def there() -> bool:
+        return f"macfleet:{name}" in [worker["id"] for worker in pool.workers()]
+
+    await asyncio.to_thread(eventually, there, f"{name} is a worker")
+
+
+async def until(condition: Callable[[], object]) -> None:
+    await asyncio.to_thread(eventually, condition, "what should follow")
+
+
+@FLEETS
+async def test_a_worker_that_dials_does_what_the_pool_is_asked(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    pool = serve(programs, *flags)
+    transport = PeerTransport("mac-1234abcd", token)
+    worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
+
+    async with worker.running(), calling(pool) as calls, asyncio.timeout(PATIENCE):
+        await until_there(pool, "mac-1234abcd")
+        assert await calls.call("demo.add", 19, 23) == 42
+        assert await calls.call("demo.echo", {"a": [1, None, b"\x00"]}) == {
+            "a": [1, None, b"\x00"]
+        }
+        with pytest.raises(ValueError, match="zap") as caught:
+            await calls.call("demo.fail")
+        assert "def fail" not in str(caught.value)
+        assert 'raise ValueError("zap")' in str(caught.value.__cause__)
+        assert await calls.map("demo.add", range(20), range(20)) == [*range(0, 40, 2)]
+    await transport.disconnect()
+
+    assert worker.dead == ""
+
+
+async def test_a_worker_with_the_older_handshake_is_let_in_where_that_is_allowed(
+    programs: Programs,
+) -> None:
+    pool = serve(programs, *SECURE, "--macfleet-v1")
+    transport = PeerTransport("old-1", TOKEN, v1=True)
+    worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
+
+    async with worker.running(), calling(pool) as calls:
+        assert await calls.call("demo.add", 1, 2) == 3
+    await transport.disconnect()
+
+
+@FLEETS
+async def test_a_worker_is_found_by_its_heartbeat_and_dialled(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    transport = PeerTransport("mac-5", token)
+    async with transport.listening() as data_port:
+        agent = PoolAgent("mac-5", token, data_port=data_port)
+        async with agent.listening() as port:
+            if not token:
+                return  # an open pong tells no data port, which is the next one then
+            pool = serve(programs, *flags, "--macfleet-peers", f"127.0.0.1:{port}")
+            worker = TaskWorker(await transport.met(HUB), FUNCTIONS)
+            async with worker.running(), calling(pool) as calls:
+                assert await calls.call("demo.add", 19, 23) == 42
+            assert HUB in agent.heard
+
+
+@FLEETS
+async def test_an_agent_pings_the_coordinator(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    pool = serve(programs, *flags)
+
+    found = await PoolAgent("mac-6", token).ping(port_of(pool, "heartbeat"))
+
+    if token:
+        assert found is not None
+        assert found["id"] == HUB
+        assert found["data_port"] == port_of(pool)
+        assert found["ram_gb"] > 0
+
+
+@FLEETS
+async def test_a_dispatcher_that_dials_asks_the_pool(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    pool = serve(programs, *flags)
+    ours = ("--tasks", str(TASKS), "--slots", "2")
+    ours_there = pool.join("ours", *ours, token=token)
+    await asyncio.to_thread(ours_there.said, "joined")
+    transport = PeerTransport("boss-1", token)
+    connection = await transport.connect(HUB, port_of(pool))
+
+    dispatcher = TaskDispatcher([connection])
+    async with dispatcher.running():
+        assert await dispatcher.submit("demo.add", 19, 23) == 42
+        assert await dispatcher.map("demo.ident", [1, "two", None]) == [1, "two", None]
+        with pytest.raises(RemoteTaskError, match="zap"):
+            await dispatcher.submit("demo.fail", "zap")
+        with pytest.raises(RemoteTaskError, match="nope"):
+            await dispatcher.submit("demo.nope")
+    await transport.disconnect()
+
+
+@FLEETS
+async def test_our_worker_joins_an_original_dispatcher(
+    programs: Programs, token: str, flags: tuple[str, ...]
+) -> None:
+    transport = PeerTransport("boss-2", token)
+    async with transport.listening() as data_port:
+        agent = PoolAgent("boss-2", token, data_port=data_port)
+        async with agent.listening() as port:
+            where = port if token else data_port
+            worker = programs.run(
+                "join",
+                f"127.0.0.1:{where}",
+                "--json",
+                "--wire",
+                "macfleet",
+                "--name",
+                "ours",
+                "--token",
+                token,
+                "--tasks",
+                str(TASKS),
+            )
+            dispatcher = TaskDispatcher([await transport.met("ours")])
+            async with dispatcher.running():
+                assert await dispatcher.submit("demo.add", 19, 23) == 42
+                with pytest.raises(RemoteTaskError, match=r"Known tasks: .*demo\.add"):
+                    await dispatcher.submit("demo.nope")
+                with pytest.raises(RemoteTaskError, match=r"timed out after 0\.2s"):
+                    await dispatcher.submit("demo.sleep", 30, timeout_=0.2)
+                # What the original would never have answered.
+                with pytest.raises(RemoteTaskError):
+                    await dispatcher.submit("demo.unserializable")
+            assert await asyncio.to_thread(worker.terminate) == 0
+
+
+async def test_tasks_of_a_worker_that_hangs_up_or_breaks_a_frame_go_elsewhere(
+    programs: Programs,
+) -> None:
+    pool = serve(programs, *SECURE, "--log-level", "info")
+    stuck = threading.Event()
+    there = {"demo.add": lambda a, b: stuck.wait(PATIENCE)}
+    first, second = PeerTransport("mac-a", TOKEN), PeerTransport("mac-b", TOKEN)
+    leaves = TaskWorker(await first.connect(HUB, port_of(pool)), there)
+    async with calling(pool) as calls, asyncio.timeout(PATIENCE):
+        async with leaves.running():
+            await until_there(pool, "mac-a")
+            one = await calls.submit("demo.add", 19, 23)
+            await until(lambda: "demo.add" in leaves.names)
+            await first.disconnect()  # a clean end, in the middle of its task
+        breaks = TaskWorker(await second.connect(HUB, port_of(pool)), there)
+        async with breaks.running():
+            await until(lambda: "demo.add" in breaks.names)
+            whole = Frame(1, RESULT, 0, 0, packed({"task_id": "x", "ok": True}))
+            broken = bytearray(whole.packed())
+            broken[-1] ^= 1
+            breaks.connection.writer.write(bytes(broken))
+            await breaks.connection.writer.drain()
+            await until(lambda: breaks.dead)  # it is hung up on
+        third = PeerTransport("mac-c", TOKEN)
+        does = TaskWorker(await third.connect(HUB, port_of(pool)), FUNCTIONS)
+        async with does.running():
+            assert await one == 42
+        for transport in (second, third):
+            await transport.disconnect()
+    stuck.set()
+    assert "CRC" in pool.program.errors
+
+
+async def test_a_wrong_token_is_refused_at_either_end(programs: Programs) -> None:
+    pool = serve(programs, *SECURE)
+
+    with pytest.raises((OSError, EOFError)):
+        await PeerTransport("mac-7", "another-token").connect(HUB, port_of(pool))
+    assert await PoolAgent("mac-8", TOKEN).ping(port_of(pool, "heartbeat"))
+
+
+async def test_a_task_over_http_is_done_by_an_original_worker(
+    programs: Programs,
+) -> None:
+    pool = serve(programs, *SECURE)
+    transport = PeerTransport("mac-9", TOKEN)
+    worker = TaskWorker(await transport.connect(HUB, port_of(pool)), FUNCTIONS)
+
+    def ask() -> Any:
+        with pool.client() as client:
+            body = {
+                "job_type": "TASK",
+                "payload": {"task_type": "demo.add", "args": [19, 23]},
+                "user_id": "u",
+            }
+            url = f"{pool.url}/v1/jobs"
+            job: Any = client.post(f"{url}/commit/fast", body=body, cast_to=object)
+            path = f"{url}/{job['job_id']}?wait=20"
+            return client.get(path, cast_to=object)
+
+    async with worker.running():
+        await until_there(pool, "mac-9")
+        shown = await asyncio.to_thread(ask)
+    await transport.disconnect()
+
+    assert "42" in str(shown)

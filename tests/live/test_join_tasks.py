@@ -1,0 +1,144 @@
+"""``shoal join --tasks`` as a process: functions, for real coordinators and clients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+import shoal
+from live.programs import KEY, TESTS, TINY, Pool, Programs, eventually
+from tasks.demo_tasks import Point, add, crash, fail, pid
+
+LONG = "join-me-please"
+FLAGS = ("--join-token", LONG)
+FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+DEMO = ("--tasks", "tasks.demo_tasks")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+@pytest.fixture
+def coordinator(programs: Programs) -> Pool:
+    return programs.serve(*FLAGS, *FLEET)
+
+
+@pytest.fixture
+def client(coordinator: Pool) -> Iterator[shoal.Pool]:
+    with shoal.Pool(coordinator.url, KEY) as pool:
+        yield pool
+
+
+def test_functions_are_called_in_both_ways(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    worker = coordinator.join("calls", *DEMO, "--slots", "2", token=LONG)
+    joined = worker.said("joined")
+
+    assert {"demo.add", "mirror"} <= set(joined["tasks"])
+    assert (joined["slots"], joined["trust_code"]) == (2, False)
+    assert client.submit(add, 20, 22).result(30) == 42
+    assert client.submit("mirror", Point(1, 2)).result(30) == {"x": 2, "y": 1}
+    assert client.submit("total", np.ones(200_000)).result(30) == 200_000.0
+    with pytest.raises(ValueError, match="zap"):
+        client.submit(fail, "zap").result(30)
+    with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
+        assert [*quick.map(add, range(500))] == [*range(500)]
+
+
+def test_crash_is_an_error_and_the_worker_goes_on(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
+
+    with pytest.raises(shoal.TaskError, match="SIGSEGV"):
+        client.submit(crash).result(30)
+
+    assert client.submit(add, 1).result(30) == 1
+
+
+def test_code_runs_only_where_it_is_trusted(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
+    with pytest.raises(shoal.CodeRefused, match="--trust-code"):
+        client.submit(lambda: 42).result(30)
+
+    trusting = coordinator.join("trusts", "--trust-code", "--slots", "1", token=LONG)
+
+    assert trusting.said("joined")["trust_code"] is True
+    assert client.submit(lambda: 42).result(30) == 42
+
+
+def test_models_and_functions_are_two_memberships(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    both = ("--model", f"tiny={TINY}", *DEMO, "--slots", "1")
+    worker = coordinator.join("both", *both, token=LONG)
+    said = [worker.said("joined"), worker.said("joined")]
+
+    assert {each.get("model") for each in said} == {"tiny", None}
+    assert client.submit(add, 1).result(30) == 1
+    assert worker.terminate() == 0
+
+
+def test_processes_end_with_a_worker_that_is_killed(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    worker = coordinator.join("calls", *DEMO, "--slots", "1", token=LONG)
+    worker.said("joined")
+    child = client.submit(pid).result(30)
+
+    worker.kill()
+
+    eventually(lambda: not psutil.pid_exists(child), "its process ends as well")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--tasks", "of_nobody"], "No module named 'of_nobody'"),
+        (["--tasks", "none.py"], "there is no such file"),
+        (["--tasks", "json"], "no function there is a task"),
+        ([*DEMO, "--slots", "5000"], "--slots 5000: at most 1024"),
+    ],
+)
+def test_wrong_tasks_are_an_error_that_names_them(
+    coordinator: Pool, arguments: list[str], said: str
+) -> None:
+    worker = coordinator.join("calls", *arguments, token=LONG)
+
+    assert worker.wait() == 1
+    assert said in worker.errors
+
+
+def test_import_error_shows_its_cause_and_no_insides(
+    coordinator: Pool, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.py").write_text("import shoal\n\n1 / 0\n")
+
+    worker = coordinator.join("x", "--tasks", str(tmp_path / "broken.py"), token=LONG)
+
+    assert worker.wait() == 1
+    assert "ZeroDivisionError: division by zero" in worker.errors
+    assert "broken.py" in worker.errors
+    assert "importing.py" not in worker.errors
+
+
+def test_coordinator_without_the_wire_says_what_is_missing(programs: Programs) -> None:
+    coordinator = programs.serve()  # its token is too short for that wire
+    worker = coordinator.join("x", *DEMO)
+
+    assert worker.wait() == 1
+    assert "has no port for those that call functions" in worker.errors
+
+
+def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:
+    worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
+
+    assert "--token" in worker.said("left")["reason"]
+    assert worker.wait() == 1

@@ -1,0 +1,57 @@
+"""Peers that an operator names, without saying which wire they speak."""
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from live.programs import Pool, Programs, eventually
+
+PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+FLEET = ("--macfleet-token", "a token for the fleet")
+WILDLIFE = ("--tealenet-passcode", "wildlife")
+FLAGS = (*PORTS, *FLEET, *WILDLIFE, "--no-discovery", "--log-level", "info")
+
+
+@pytest.fixture
+def other_programs(tmp_path: Path) -> Iterator[Programs]:
+    running = Programs(tmp_path / "other")
+    yield running
+    running.close()
+
+
+def met(pool: Pool, wire: str) -> list[str]:
+    """Return the lines that say whom it has met on a wire."""
+    lines = pool.program.errors.splitlines()
+    return [line for line in lines if f"met peer='{wire}:" in line]
+
+
+def test_each_peer_is_spoken_to_in_its_own_way(
+    programs: Programs, other_programs: Programs
+) -> None:
+    one = programs.serve("--name", "one", *FLAGS)
+    ports = one.ready["ports"]
+    peers = [
+        flag
+        for wire in ("macfleet_heartbeat", "tealenet")
+        for flag in ("--peer", f"127.0.0.1:{ports[wire]}")
+    ]
+
+    other = other_programs.serve("--name", "other", *FLAGS, *peers)
+
+    for pool in (one, other):
+        for wire in ("macfleet", "tealenet"):
+            eventually(partial(met, pool, wire), f"{wire} is met")
+    # Nobody said to a heartbeat port what it takes for a guess at its token.
+    assert "too many" not in one.program.errors
+    assert "announced" not in one.program.errors + other.program.errors
+
+
+def test_peer_that_is_no_address_ends_the_start_with_the_flag(
+    programs: Programs,
+) -> None:
+    serve = programs.start("--peer", "nowhere")
+
+    assert serve.wait() != 0
+    assert "--peer 'nowhere': expected HOST:PORT" in serve.errors

@@ -1,0 +1,231 @@
+"""Both ends of one connection by which functions are called, without a network."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+import msgspec
+
+from protocols.pairs import MODEL
+from protocols.settings import setting
+from shoal.domain.credentials import digest_of
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import Command, Event, Offered, RunJob
+from shoal.domain.work import Call, Feature, Kind, Lane, Task
+from shoal.domain.worker import Offer
+from shoal.ledger.keys import Signer
+from shoal.protocols import Protocol
+from shoal.protocols.crowd import CrowdSession, From, Gone, Listener, Met, To
+from shoal.protocols.framing import Framed
+from shoal.protocols.session import (
+    Bulk,
+    Close,
+    Dialer,
+    Member,
+    Notice,
+    Send,
+    Setting,
+    Welcome,
+    WorkerSession,
+    by_token,
+)
+
+Heard: TypeAlias = Met | Gone | Event | Command
+
+TOKEN = "a token of the fleet"
+SIGNER = Signer.from_seed(bytes(reversed(range(32))))
+OFFER = Offer(
+    kinds=frozenset({Kind.TASK, Kind.CALL, Kind.LANE}),
+    slots=3,
+    features=frozenset({Feature.VALUES, Feature.CODE}),
+    tasks=frozenset({"demo.add", "demo.échó"}),
+    streams=False,
+    public_key=SIGNER.public_key.hex(),
+    proven=True,
+)
+
+
+def counting(who: str) -> Callable[[int], bytes]:
+    """Return what draws bytes that are different each time, and the same each run."""
+    drawn = 0
+
+    def draw(size: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return (digest_of(f"{who} {drawn}") * (size // 32 + 1))[:size]
+
+    return draw
+
+
+MEMBER = Member(
+    "worker-one",
+    MODEL,
+    3,
+    TOKEN,
+    identity=SIGNER,
+    offers=(OFFER,),
+    draw=counting("worker"),
+)
+
+
+def around(token: str = TOKEN) -> Setting:
+    """Return a setting in which workers present a token; empty: none."""
+    return replace(
+        setting(admission=by_token(token)),
+        token=token,
+        name="coordinator",
+        draw=counting("coordinator"),
+    )
+
+
+def packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
+
+
+CALL = Call("demo.add", packed([1, 41]), packed({}), 5.0)
+LANE = Lane("demo.add", 5.0)
+TASK = Task("demo.add", {"task_type": "demo.add", "args": [1], "kwargs": {"y": 2}})
+RUN = RunJob(JobId("job"), LeaseNumber(2), CALL)
+
+
+def whole(data: bytes) -> Iterable[bytes]:
+    return (data,)
+
+
+def in_pieces(sizes: Sequence[int], data: bytes) -> Iterable[bytes]:
+    """Cut data into pieces of these sizes, again and again."""
+    at = turn = 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        yield data[at : at + size]
+        at, turn = at + size, turn + 1
+
+
+@dataclass
+class Pair:
+    """A coordinator's and a worker's session; what one sends reaches the other."""
+
+    coordinator: CrowdSession
+    worker: WorkerSession
+    dialer: Dialer
+    cut: Callable[[bytes], Iterable[bytes]] = whole
+    certificate: bytes = b"the fingerprint of a certificate"
+    said: list[bytes] = field(default_factory=list)  # by the worker
+    told: list[bytes] = field(default_factory=list)  # by the coordinator
+    events: list[Heard] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)  # why either closed
+
+    def begin(self, now: float = 0.0) -> None:
+        """Open the connection."""
+        self.open()
+        outputs = self.coordinator.tick(now)
+        self.deliver(outputs, self.worker.tick(now), now)
+
+    def open(self) -> None:
+        """Let both know what protects the connection."""
+        for session in (self.coordinator, self.worker):
+            if isinstance(session, Framed):
+                session.opened(self.certificate)
+
+    def command(self, word: Command, now: float = 0.0) -> list[Command]:
+        """Let the coordinator issue a command; return what the worker hears."""
+        before = len(self.commands)
+        self.deliver(self.coordinator.issue(To("", word), now), (), now)
+        return self.commands[before:]
+
+    def event(self, word: Event, now: float = 0.0) -> list[Heard]:
+        """Let the worker issue an event; return what the coordinator hears."""
+        before = len(self.events)
+        self.deliver((), self.worker.issue(word, now), now)
+        return self.events[before:]
+
+    def tick(self, now: float) -> None:
+        """Let both act on the time, if they are due."""
+        for session, by_worker in ((self.coordinator, False), (self.worker, True)):
+            if session.deadline is not None and session.deadline <= now:
+                outputs = session.tick(now)
+                mine = () if by_worker else outputs
+                self.deliver(mine, outputs if by_worker else (), now)
+
+    def deliver(
+        self, told: Sequence[object], said: Sequence[object], now: float
+    ) -> None:
+        """Carry what both sent to the other, until nothing more is answered."""
+        while told or said:
+            self.events += [each.word for each in told if isinstance(each, From)]
+            self.commands += [each for each in said if is_command(each)]  # type: ignore[misc]  # just looked at
+            self.ends += [e.reason for e in (*told, *said) if isinstance(e, Close)]
+            to_worker, to_coordinator = sent(told), sent(said)
+            self.told += to_worker
+            self.said += to_coordinator
+            told = [
+                each
+                for data in to_coordinator
+                for piece in self.cut(data)
+                for each in self.coordinator.receive([piece], now)
+            ]
+            said = [
+                each
+                for data in to_worker
+                for piece in self.cut(data)
+                for each in self.worker.receive([piece], now)
+            ]
+
+
+def sent(outputs: Sequence[object]) -> list[bytes]:
+    """Return what goes to the other end, each message as one piece."""
+    data: list[bytes] = []
+    for output in outputs:
+        if isinstance(output, Send):
+            assert isinstance(output.data, bytes)
+            data.append(output.data)
+        elif isinstance(output, Bulk):
+            parts = b"".join(bytes(part) for part in output.parts)
+            assert output.size in (None, len(parts))
+            data.append(parts)
+    return data
+
+
+def is_command(output: object) -> bool:
+    return not isinstance(output, Welcome | Send | Bulk | Close | Notice)
+
+
+def connect(
+    protocol: Protocol,
+    member: Member = MEMBER,
+    setting: Setting | None = None,
+    cut: Callable[[bytes], Iterable[bytes]] = whole,
+    config: object = None,
+) -> Pair:
+    """Let a worker join that offers what the member does; return both ends."""
+    pair = unconnected(protocol, member, setting or around(), cut, config)
+    pair.begin()
+    pair.event(Offered(member.offers))
+    return pair
+
+
+def unconnected(
+    protocol: Protocol,
+    member: Member,
+    setting: Setting,
+    cut: Callable[[bytes], Iterable[bytes]] = whole,
+    config: object = None,
+) -> Pair:
+    """Return both ends of a connection that is not open yet."""
+    endpoints = protocol.endpoints(config or protocol.config(), setting)
+    listeners = {e.label: e for e in endpoints if isinstance(e, Listener)}
+    ports = {label: 8000 + n for n, label in enumerate(listeners)}
+    assert protocol.address is not None
+    direct = protocol.address("127.0.0.1", ports, bool(setting.token))
+    dialer = protocol.dial("http://127.0.0.1:4010", replace(member, direct=direct))
+    label = next(each for each, port in ports.items() if f":{port}" in dialer.url)
+    session = listeners[label].accept("127.0.0.1", 0.0)
+    return Pair(session, dialer.connected({}), dialer, cut)
+
+
+def given(pair: Pair, run: RunJob = RUN) -> RunJob:
+    """Give the worker a job; return it as the worker has it."""
+    (heard,) = pair.command(run)
+    assert isinstance(heard, RunJob)
+    return heard

@@ -1,0 +1,131 @@
+"""The ways to a fleet that a configuration opens."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.calling import TOKEN, around
+from shoal.domain.errors import ConfigError
+from shoal.domain.worker import Hardware
+from shoal.protocols.crowd import Browser, Listener, Outgoing, Rounds, Security
+from shoal.protocols.macfleet.config import Config
+from shoal.protocols.macfleet.coordinator import endpoints
+from shoal.protocols.macfleet.fleet.gossip import Gossip
+from shoal.protocols.macfleet.fleet.registry import Address
+from shoal.protocols.macfleet.ourselves import node_id, profile_of
+from shoal.protocols.macfleet.wire.hardware import Profile
+from shoal.protocols.macfleet.wire.keys import fleet_key, service_kind
+from shoal.protocols.session import Setting
+
+OTHER = fleet_key("of the fleet", "x")
+
+
+def listeners(config: Config, setting: Setting) -> list[Listener]:
+    return [e for e in endpoints(config, setting) if isinstance(e, Listener)]
+
+
+def test_both_ports_are_those_of_real_nodes_unless_they_are_taken() -> None:
+    transport, heartbeat = listeners(Config(), around())
+
+    assert (transport.label, transport.port, transport.spare) == (
+        "transport",
+        50052,
+        True,
+    )
+    assert (heartbeat.label, heartbeat.port, heartbeat.spare) == (
+        "heartbeat",
+        50051,
+        True,
+    )
+    assert transport.flag == "--macfleet-transport-port"
+    assert heartbeat.flag == "--macfleet-heartbeat-port"
+
+
+def test_a_port_that_was_asked_for_is_not_another() -> None:
+    transport, heartbeat = listeners(
+        Config(heartbeat_port=0, transport_port=7), around()
+    )
+
+    assert (transport.port, transport.spare) == (7, False)
+    assert (heartbeat.port, heartbeat.spare) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("config", "token", "key"),
+    [
+        (Config(), TOKEN, fleet_key(TOKEN)),
+        (
+            Config(token="of the fleet", fleet="x"),
+            TOKEN,
+            fleet_key("of the fleet", "x"),
+        ),
+        (Config(), "", None),
+        (Config(open=True), TOKEN, None),
+    ],
+)
+def test_a_fleet_with_a_token_speaks_tls(
+    config: Config, token: str, key: bytes | None
+) -> None:
+    for listens in listeners(config, around(token)):
+        own = listens.security is Security.OWN
+        assert own is (key is not None)
+    assert listens.service is not None
+    assert listens.service.kind == service_kind(key)
+
+
+def test_a_join_token_too_short_for_a_fleet_is_warned_of() -> None:
+    warned: list[str] = []
+    setting = replace(around("short"), warn=warned.append)
+
+    assert not endpoints(Config(), setting)
+    (said,) = warned
+    assert "--macfleet-token" in said
+
+
+def test_a_short_token_of_the_fleet_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 8"):
+        endpoints(Config(token="short"), around())
+
+
+def test_looking_around_can_be_turned_off() -> None:
+    assert any(isinstance(e, Browser) for e in endpoints(Config(), around()))
+    quiet = endpoints(Config(browse=False), around())
+    assert not any(isinstance(e, Browser) for e in quiet)
+
+
+def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
+    """Return where a coordinator calls when a node has answered its heartbeat."""
+    found = endpoints(Config(peers=("192.0.2.9:50051",)), around())
+    gossip = next(e for e in found if isinstance(e, Rounds))
+    assert isinstance(gossip, Gossip)
+    gossip.tick(0.0)
+    fleet = gossip._fleet
+    profile = Profile(data_port=port)
+    fleet.answered(peer, Address("192.0.2.9", 50051), profile, 0.0)
+    if ours:
+        fleet.is_ours(peer)
+    return [e.url for e in gossip.tick(1.0) if isinstance(e, Outgoing)]
+
+
+def test_a_node_that_says_where_its_transport_is_gets_called() -> None:
+    assert dialled("node-b", ours=False) == ["tls-any://192.0.2.9:50052"]
+    assert dialled("node-b", ours=False, port=0) == []
+
+
+def test_of_two_of_ours_the_one_with_the_smaller_id_calls() -> None:
+    assert dialled("b", ours=True) == []  # we are called coordinator
+    assert dialled("d", ours=True) == ["tls-any://192.0.2.9:50052"]
+
+
+def test_a_nodes_id_is_its_name_without_white_space() -> None:
+    assert node_id("my machine\n2") == "my-machine-2"
+    assert node_id(" ") == "shoal"
+    assert len(node_id("é" * 300).encode()) == 256
+
+
+def test_the_profile_says_what_the_machine_is_made_of() -> None:
+    hardware = Hardware("Apple M2", gpu_cores=8, memory_gb=16.0, gpu_backend="metal")
+
+    profile = profile_of(hardware, 5)
+
+    assert profile == Profile("Apple M2", 8, 16.0, has_ane=True, mps=True, data_port=5)

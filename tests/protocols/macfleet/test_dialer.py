@@ -1,0 +1,161 @@
+"""A worker's ways to whoever has functions called, and what ends its tries."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.calling import MEMBER, around, connect, sent, unconnected
+from shoal.domain.errors import ConfigError
+from shoal.protocols.crowd import Listener
+from shoal.protocols.macfleet import PROTOCOL
+from shoal.protocols.macfleet.addresses import address, contact, fleet_of, split
+from shoal.protocols.macfleet.config import Config
+from shoal.protocols.macfleet.coordinator import endpoints
+from shoal.protocols.macfleet.dialer import REJECTED_MAX, FleetDialer
+from shoal.protocols.macfleet.wire.keys import fleet_key
+from shoal.protocols.session import Close, Send, WorkerSession
+
+DIRECT = replace(MEMBER, direct="tls-any://host:50052")
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "dialled"),
+    [
+        ("host:50051", "", "tcp://host:50051"),
+        ("host:50051", "long enough", "tls-any://host:50051"),
+        ("tcp://[::1]:1", "", "tcp://[::1]:1"),
+        ("tls-any://host:1", "", "tls-any://host:1"),
+    ],
+)
+def test_each_address_leads_somewhere(url: str, token: str, dialled: str) -> None:
+    assert FleetDialer(url, replace(MEMBER, token=token)).url == dialled
+
+
+@pytest.mark.parametrize(
+    "url", ["", "host", "http://host:4010", "host:port", "ftp://host:1", "tcp://:1"]
+)
+def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        FleetDialer(url, MEMBER)
+
+
+def test_a_coordinator_of_ours_is_joined_where_it_says() -> None:
+    assert FleetDialer("http://host:4010", DIRECT).url == "tls-any://host:50052"
+    assert address("host", {"transport": 7, "heartbeat": 8}, True) == "tls-any://host:7"
+    assert address("host", {"transport": 7}, False) == "tcp://host:7"
+    assert address("host", {"heartbeat": 8}, False) == ""
+
+
+def answered(session: WorkerSession, answer: bytes) -> list[bytes]:
+    """Let a node answer a ping; return what it was sent."""
+    said = sent(session.tick(0.0))
+    assert isinstance(session.receive([answer], 0.0)[-1], Close)
+    return said
+
+
+def test_of_a_heartbeat_port_a_worker_learns_where_the_other_is() -> None:
+    dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
+
+    (ping,) = answered(dialer.connected({}), b"PONG node-a\n")
+    assert dialer.final(1000, "") is None
+
+    assert ping == b"PING worker-one\n"
+    assert dialer.url == "tcp://host:50052"
+    (greeting,) = sent(dialer.connected({}).tick(0.0))
+    assert b"worker-one" in greeting
+
+
+def test_a_heartbeat_port_with_a_token_says_which_port_it_is() -> None:
+    listeners = [
+        each for each in endpoints(Config(), around()) if isinstance(each, Listener)
+    ]
+    transport, heartbeat = listeners
+    transport.bound(1234)
+    dialer = FleetDialer("host:50051", MEMBER)
+    worker, node = dialer.connected({}), heartbeat.accept("192.0.2.1", 0.0)
+
+    node.tick(0.0)
+    (ping,) = sent(worker.tick(0.0))
+    (pong,) = sent(node.receive([ping], 0.0))
+    worker.receive([pong], 0.0)
+    dialer.final(1000, "")
+
+    assert dialer.url == "tls-any://host:1234"
+
+
+def test_a_port_that_answers_no_ping_is_tried_as_the_other() -> None:
+    dialer = FleetDialer("host:50052", replace(MEMBER, token=""))
+    tried = []
+
+    for _ in range(4):
+        session = dialer.connected({})
+        (said,) = sent(session.tick(0.0))
+        tried.append((dialer.url, said[:4] == b"PING"))
+        assert dialer.final(1006, "connection lost") is None
+
+    url = "tcp://host:50052"
+    assert tried == [(url, True), (url, False), (url, True), (url, False)]
+
+
+def test_a_pong_that_does_not_come_is_not_waited_for_long() -> None:
+    session = FleetDialer("host:1", replace(MEMBER, token="")).connected({})
+    session.tick(0.0)
+    assert session.deadline == 10.0
+
+    assert isinstance(session.tick(10.0)[0], Close)
+    assert session.receive([b"PONG late\n"], 11.0) == ()
+
+
+def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
+    member = replace(MEMBER, name="coordinator")
+    pair = connect(PROTOCOL, member)
+    assert pair.events == []
+
+    assert pair.dialer.final(1000, "") is None
+    second = unconnected(PROTOCOL, member, around())
+    second.worker = pair.dialer.connected({})
+    second.begin()
+
+    assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
+
+
+def test_a_real_fleet_that_hangs_up_again_and_again_has_another_token() -> None:
+    dialer = FleetDialer("host:50052", MEMBER)
+    dialer._note_rejection("host")
+    finals = []
+    for _ in range(REJECTED_MAX):
+        dialer._note_rejection("host")
+        finals.append(dialer.final(1006, "closed by peer"))
+
+    assert finals[:-1] == [None] * (REJECTED_MAX - 1)
+    assert "--token" in (finals[-1] or "")
+
+
+def test_a_url_may_name_the_fleet() -> None:
+    parts = split("host:1?fleet=lab-7")
+
+    assert fleet_of(parts) == "lab-7"
+    own = FleetDialer("host:1?fleet=lab-7", MEMBER)._own
+    assert own.key == fleet_key(MEMBER.token, "lab-7")
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [("host:1", "host", 1), ("host", "host", 50051), ("[::1]:5", "::1", 5)],
+)
+def test_contacts_are_given_as_addresses(text: str, host: str, port: int) -> None:
+    assert (contact(text).host, contact(text).port) == (host, port)
+
+
+@pytest.mark.parametrize("text", ["", "http://a:1", "a:port", "a b:1", "u@h:1", ":5"])
+def test_what_is_no_address_is_named(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected HOST:PORT"):
+        contact(text)
+
+
+def test_nothing_is_sent_once_the_ping_is_over() -> None:
+    session = FleetDialer("host:1", replace(MEMBER, token="")).connected({})
+    (send,) = session.tick(0.0)
+
+    assert isinstance(send, Send)
+    assert session.tick(1.0) == ()

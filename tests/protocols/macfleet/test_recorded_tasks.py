@@ -1,0 +1,146 @@
+"""The frames that real workers were recorded to get, and what ours hears and says.
+
+What the functions do is for whoever calls them; here it is what a connection makes of
+the frames, and that the results that came of them are the bytes that real workers sent.
+"""
+
+import msgspec
+import pytest
+
+from protocols.calling import packed
+from protocols.macfleet.nodes import Beside, worker_beside
+from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.domain.vocabulary import Completed, Failed, RunJob
+from shoal.domain.work import Call
+from shoal.protocols.macfleet.wire.frames import encode
+from shoal.protocols.session import Welcome
+
+TASK_ID = "0123456789abcdef0123456789abcdef"
+SUM = "taskrun/add"
+
+ONCE = {"taskrun/two tasks same id"}
+"""Of two tasks with one id the second is ignored while the first goes on: real workers
+do both, and their peers take the first answer for both."""
+
+UNREAD = {
+    "taskrun/name not str": "str",
+    "taskrun/timeout string": "float",
+    "taskrun/missing name": "name",
+}
+"""What cannot be read and is answered, and what the answer names.  Real workers answer
+with a traceback, or never again."""
+
+ENDS = {"taskrun/bad crc": "CRC32", "taskrun/unknown frame type": "frame type 77"}
+"""What nothing can follow: the connection ends.  Real workers leave it as it is, and
+read no more."""
+
+IGNORED = {"taskrun/not msgpack"}
+"""What is no task at all.  Real workers read no more after it."""
+
+
+def played(case: Case) -> Beside:
+    """Let a real peer send what was recorded."""
+    beside = worker_beside()
+    beside.heard.clear()
+    for data in case["input"]["frames_hex"]:
+        beside.says(bytes.fromhex(data))
+    return beside
+
+
+def results(beside: Beside) -> list[dict[str, object]]:
+    read = msgspec.msgpack.Decoder(dict[str, object]).decode
+    return [read(each.payload) for each in beside.frames if each.type == 9]
+
+
+def runs(beside: Beside) -> list[RunJob]:
+    return [each for each in beside.heard if isinstance(each, RunJob)]
+
+
+@recorded("task_worker")
+def test_a_worker_never_stops_to_listen(case: Case) -> None:
+    beside = played(case)
+    name = case["name"]
+
+    if name in ENDS:
+        assert ENDS[name] in beside.end
+        assert not runs(beside)
+        return
+    assert beside.end == ""
+    if name in UNREAD:
+        (result,) = results(beside)[:1]
+        assert result["ok"] is False
+        assert UNREAD[name] in str(result["error"])
+    tasks = [each for each in case["input"]["frames_hex"] if each[8:12] == "0008"]
+    left_out = name in ONCE | IGNORED
+    assert len(runs(beside)) + len(results(beside)) == len(tasks) - left_out
+    assert bool(beside.notices) is (left_out or "HEARTBEAT" in name)
+
+
+@recorded("task_worker")
+def test_results_are_the_bytes_that_real_workers_sent(case: Case) -> None:
+    beside = played(case)
+    replies = case["expect"]["replies"]
+    wanted = [each for each in replies if "wire_hex" in each]
+    heard = runs(beside)
+    beside.frames.clear()
+
+    for run, reply in zip(heard, wanted, strict=False):
+        result = reply["result"]
+        if result["ok"]:
+            value = value_of(result["value"])
+            beside.issue(Completed(run.job_id, run.lease, value=packed(value)))
+        else:
+            beside.issue(Failed(run.job_id, run.lease, result["error"]))
+
+    sent = [encode(each).hex() for each in beside.frames]
+    assert sent == [each["wire_hex"] for each in wanted][: len(sent)]
+    assert len(sent) == min(len(heard), len(wanted))
+
+
+def value_of(tagged: object) -> object:
+    """Return a value as the file tags it."""
+    if isinstance(tagged, dict) and "$bytes" in tagged:
+        return bytes.fromhex(tagged["$bytes"])
+    return tagged
+
+
+def test_a_task_is_heard_as_it_was_asked() -> None:
+    beside = played(case_of(SUM))
+
+    (run,) = runs(beside)
+    assert isinstance(run.work, Call)
+    assert run.job_id.startswith(TASK_ID)
+    assert run.work == Call("demo.add", run.work.args, packed({}), 5.0)
+    assert sum(msgspec.msgpack.decode(run.work.args)) == 42
+
+
+@pytest.mark.parametrize(
+    ("fields", "timeout"),
+    [({}, 300.0), ({"timeout": None}, None), ({"timeout": 0}, 0.0)],
+)
+def test_a_timeout_is_as_real_workers_take_it(
+    fields: dict[str, object], timeout: float | None
+) -> None:
+    beside = worker_beside()
+
+    run = beside.task("1", name="f", **fields)[-1]
+
+    assert isinstance(run, RunJob)
+    assert run.work == Call("f", packed([]), packed({}), timeout)
+
+
+def test_a_value_that_its_peer_cannot_read_is_an_error() -> None:
+    beside = worker_beside()
+    run = beside.task("1", name="f")[-1]
+    assert isinstance(run, RunJob)
+
+    rich = packed(msgspec.msgpack.Ext(1, b"an array"))
+    beside.issue(Completed(run.job_id, run.lease, value=rich))
+
+    (result,) = results(beside)
+    assert (result["ok"], result["value"]) == (False, None)
+    assert "MessagePack" in str(result["error"])
+
+
+def test_whoever_dialled_is_let_in_by_a_real_peer_at_once() -> None:
+    assert Welcome() in worker_beside().heard

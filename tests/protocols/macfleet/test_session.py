@@ -1,0 +1,309 @@
+"""A connection from its first frame to its last: who is met, and what ends it."""
+
+from dataclasses import replace
+
+import pytest
+
+from protocols.calling import (
+    CALL,
+    LANE,
+    MEMBER,
+    OFFER,
+    RUN,
+    TOKEN,
+    Pair,
+    around,
+    connect,
+    given,
+    packed,
+    sent,
+    unconnected,
+)
+from protocols.macfleet.nodes import (
+    OPEN,
+    called,
+    coordinator_beside,
+    frame,
+    listener,
+)
+from shoal.domain.credentials import digest_of
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import (
+    CancelJob,
+    Completed,
+    Failed,
+    GiveBlob,
+    LaneCall,
+    Offered,
+    PushCalls,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Feature, Kind
+from shoal.ledger.keys import Signer
+from shoal.protocols.crowd import Met, Protection, To
+from shoal.protocols.macfleet import PROTOCOL, Config
+from shoal.protocols.macfleet.fleet.registry import Address, Fleet
+from shoal.protocols.macfleet.life import Watched
+from shoal.protocols.macfleet.wire.beyond import Barrier, read_barrier, write_barrier
+from shoal.protocols.macfleet.wire.frames import Flag, Frame, FrameType, encode
+from shoal.protocols.macfleet.wire.hardware import Profile
+from shoal.protocols.session import Bulk, Close, Member, Setting
+
+HEAD = 24  # bytes
+
+
+def refused(member: Member, setting: Setting, config: Config | None = None) -> Pair:
+    """Let a worker try to join; return both ends."""
+    return connect(PROTOCOL, member, setting, config=config)
+
+
+def test_peers_of_ours_meet_by_a_token_over_tls() -> None:
+    met, offered = connect(PROTOCOL).events
+
+    assert met == Met("worker-one", cancels=True, asks=False, protection=Protection.TLS)
+    assert offered == Offered((OFFER,))
+
+
+def test_code_does_not_count_in_a_fleet_without_a_token() -> None:
+    pair = connect(PROTOCOL, replace(MEMBER, token=""), around(""))
+
+    met, offered = pair.events
+    assert isinstance(met, Met)
+    assert met.protection is Protection.PLAIN
+    assert isinstance(offered, Offered)
+    assert offered.offers[0].features == {Feature.VALUES}
+    work = replace(CALL, needs=frozenset({Feature.CODE}))
+    pair.command(replace(RUN, work=work))
+    pair.tick(0.0)
+    assert isinstance(pair.events[-1], Rejected)
+    assert "--macfleet-token" in pair.events[-1].reason
+
+
+@pytest.mark.parametrize(
+    ("member", "setting", "said"),
+    [
+        (replace(MEMBER, token="another token"), around(), "--token"),
+        (replace(MEMBER, token=TOKEN), around(""), "--token"),
+        (replace(MEMBER, token="short"), around(), "--token"),
+    ],
+)
+def test_a_worker_that_is_not_let_in_is_told_why(
+    member: Member, setting: Setting, said: str
+) -> None:
+    pair = refused(member, setting)
+
+    assert pair.events == []
+    assert said in (pair.dialer.final(1000, "") or "")
+
+
+def test_two_machines_with_one_name_are_not_mixed_up() -> None:
+    listens = listener(around())
+    first = unconnected(PROTOCOL, MEMBER, around())
+    other = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
+    second = unconnected(PROTOCOL, other, around())
+    again = unconnected(PROTOCOL, MEMBER, around())
+    for pair in (first, second, again):
+        pair.coordinator = listens.accept("192.0.2.1", 0.0)
+        pair.begin()
+
+    assert isinstance(first.events[0], Met)
+    assert second.events == []
+    assert "--name" in (second.dialer.final(1000, "") or "")
+    assert isinstance(again.events[0], Met)  # whoever serves sends the first one away
+
+
+def test_a_stranger_does_not_take_a_real_nodes_place() -> None:
+    listens = listener(OPEN)
+    first = called(listens, "node-b", "192.0.2.1")
+
+    hijack = called(listens, "node-b", "192.0.2.2")
+    again = called(listens, "node-b", "192.0.2.1")
+
+    assert isinstance(first.heard[0], Met)
+    assert hijack.heard == []
+    assert "192.0.2.1" in hijack.end
+    assert isinstance(again.heard[0], Met)
+
+
+def test_a_node_without_an_id_is_not_let_in() -> None:
+    assert "without an id" in coordinator_beside("").end
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (frame(FrameType.TASK, {})[:-1] + b"x", "CRC32"),
+        (bytes.fromhex("00000001004d0000") + bytes(16), "frame type 77"),
+        (bytes.fromhex("0000000100080000ffffffff") + bytes(12), "exceeds the limit"),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "HTTP"),
+    ],
+)
+def test_bytes_that_are_no_frame_end_the_connection_with_the_reason(
+    data: bytes, said: str
+) -> None:
+    beside = coordinator_beside()
+
+    beside.says(frame(FrameType.TASK, {"task_id": "1", "name": "f"}) + data)
+
+    assert isinstance(beside.heard[-1], RunJob)  # what came before counts
+    assert said in beside.end
+    assert beside.says(frame(FrameType.TASK, {"task_id": "2", "name": "f"})) == []
+
+
+def test_a_stranger_is_not_let_send_much_before_it_is_known() -> None:
+    session = listener(around()).accept("192.0.2.1", 0.0)
+    session.tick(0.0)
+
+    (end,) = session.receive([bytes.fromhex("00000000000100080000ffff")], 0.0) or [
+        *session.receive([bytes(12)], 0.0)
+    ]
+
+    assert isinstance(end, Close)
+    assert "exceeds the limit" in end.reason
+
+
+def test_what_follows_the_handshake_in_one_read_may_be_large() -> None:
+    pair = unconnected(PROTOCOL, MEMBER, around())
+    pair.open()
+    pair.coordinator.tick(0.0)
+    (first,) = sent(pair.worker.tick(0.0))
+    (second,) = sent(pair.coordinator.receive([first], 0.0))
+    (third,) = sent(pair.worker.receive([second], 0.0))
+    large = frame(FrameType.TASK, {"task_id": "1", "name": "f", "args": [bytes(99999)]})
+
+    heard = pair.coordinator.receive([third + large], 0.0)
+
+    assert not any(isinstance(each, Close) for each in heard)
+    assert b"here to work" in sent(heard)[-1]
+
+
+def test_a_handshake_that_takes_too_long_ends() -> None:
+    session = listener(around()).accept("192.0.2.1", 0.0)
+    session.tick(0.0)
+    assert session.deadline == 10.0
+
+    (end,) = session.tick(10.0)
+
+    assert isinstance(end, Close)
+    assert session.deadline is None
+
+
+def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
+    fleet = Fleet("node-a", Profile)
+    fleet.answered("node-b", Address("192.0.2.1", 50051), None, 0.0)
+    life = Watched(fleet, "node-b", 0.0)
+
+    for now in (1.0, 2.0, 3.0):
+        fleet.missed("node-b", now)
+        assert life.lost(now) == ""
+    fleet.pass_time(30.0)
+
+    assert life.lost(30.0) == "its heartbeats have stopped"
+    assert life.deadline == 31.0
+
+
+def test_a_silent_peer_of_ours_is_lost_after_ten_seconds() -> None:
+    pair = connect(PROTOCOL)
+
+    outputs = [pair.coordinator.tick(now) for now in (3.0, 6.0, 9.0, 10.0)]
+
+    assert isinstance(outputs[-1][-1], Close)
+    assert outputs[-1][-1].reason == "silent for 10 s"
+
+
+@pytest.mark.parametrize("size", [300_000, 5_000_000])
+def test_large_messages_go_in_pieces_between_which_others_go(size: int) -> None:
+    pair = connect(PROTOCOL)
+    data = packed([bytes(size)])
+    run = given(pair, replace(RUN, work=replace(CALL, args=data)))
+    pair.event(Completed(run.job_id, run.lease, value=data))
+
+    assert run.work == replace(CALL, args=data)
+    assert pair.events[-1] == Completed(RUN.job_id, RUN.lease, value=data)
+    assert max(map(len, pieces(pair.told[-1]))) <= (256 << 10) + HEAD
+    lane = given(pair, replace(RUN, job_id=JobId("lane"), work=LANE))
+    (pushed,) = pair.command(
+        PushCalls(JobId("lane"), RUN.lease, [LaneCall(1, data, packed({}))])
+    )
+    expected = [LaneCall(1, data, packed({}))]
+    assert pushed == PushCalls(lane.job_id, LeaseNumber(1), expected)
+
+
+def pieces(data: bytes) -> list[bytes]:
+    """Cut frames apart."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(data):
+        end = at + HEAD + int.from_bytes(data[at + 8 : at + 12])
+        found.append(data[at:end])
+        at = end
+    return found
+
+
+def test_what_names_a_blob_does_not_overtake_it() -> None:
+    pair = connect(PROTOCOL)
+    blob = bytes(1 << 20)
+    digest = digest_of("x")
+    args = packed([1])[:-1] + b"\xc7\x20\x02" + digest
+    coordinator = pair.coordinator
+    (first,) = coordinator.issue(To("", GiveBlob(digest, blob)), 0.0)
+    (second,) = coordinator.issue(
+        To("", replace(RUN, work=replace(CALL, args=args))), 0.0
+    )
+    (third,) = coordinator.issue(To("", CancelJob(RUN.job_id, RUN.lease)), 0.0)
+
+    assert isinstance(first, Bulk)
+    assert isinstance(second, Bulk)
+    assert isinstance(third, Bulk)
+
+
+def test_a_blob_that_is_another_ends_the_connection() -> None:
+    pair = connect(PROTOCOL)
+
+    pair.command(GiveBlob(bytes(32), b"not that"))
+
+    assert "not what its digest says" in pair.ends[0]
+
+
+def test_who_waits_at_a_barrier_for_us_is_let_pass() -> None:
+    pair = connect(PROTOCOL)
+    barrier = Barrier("step", 3, 1)
+
+    outputs = pair.coordinator.receive(
+        [encode(Frame(FrameType.BARRIER, 5, 0, 0, write_barrier(barrier)))], 0.0
+    )
+
+    (passed,) = sent(outputs)
+    assert read_barrier(passed[HEAD:]).passed
+
+
+def test_who_is_here_to_work_does_not_ask() -> None:
+    pair = connect(PROTOCOL)
+    task = frame(FrameType.TASK, {"task_id": "1", "name": "f"})
+
+    heard = pair.coordinator.receive([task], 0.0)
+
+    assert not pair.commands
+    (said,) = sent(heard)
+    assert b"here to work" in said
+
+
+def test_a_flag_of_pieces_means_nothing_to_those_that_do_not_know_it() -> None:
+    beside = coordinator_beside()
+    task = packed({"task_id": "1", "name": "f"})
+
+    beside.says(encode(Frame(FrameType.TASK, 9, int(Flag.CHUNKED), 7, task)))
+
+    assert isinstance(beside.heard[-1], RunJob)
+
+
+def test_a_peers_task_that_fails_says_so() -> None:
+    beside = coordinator_beside()
+    (run,) = beside.task("1", name="f")
+    assert isinstance(run, RunJob)
+
+    beside.issue(Failed(run.job_id, run.lease, "ValueError: x"))
+
+    assert b"ValueError: x" in bytes(beside.frames[-1].payload)
+    assert Kind.CALL is run.work.kind

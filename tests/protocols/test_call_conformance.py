@@ -1,0 +1,359 @@
+"""Laws of every worker protocol by which functions are called."""
+
+import contextlib
+from dataclasses import replace
+from functools import partial
+from hashlib import sha256
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocols.calling import (
+    CALL,
+    LANE,
+    MEMBER,
+    OFFER,
+    RUN,
+    TASK,
+    connect,
+    in_pieces,
+    packed,
+)
+from protocols.calling import given as given_job
+from protocols.test_conformance import footprint
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
+    CancelJob,
+    Completed,
+    Conditioned,
+    Dismiss,
+    Draining,
+    Failed,
+    GiveBlob,
+    LaneCall,
+    LaneReturn,
+    Offered,
+    PushCalls,
+    RecallCalls,
+    Rejected,
+    Reported,
+)
+from shoal.domain.work import Call, Feature, Kind, Lane
+from shoal.domain.worker import Condition, Health
+from shoal.protocols import Protocol, discover
+from shoal.protocols.crowd import Met, To
+from shoal.protocols.session import Close
+
+every_protocol = pytest.mark.parametrize(
+    "protocol",
+    [each for each in discover().values() if Kind.CALL in each.kinds],
+    ids=lambda p: p.name,
+)
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+digests = st.lists(st.binary(min_size=32, max_size=32), max_size=3).map(tuple)
+calls = st.builds(
+    Call,
+    st.text(max_size=40),
+    st.lists(values, max_size=3).map(packed),
+    st.dictionaries(st.text(max_size=5), values, max_size=3).map(packed),
+    st.none() | st.floats(0, 1e6),
+    st.sets(st.sampled_from([Feature.VALUES, Feature.CODE])).map(frozenset),
+    digests,
+)
+texts = st.text(max_size=50)
+cuts = st.lists(st.integers(1, 400), min_size=1, max_size=8)
+
+
+@every_protocol
+def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
+    met, offered = connect(protocol).events
+
+    assert isinstance(met, Met)
+    assert met.name == MEMBER.name
+    assert offered == Offered((OFFER,))
+
+
+@every_protocol
+@settings(deadline=None)
+@given(work=calls, cut=cuts)
+def test_a_call_arrives_as_it_was_issued(
+    protocol: Protocol, work: Call, cut: list[int]
+) -> None:
+    pair = connect(protocol, cut=partial(in_pieces, cut))
+
+    run = given_job(pair, replace(RUN, work=work))
+
+    assert run.work == work
+
+
+@every_protocol
+@settings(deadline=None)
+@given(value=values.map(packed), blobs=digests, cut=cuts)
+def test_a_value_arrives_as_it_was_returned(
+    protocol: Protocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
+) -> None:
+    pair = connect(protocol, cut=partial(in_pieces, cut))
+    run = given_job(pair)
+
+    heard = pair.event(Completed(run.job_id, run.lease, value=value, blobs=blobs))
+
+    assert heard == [Completed(RUN.job_id, RUN.lease, value=value, blobs=blobs)]
+
+
+@every_protocol
+@settings(deadline=None)
+@given(text=st.text(min_size=1, max_size=50), fault=st.sampled_from(Fault))
+def test_what_went_wrong_arrives_as_it_was_said(
+    protocol: Protocol, text: str, fault: Fault
+) -> None:
+    pair = connect(protocol)
+    first, second = given_job(pair), given_job(pair, replace(RUN, job_id=JobId("b")))
+
+    heard = pair.event(Rejected(first.job_id, first.lease, text))
+    heard += pair.event(Failed(second.job_id, second.lease, text, fault))
+
+    rejected, failed = heard
+    assert isinstance(rejected, Rejected)
+    assert isinstance(failed, Failed)
+    assert (rejected.job_id, rejected.lease) == (RUN.job_id, RUN.lease)
+    assert (rejected.reason, failed.error, failed.fault) == (text, text, fault)
+
+
+@every_protocol
+def test_a_task_is_a_call_there_and_text_here(protocol: Protocol) -> None:
+    pair = connect(protocol)
+
+    run = given_job(pair, replace(RUN, work=TASK))
+    heard = pair.event(Completed(run.job_id, run.lease, value=packed({"é": [1, None]})))
+
+    assert run.work == Call("demo.add", packed([1]), packed({"y": 2}), None)
+    assert heard == [Completed(RUN.job_id, RUN.lease, rest=('{"é": [1, null]}',))]
+
+
+@every_protocol
+def test_a_cancelled_call_is_over_at_both_ends(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    run = given_job(pair)
+
+    heard = pair.command(CancelJob(RUN.job_id, RUN.lease))
+
+    assert heard == [CancelJob(run.job_id, run.lease)]
+    assert pair.event(Completed(run.job_id, run.lease, value=packed(1))) == []
+    assert pair.command(CancelJob(RUN.job_id, RUN.lease)) == []
+
+
+@every_protocol
+def test_two_leases_of_one_call_are_told_apart(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    first = given_job(pair)
+    second = given_job(pair, replace(RUN, lease=LeaseNumber(3)))
+
+    heard = pair.event(Completed(second.job_id, second.lease, value=packed(2)))
+    heard += pair.event(Completed(first.job_id, first.lease, value=packed(1)))
+
+    assert heard == [
+        Completed(RUN.job_id, LeaseNumber(3), value=packed(2)),
+        Completed(RUN.job_id, RUN.lease, value=packed(1)),
+    ]
+
+
+@every_protocol
+def test_progress_arrives_while_a_call_runs(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    run = given_job(pair)
+
+    heard = pair.event(Advanced(run.job_id, run.lease, 0.5, "half"))
+    pair.event(Completed(run.job_id, run.lease, value=packed(1)))
+    late = pair.event(Advanced(run.job_id, run.lease, 0.9))
+
+    assert heard == [Advanced(RUN.job_id, RUN.lease, 0.5, "half")]
+    assert late == []
+
+
+@every_protocol
+@settings(deadline=None)
+@given(
+    pushed=st.lists(values, min_size=1, max_size=5),
+    error=texts,
+    cut=cuts,
+)
+def test_calls_in_a_lane_go_there_and_come_back(
+    protocol: Protocol, pushed: list[object], error: str, cut: list[int]
+) -> None:
+    pair = connect(protocol, cut=partial(in_pieces, cut))
+    run = given_job(pair, replace(RUN, work=LANE))
+    lane = (RUN.job_id, RUN.lease)
+    given_calls = [LaneCall(n, packed([x]), packed({})) for n, x in enumerate(pushed)]
+    returns = [LaneReturn(n, packed(x)) for n, x in enumerate(pushed)]
+    returns.append(LaneReturn(len(pushed), b"", error))
+
+    (heard,) = pair.command(PushCalls(*lane, given_calls))
+    (returned,) = pair.event(CallsReturned(run.job_id, run.lease, returns))
+    (recalled,) = pair.command(RecallCalls(*lane, (0, 7)))
+    (closed,) = pair.command(CancelJob(*lane))
+
+    assert run.work == LANE
+    assert heard == PushCalls(run.job_id, run.lease, given_calls)
+    assert returned == CallsReturned(*lane, returns)
+    assert recalled == RecallCalls(run.job_id, run.lease, (0, 7))
+    assert closed == CancelJob(run.job_id, run.lease)
+    assert pair.command(PushCalls(*lane, given_calls)) == []
+    assert pair.event(CallsReturned(run.job_id, run.lease, returns)) == []
+
+
+@every_protocol
+def test_a_lane_that_cannot_be_is_refused_like_a_call(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    run = given_job(pair, replace(RUN, work=Lane("nobody.has")))
+
+    heard = pair.event(Rejected(run.job_id, run.lease, "no such function"))
+
+    assert heard == [Rejected(RUN.job_id, RUN.lease, "no such function")]
+
+
+@every_protocol
+@pytest.mark.parametrize("size", [0, 1, 300_000, 2_000_000])
+def test_blobs_go_both_ways_and_are_asked_for(protocol: Protocol, size: int) -> None:
+    pair = connect(protocol, cut=partial(in_pieces, [100_000]))
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    blob = GiveBlob(sha256(data).digest(), data)
+
+    (there,) = pair.command(blob)
+    (here,) = pair.event(blob)
+    lacked = pair.event(BlobLacked(blob.digest))
+
+    assert isinstance(there, GiveBlob)
+    assert isinstance(here, GiveBlob)
+    assert (there.digest, bytes(there.data)) == (blob.digest, data)
+    assert (here.digest, bytes(here.data)) == (blob.digest, data)
+    assert lacked == [BlobLacked(blob.digest)]
+
+
+@every_protocol
+def test_what_a_worker_can_take_is_told_when_it_changes(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    changed = Offered((replace(OFFER, slots=1),))
+    hot = Conditioned(Condition("too hot", 2, 0.5))
+    health = Reported(Health(12.5, 50.0, 1))
+
+    assert pair.event(changed) == [changed]
+    assert pair.event(changed) == []
+    assert pair.event(hot) == [hot]
+    assert pair.event(health) == [health]
+    assert pair.event(Draining("why")) == [Draining("why")]
+
+
+@every_protocol
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_bytes_whatever_break_either_end(
+    protocol: Protocol, data: st.DataObject
+) -> None:
+    pair = connect(protocol)
+    run = given_job(pair)
+    given_job(pair, replace(RUN, job_id=JobId("lane"), work=LANE))
+    pair.event(Completed(run.job_id, run.lease, value=packed(1)))
+
+    seen = st.sampled_from([*pair.said, *pair.told])
+    damaged = st.tuples(
+        seen, st.integers(0, 300), st.integers(0, 3), st.binary(max_size=20)
+    ).map(lambda given: given[0][: given[1]] + given[3] + given[0][sum(given[1:3]) :])
+    # PeerError is how a session refuses bytes; anything else is a bug.
+    for session in (pair.coordinator, pair.worker):
+        with contextlib.suppress(PeerError):
+            for piece in data.draw(st.lists(st.binary() | damaged, max_size=4)):
+                session.receive([piece], 1.0)
+
+
+@every_protocol
+def test_nothing_follows_a_close(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    given_job(pair)
+
+    outputs = pair.coordinator.issue(To("", Dismiss("not needed")), 1.0)
+
+    *_, close = outputs
+    assert isinstance(close, Close)
+    assert pair.coordinator.deadline is None
+    assert list(pair.coordinator.tick(1e6)) == []
+    assert list(pair.coordinator.issue(To("", RUN), 2.0)) == []
+    for message in pair.said:
+        assert list(pair.coordinator.receive([message], 2.0)) == []
+
+
+@every_protocol
+def test_a_dismissed_worker_stays_away_and_says_why(protocol: Protocol) -> None:
+    pair = connect(protocol)
+
+    pair.command(Dismiss("replaced: choose another --name"))
+
+    assert pair.ends == ["replaced: choose another --name"] * 2
+    assert "another --name" in (pair.dialer.final(1000, "") or "")
+
+
+@every_protocol
+def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
+    pair = connect(protocol)
+
+    for session in (pair.coordinator, pair.worker):
+        now = 0.0
+        for _ in range(20):
+            if session.deadline is None:
+                break
+            assert session.deadline > now
+            now = session.deadline
+            session.tick(now)
+
+
+@every_protocol
+def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) -> None:
+    pair = connect(protocol)
+
+    now = 0.0
+    while now < 600:
+        due = [each.deadline for each in (pair.coordinator, pair.worker)]
+        now = min(each for each in due if each is not None)
+        pair.tick(now)
+        assert not pair.ends
+
+    assert any(isinstance(e, Close) for e in pair.coordinator.tick(now + 600))
+
+
+@every_protocol
+def test_memory_does_not_grow_with_the_calls(protocol: Protocol) -> None:
+    pair = connect(protocol)
+    idle = footprint(pair.worker), footprint(pair.coordinator)
+
+    for turn in range(1000):
+        run = given_job(pair, replace(RUN, job_id=JobId(f"job {turn}")))
+        pair.event(Advanced(run.job_id, run.lease, 0.5))
+        pair.event(Completed(run.job_id, run.lease, value=packed(turn)))
+        lane = replace(RUN, job_id=JobId(f"lane {turn}"), work=LANE)
+        opened = given_job(pair, lane)
+        number = (lane.job_id, lane.lease)
+        pair.command(PushCalls(*number, [LaneCall(1, CALL.args, CALL.kwargs)]))
+        returns = [LaneReturn(1, packed(2))]
+        pair.event(CallsReturned(opened.job_id, opened.lease, returns))
+        pair.command(CancelJob(*number))
+
+    assert footprint(pair.worker) < idle[0] + 100
+    assert footprint(pair.coordinator) < idle[1] + 100

@@ -1,0 +1,255 @@
+"""Peers that call functions, and peers that ask for calls."""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from runtime.crowds import Line, Place, place
+from runtime.functions import call, pack, unpack
+from runtime.hubs import Coordinator, moment, play
+from runtime.test_board import WAY, Caller
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
+    CancelJob,
+    Completed,
+    Failed,
+    GiveBlob,
+    LaneCall,
+    LaneReturn,
+    Offered,
+    Progress,
+    PushCalls,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Call, Feature, Job, Kind, Lane, Work
+from shoal.domain.worker import Offer
+from shoal.protocols.crowd import Met
+from shoal.runtime.asker import Ended
+from shoal.runtime.board import IDLE_MAX, Board
+from shoal.runtime.call_limits import GRACE, call_limits
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.neighbours import JOBS_MAX
+from shoal.runtime.peers import Peer
+
+OFFER = Offer(
+    frozenset({Kind.CALL, Kind.LANE}),
+    slots=2,
+    features=frozenset({Feature.VALUES}),
+    tasks=frozenset({"add"}),
+)
+BLOB = pack("large")
+DIGEST = hashlib.sha256(BLOB).digest()
+
+
+class Noting:
+    """Notes what it is told of a call."""
+
+    def __init__(self) -> None:
+        self.told: list[object] = []
+        self.end: object = None
+
+    def accepted(self, job_id: JobId) -> None:
+        self.told.append("accepted")
+
+    def leased(self, job_id: JobId, lease: LeaseNumber, peer: Peer) -> None:
+        self.told.append("leased")
+
+    def advanced(self, job_id: JobId, share: float | None, remark: str) -> None:
+        self.told.append((share, remark))
+
+    def returned(self, returns: list[LaneReturn]) -> None:
+        self.told.append(returns)
+
+    def ended(self, job: Ended) -> None:
+        self.end = job.end
+
+
+Script = Callable[[Coordinator, Place, Line], Awaitable[None]]
+
+
+def with_a_peer(
+    script: Script, *, offers: tuple[Offer, ...] = (OFFER,), asks: bool = False
+) -> None:
+    async def scenario(its: Coordinator) -> None:
+        there = await place(its)
+        line = await there.line()
+        line.says("1", Met("peer", cancels=True, asks=asks))
+        line.says("1", Offered(offers))
+        await moment()
+        await script(its, there, line)
+        await line.end()
+
+    play(scenario)
+
+
+async def ask(its: Coordinator, work: Call) -> Noting:
+    asker = Noting()
+    limits = call_limits(work.timeout)
+    its.hub.place(Job(its.hub.new_id(), work, limits, "me"), asker)
+    await moment()
+    return asker
+
+
+def test_a_peer_without_models_is_a_worker_by_its_own_name() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        assert there.workers == ["wire:peer"]
+
+    with_a_peer(script)
+
+
+def test_a_peer_makes_a_call_and_gives_the_value() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        asker = await ask(its, call("add", 1, 2))
+        (run,) = line.heard("1", RunJob)
+
+        line.says("1", Advanced(run.job_id, run.lease, 0.5, "half"))
+        line.says("1", Completed(run.job_id, run.lease, value=pack(3)))
+        await moment()
+
+        assert asker.told == ["accepted", "leased", (0.5, "half")]
+        assert getattr(asker.end, "value", None) == pack(3)
+        stored = await its.store.job(run.job_id)
+        assert stored is not None
+        assert stored.outcome == asker.end
+
+    with_a_peer(script)
+
+
+def test_a_call_that_tells_how_far_it_has_come_is_not_silent() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        work = Call("add", pack([]), pack({}), timeout=1.0)
+        asker = await ask(its, work)
+        (run,) = line.heard("1", RunJob)
+        for _ in range(3):
+            await asyncio.sleep(GRACE)
+            line.says("1", Advanced(run.job_id, run.lease))
+            await moment()
+        assert asker.end is None
+
+        await asyncio.sleep(GRACE + 2)
+
+        assert "waiting for more output" in str(asker.end)
+        assert line.heard("1", CancelJob)
+
+    with_a_peer(script)
+
+
+def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        caller = Caller()
+        clock = LoopClock(asyncio.get_running_loop().time)
+        board = Board(its.hub, clock, "me", caller)
+        board.ask(WAY, LaneCall(7, pack([1]), pack({})))
+        board.flush()
+        await moment()
+        (run,) = line.heard("1", RunJob)
+        (push,) = line.heard("1", PushCalls)
+
+        line.says("1", CallsReturned(run.job_id, run.lease, [LaneReturn(7, pack(3))]))
+        await moment()
+        assert caller.values == {7: 3}
+        await asyncio.sleep(IDLE_MAX + 1)
+
+        assert push.calls == [LaneCall(7, pack([1]), pack({}))]
+        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        assert its.hub.pool.jobs == {}
+        board.close()
+
+    with_a_peer(script)
+
+
+def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        its.hub.blobs._store.keep(BLOB)  # as a thread would, which virtual time lacks
+        work = Call("add", pack([]), pack({}), blobs=(DIGEST,))
+        await ask(its, work)
+        await ask(its, work)
+        words = [type(said.word) for said in line.told if said.peer == "1"]
+        assert words == [GiveBlob, RunJob, RunJob]
+
+        line.says("1", BlobLacked(DIGEST))
+        await moment()
+
+        assert [bytes(each.data) for each in line.heard("1", GiveBlob)] == [BLOB] * 2
+
+    with_a_peer(script)
+
+
+# What peers ask for.
+
+
+async def asked(line: Line, work: Work, number: str = "theirs") -> None:
+    line.says("2", RunJob(JobId(number), LeaseNumber(1), work))
+    await moment()
+
+
+def test_a_call_that_a_peer_asks_for_is_a_job_of_ours() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        line.says("2", Met("dispatcher", cancels=True, asks=True))
+        await asked(line, call("add", 1, 2))
+        (run,) = line.heard("1", RunJob)
+
+        line.says("1", Completed(run.job_id, run.lease, value=pack(3)))
+        await moment()
+
+        (end,) = line.heard("2", Completed)
+        assert (end.job_id, unpack(end.value)) == ("theirs", 3)
+        assert line.heard("2", Progress) == []
+        stored = await its.store.job(run.job_id)
+        assert stored is not None
+        assert stored.job.owner == "wire:dispatcher"
+
+    with_a_peer(script)
+
+
+def test_a_call_that_fails_is_told_with_the_traceback() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        line.says("2", Met("dispatcher", cancels=True, asks=True))
+        await asked(line, call("add", 1, 2))
+        (run,) = line.heard("1", RunJob)
+
+        line.says("1", Failed(run.job_id, run.lease, "Traceback: boom"))
+        await moment()
+
+        (end,) = line.heard("2", Failed)
+        assert (end.error, end.fault) == ("Traceback: boom", Fault.WORKER)
+
+    with_a_peer(script)
+
+
+@pytest.mark.parametrize("work", [Lane("add"), call("sub")], ids=["lane", "unknown"])
+def test_what_is_not_done_for_peers_is_rejected(work: Work) -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        line.says("2", Met("dispatcher", cancels=True, asks=True))
+        await asked(line, work)
+
+        (end,) = line.heard("2", Rejected)
+        assert end.job_id == "theirs"
+
+    with_a_peer(script)
+
+
+def test_a_peer_may_map_a_function_over_much() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        line.says("2", Met("dispatcher", cancels=True, asks=True))
+        for number in range(3 * JOBS_MAX):
+            await asked(line, call("add"), str(number))
+
+        while line.heard("1", RunJob)[-1].job_id in its.hub.pool.jobs:
+            run = line.heard("1", RunJob)
+            for each in run:
+                if each.job_id in its.hub.pool.jobs:
+                    line.says("1", Completed(each.job_id, each.lease, value=pack(0)))
+            await moment()
+
+        assert len(line.heard("2", Completed)) == 3 * JOBS_MAX
+        assert line.heard("2", Rejected) == []
+
+    with_a_peer(script)

@@ -1,0 +1,208 @@
+"""What is to be written to one peer, and in which order it goes out."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from runtime.wires import MemoryLink
+from shoal.protocols.session import Bulk
+from shoal.runtime.link import LinkClosed
+from shoal.runtime.outbox import BULK_MAX, ISSUED_MAX, OUTBOX_FULL, OUTBOX_MAX, Outbox
+from simulation import virtual
+
+LARGE = 1 << 20
+
+
+class SlowLink(MemoryLink):
+    """Takes one thing at a time, each when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._takes = asyncio.Semaphore(0)
+
+    async def send(self, data: bytes | str) -> None:
+        await self._takes.acquire()
+        await super().send(data)
+
+    async def take(self, things: int = 1) -> None:
+        """Take so many, and see what is sent next."""
+        for _ in range(things):
+            self._takes.release()
+            await asyncio.sleep(1.0)
+
+
+def test_message_goes_out_before_bulks_that_came_first() -> None:
+    async def scenario() -> None:
+        link = SlowLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post("before", 1)
+        for number in b"12":
+            outbox.post_bulk(Bulk((b"head%c" % number, b"body%c" % number)), 1)
+        await link.take(2)
+        outbox.post("meanwhile", 1)
+
+        await link.take(10)
+        outbox.finish()
+        await writing
+
+        first, last = [b"head1", b"body1"], [b"head2", b"body2"]
+        assert link.sent == ["before", *first, "meanwhile", *last]
+
+    virtual.run(scenario())
+
+
+def test_message_goes_out_where_a_bulk_has_a_gap() -> None:
+    def chunks() -> Iterator[bytes]:
+        for number in range(3):
+            yield b"%d" % number * 4
+            yield b""
+
+    async def scenario() -> None:
+        link = SlowLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post_bulk(Bulk(chunks(), 12), 1)
+        await link.take()
+        outbox.post("small", 1)
+
+        await link.take(10)
+        outbox.finish()
+        await writing
+
+        assert link.sent == [b"0000", b"1111", "small", b"2222"]
+
+    virtual.run(scenario())
+
+
+def test_parts_are_made_as_they_are_written() -> None:
+    made = []
+
+    def parts() -> Iterator[bytes]:
+        for number in range(4):
+            made.append(number)
+            yield bytes(LARGE)
+
+    async def scenario() -> None:
+        link = SlowLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post_bulk(Bulk(parts(), 4 * LARGE), 1)
+        await link.take()
+
+        assert made == [0, 1]
+
+        outbox.finish()
+        await link.take(3)
+        await writing
+
+    virtual.run(scenario())
+
+
+def test_others_have_their_turn_where_a_bulk_is_empty() -> None:
+    turns = 0
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(10):
+            yield b""
+        yield b"done"
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def scenario() -> None:
+        link = MemoryLink()
+        outbox = Outbox(link)
+        counting = asyncio.create_task(count())
+        outbox.post_bulk(Bulk(parts(), 4), 1)
+        outbox.finish()
+        await outbox.write()
+        counting.cancel()
+
+        assert turns >= 10
+        assert link.sent == [b"done"]
+
+    virtual.run(scenario())
+
+
+def test_bulk_that_is_not_what_it_was_said_to_be_is_a_bug() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(MemoryLink())
+        outbox.post_bulk(Bulk(iter([b"12345"]), 6), 1)
+        outbox.finish()
+
+        with pytest.raises(AssertionError, match="1 bytes smaller"):
+            await outbox.write()
+
+    virtual.run(scenario())
+
+
+def test_bulk_counts_until_it_is_written() -> None:
+    async def scenario() -> None:
+        link = SlowLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post_bulk(Bulk((bytes(OUTBOX_FULL), b"12")), 1)
+        room = asyncio.create_task(outbox.room())
+        await asyncio.sleep(1.0)
+        assert not room.done()
+
+        await link.take()
+        assert room.done()
+
+        outbox.finish()
+        await link.take()
+        await writing
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("patience", "limit"),
+    [(1, OUTBOX_MAX), (ISSUED_MAX, OUTBOX_MAX * BULK_MAX)],
+    ids=["provoked", "issued"],
+)
+def test_bulks_that_nobody_reads_are_too_much_some_day(
+    patience: int, limit: int
+) -> None:
+    async def scenario() -> None:
+        outbox = Outbox(MemoryLink())
+        body = memoryview(bytes(4 * OUTBOX_MAX))  # more than may be unread of messages
+        posted = 0
+        while outbox.post_bulk(Bulk((body,)), patience):
+            posted += len(body)
+
+        assert limit < posted <= limit + len(body)
+
+    virtual.run(scenario())
+
+
+def test_message_is_not_too_much_because_a_bulk_is_under_way() -> None:
+    async def scenario() -> None:
+        outbox = Outbox(MemoryLink())
+        body = memoryview(bytes(4 * OUTBOX_MAX))
+        assert outbox.post_bulk(Bulk((body,)), ISSUED_MAX)
+
+        assert outbox.post("a heartbeat", 1)
+
+    virtual.run(scenario())
+
+
+def test_end_of_the_link_ends_a_bulk_that_is_half_written() -> None:
+    async def scenario() -> None:
+        link = SlowLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post_bulk(Bulk((b"head", b"body")), 1)
+        await link.take()
+        link.cut()
+        await link.take()
+
+        with pytest.raises(LinkClosed):
+            await writing
+
+    virtual.run(scenario())

@@ -1,0 +1,251 @@
+"""Rounds as they are run: in virtual time, and over real sockets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.serving import eventually
+from runtime.callers import Peers, scripted
+from runtime.wires import ScriptedSession
+from shoal.protocols.crowd import Exchange, Listed, Outgoing, Rounds
+from shoal.protocols.session import Close, Send
+from shoal.runtime.calling import Calls
+from shoal.runtime.clock import LoopClock
+from shoal.runtime.rounds import AT_A_TIME, LOOK_EVERY, Running
+from shoal.transports.dialling import dial
+from simulation import virtual
+
+Said = tuple[float, str]
+
+
+@dataclass
+class Plan:
+    """Rounds as a test plans them: whom to call at which tick."""
+
+    plan: list[Sequence[Exchange | Outgoing]]
+    every: float | None = 1.0
+    ticks: list[float] = field(default_factory=list)
+    dropped: list[Outgoing] = field(default_factory=list)
+    over: list[Said] = field(default_factory=list)
+    rows: list[Listed] = field(default_factory=list)
+    due: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        if self.due is not None or self.every is None:
+            return self.due
+        return self.ticks[-1] + self.every if self.ticks else 0.0
+
+    def tick(self, now: float) -> Sequence[Exchange | Outgoing]:
+        self.due = None
+        self.ticks.append(now)
+        return self.plan.pop(0) if self.plan else ()
+
+    def unwanted(self) -> Sequence[Outgoing]:
+        dropped, self.dropped = self.dropped, []
+        return dropped
+
+    def listed(self) -> Sequence[Listed]:
+        return self.rows
+
+    def exchange(
+        self, url: str, open: Callable[[float], Any] = scripted, within: float = 2.0
+    ) -> Exchange:
+        return Exchange(
+            Outgoing(url, open), within, lambda why, now: self.over.append((now, why))
+        )
+
+
+@asynccontextmanager
+async def running(rounds: Plan, peers: Peers) -> AsyncIterator[Running]:
+    assert isinstance(rounds, Rounds)
+    async with asyncio.TaskGroup() as tasks:
+        calls = peers.calling()
+        run = Running("wire", rounds, calls, peers.dial, LoopClock(), tasks)
+        walking = tasks.create_task(run.run())
+        try:
+            yield run
+        finally:
+            walking.cancel()
+            calls.stop()
+            for each in [*run.calling]:
+                each.cancel()
+
+
+def made(rounds: Plan, peers: Peers, seconds: float) -> None:
+    """Make the rounds for so long."""
+
+    async def test() -> None:
+        async with running(rounds, peers):
+            await asyncio.sleep(seconds)
+
+    virtual.run(test())
+
+
+def test_ticks_come_at_their_deadlines() -> None:
+    rounds = Plan([])
+    made(rounds, Peers(), 3.5)
+
+    assert rounds.ticks == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=0.05)
+
+
+def test_deadline_that_moves_is_noticed() -> None:
+    rounds = Plan([], every=None)
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(5.0)
+            rounds.due = 5.5
+            await asyncio.sleep(5.0)
+
+    virtual.run(test())
+
+    assert len(rounds.ticks) == 2
+    assert 5.5 <= rounds.ticks[1] <= 5.5 + LOOK_EVERY
+
+
+def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1")]]
+    made(rounds, Peers(), 5.0)
+
+    ((when, why),) = rounds.over
+    assert when < 0.1
+    assert "connection refused" in why
+
+
+def test_who_does_not_answer_in_time_is_told_then() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", within=2.0)]]
+    made(rounds, Peers(lambda: 60.0), 5.0)
+
+    ((when, why),) = rounds.over
+    assert 2.0 <= when <= 2.1
+    assert why == "no answer from tcp://far:1 within 2 s"
+
+
+def test_exchanges_are_made_at_the_same_time_but_not_without_end() -> None:
+    rounds = Plan([])
+    many = [rounds.exchange(f"tcp://far:{n}", within=2.0) for n in range(2 * AT_A_TIME)]
+    rounds.plan = [many]
+    peers = Peers(lambda: 60.0)
+    made(rounds, peers, 10.0)
+
+    begun = [when for when, _ in peers.calls]
+    assert [sum(when < 1.0 for when in begun), len(begun)] == [AT_A_TIME, len(many)]
+    assert len(rounds.over) == len(many)
+
+
+def test_end_of_an_exchange_is_news() -> None:
+    rounds = Plan([], every=10.0)
+
+    def over(why: str, now: float) -> None:
+        rounds.due = now
+
+    exchange = Exchange(Outgoing("tcp://far:1", scripted), 2.3, over)
+    rounds.plan = [[exchange]]
+    made(rounds, Peers(lambda: 60.0), 5.0)
+
+    assert rounds.ticks[:2] == pytest.approx([0.0, 2.3], abs=0.05)
+
+
+def test_exchange_that_is_cut_off_is_told_of_too() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", within=60.0)]]
+    made(rounds, Peers(lambda: 60.0), 1.0)
+
+    assert [why for _, why in rounds.over] == ["cut off"]
+
+
+def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(now: float) -> Any:
+        raise RuntimeError("a bug")
+
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", broken)]]
+    made(rounds, Peers(lambda: 60.0), 3.5)
+
+    assert [why for _, why in rounds.over] == ["internal error"]
+    assert len(rounds.ticks) == 4
+    assert "a bug" in caplog.text
+
+
+def test_call_is_kept_up_until_it_is_unwanted() -> None:
+    outgoing = Outgoing("tcp://far:1", scripted)
+    rounds, peers = Plan([[outgoing]]), Peers(lambda: 1.0)
+
+    async def test() -> None:
+        async with running(rounds, peers) as run:
+            await asyncio.sleep(60.0)
+            assert peers.served > 2
+            assert len(run.calling) == 1
+            rounds.dropped.append(outgoing)
+            await asyncio.sleep(5.0)
+            served = peers.served
+            assert not run.calling
+            await asyncio.sleep(60.0)
+            assert peers.served == served
+
+    virtual.run(test())
+
+
+def test_change_of_a_nodes_state_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = Plan([], rows=[Listed("b", "192.0.2.1:5", "alive", 0.0)])
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(3.0)
+            rounds.rows = [Listed("b", "192.0.2.1:5", "failed", 3.0, remark="why")]
+            await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.INFO):
+        virtual.run(test())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "node wire=wire name='b' address=192.0.2.1:5 state='alive' remark=''",
+        "node wire=wire name='b' address=192.0.2.1:5 state='failed' remark='why'",
+    ]
+
+
+async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
+    async def answer(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(b"to " + await reader.readline())
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    heard: list[Any] = []
+
+    def asking(now: float) -> Any:
+        def hear(data: Any) -> Any:
+            heard.append(data)
+            return [Close("answered")]
+
+        return ScriptedSession(hear, opening=[Send(b"you\n")])
+
+    async with (
+        asyncio.timeout(20),
+        await asyncio.start_server(answer, "127.0.0.1") as server,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        rounds = Plan([])
+        rounds.plan = [[rounds.exchange(f"tcp://127.0.0.1:{port}", asking)]]
+        async with asyncio.TaskGroup() as tasks:
+            calls = Calls(Peers().serve, dial, LoopClock(), Random(1))
+            run = Running("wire", rounds, calls, dial, LoopClock(), tasks)
+            walking = tasks.create_task(run.run())
+            await eventually(lambda: bool(rounds.over))
+            walking.cancel()
+
+    assert heard == [b"to you\n"]
+    assert [why for _, why in rounds.over] == ["answered"]

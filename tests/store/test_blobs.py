@@ -1,0 +1,250 @@
+"""Large values in files, and in memory: the same for whoever keeps them."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import InvalidRequest, NotFound, StoreError
+from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitted
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Call, Feature, Job, Kind
+from shoal.store.blobs import BlobFiles, BlobStore
+from shoal.store.codec import APART_FROM
+from shoal.store.memory_blobs import MemoryBlobs
+from shoal.store.port import Wanted
+from shoal.store.sqlite import SqliteStore
+
+LARGE = b"x" * APART_FROM
+
+
+def digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "blobs"
+
+
+def opened(folder: Path, size_max: int = 1 << 30) -> BlobFiles:
+    files = BlobFiles(folder, size_max)
+    files.open()
+    return files
+
+
+@pytest.fixture(params=["files", "memory"])
+def blobs(request: pytest.FixtureRequest, folder: Path) -> BlobStore:
+    return opened(folder) if request.param == "files" else MemoryBlobs()
+
+
+@pytest.mark.parametrize("data", [b"", b"small", LARGE])
+def test_what_is_kept_can_be_read(blobs: BlobStore, data: bytes) -> None:
+    assert blobs.keep(data) == digest(data)
+    assert blobs.keep(memoryview(data), digest(data)) == digest(data)
+
+    assert blobs.has(digest(data))
+    assert bytes(blobs.read(digest(data))) == data
+
+
+def test_what_is_not_there_is_said_by_its_digest(blobs: BlobStore) -> None:
+    assert not blobs.has(digest(b"x"))
+    with pytest.raises(NotFound, match=digest(b"x").hex()):
+        blobs.read(digest(b"x"))
+
+
+def test_what_is_something_else_is_refused(blobs: BlobStore) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        blobs.keep(b"x", digest(b"y"))
+    assert not blobs.has(digest(b"x"))
+
+
+def test_files_are_found_again(folder: Path) -> None:
+    opened(folder).keep(b"x")
+    (folder / "ab").mkdir()
+    (folder / "ab" / "half.part").write_bytes(b"y")
+
+    files = opened(folder)
+
+    assert bytes(files.read(digest(b"x"))) == b"x"
+    assert not (folder / "ab" / "half.part").exists()
+
+
+def test_a_stranger_in_the_folder_is_named(folder: Path) -> None:
+    (folder / "ab").mkdir(parents=True)
+    (folder / "ab" / "notes.txt").write_bytes(b"y")
+
+    with pytest.raises(StoreError, match="blobs"):
+        opened(folder)
+
+
+def test_the_least_recently_used_go_first(folder: Path) -> None:
+    files = opened(folder, size_max=30)
+    one, two, three, four = (bytes([number]) * 10 for number in range(4))
+    for data in (one, two, three):
+        files.keep(data)
+
+    assert files.has(digest(one))  # which is a use
+    files.keep(four)
+
+    assert not files.has(digest(two))
+    assert all(files.has(digest(data)) for data in (one, three, four))
+    assert len([*folder.glob("??/*")]) == 3
+
+
+def test_what_is_pinned_stays(folder: Path) -> None:
+    files = opened(folder, size_max=15)
+    files.keep(b"1" * 10)
+    files.pin(digest(b"1" * 10))
+    files.pin(digest(b"1" * 10))
+    files.unpin(digest(b"1" * 10))
+
+    files.keep(b"2" * 10)
+    files.keep(b"3" * 10)
+    assert files.has(digest(b"1" * 10))
+    assert not files.has(digest(b"2" * 10))
+
+    files.unpin(digest(b"1" * 10))
+    files.keep(b"4" * 10)
+    assert not files.has(digest(b"1" * 10))
+
+
+# Calls in the database.
+
+J, LEASE = JobId("j"), LeaseNumber(1)
+
+
+async def stored(
+    tmp_path: Path, files: BlobFiles, args: bytes = b"\x90", value: bytes = b"\xc0"
+) -> SqliteStore:
+    """Return a store in which a call is done, with its job."""
+    store = SqliteStore(tmp_path / "shoal.db", files)
+    await store.open()
+    call = Call("f", args, b"\x80", 2.5, frozenset({Feature.VALUES}), (digest(b"b"),))
+    await store.append([JobSubmitted(Job(J, call, owner="a"))], 1.0)
+    if value:
+        leased = JobLeased(J, WorkerId("w"), LEASE, "")
+        outcome = Outcome("", value=value, blobs=(digest(b"c"),))
+        await store.append([leased, JobCompleted(J, LEASE, outcome)], 2.0)
+    return store
+
+
+async def test_a_call_and_its_value_are_stored_as_they_are(
+    tmp_path: Path, folder: Path
+) -> None:
+    store = await stored(tmp_path, opened(folder), b"\x91\xc4\x01\xff", b"\xc4\x01\xff")
+
+    job = await store.job(J)
+
+    assert job is not None
+    assert job.job.work == Call(
+        *("f", b"\x91\xc4\x01\xff", b"\x80", 2.5),
+        frozenset({Feature.VALUES}),
+        (digest(b"b"),),
+    )
+    assert job.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(digest(b"c"),))
+    (listed,) = await store.recent(Wanted(kind=Kind.CALL), 10)
+    assert listed.model == "f"
+    assert (await store.keys.used("a", 0)).requests == 1
+    await store.close()
+
+
+async def test_what_is_large_stands_in_a_file_and_not_in_the_row(
+    tmp_path: Path, folder: Path
+) -> None:
+    files = opened(folder)
+    store = await stored(tmp_path, files, LARGE, LARGE + b"y")
+
+    job = await store.job(J)
+
+    assert job is not None
+    assert isinstance(job.job.work, Call)
+    assert job.job.work.args == LARGE
+    assert job.outcome == Outcome("", blobs=(digest(LARGE + b"y"), digest(b"c")))
+    sizes = "SELECT length(call) + length(value) FROM jobs"
+    ((size,),) = await store.transact(lambda sql: sql.execute(sizes).fetchall())
+    assert size < 300
+    assert bytes(files.read(digest(LARGE + b"y"))) == LARGE + b"y"
+    await store.close()
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_arguments_of_an_open_call_are_never_let_go_of(
+    tmp_path: Path, folder: Path, restarted: bool
+) -> None:
+    files = opened(folder, size_max=2 * APART_FROM)
+    store = await stored(tmp_path, files, LARGE, value=b"")
+    if restarted:
+        await store.close()
+        files = opened(folder, size_max=2 * APART_FROM)
+        store = SqliteStore(tmp_path / "shoal.db", files)
+        await store.open()
+        (job,) = await store.open_jobs()
+        assert isinstance(job.job.work, Call)
+        assert job.job.work.args == LARGE
+
+    for number in range(4):
+        files.keep(bytes([number]) * APART_FROM)
+    assert files.has(digest(LARGE))
+
+    await store.append([JobCancelled(J, "")], 3.0)
+    for number in range(4):
+        files.keep(bytes([number + 8]) * APART_FROM)
+    assert not files.has(digest(LARGE))
+    job_ = await store.job(J)
+    assert job_ is not None
+    assert isinstance(job_.job.work, Call)
+    assert job_.job.work.args == b""
+    await store.close()
+
+
+async def test_what_happens_to_a_job_in_one_batch_is_all_there(
+    tmp_path: Path, folder: Path
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db", opened(folder))
+    await store.open()
+    job = Job(J, Call("f", b"\x90", b"\x80"), owner="a", idempotency_key="k")
+    again = Job(JobId("again"), job.work, owner="a", idempotency_key="k")
+
+    await store.append(
+        [
+            JobSubmitted(job),
+            JobLeased(J, WorkerId("w"), LEASE, ""),
+            JobCancelled(J, "not wanted"),
+            JobSubmitted(again),
+        ],
+        1.0,
+    )
+
+    found = await store.job(J)
+    assert found is not None
+    assert (found.state.value, found.lease, found.error) == (
+        "cancelled",
+        1,
+        "not wanted",
+    )
+    assert len(await store.story(J)) == 3
+    named = await store.named("a", "k")
+    assert named is not None
+    assert named.job.id == "again"
+    await store.close()
+
+
+async def test_a_fact_of_no_job_is_refused_with_all_of_its_batch(
+    tmp_path: Path, folder: Path
+) -> None:
+    store = SqliteStore(tmp_path / "shoal.db", opened(folder))
+    await store.open()
+
+    with pytest.raises(StoreError, match="there is no job nobody's"):
+        await store.append(
+            [
+                JobSubmitted(Job(J, Call("f", b"\x90", b"\x80"))),
+                JobCancelled(JobId("nobody's"), ""),
+            ],
+            1.0,
+        )
+
+    assert await store.job(J) is None
+    await store.close()

@@ -1,0 +1,181 @@
+"""The functions that tests call, by name and in processes.
+
+``demo.*`` are those that the recorded MacFleet worker had (``vectors/macfleet.json``).
+"""
+
+import ctypes
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel
+
+from shoal.tasks.progress import progress
+from shoal.tasks.registry import task
+
+
+class TrainConfig(BaseModel):
+    epochs: int
+    lr: float = 0.1
+
+
+class Trained(BaseModel):
+    epochs_done: int
+    lr: float
+
+
+@task(name="demo.add")
+def add(x: float, y: float = 0) -> float:
+    return x + y
+
+
+@task(name="demo.bytes")
+def some_bytes() -> bytes:
+    return b"\x00\xff"
+
+
+@task(name="demo.echo")
+def echo(*args: Any, **kwargs: Any) -> Any:
+    return [list(args), kwargs]
+
+
+@task(name="demo.fail")
+def fail(text: str) -> None:
+    raise ValueError(text)
+
+
+@task(name="demo.ident")
+def ident(x: Any) -> Any:
+    return x
+
+
+@task(name="demo.schema", schema=TrainConfig)
+def by_schema(config: TrainConfig) -> Trained:
+    return Trained(epochs_done=config.epochs, lr=config.lr)
+
+
+@task(name="demo.sleep")
+def sleep(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@task(name="demo.unserializable")
+def unserializable() -> object:
+    return object()
+
+
+@dataclass
+class Point:
+    x: int
+    y: int = 0
+
+
+@task(name="mirror")
+def mirror(point: Point) -> Point:
+    return Point(point.y, point.x)
+
+
+@task(name="total")
+def total(array: npt.NDArray[np.float64]) -> float:
+    return float(array.sum())
+
+
+@task(name="ones")
+def ones(size: int) -> npt.NDArray[np.float64]:
+    return np.ones(size)
+
+
+@task(name="double")
+def double(array: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    array *= 2
+    return array
+
+
+@task(name="pid")
+def pid() -> int:
+    return os.getpid()
+
+
+@task(name="crash")
+def crash() -> None:
+    ctypes.string_at(0)
+
+
+@task(name="leave")
+def leave(status: int) -> None:
+    print("so long", file=sys.stderr, flush=True)
+    os._exit(status)
+
+
+@task(name="quit")
+def quit_() -> None:
+    sys.exit(3)
+
+
+@task(name="patient", timeout=0.05)
+def patient() -> None:
+    time.sleep(60)
+
+
+@task(name="steps")
+def steps(count: int) -> int:
+    for number in range(count):
+        progress(number / count, f"step {number}")
+    progress(1.0, "done")
+    return count
+
+
+@task(name="prints")
+def prints(text: str) -> str:
+    print(text)
+    os.write(1, text.encode())
+    return text
+
+
+@task(name="awaits")
+async def awaits(value: int) -> int:
+    return value
+
+
+@task(name="marks")
+def marks(path: str) -> None:
+    Path(path).touch()
+
+
+@task(name="waits")
+def waits(begun: str, go: str) -> None:
+    """Tell a FIFO that the call has begun, and wait for word in another."""
+    Path(begun).write_text("begun")
+    Path(go).read_text()
+
+
+@task(name="either")
+def either(path: str, go: str = "") -> None:
+    """Make a file, or wait between two FIFOs."""
+    if go:
+        waits(path, go)
+    else:
+        marks(path)
+
+
+@task(name="leaves_child")
+def leaves_child(pid: str) -> None:
+    """Start a process that outlives the call, tell its number, and wait."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    Path(pid).write_text(str(child.pid))
+    threading.Event().wait()
+
+
+@task(name="crash_if")
+def crash_if(number: int, bad: int) -> int:
+    if number == bad:
+        os._exit(7)
+    return number

@@ -1,0 +1,121 @@
+"""Lanes: calls of one function, pushed ahead, recalled, and made again."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import InvalidRequest, NotFound, Unavailable
+from shoal.domain.vocabulary import LaneCall
+from shoal.domain.work import Lane
+from tasks.calling import CODE, Calling, Gate, caller_of, code_call, no_blobs
+
+
+async def test_returns_come_in_the_order_of_the_calls() -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("demo.add"))
+        calling.push(*((number, 1) for number in range(2000)))
+        returns = await calling.until(2000)
+
+    assert returns == [(number, number + 1) for number in range(2000)]
+
+
+async def test_error_of_one_call_is_its_own() -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("demo.fail"))
+        calling.push(("zip",), ("zap", 5))
+        (_, first), (_, second) = await calling.until(2)
+
+    assert first.endswith("ValueError: zip")
+    assert second.endswith("but 2 were given")
+
+
+async def test_return_does_not_wait_for_a_slow_call(gate: Gate) -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("waits"))
+        calling.push((), gate.args)
+        await gate.reached()
+
+        assert len(await calling.until(1)) == 1
+        await gate.open()
+        assert (await calling.until(2))[1] == (1, None)
+
+
+async def test_call_that_takes_too_long_is_told_and_the_others_are_made() -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("demo.sleep", timeout=0.3))
+        calling.push((0,), (60,), (0.001,))
+        returns = await calling.until(3)
+
+    assert sorted(returns) == [(0, 0), (1, "Task timed out after 0.3s"), (2, 0.001)]
+
+
+async def test_crash_is_told_of_the_call_that_crashed_alone() -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("crash_if"))
+        calling.push(*((number, 7) for number in range(20)))
+        returns = dict(await calling.until(20))
+
+    assert "ended with status 7" in returns.pop(7)
+    assert returns == {number: number for number in range(20) if number != 7}
+
+
+async def test_recalled_calls_are_not_made(tmp_path: Path, gate: Gate) -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("either"))
+        assert calling.lane is not None
+        calling.push(gate.args)
+        calling.push(*((str(tmp_path / f"{n}"),) for n in range(1, 1000)), first=1)
+        await gate.reached()
+        calling.lane.recall(range(600, 1000))
+        await gate.open()
+        returns = await calling.until(600)
+        calling.lane.close()
+
+    assert [number for number, _ in returns] == [*range(600)]
+    assert (tmp_path / "599").exists()
+    assert not (tmp_path / "600").exists()
+
+
+async def test_recalled_call_that_runs_is_stopped(tmp_path: Path, gate: Gate) -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("either"))
+        assert calling.lane is not None
+        calling.push(gate.args, (str(tmp_path / "next"),))
+        await gate.reached()
+        calling.lane.recall([0])
+
+        assert await calling.until(1) == [(1, None)]
+
+
+async def test_closing_a_lane_stops_what_runs_and_gives_the_slot_back(
+    gate: Gate,
+) -> None:
+    async with caller_of() as caller:
+        calling = Calling.begin(caller.processes, Lane("waits"))
+        assert calling.lane is not None
+        calling.push(gate.args)
+        await gate.reached()
+        with pytest.raises(Unavailable, match="all 1 slots are taken"):
+            caller.processes.lane(Lane("pid"), no_blobs, calling.returned)
+        calling.lane.close()
+
+        assert await caller("demo.add", 2) == 2
+        assert calling.returns == []
+
+
+async def test_lane_for_a_function_that_is_not_there_is_refused() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(NotFound, match=r"Task 'demo\.nope' not registered"):
+            Calling.begin(caller.processes, Lane("demo.nope"))
+        with pytest.raises(InvalidRequest, match="--trust-code"):
+            Calling.begin(caller.processes, Lane("code", None, CODE))
+
+
+async def test_lane_calls_functions_that_are_sent_along() -> None:
+    async with caller_of(trust_code=True) as caller:
+        calling = Calling.begin(caller.processes, Lane("code", None, CODE))
+        assert calling.lane is not None
+        sent = code_call(lambda x: x + 1, 41)
+        calling.lane.push([LaneCall(0, sent.args, sent.kwargs)])
+
+        assert await calling.until(1) == [(0, 42)]

@@ -1,0 +1,44 @@
+"""What a task says of how far it has come."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from shoal.tasks.limits import REMARK_MAX
+from shoal.tasks.progress import progress, tell_progress_to
+
+
+@pytest.fixture
+def said() -> Iterator[list[tuple[float | None, str]]]:
+    words: list[tuple[float | None, str]] = []
+    tell_progress_to(lambda share, remark: words.append((share, remark)))
+    yield words
+    tell_progress_to(None)
+
+
+def test_outside_of_a_task_nothing_happens() -> None:
+    progress(0.5, "half")
+
+
+def test_first_word_and_the_last_are_told(
+    said: list[tuple[float | None, str]],
+) -> None:
+    for number in range(1000):
+        progress(number / 1000)
+    progress(1, "done")
+
+    assert said[0] == (0.0, "")
+    assert said[-1] == (1.0, "done")
+    assert len(said) < 100
+
+
+def test_long_remark_is_cut(said: list[tuple[float | None, str]]) -> None:
+    progress(remark="x" * 1000)
+
+    assert said == [(None, "x" * REMARK_MAX)]
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
+def test_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match="from 0 to 1"):
+        progress(share)

@@ -1,0 +1,138 @@
+"""Which functions are tasks, under which names, and which cannot be."""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import ConfigError
+from shoal.tasks.importing import import_tasks
+from shoal.tasks.registry import TASKS, name_of, not_registered, task
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Register what a test registers for that test alone."""
+    before = dict(TASKS)
+    TASKS.clear()
+    yield
+    TASKS.clear()
+    TASKS.update(before)
+
+
+def plain(x: int) -> int:
+    return x + 1
+
+
+def other(x: int) -> int:
+    return x - 1
+
+
+class Sums:
+    @staticmethod
+    def add(x: int, y: int) -> int:
+        return x + y
+
+
+def test_function_stays_as_it_is_and_knows_its_name() -> None:
+    assert task(plain) is plain
+    assert plain(1) == 2
+    assert name_of(plain) == f"{__name__}.plain"
+    assert name_of(other) is None
+    assert TASKS[f"{__name__}.plain"].function is plain
+
+
+def test_name_and_timeout_can_be_given() -> None:
+    task(name="sums.add", timeout=5.0)(Sums.add)
+
+    assert name_of(Sums.add) == "sums.add"
+    assert TASKS["sums.add"].timeout == 5.0
+
+
+def test_method_of_a_class_is_named_with_it() -> None:
+    task(Sums.add)
+
+    assert name_of(Sums.add) == f"{__name__}.Sums.add"
+
+
+def test_module_that_is_loaded_again_replaces_its_functions() -> None:
+    task(plain)
+    task(plain)
+
+    assert len(TASKS) == 1
+
+
+def test_two_functions_of_one_name_are_refused_by_both_names() -> None:
+    task(name="same")(plain)
+
+    with pytest.raises(ConfigError, match=r"\.other and .*\.plain both .*'same'"):
+        task(name="same")(other)
+
+
+def test_what_cannot_be_found_by_others_is_refused() -> None:
+    def inner() -> None:
+        pass
+
+    for function, said in (
+        (lambda: 1, "on a lambda"),
+        (inner, "it stands in another function"),
+        (len, "expected a function, written with def"),
+        (_yields, "it yields"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            task(function)
+
+
+def _yields() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize("name", ["a\nb", "x" * 257])
+def test_name_for_no_people_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="printable"):
+        task(name=name)(plain)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
+def test_timeout_that_is_none_is_refused(timeout: float) -> None:
+    with pytest.raises(ConfigError, match="timeout"):
+        task(timeout=timeout)(plain)
+
+
+def test_error_for_an_unknown_name_lists_the_known_in_order() -> None:
+    task(name="b")(plain)
+    task(name="a")(other)
+
+    assert not_registered("c").endswith(
+        "Task 'c' not registered on this worker. Known tasks: ['a', 'b']"
+    )
+
+
+def test_program_is_named_for_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = type(sys)("__main__")
+    main.__file__ = str(tmp_path / "sums.py")
+    main.__spec__ = None
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(plain, "__module__", "__main__")
+
+    task(plain)
+
+    assert name_of(plain) == "sums.plain"
+
+
+def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    missing = tmp_path / "none.py"
+
+    with pytest.raises(ConfigError, match=re.escape(f"{missing}: there is no such")):
+        import_tasks([str(missing)])
+
+
+def test_file_with_the_name_of_another_module_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "json.py").touch()
+
+    with pytest.raises(ConfigError, match="another module of the name 'json'"):
+        import_tasks([str(tmp_path / "json.py")])

@@ -1,0 +1,157 @@
+"""Arguments as a function's type hints, or its schema, want them."""
+
+import datetime as dt
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from shoal.tasks.registry import Registered
+from shoal.tasks.schemas import binder
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Config(BaseModel):
+    epochs: int
+    lr: float = 0.1
+
+
+@dataclass
+class Point:
+    x: int
+    config: Config | None = None
+
+
+class Struct(msgspec.Struct):
+    points: tuple[Point, ...]
+
+
+class Unknown:
+    pass
+
+
+def bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    bind = binder(Registered("f", function))
+    assert bind is not None
+    return bind([*args], kwargs)
+
+
+def test_hints_say_what_arguments_are_made_of() -> None:
+    def f(
+        point: Point,
+        *more: Struct,
+        config: Config | None = None,
+        array: npt.NDArray[np.float64] | None = None,
+        number: int = 0,
+        **others: Colour,
+    ) -> None: ...
+
+    args, kwargs = bound(
+        f,
+        {"x": 1, "config": {"epochs": 2}},
+        {"points": [{"x": 3}]},
+        config={"epochs": 4, "lr": 1},
+        array=[1, 2],
+        number="as it came",
+        colour="red",
+    )
+
+    assert args == [Point(1, Config(epochs=2)), Struct((Point(3),))]
+    assert kwargs.pop("array").tolist() == [1, 2]
+    assert kwargs == {
+        "config": Config(epochs=4, lr=1.0),
+        "number": "as it came",
+        "colour": Colour.RED,
+    }
+
+
+@pytest.mark.parametrize(
+    ("hint", "came", "made"),
+    [
+        (tuple[int, str], [1, "a"], (1, "a")),
+        (set[int], [1, 1], {1}),
+        (dict[str, Point], {"a": {"x": 1}}, {"a": Point(1)}),
+        (list[Point] | None, None, None),
+        (Annotated[Point, "about"], {"x": 1}, Point(1)),
+        (Sequence[Point], [{"x": 1}], [Point(1)]),
+        (dt.date, "2026-01-02", dt.date(2026, 1, 2)),
+        (dt.date, dt.date(2026, 1, 2), dt.date(2026, 1, 2)),
+        (Config, Config(epochs=1), Config(epochs=1)),
+    ],
+)
+def test_hint_is_kept(hint: Any, came: object, made: object) -> None:
+    def f(x: Any) -> None: ...
+
+    f.__annotations__["x"] = hint
+
+    assert bound(f, came) == ([made], {})
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        *(int, list[float], Any, str | None, Unknown, "Nowhere", Point | Unknown),
+        *(Callable[[int], Point], dt.datetime | str),
+    ],
+)
+def test_hint_that_says_no_more_changes_nothing(hint: Any) -> None:
+    def f(x: Any) -> None: ...
+
+    f.__annotations__["x"] = hint
+
+    assert binder(Registered("f", f)) is None
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "said"),
+    [
+        ([{"x": "one"}], {}, r"^point: Expected `int`, got `str` - at `\$\.x`$"),
+        ([{}], {}, r"^point: Object missing required field `x`$"),
+        ([5], {}, "^point: Expected `object`, got `int`$"),
+        ([{"x": 1}, 5], {}, r"^more\[1\]: Expected `object`"),
+        ([], {"point": None}, "^point: Expected `object`, got `null`$"),
+    ],
+)
+def test_argument_that_does_not_fit_is_named(
+    args: list[Any], kwargs: dict[str, Any], said: str
+) -> None:
+    def f(point: Point, *more: Struct) -> None: ...
+
+    with pytest.raises(ValueError, match=said):
+        bound(f, *args, **kwargs)
+
+
+def test_arguments_that_nobody_wants_are_left_to_the_function() -> None:
+    def f(point: Point) -> None: ...
+
+    assert bound(f, {"x": 1}, 2, z=3) == ([Point(1), 2], {"z": 3})
+
+
+@pytest.mark.parametrize("schema", [Config, Point])
+def test_schema_is_made_of_one_map_or_of_named_arguments(schema: type) -> None:
+    fields = {"epochs": 2} if schema is Config else {"x": 2}
+    bind = binder(Registered("f", lambda config: None, schema))
+    assert bind is not None
+
+    assert bind([fields], {}) == ([schema(**fields)], {})
+    assert bind([], dict(fields)) == ([schema(**fields)], {})
+    for args, kwargs in (([1], {}), ([fields, 1], {}), ([fields], {"x": 1})):
+        with pytest.raises(TypeError, match="f takes one map, or its fields"):
+            bind(args, kwargs)
+
+
+def test_model_refuses_in_its_own_words() -> None:
+    bind = binder(Registered("f", lambda config: None, Config))
+    assert bind is not None
+
+    with pytest.raises(ValidationError, match="epochs"):
+        bind([{"epochs": "x"}], {})

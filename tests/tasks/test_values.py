@@ -1,0 +1,291 @@
+"""Values in MessagePack: what comes back, and what is refused by name."""
+
+import datetime as dt
+import hashlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum, IntEnum
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from shoal.domain.errors import InvalidRequest, TooLarge
+from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX
+from shoal.tasks.reading import Reader, unpickled
+from shoal.tasks.values import Ref, pack
+
+UTC_NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Size(IntEnum):
+    BIG = 3
+
+
+class Pair(NamedTuple):
+    x: int
+    y: int
+
+
+@dataclass
+class Point:
+    x: int
+    tags: tuple[str, ...] = ()
+
+
+class Struct(msgspec.Struct):
+    point: Point
+
+
+class Model(BaseModel):
+    at: dt.date
+    struct: dict[str, int]
+
+
+PLAIN: list[tuple[object, object]] = [
+    (None, None),
+    ([True, 1, 1.5, "ü", b"\xff"], [True, 1, 1.5, "ü", b"\xff"]),
+    ((1, (2, [3])), [1, [2, [3]]]),
+    ({"a": {"b": [b""]}}, {"a": {"b": [b""]}}),
+    (bytearray(b"x"), b"x"),
+    (memoryview(b"x"), b"x"),
+    (Colour.RED, "red"),
+    (Size.BIG, 3),
+    (Pair(1, 2), [1, 2]),
+    (Point(1, ("a",)), {"x": 1, "tags": ["a"]}),
+    (Struct(Point(2)), {"point": {"x": 2, "tags": []}}),
+    (
+        Model(at=dt.date(2026, 1, 2), struct={"a": 1}),
+        {"at": "2026-01-02", "struct": {"a": 1}},
+    ),
+    (UTC_NOON, UTC_NOON),
+    (np.str_("text"), "text"),
+    (-(1 << 63), -(1 << 63)),
+    ((1 << 64) - 1, (1 << 64) - 1),
+]
+
+
+@pytest.mark.parametrize(("value", "read"), PLAIN)
+def test_plain_value_is_read_by_any_reader(value: object, read: object) -> None:
+    packed = pack(value)
+
+    assert packed.rich == ""
+    assert Reader().read(packed.data) == read
+    assert msgpack.unpackb(packed.data, timestamp=3) == read
+
+
+RICH: list[object] = [
+    {1, 2},
+    frozenset({"a", ("b", (1,))}),
+    {1: "one", (2, 3): "pair"},
+    1 << 64,
+    -(1 << 100),
+    [1, {"deep": -(1 << 80)}],
+    3 + 4j,
+    Decimal("1.50"),
+    UUID(int=7),
+    dt.date(2026, 1, 2),
+    dt.time(3, 4, 5),
+    dt.datetime(2026, 1, 2, 3),
+    dt.timedelta(days=-1, microseconds=5),
+]
+
+
+@pytest.mark.parametrize("value", RICH)
+def test_rich_value_comes_back_as_it_was(value: object) -> None:
+    packed = pack(value)
+
+    assert packed.rich != ""
+    read = Reader().read(packed.data)
+    assert read == value
+    assert type(read) is type(value)
+
+
+ARRAYS = [
+    np.arange(6.0).reshape(2, 3),
+    np.asfortranarray(np.arange(6, dtype="i2").reshape(2, 3)),
+    np.arange(20)[::3],
+    np.zeros((0, 3), "f4"),
+    np.array(3, ">i8"),
+    np.array(["a", "bcd"]),
+    np.array(["2026-01-02"], "M8[D]"),
+    np.array([1 + 2j], "c8"),
+    np.array([True, False]),
+    np.float32(1.5),
+    np.int8(-3),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS)
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [1, {"a": x}]])
+def test_array_comes_back_as_it_was(array: Any, wrap: Callable[[Any], Any]) -> None:
+    packed = pack(wrap(array))
+    read = Reader().read(packed.data)
+    read = read if packed.rich == "value" else read[1]["a"]
+
+    assert packed.rich in ("value", "value[1].a")
+    assert read.dtype == array.dtype
+    assert read.shape == array.shape
+    assert (read == array).all()
+
+
+def test_array_lies_on_what_it_was_read_from_and_can_be_changed() -> None:
+    data = bytearray(pack(np.zeros(1000)).data)
+    array = Reader().read(data)
+    array[0] = 1.0
+
+    assert not array.flags.owndata
+    assert array.flags.aligned
+    assert Reader().read(data)[0] == 1.0
+
+
+def test_array_of_a_blob_lies_on_it_and_is_read_only() -> None:
+    blob = pack([np.zeros(1000), "x"]).data
+    array, _ = Reader(lambda digest: pack(np.ones(9)).data).read(
+        pack([Ref(b"d" * 32), "x"]).data
+    )
+
+    assert len(blob) > 1000
+    assert not array.flags.owndata
+    assert not array.flags.writeable
+
+
+REFUSED: list[tuple[object, str]] = [
+    (lambda: 1, r"^args: a builtins\.function cannot be sent"),
+    ([0, {"k": [print]}], r"^args\[1\]\.k\[0\]: a builtins\."),
+    ({"a b": object()}, r"^args\['a b'\]: a builtins\.object"),
+    (Point(object()), r"^args\.x: a builtins\.object"),  # type: ignore[arg-type]  # on purpose
+    (np.array([object()]), "^args: an array of object"),
+    ([np.zeros(2, "i4,f4")], r"^args\[0\]: an array of"),
+    (np.ma.masked_array([1.0], [True]), "masked"),
+    ("\ud800", "not valid Unicode"),
+]
+
+
+@pytest.mark.parametrize(("value", "said"), REFUSED)
+def test_what_cannot_be_sent_is_named(value: object, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        pack(value, "args")
+
+
+def test_value_that_holds_itself_is_refused() -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+
+    with pytest.raises(InvalidRequest, match=f"more than {DEPTH_MAX} deep"):
+        pack(cycle)
+
+
+def test_value_over_the_limit_is_refused_with_its_size() -> None:
+    with pytest.raises(TooLarge, match="args has 105 bytes, more than the limit of 99"):
+        pack(b"x" * 103, "args", size_max=99)
+
+
+def test_only_who_is_asked_to_pickles() -> None:
+    packed = pack([Colour, 1], pickles=True)
+
+    assert packed.pickled
+    assert packed.rich == "value[0]"
+    assert Reader(unpickle=unpickled).read(packed.data) == [Colour, 1]
+    with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
+        Reader().read(packed.data)
+
+
+def test_large_parts_are_sent_apart_once_they_are_large() -> None:
+    kept: dict[bytes, bytes] = {}
+
+    def apart(data: bytes) -> bytes:
+        digest = hashlib.sha256(data).digest()
+        kept[digest] = data
+        return digest
+
+    value = {"a": np.ones(BLOB_MIN), "b": b"x" * BLOB_MIN, "c": b"small"}
+    packed = pack(value, apart=apart)
+    read = Reader(kept.__getitem__).read(packed.data)
+
+    assert len(packed.data) < 200
+    assert set(packed.blobs) == kept.keys()
+    assert (read["a"] == value["a"]).all()
+    assert (read["b"], read["c"]) == (value["b"], value["c"])
+
+
+def extension(code: int, body: object) -> bytes:
+    data: bytes = msgpack.packb(msgpack.ExtType(code, msgpack.packb(body)))
+    return data
+
+
+BROKEN = [
+    b"",
+    b"\xc1",
+    b"\x01\x02",
+    b"\x91" * 5000,
+    extension(99, 1),
+    extension(1, 5),
+    extension(1, ["O", [1], b"12345678"]),
+    extension(1, ["<f8", [2], b"12345678"]),
+    extension(1, ["<f8", [-1], b"12345678"]),
+    extension(1, ["<f8", [1 << 62, 8], b""]),
+    extension(1, ["<f8", [0] * 70, b""]),
+    extension(1, ["x" * 500, [1], b""]),
+    extension(1, ["i4,i4", [1], b"12345678"]),
+    extension(2, b"short"),
+    extension(4, ["no such tag", 1]),
+    extension(4, ["set", [{}]]),
+    extension(4, ["set"]),
+    extension(4, ["date", "tomorrow"]),
+    extension(4, ["int", 5]),
+    extension(4, ["decimal", "x"]),
+    extension(5, ["<f8", b"1"]),
+    extension(5, ["O", b"12345678"]),
+    extension(2, b"d" * 30),
+]
+
+
+@pytest.mark.parametrize("data", BROKEN)
+def test_broken_value_is_refused(data: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        Reader().read(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
+    with suppress(InvalidRequest):
+        Reader().read(data)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+    | st.decimals(allow_nan=False)
+    | st.dates()
+    | st.uuids()
+    | st.sets(st.integers()),
+    lambda inner: (
+        st.lists(inner)
+        | st.dictionaries(st.text(), inner)
+        | st.dictionaries(st.integers(), inner)
+    ),
+    max_leaves=20,
+)
+
+
+@given(values)
+def test_any_value_comes_back(value: object) -> None:
+    assert Reader().read(pack(value).data) == value

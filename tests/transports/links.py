@@ -1,0 +1,58 @@
+"""Links of both ends of real sockets on 127.0.0.1."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from shoal.runtime.link import LinkClosed
+from shoal.transports.tcp import TcpLink
+from shoal.transports.tcp_dialling import dial
+from shoal.transports.tcp_listening import OPEN, Entrance, listening_tcp
+from shoal.transports.tls import Presented
+
+
+@asynccontextmanager
+async def serving(
+    tls: Presented | None = None, host: str = "127.0.0.1", entrance: Entrance = OPEN
+) -> AsyncIterator[tuple[str, "asyncio.Queue[TcpLink]"]]:
+    """Accept links until the block ends; give the URL, and the links."""
+    links: asyncio.Queue[TcpLink] = asyncio.Queue()
+    done = asyncio.Event()
+
+    async def serve(link: TcpLink) -> None:
+        links.put_nowait(link)
+        await done.wait()
+
+    entrance = replace(entrance, tls=tls)
+    async with listening_tcp(host, 0, serve, entrance) as bound:
+        scheme = "tls" if tls else "tcp"
+        address = f"[{host}]" if ":" in host else host
+        yield f"{scheme}://{address}:{bound.port}", links
+        done.set()
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[TcpLink, TcpLink]]:
+    """Give both ends of a connection: the one that dialled first."""
+    async with serving() as (url, links), dial(url) as ours:
+        yield ours, await links.get()
+
+
+async def received(link: TcpLink, size: int) -> bytes:
+    """Receive that many bytes, in however many pieces they come."""
+    data = bytearray()
+    while len(data) < size:
+        for piece in await link.receive():
+            assert isinstance(piece, bytes)
+            data += piece
+    return bytes(data)
+
+
+async def ended(link: TcpLink) -> LinkClosed:
+    """Read until the end; return what it was."""
+    try:
+        while True:
+            await link.receive()
+    except LinkClosed as end:
+        return end

@@ -1,0 +1,41 @@
+"""Messages of a byte stream that have a number, and a session that has them cut."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+from shoal.domain.errors import LimitExceeded
+from shoal.protocols.framing import Whole
+
+HEAD = struct.Struct(">II")  # a number, and the size of what follows
+
+
+class Numbered:
+    """What has messages cut: a number, a size, and a body that may be ``limit``."""
+
+    head_size = HEAD.size
+
+    def __init__(self, limit: int = 256 << 20) -> None:
+        self.limit = limit
+        self.asked: list[int] = []  # sizes of which it was asked
+
+    def body_size(self, head: bytes) -> int:
+        _, size = HEAD.unpack(head)
+        self.asked.append(size)
+        if size > self.limit:
+            raise LimitExceeded("message", size, self.limit)
+        assert isinstance(size, int)
+        return size
+
+    def checksum(self, piece: memoryview, so_far: int) -> int:
+        return zlib.crc32(piece, so_far)
+
+    def opened(self, certificate: bytes) -> None:
+        pass
+
+    def take(self, messages: Sequence[Whole], now: float) -> Sequence[object]:
+        return messages
+
+
+def message(number: int, body: bytes) -> bytes:
+    return HEAD.pack(number, len(body)) + body

@@ -1,0 +1,165 @@
+"""Messages cut out of a byte stream, without a socket."""
+
+import random
+import zlib
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from shoal.domain.errors import LimitExceeded
+from shoal.protocols.framing import Whole
+from shoal.transports.cutting import (
+    LARGE,
+    LARGE_READ,
+    MAPPED,
+    NEXT_READ,
+    SMALL_READ,
+    UNTAKEN_MAX,
+    Cutter,
+)
+from transports.numbered import HEAD, Numbered, message
+
+
+def bodies(*sizes: int) -> list[bytes]:
+    source = random.Random(1)
+    return [source.randbytes(size) for size in sizes]
+
+
+def read(cutter: Cutter, data: bytes, step: int) -> Iterator[Whole]:
+    """Put data where the cutter wants it, some bytes at a time; give what comes out."""
+    at = 0
+    while at < len(data):
+        room = cutter.room()
+        assert len(room) > 0
+        size = min(step, len(room), len(data) - at)
+        room[:size] = data[at : at + size]
+        at += size
+        if cutter.filled(size):
+            yield from cutter.take()
+
+
+SIZES = (0, 1, 5, 4096, LARGE - 1, LARGE, LARGE + 1, 0, 3 * LARGE_READ + 7, 2, MAPPED)
+
+
+@pytest.mark.parametrize(
+    "step", [7, 8, 9, 1000, NEXT_READ + 1, SMALL_READ, LARGE_READ, 1 << 30]
+)
+def test_any_split_gives_the_same_messages(step: int) -> None:
+    sent = bodies(*SIZES)
+    data = b"".join(message(number, body) for number, body in enumerate(sent))
+
+    got = list(read(Cutter(Numbered()), data, step))
+
+    assert [HEAD.unpack(each.head)[0] for each in got] == list(range(len(sent)))
+    assert [bytes(each.body) for each in got] == sent
+
+
+def test_bytes_one_at_a_time_are_cut_as_well() -> None:
+    sent = bodies(0, 3, 100, LARGE + 1)
+    data = b"".join(message(number, body) for number, body in enumerate(sent))
+
+    got = list(read(Cutter(Numbered()), data, 1))
+
+    assert [bytes(each.body) for each in got] == sent
+
+
+@pytest.mark.parametrize("step", [1000, SMALL_READ, 700_000])
+def test_what_was_read_elsewhere_is_taken_over(step: int) -> None:
+    sent = bodies(*SIZES)
+    data = b"".join(message(number, body) for number, body in enumerate(sent))
+    cutter = Cutter(Numbered())
+    got: list[Whole] = []
+
+    for at in range(0, len(data), step):
+        cutter.feed(data[at : at + step])
+        got += cutter.take()
+
+    assert [bytes(each.body) for each in got] == sent
+
+
+def test_large_bodies_have_their_checksum_and_small_ones_have_not() -> None:
+    small, large = bodies(LARGE - 1, 5 * LARGE_READ)
+    data = message(1, small) + message(2, large)
+
+    one, other = read(Cutter(Numbered()), data, SMALL_READ)
+
+    assert one.checksum is None
+    assert other.checksum == zlib.crc32(large)
+
+
+def test_bodies_stay_what_they_were_when_others_follow() -> None:
+    sent = bodies(10, LARGE, 10, LARGE, 10)
+    data = b"".join(message(number, body) for number, body in enumerate(sent))
+    cutter = Cutter(Numbered())
+
+    got = list(read(cutter, data, SMALL_READ))
+    list(read(cutter, message(9, bytes(LARGE)) * 3, SMALL_READ))
+
+    assert [bytes(each.body) for each in got] == sent
+
+
+def test_after_a_large_body_little_is_read_that_would_have_to_be_copied() -> None:
+    cutter = Cutter(Numbered())
+    list(read(cutter, message(1, bytes(LARGE)), SMALL_READ))
+    assert len(cutter.room()) == NEXT_READ
+
+    list(read(cutter, message(2, b"small"), SMALL_READ))
+
+    assert len(cutter.room()) == SMALL_READ
+
+
+def test_size_that_is_too_large_is_refused_before_anything_is_held() -> None:
+    cutter = Cutter(Numbered(limit=100))
+
+    assert list(read(cutter, message(1, b"ok") + HEAD.pack(2, 101), 1000)) != []
+    assert cutter.full
+
+    with pytest.raises(LimitExceeded, match="101"):
+        cutter.take()
+    with pytest.raises(LimitExceeded, match="101"):
+        cutter.take()
+
+
+def test_message_that_the_one_before_allows_is_taken() -> None:
+    session = Numbered(limit=100)
+    cutter = Cutter(session)
+    (large,) = bodies(LARGE + 10)
+    data = message(1, b"let me in") + message(2, large)
+
+    cutter.feed(data)
+    (first,) = cutter.take()
+    assert bytes(first.body) == b"let me in"
+    assert cutter.full
+    session.limit = 1 << 20
+
+    (second,) = cutter.take()
+    assert bytes(second.body) == large
+    assert not cutter.full
+
+
+def test_what_waits_to_be_taken_is_bounded() -> None:
+    cutter = Cutter(Numbered())
+    data = message(1, bytes(1000)) * 100
+    read_ = 0
+
+    while not cutter.full:
+        cutter.feed(data)
+        read_ += len(data)
+
+    assert read_ <= UNTAKEN_MAX + len(data)
+    assert len(cutter.take()) == 100 * read_ // len(data)
+    assert not cutter.full
+
+
+def test_body_that_is_announced_and_does_not_come_takes_no_memory() -> None:
+    process = psutil.Process()
+    before = process.memory_info().rss
+
+    cutters = [Cutter(Numbered()) for _ in range(20)]
+    for cutter in cutters:
+        cutter.feed(HEAD.pack(1, 256 << 20) + b"a beginning")
+
+    # At most the first page of each, which the system may give out in large ones.
+    assert process.memory_info().rss - before < 20 * MAPPED + (4 << 20)
+    assert all(len(cutter.room()) == LARGE_READ for cutter in cutters)

@@ -1,0 +1,267 @@
+"""Messages that TCP links cut, over real sockets, plain and with TLS."""
+
+import asyncio
+import random
+import zlib
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+import pytest
+
+from shoal.domain.errors import LimitExceeded
+from shoal.protocols.framing import Whole
+from shoal.protocols.session import Bulk
+from shoal.runtime.link import LinkClosed
+from shoal.runtime.outbox import Outbox
+from shoal.transports.cutting import UNTAKEN_MAX
+from shoal.transports.tcp import UNSENT_MAX, TcpLink
+from shoal.transports.tcp_dialling import dial
+from shoal.transports.tls import Presented, new_certificate
+from transports.links import ended, serving
+from transports.numbered import HEAD, Numbered, message
+
+MIB = 1 << 20
+
+
+@pytest.fixture(params=["plain", "tls"])
+def tls(request: pytest.FixtureRequest) -> Presented | None:
+    return new_certificate("node") if request.param == "tls" else None
+
+
+def open_to_any(url: str) -> str:
+    return url.replace("tls:", "tls-any:")
+
+
+@asynccontextmanager
+async def pair(
+    tls: Presented | None, limit: int = 256 * MIB
+) -> AsyncIterator[tuple[TcpLink, TcpLink]]:
+    """Give both ends of a connection, the second of which cuts messages."""
+    async with (
+        serving(tls) as (url, links),
+        dial(url.replace("tls:", "tls-any:")) as ours,
+    ):
+        theirs = await links.get()
+        theirs.attach(Numbered(limit))
+        yield ours, theirs
+
+
+async def read(link: TcpLink, count: int) -> list[Whole]:
+    got: list[Whole] = []
+    while len(got) < count:
+        got += await link.messages()
+    return got
+
+
+def test_messages_of_all_sizes_arrive_whole_and_checked(
+    run: Any, tls: Presented | None
+) -> None:
+    source = random.Random(1)
+    sizes = (0, 10, 5 * MIB, 64 << 10, 3, 300_000, 20 * MIB, 1, 70_000, 0)
+    sent = [source.randbytes(size) for size in sizes]
+
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs), asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(read(theirs, len(sent)))
+            for number, body in enumerate(sent):
+                await ours.write(HEAD.pack(number, len(body)))
+                await ours.write(memoryview(body))
+
+            got = await reading
+            assert [bytes(each.body) for each in got] == sent
+            for each in got:
+                assert each.checksum in (None, zlib.crc32(each.body))
+
+    run(test)
+
+
+def test_what_came_before_anybody_could_cut_it_is_cut(
+    run: Any, tls: Presented | None
+) -> None:
+    body = bytes(range(256)) * 8192
+
+    async def test() -> None:
+        async with (
+            serving(tls) as (url, links),
+            dial(open_to_any(url)) as ours,
+        ):
+            theirs = await links.get()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ours.send(message(1, body) + message(2, b"small")))
+                while not theirs._full:  # noqa: ASYNC110  # none tells
+                    await asyncio.sleep(0)
+                theirs.attach(Numbered())
+
+                one, two = await read(theirs, 2)
+            assert (bytes(one.body), bytes(two.body)) == (body, b"small")
+
+    run(test)
+
+
+def test_both_ends_know_the_certificate(run: Any) -> None:
+    tls = new_certificate("node")
+
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            assert ours.certificate == theirs.certificate == tls.fingerprint
+        async with pair(None) as (ours, theirs):
+            assert ours.certificate == theirs.certificate == b""
+
+    run(test)
+
+
+def test_message_that_is_refused_comes_after_those_before_it(
+    run: Any, tls: Presented | None
+) -> None:
+    async def test() -> None:
+        async with pair(tls, limit=1000) as (ours, theirs):
+            await ours.send(message(1, b"good") + HEAD.pack(2, 1001))
+
+            (good,) = await read(theirs, 1)
+            assert bytes(good.body) == b"good"
+            with pytest.raises(LimitExceeded):
+                await theirs.messages()
+
+    run(test)
+
+
+def test_who_does_not_take_messages_is_sent_no_more(
+    run: Any, tls: Presented | None
+) -> None:
+    one = message(1, bytes(100_000))
+
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            sending = asyncio.create_task(_send_for_ever(ours, one))
+            while not (ours._stopped and theirs._full):  # noqa: ASYNC110  # none tells
+                await asyncio.sleep(0)
+
+            held = await theirs.messages()
+            assert len(held) * len(one) <= 2 * UNTAKEN_MAX
+            # It goes on when they are taken.
+            await read(theirs, 200)
+            assert not sending.done()
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    run(test)
+
+
+async def _send_for_ever(link: TcpLink, data: bytes) -> None:
+    while True:
+        await link.write(data)
+
+
+def test_messages_that_came_before_the_end_are_given_out(
+    run: Any, tls: Presented | None
+) -> None:
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            await ours.send(message(1, b"last words") + HEAD.pack(2, 10) + b"cut")
+            await ours.close(1000, "")
+
+            (last,) = await read(theirs, 1)
+            assert bytes(last.body) == b"last words"
+            with pytest.raises(LinkClosed):
+                await theirs.messages()
+
+    run(test)
+
+
+def test_end_in_the_middle_of_a_large_message_is_an_end(
+    run: Any, tls: Presented | None
+) -> None:
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            await ours.send(HEAD.pack(1, 64 * MIB) + bytes(MIB))
+            waiting = asyncio.create_task(theirs.messages())
+            await ours.close(1000, "")
+
+            with pytest.raises(LinkClosed):
+                await waiting
+            assert (await ended(ours)).code
+
+    run(test)
+
+
+def test_large_message_leaves_others_their_turns_at_both_ends(
+    run: Any, tls: Presented | None
+) -> None:
+    body = memoryview(bytes(200 * MIB))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            counting = asyncio.create_task(count())
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(ours.write(HEAD.pack(1, len(body))))
+                tasks.create_task(ours.write(body))
+                (whole,) = await read(theirs, 1)
+            counting.cancel()
+
+            assert len(whole.body) == len(body)
+            # Not more than 8 MiB are written or read in one.
+            assert turns >= 25
+
+    run(test)
+
+
+def test_what_is_sent_takes_no_memory_beside_it(
+    run: Any, tls: Presented | None
+) -> None:
+    body = memoryview(bytes(200 * MIB))
+
+    async def test() -> None:
+        async with pair(tls) as (ours, _):
+            before = psutil.Process().memory_info().rss
+            sending = asyncio.create_task(ours.write(body))
+            while not ours._stopped:  # noqa: ASYNC110  # none tells
+                await asyncio.sleep(0)
+
+            assert ours.transport.get_write_buffer_size() <= 4 * UNSENT_MAX
+            assert psutil.Process().memory_info().rss - before < 50 * MIB
+            sending.cancel()
+            await asyncio.wait([sending])
+            ours.abort()
+
+    run(test)
+
+
+def test_small_message_overtakes_large_ones(run: Any, tls: Presented | None) -> None:
+    chunk = bytes(256 << 10)
+
+    def chunks(count: int) -> Iterator[bytes]:
+        for _ in range(count):
+            yield HEAD.pack(1, len(chunk))
+            yield chunk
+            yield b""
+
+    async def test() -> None:
+        async with pair(tls) as (ours, theirs):
+            outbox = Outbox(ours)
+            count = 256
+            whole = count * (HEAD.size + len(chunk))
+            outbox.post_bulk(Bulk(chunks(count), whole), 1)
+            async with asyncio.TaskGroup() as tasks:
+                writing = tasks.create_task(outbox.write())
+                got = [*await theirs.messages()]
+                outbox.post(message(2, b"small"), 1)
+                posted = len(got)
+                while not any(len(each.body) == 5 for each in got):
+                    got += await theirs.messages()
+                outbox.finish()
+                await read(theirs, count + 1 - len(got))
+                await writing
+
+            # It waited for what the system had taken, and not for all of it.
+            assert len(got) - posted < count / 2
+
+    run(test)

@@ -1,0 +1,331 @@
+"""A coordinator's calls and lanes at a worker, with real processes."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import TypeVar
+
+import numpy as np
+import pytest
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
+    CancelJob,
+    Completed,
+    Event,
+    Failed,
+    GiveBlob,
+    LaneCall,
+    PushCalls,
+    RecallCalls,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Call, Lane, Task, Work
+from shoal.protocols.session import WorkerSession
+from shoal.runtime.clock import LoopClock
+from shoal.tasks.processes import Processes
+from shoal.tasks.reading import Reader
+from shoal.tasks.values import NO_KWARGS, Ref, pack
+from shoal.worker.agent import Agent, Happening
+from shoal.worker.blobs import Blobs
+from shoal.worker.calls import Functions
+from tasks.calling import DEMO, Gate, call, code_call, gate, importable
+from worker.test_agent import ALL, Network
+
+__all__ = ["gate", "importable"]
+
+ONE = LeaseNumber(1)
+DIGEST = b"d" * 32
+E = TypeVar("E", bound=Event)
+
+
+class Said(list[Event]):
+    """What a worker has said, for those who wait for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.news = asyncio.Event()
+
+    def append(self, event: Event) -> None:
+        super().append(event)
+        self.news.set()
+
+    async def next(self, kind: type[E]) -> E:
+        """Wait for the first event of a kind, and take it out."""
+        while True:
+            for number, each in enumerate(self):
+                if isinstance(each, kind):
+                    del self[number]
+                    return each
+            self.news.clear()
+            await self.news.wait()
+
+
+@dataclass
+class Dialled(Network):
+    """Tells when the worker is connected."""
+
+    there: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+        self.there.set()
+        return super().connected(headers)
+
+
+@dataclass
+class Stage:
+    """A worker with tasks, and the coordinator that tells it what to do."""
+
+    network: Dialled
+    said: Said
+    agent: Agent
+    running: asyncio.Task[str]
+    happened: list[Happening] = field(default_factory=list)
+
+    def run(self, work: Work, name: str = "j") -> None:
+        self.network.tell(RunJob(JobId(name), ONE, work))
+
+    def push(self, *calls: tuple[object, ...], name: str = "j") -> None:
+        pushed = [
+            LaneCall(number, pack(args).data, NO_KWARGS)
+            for number, args in enumerate(calls)
+        ]
+        self.network.tell(PushCalls(JobId(name), ONE, pushed))
+
+
+ACCEPTS = ALL | {Advanced, CallsReturned, BlobLacked, Rejected}
+
+
+@asynccontextmanager
+async def stage(
+    accepts: frozenset[type] = ACCEPTS, slots: int = 1
+) -> AsyncIterator[Stage]:
+    said, happened = Said(), list[Happening]()
+    network = Dialled(said=said, accepts=accepts)
+    caller = Processes([DEMO], slots, trust_code=False)
+    blobs = Blobs()
+    try:
+        await caller.start()
+        agent = Agent(
+            network,
+            network.dial,
+            lambda work: None,
+            LoopClock(),
+            Random(1),
+            happened.append,
+            functions=Functions(caller, blobs),
+        )
+        running = asyncio.create_task(agent.run())
+        await network.there.wait()
+        yield Stage(network, said, agent, running, happened)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    finally:
+        await caller.close()
+        await blobs.close()
+
+
+async def test_value_of_a_call_completes_it() -> None:
+    async with stage() as its:
+        its.run(call("demo.add", 20, 22))
+        done = await its.said.next(Completed)
+
+    assert (done.job_id, done.lease) == ("j", 1)
+    assert Reader().read(done.value) == 42
+
+
+async def test_call_that_raises_fails_with_its_traceback() -> None:
+    async with stage() as its:
+        its.run(call("demo.fail", "zap"))
+        failed = await its.said.next(Failed)
+
+    assert failed.fault is Fault.WORKER
+    assert failed.error.endswith("ValueError: zap")
+
+
+async def test_function_that_is_not_here_may_be_elsewhere() -> None:
+    async with stage() as its:
+        its.run(call("demo.nope"))
+        rejected = await its.said.next(Rejected)
+        its.run(Lane("demo.nope"))
+        other = await its.said.next(Rejected)
+
+    assert "Task 'demo.nope' not registered" in rejected.reason
+    assert other.reason == rejected.reason
+
+
+async def test_code_is_refused_with_the_hint() -> None:
+    async with stage() as its:
+        its.run(code_call(len, [1]))
+        failed = await its.said.next(Failed)
+
+    assert failed.fault is Fault.REQUEST
+    assert "--trust-code" in failed.error
+
+
+async def test_work_for_models_is_not_for_functions() -> None:
+    async with stage() as its:
+        its.run(Task("summarize", {"input": "x"}))
+        rejected = await its.said.next(Rejected)
+
+    assert "does not offer the task 'summarize'" in rejected.reason
+
+
+@pytest.mark.parametrize(
+    ("payload", "text"),
+    [
+        ({"task_type": "demo.add", "args": [1, 2]}, "3"),
+        ({"task_type": "demo.add", "args": [1], "kwargs": {"y": 5}}, "6"),
+        ({"name": "demo.add", "x": 1, "y": 2.5}, "3.5"),
+    ],
+)
+async def test_task_in_json_is_answered_in_json(
+    payload: dict[str, object], text: str
+) -> None:
+    async with stage() as its:
+        its.run(Task("demo.add", payload))  # type: ignore[arg-type]  # it is JSON
+        done = await its.said.next(Completed)
+
+    assert done.rest == (text,)
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        (Task("ones", {"args": [3]}), "a ndarray is not JSON"),
+        (Task("demo.bytes"), "a bytes is not JSON"),
+        (Task("demo.add", {"args": "12"}), "args: expected a list"),
+        (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
+    ],
+)
+async def test_task_that_is_not_json_says_so(task: Task, said: str) -> None:
+    async with stage() as its:
+        its.run(task)
+        failed = await its.said.next(Failed)
+
+    assert failed.fault is Fault.REQUEST
+    assert said in failed.error
+
+
+async def test_progress_is_told_where_the_wire_has_words_for_it() -> None:
+    async with stage() as its:
+        its.run(call("steps", 3))
+        first = await its.said.next(Advanced)
+        await its.said.next(Completed)
+    async with stage(ACCEPTS - {Advanced}) as other:
+        other.run(call("steps", 3))
+        await other.said.next(Completed)
+
+        assert not any(isinstance(each, Advanced) for each in other.said)
+
+    assert (first.share, first.remark) == (0.0, "step 0")
+
+
+async def test_cancelled_call_says_nothing_more(gate: Gate) -> None:
+    async with stage() as its:
+        its.run(call("waits", *gate.args))
+        await gate.reached()
+        its.network.tell(CancelJob(JobId("j"), ONE))
+        its.run(call("demo.add", 1), "k")
+        done = await its.said.next(Completed)
+
+    assert done.job_id == "k"
+    assert its.said == []
+
+
+async def test_broken_connection_stops_calls_and_lanes(gate: Gate) -> None:
+    async with stage() as its:
+        its.run(call("waits", *gate.args))
+        await gate.reached()
+        its.network.there.clear()
+        its.network.links[-1].cut()
+        await its.network.there.wait()
+        its.run(call("demo.add", 1), "k")
+        done = await its.said.next(Completed)
+
+    assert done.job_id == "k"
+
+
+async def test_lane_returns_what_is_pushed_until_it_is_closed() -> None:
+    async with stage() as its:
+        its.run(Lane("demo.add"))
+        its.push((1, 2), (3, 4))
+        returns = (await its.said.next(CallsReturned)).returns
+        while len(returns) < 2:
+            returns += (await its.said.next(CallsReturned)).returns
+        its.run(Lane("demo.add"), "other")
+        rejected = await its.said.next(Rejected)
+        its.network.tell(CancelJob(JobId("j"), ONE))
+        its.run(Lane("demo.add"), "k")
+        its.push((5, 6), name="k")
+        last = await its.said.next(CallsReturned)
+
+    assert [Reader().read(each.value) for each in returns] == [3, 7]
+    assert rejected.reason == "all 1 slots are taken"
+    assert last.job_id == "k"
+
+
+async def test_recalled_calls_do_not_return(gate: Gate) -> None:
+    async with stage() as its:
+        its.run(Lane("either"))
+        its.push(gate.args, ("/dev/null",))
+        await gate.reached()
+        its.network.tell(RecallCalls(JobId("j"), ONE, (0,)))
+        returned = await its.said.next(CallsReturned)
+
+    assert [each.number for each in returned.returns] == [1]
+
+
+async def test_large_argument_that_was_given_is_there() -> None:
+    async with stage() as its:
+        its.network.tell(GiveBlob(DIGEST, pack(np.ones(100_000)).data))
+        its.run(call("total", Ref(DIGEST)))
+        done = await its.said.next(Completed)
+
+    assert Reader().read(done.value) == 100_000.0
+
+
+async def test_large_argument_that_is_lacking_is_asked_for_once() -> None:
+    async with stage(slots=2) as its:
+        its.run(call("total", Ref(DIGEST)), "one")
+        its.run(call("total", Ref(DIGEST)), "two")
+        lacked = await its.said.next(BlobLacked)
+        its.network.tell(GiveBlob(DIGEST, pack(np.ones(100_000)).data))
+        await its.said.next(Completed)
+        await its.said.next(Completed)
+
+    assert lacked.digest == DIGEST
+    assert its.said == []
+
+
+async def test_worker_that_leaves_finishes_its_call_and_holds_no_lane(
+    gate: Gate,
+) -> None:
+    async with stage(slots=2) as its:
+        its.run(Lane("demo.add"), "lane")
+        its.push((1, 2), name="lane")
+        await its.said.next(CallsReturned)
+        its.run(call("waits", *gate.args))
+        await gate.reached()
+        its.agent.leave()
+        assert its.happened[-1:] != [Happening("left", "stopped here")]
+        await gate.open()
+        await its.said.next(Completed)
+        await its.running
+
+    assert its.happened[-1] == Happening("left", "stopped here")
+
+
+async def test_function_without_a_connection_is_nothing_to_wait_for() -> None:
+    async with stage() as its:
+        its.run(Call("demo.add", b"\x92\x01\x02", b"\x80", 0))
+        failed = await its.said.next(Failed)
+
+    assert failed.error == "Task timed out after 0s"
