@@ -2,6 +2,10 @@
 
 import pytest
 
+from tasks.ray_cluster import ray_cluster
+
+__all__ = ["ray_cluster"]  # of which there is one for the whole suite
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(

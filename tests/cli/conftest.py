@@ -8,6 +8,9 @@ import pytest
 from aiohttp import web
 
 from cli.coordinators import NEVER, Answers, Sites
+from client.beside import beside
+
+__all__ = ["beside"]
 
 
 @pytest.fixture

@@ -14,13 +14,15 @@ PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}
 HEALTH = {"status": "ok", "shoal": "0.2", **PORTS}
 
 
+@pytest.mark.parametrize("token", ["", "a-long-token"])
 @pytest.mark.parametrize(
-    ("token", "scheme"), [("", "tcp"), ("a-long-token", "tls-any")]
+    ("label", "scheme"), [("transport", "tls-any"), ("transport:tcp", "tcp")]
 )
 async def test_coordinator_of_ours_is_joined_at_its_port_for_functions(
-    sites: Sites, tmp_path: Path, token: str, scheme: str
+    sites: Sites, tmp_path: Path, token: str, label: str, scheme: str
 ) -> None:
-    url = await sites({"/healthz": HEALTH})
+    ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
+    url = await sites({"/healthz": {**HEALTH, **ports}})
 
     there = await target_of_calls(url, "auto", token, tmp_path)
 
@@ -85,4 +87,4 @@ async def test_port_that_has_changed_is_asked_for(sites: Sites, tmp_path: Path) 
     url = await sites({"/healthz": HEALTH})
     there = await target_of_calls(url, "auto", "", tmp_path)
 
-    assert await direct_now(there) == "tcp://127.0.0.1:50052"
+    assert await direct_now(there) == "tls-any://127.0.0.1:50052"

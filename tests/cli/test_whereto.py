@@ -220,7 +220,7 @@ async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
     wire = discover()["tealenet"]
 
     def direct(url: str, **ports: int) -> str:
-        return whereto._direct(url, wire, {"direct": {"tealenet": ports}}, token=True)
+        return whereto._direct(url, wire, {"direct": {"tealenet": ports}})
 
     assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
     assert direct("https://host:4010", tcp=4011) == ""

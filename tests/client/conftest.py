@@ -1,51 +1,5 @@
-"""A coordinator for tests that block: it answers in a thread of its own."""
+"""A coordinator beside the test."""
 
-import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from client.beside import beside
 
-import pytest
-
-from client.coordinator import KEY, PATIENCE, Coordinator
-from shoal import Pool
-
-
-@dataclass(slots=True)
-class Beside:
-    """A coordinator in another thread."""
-
-    there: Coordinator
-    loop: asyncio.AbstractEventLoop
-
-    def pool(
-        self, *, key: str = KEY, durable: bool = True, trust_code: bool = False
-    ) -> Pool:
-        return Pool(self.there.url, key, durable=durable, trust_code=trust_code)
-
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done in its thread, and wait for it."""
-        done: Future[None] = asyncio.run_coroutine_threadsafe(work, self.loop)
-        done.result(PATIENCE)
-
-    def functions(self, **functions: Callable[..., Any]) -> "Beside":
-        self.there.functions.update(functions)
-        return self
-
-
-@pytest.fixture
-def beside() -> Iterator[Beside]:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    there = Beside(Coordinator(), loop)
-    there.do(there.there.start())
-    try:
-        yield there
-    finally:
-        there.do(there.there.stop())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+__all__ = ["beside"]

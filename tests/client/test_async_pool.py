@@ -100,6 +100,7 @@ async def test_durable_calls_are_asked_again_under_their_keys() -> None:
 
     keys = [word[5]["key"] for word in there.calls]
     assert keys[1:3] == keys[3:5]
+    assert [word[5]["fresh"] for word in there.calls] == [True] * 3 + [False] * 2
     assert called == [0, 1, 2]
 
 

@@ -11,7 +11,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 import shoal
-from client.conftest import Beside
+from client.beside import Beside
 from client.coordinator import KEY
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shoal
-from client.conftest import Beside
+from client.beside import Beside
 from shoal.client import held
 from shoal.domain.errors import (
     InvalidRequest,

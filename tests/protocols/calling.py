@@ -214,10 +214,10 @@ def unconnected(
 ) -> Pair:
     """Return both ends of a connection that is not open yet."""
     endpoints = protocol.endpoints(config or protocol.config(), setting)
-    listeners = {e.label: e for e in endpoints if isinstance(e, Listener)}
+    listeners = {e.told: e for e in endpoints if isinstance(e, Listener)}
     ports = {label: 8000 + n for n, label in enumerate(listeners)}
     assert protocol.address is not None
-    direct = protocol.address("127.0.0.1", ports, bool(setting.token))
+    direct = protocol.address("127.0.0.1", ports)
     dialer = protocol.dial("http://127.0.0.1:4010", replace(member, direct=direct))
     label = next(each for each, port in ports.items() if f":{port}" in dialer.url)
     session = listeners[label].accept("127.0.0.1", 0.0)

@@ -13,6 +13,7 @@ import pytest
 from shoal.domain.errors import Unavailable
 from shoal.domain.vocabulary import LaneCall, LaneReturn
 from shoal.domain.work import Call, Feature, Lane
+from shoal.tasks import port
 from shoal.tasks.port import OpenLane
 from shoal.tasks.processes import Processes
 from shoal.tasks.reading import Reader, unpickled
@@ -46,7 +47,7 @@ def unheard(share: float | None, remark: str) -> None:
 class Caller:
     """Processes, and what calls them with values."""
 
-    processes: Processes
+    processes: port.Caller
 
     async def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
         return await self.make(call(name, *args, **kwargs))
@@ -65,7 +66,7 @@ class Calling:
     lane: OpenLane | None = None
 
     @classmethod
-    def begin(cls, processes: Processes, lane: Lane) -> "Calling":
+    def begin(cls, processes: port.Caller, lane: Lane) -> "Calling":
         calling = cls()
         calling.lane = processes.lane(lane, no_blobs, calling.returned)
         return calling

@@ -12,12 +12,12 @@ from shoal.protocols.framing import Whole
 from shoal.transports.cutting import (
     LARGE,
     LARGE_READ,
-    MAPPED,
     NEXT_READ,
     SMALL_READ,
     UNTAKEN_MAX,
     Cutter,
 )
+from shoal.transports.places import MAPPED
 from transports.numbered import HEAD, Numbered, message
 
 

@@ -14,7 +14,7 @@ from shoal.cli.running import run as run_loop
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loading import check_file, load
 from shoal.protocols import discover
-from shoal.protocols.crowd import Security
+from shoal.protocols.crowd import Security, without_security
 from shoal.runtime.app import Coordinator, coordinator
 from shoal.runtime.reaching import Ports
 
@@ -74,7 +74,7 @@ def _spare_the_collector() -> None:
 def _flat(ports: Ports) -> dict[str, int]:
     """Return each port under its wire's name, followed by what tells it apart."""
     return {
-        wire if label == PLAIN else f"{wire}_{label}": port
+        wire if label == PLAIN else f"{wire}_{without_security(label)}": port
         for wire, labelled in ports.items()
         for label, port in labelled.items()
     }

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from shoal.cli import api
 from shoal.cli.actions import add_action
 from shoal.cli.table import print_table
 from shoal.cli.terminal import shown
+from shoal.client.failures import RemoteTraceback
 from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError
 
@@ -74,6 +76,11 @@ def _run(args: argparse.Namespace) -> int:
         except KeyboardInterrupt:
             future.cancel()
             raise
+        except Exception as error:
+            if not isinstance(error.__cause__, RemoteTraceback):
+                raise
+            print(shown(error.__cause__.args[0].rstrip()), file=sys.stderr)
+            return 1
     print(_text(value, as_json=args.json))
     return 0
 

@@ -101,7 +101,7 @@ async def _here(named: Protocol | None, token: str, data: Path) -> Target:
             error,
         )
         return Target(url, wire, given, fingerprint, stands_for_direct(url))
-    direct = _direct(url, wire, health, token=bool(given))
+    direct = _direct(url, wire, health)
     return Target(url, wire, given, fingerprint, direct)
 
 
@@ -132,7 +132,7 @@ async def _there(
     try:
         health = await _health(url, fingerprint)
         if _is_ours(health):
-            direct = _direct(url, ours, health, token=bool(token))
+            direct = _direct(url, ours, health)
             return Target(url, ours, token, fingerprint, direct)
         if named is None and fingerprint is None:
             wire = await _with_face(url, ours)
@@ -196,10 +196,10 @@ async def direct_now(there: Target) -> str:
     Raises Unavailable if it cannot be asked.
     """
     health = await _health(there.url, there.fingerprint)
-    return _direct(there.url, there.protocol, health, token=bool(there.token))
+    return _direct(there.url, there.protocol, health)
 
 
-def _direct(url: str, wire: Protocol, health: object, *, token: bool) -> str:
+def _direct(url: str, wire: Protocol, health: object) -> str:
     """Return where a coordinator says that it is to be had without HTTP, if it does.
 
     Where HTTP is encrypted, nothing else will do.
@@ -211,7 +211,7 @@ def _direct(url: str, wire: Protocol, health: object, *, token: bool) -> str:
         return ""
     if wire.address is not None:
         known = {str(label): port for label, port in ports.items() if _is_port(port)}
-        return wire.address(_host(url), known, token)
+        return wire.address(_host(url), known)
     secure = urlsplit(url).scheme in SECURE
     port = ports.get("tls" if secure else "tcp")
     return _at_port(url, port) if _is_port(port) else ""

@@ -40,6 +40,11 @@ class Asked:
         """How many bytes it takes here, without its blobs."""
         return len(self.args) + len(self.kwargs) + OVERHEAD
 
+    def asked_before(self) -> None:
+        """Have the coordinator look whether it knows the call from before."""
+        if "fresh" in self.options:
+            self.options = {**self.options, "fresh": False}
+
     @property
     def item(self) -> tuple[object, ...]:
         """What asks for it."""

@@ -196,12 +196,15 @@ class Conversation:
         for asked in out:
             if asked.again:
                 self._back(asked)
+                asked.asked_before()
             else:
                 self._end(asked, None, ConnectionLost(BROKEN))
         self._unsent.extendleft(reversed([each for each in out if each.again]))
         # What was not told in time is asked for once more, to be found, and cancelled.
         dropped = [asked for asked, _ in self._dropped if asked.again]
         self._dropped = deque((asked, False) for asked in dropped)
+        for asked in dropped:
+            asked.asked_before()
         self._freight.forget()
 
     def _fail_all(self, error: ShoalError) -> None:

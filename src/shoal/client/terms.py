@@ -51,6 +51,8 @@ class Terms:
                 options["blobs"] = parcel.digests
             if self.options.durable:
                 options["key"] = self._key(number, index)
+                if not self.options.key:
+                    options["fresh"] = True
         return Asked(
             number,
             function.name,

@@ -40,7 +40,11 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a call is to be made; ``queue`` is for how many seconds it may wait."""
+    """How a call is to be made; ``queue`` is for how many seconds it may wait.
+
+    ``fresh`` vouches that nobody has asked under the ``key`` before, so that nobody has
+    to look.
+    """
 
     timeout: Seconds | None = None
     needs: Annotated[tuple[str, ...], Meta(max_length=8)] = ()
@@ -50,6 +54,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kept: bool = True
     queue: Seconds | None = None
     progress: bool = False
+    fresh: bool = False
 
 
 PLAIN = Options()

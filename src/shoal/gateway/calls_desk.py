@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TypeAlias
 
 from shoal.domain.errors import (
     Cancelled,
     InvalidRequest,
     NotFound,
+    QueueFull,
     ShoalError,
 )
 from shoal.domain.ids import JobId
@@ -80,6 +82,7 @@ class Desk:
         self._backlog: dict[int, tuple[Ask, Way]] = {}  # to be kept, and not yet given
         self._jobs: dict[int, JobId] = {}  # of those that are
         self._keyed: dict[int, asyncio.Task[None]] = {}
+        self._lasting: set[int] = set()  # those that go on without their client
         self._waiting_for_room = False
         self._roomy = asyncio.Event()
         self._roomy.set()
@@ -102,7 +105,8 @@ class Desk:
                 case Wrong(number, wrong):
                     self.tell(failed(number, wrong, NOTHING))
         self._board.flush()
-        self._pump()
+        if self._backlog and not self._waiting_for_room:
+            self._pump()
         if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
             self._roomy.clear()
 
@@ -116,7 +120,7 @@ class Desk:
         self._board.close()
         self._backlog.clear()
         for number, job_id in self._jobs.items():
-            if number not in self._keyed:
+            if number not in self._keyed and number not in self._lasting:
                 self._hub.withdraw(job_id, LEFT)
         for task in self._keyed.values():
             task.cancel()
@@ -131,7 +135,7 @@ class Desk:
         size = len(ask.args) + len(ask.kwargs)
         self._sizes[ask.number] = size
         self._size += size
-        if ask.options.key:
+        if ask.options.key and not ask.options.fresh:
             keyed = self._begin(self._do_keyed(ask, way))
             self._keyed[ask.number] = keyed
         elif ask.options.kept or self._price:
@@ -175,20 +179,14 @@ class Desk:
     def _pump(self) -> None:
         """Hand over as many calls as the queue has room for."""
         self._waiting_for_room = False
-        if not self._backlog:
-            return
-        room = self._hub.room(self._caller.name)
-        for number in [*self._backlog][: max(0, room)]:
+        room = max(0, self._hub.room(self._caller.name))
+        for number in [*islice(self._backlog, room)]:
             ask, way = self._backlog.pop(number)
             try:
                 self._place(ask, way)
             except ShoalError as error:
                 self.failed(number, error)
         if self._backlog:
-            self._wait_for_room()
-
-    def _wait_for_room(self) -> None:
-        if not self._waiting_for_room:
             self._waiting_for_room = True
             self._hub.when_room(self._pump)
 
@@ -197,6 +195,8 @@ class Desk:
         progress = ask.options.progress
         self._hub.place(job, KeptCall(self, ask.number, progress=progress))
         self._jobs[ask.number] = job.id
+        if job.idempotency_key:
+            self._lasting.add(ask.number)
 
     def _job(self, ask: Ask, way: Way) -> Job:
         options, lane = ask.options, way.lane
@@ -219,16 +219,30 @@ class Desk:
         number = ask.number
         try:
             job = self._job(ask, way)
+            while not await self._answered(number, job):
+                room = asyncio.Event()
+                self._hub.when_room(room.set)
+                await room.wait()
+        except ShoalError as error:
+            self.failed(number, error)
+        finally:
+            self._keyed.pop(number, None)
+
+    async def _answered(self, number: int, job: Job) -> bool:
+        """Tell the client what comes of a job; False: there is no room for it now."""
+        accepted = False
+        try:
             async with self._gateway.access.answering(job, self._caller) as reader:
+                accepted = True
                 self._jobs[number] = reader.job_id
                 self.tell((ACCEPTED, number, reader.job_id))
                 outcome = await reader.outcome()
                 meta = _meta(reader.job_id, reader.worker_id, reader.attempts)
                 self._done(number, outcome, meta)
-        except ShoalError as error:
-            self.failed(number, error)
-        finally:
-            self._keyed.pop(number, None)
+        except QueueFull:
+            if accepted:
+                raise
+        return accepted
 
     # What the client is told.
 
@@ -285,6 +299,7 @@ class Desk:
 
     def _forget(self, number: int) -> None:
         self._jobs.pop(number, None)
+        self._lasting.discard(number)
         self._size -= self._sizes.pop(number, 0)
         if len(self._sizes) < OPEN_MAX and self._size < OPEN_SIZE_MAX:
             self._roomy.set()

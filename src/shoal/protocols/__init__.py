@@ -94,11 +94,11 @@ class Protocol:
     """Whether our own coordinators are joined by it, if nothing else is said."""
     service: str = ""
     """The kind of service that its coordinators are announced as, where they are."""
-    address: Callable[[str, Mapping[str, int], bool], str] | None = None
+    address: Callable[[str, Mapping[str, int]], str] | None = None
     """Where one of our coordinators has this wire, if it has ports of its own.
 
-    Takes its host, its ports by their labels, and whether there is a token; returns
-    the URL to dial, and "" if the port is not among them.
+    Takes its host, and its ports by their labels; returns the URL to dial, and "" if
+    the port is not among them.
     """
     peering: Callable[[str, Member], Outgoing] | None = None
     """How to call on a peer, to ask and not to serve, where peers share models.

@@ -124,6 +124,16 @@ def _unheard(port: int) -> None:
     pass
 
 
+def plainly(label: str) -> str:
+    """Return what a listener without TLS is told as."""
+    return f"{label}:{Security.NONE.value}"
+
+
+def without_security(told: str) -> str:
+    """Return the label in what a listener is told as."""
+    return told.partition(":")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Listener:
     """A TCP port of its own.
@@ -147,6 +157,17 @@ class Listener:
     handshake_within: float = 10.0
     subject: str = "localhost"
     bound: Callable[[int], None] = _unheard
+
+    @property
+    def told(self) -> str:
+        """What it is told as to those who look for its port.
+
+        Workers see by it whether TLS is spoken there.
+        """
+        if not self.label:
+            return self.security.value
+        is_plain = self.security is Security.NONE
+        return plainly(self.label) if is_plain else self.label
 
 
 @dataclass(frozen=True, slots=True)

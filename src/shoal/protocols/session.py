@@ -53,6 +53,9 @@ class Close:
     text: str = ""
 
 
+GOING_ON = 3999  # close code of our own: a worker's way goes on elsewhere, at once
+
+
 @dataclass(frozen=True, slots=True)
 class Notice:
     """Something odd that a person may want to read in the log; nothing else happens."""

@@ -45,6 +45,8 @@ from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import Store
 
 QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
+GATHER_FROM = 32  # waiting jobs from which on what happens is gathered for a commit
+GATHER = 0.002  # seconds of that: where as many wait, it is no wait to speak of
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
@@ -155,12 +157,13 @@ class Hub:
     def place(self, job: Job, asker: Asker) -> None:
         """Have ``job`` done; ``asker`` is told of all that becomes of it.
 
-        It has no idempotency key.  Whoever wants it no more withdraws it.
+        Nothing stands under its idempotency key, if it has one: the store is not asked.
+        Whoever wants it no more withdraws it.
 
-        Raises what ``answering`` does for a job that can never be done; of one that
-        finds no room the asker is told.
+        Raises what ``answering`` does for a job that can never be done, and KeyReused
+        for one whose key is in use now; of one that finds no room the asker is told.
         """
-        assert not job.idempotency_key, "the store would have to be asked"
+        self._named.check_unused(job)
         self._check(job)
         self._open(Answer(job.id, asker), job)
         self._accepting[job.id] = None
@@ -290,6 +293,8 @@ class Hub:
         """Work until cancelled."""
         while True:
             await self._wake.wait()
+            if self.pool.waiting >= GATHER_FROM:
+                await asyncio.sleep(GATHER)
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
             told, self._told = self._told, []

@@ -83,6 +83,12 @@ class ModelPeer:
         self.condition = Condition()
         self.port.heard(Joined(self._name, offer))
 
+    def heed(self, condition: Condition) -> None:
+        """Tell the pool how much it can take, if that has changed."""
+        if condition is not self.condition and condition != self.condition:
+            self.condition = condition
+            self.port.heard(Conditioned(condition))
+
     def retire(self) -> None:
         """Take nothing new, and leave when there is nothing left to do."""
         self.wanted = None
@@ -250,16 +256,15 @@ class ModelPeers:
 
     def _tell_conditions(self) -> None:
         """Tell the pool what has changed of how much each model can take."""
-        alone = len(self._models) == 1  # then there is nothing beside
-        running = () if alone else self._running.values()
-        jobs = Counter(model.id for model in running)
+        if len(self._models) == 1:  # there is nothing beside
+            for model in self._models.values():
+                model.heed(self._condition)
+            return
+        jobs = Counter(model.id for model in self._running.values())
         for model in self._models.values():
-            beside = len(running) - jobs[model.id]
+            beside = len(self._running) - jobs[model.id]
             queued = self._condition.queued + beside
-            condition = replace(self._condition, queued=queued)
-            if condition != model.condition:
-                model.condition = condition
-                model.port.heard(Conditioned(condition))
+            model.heed(replace(self._condition, queued=queued))
 
     def _end(self, job_id: JobId, lease: LeaseNumber) -> ModelPeer | None:
         """Note that a job is over at the peer; return the model that it was for."""

@@ -40,6 +40,11 @@ class Named:
             self._open[name] = job
             self._names[job.id] = name
 
+    def check_unused(self, job: Job) -> None:
+        """Raise KeyReused if an open job stands under the same key."""
+        if (job.owner, job.idempotency_key) in self._open:
+            raise KeyReused("the idempotency key was said to be fresh, and is in use")
+
     def remove(self, job_id: JobId) -> None:
         """Note that a job has ended."""
         if (name := self._names.pop(job_id, None)) is not None:

@@ -30,7 +30,7 @@ from shoal.transports.tls import Presented, new_certificate
 FAREWELL = 3.0  # seconds that connections which we opened get to end
 
 Ports: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Ports by the name of their wire, and by their label, such as ``tcp`` or ``tls``."""
+"""Ports by the name of their wire, and by what is told of them: ``Listener.told``."""
 
 log = logging.getLogger("shoal.reaching")
 
@@ -74,8 +74,7 @@ async def reaching(
             if endpoint.security is Security.VOUCHED and means.tls is None:
                 continue
             bound = await listening.enter_async_context(_listen(wire, endpoint, means))
-            label = endpoint.label or endpoint.security.value
-            ports.setdefault(wire, {})[label] = bound.port
+            ports.setdefault(wire, {})[endpoint.told] = bound.port
             endpoint.bound(bound.port)
             if endpoint.service is not None and not means.hidden:
                 announced.append(Announced(wire, endpoint.service, bound))

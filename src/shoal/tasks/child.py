@@ -94,7 +94,7 @@ def serve(pipes: Pipes) -> None:
 
 
 def _call(pipes: Pipes, running: Running, head: list[Any], tail: memoryview) -> None:
-    _, number, name, code, args_size = head
+    _, number, name, code, args_size, _ = head
     step: Step = running.step(name, code=code)
     tell_progress_to(
         lambda share, remark: pipes.send((orders.SAID, number, share, remark))

@@ -71,6 +71,7 @@ class ProcessLane:
         self._sent: dict[int, LaneCall] = {}  # in the order in which they are made
         self._sent_bytes = 0
         self._recalled: set[int] = set()
+        self._late = False  # whether the first of them has not begun
         self._began = 0.0  # when the first of those that were sent did, about
         self._timer: asyncio.TimerHandle | None = None
 
@@ -106,6 +107,11 @@ class ProcessLane:
         if head[0] == orders.LACKS:
             assert self._process is not None
             self._blob(self._process, head[1])
+            return
+        if head[0] == orders.BEGAN:
+            self._late = False
+            self._began = asyncio.get_running_loop().time()
+            self._watch()
             return
         assert head[0] == orders.RETURNS, "a process in a lane says nothing else"
         returns = _returns.decode(tail)
@@ -186,6 +192,7 @@ class ProcessLane:
             )
             return
         self._process = process
+        self._late = process.late
         process.user = self
         if self._closed:
             self._release(busy=False)
@@ -206,7 +213,7 @@ class ProcessLane:
     def _watch(self) -> None:
         """Look at the running call when it is due to have ended, if it is."""
         limit = RECALL_GRACE if self._recalled else self._timeout
-        if limit is None or self._closed or not self._sent:
+        if limit is None or self._closed or self._late or not self._sent:
             return
         if self._timer is not None:
             self._timer.cancel()

@@ -14,7 +14,9 @@ MESSAGE_MAX = 512 << 20  # bytes: what a call returns, or its arguments, and som
 
 # To the process.  The head is an array that begins with one of these.
 PREPARE = 0  # modules, whether to trust code: the first
-CALL = 1  # number, name, whether code, size of args, timeout; the tail: args, kwargs
+CALL = (
+    1  # number, name, whether code, size of args, whether timed; the tail: args, kwargs
+)
 LANE = 2  # name, whether code, whether each return is told at once
 PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
 BLOB = 4  # digest, path; an empty path: there is none
@@ -32,6 +34,7 @@ LACKS = 11  # digest
 STOP = 12  # whatever runs there
 OF_SLOT = 13  # slot, and a message
 LOST = 14  # how what ran there has ended
+BEGAN = 15  # number of a timed call that begins only now; none: of a lane, its first
 
 _encode = msgspec.msgpack.Encoder().encode
 

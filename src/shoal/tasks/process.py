@@ -56,6 +56,11 @@ class Runner(Protocol):
     user: User | None
 
     @property
+    def late(self) -> bool:
+        """Whether it says by itself when what it is sent begins."""
+        ...
+
+    @property
     def timeouts(self) -> Timeouts:
         """The tasks that it has."""
         ...
@@ -82,6 +87,7 @@ class Process(asyncio.SubprocessProtocol):
 
     def __init__(self, ended: Callable[["Process"], None]) -> None:
         self.timeouts: Timeouts = {}
+        self.late = False
         self.slots = 0  # how many calls it makes at a time
         self.user: User | None = None
         self.killed = False  # by us: what it says from then on is not heard

@@ -98,12 +98,16 @@ class Processes:
         process.user = one
         code = Feature.CODE in call.needs
         process.send(
-            (orders.CALL, one.number, call.name, code, len(call.args)),
+            (
+                *(orders.CALL, one.number, call.name, code, len(call.args)),
+                timeout is not None,
+            ),
             call.args,
             call.kwargs,
         )
         try:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(None if process.late else timeout) as limit:
+                one.limit = limit, timeout
                 return await one.result
         except TimeoutError as error:
             assert timeout is not None
@@ -277,6 +281,7 @@ class _OneCall:
         self.number = number
         self.returned = False
         self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self.limit: tuple[asyncio.Timeout, float | None] | None = None
         self._remark = remark
         self._blob = blob
 
@@ -288,6 +293,8 @@ class _OneCall:
             return  # progress of a thread that the one before has left
         elif code == orders.SAID:
             self._remark(*head[2:])
+        elif code == orders.BEGAN:
+            self._begun()
         elif not self.result.done():
             self.returned = True
             if code == orders.DONE:
@@ -295,6 +302,13 @@ class _OneCall:
             else:
                 error = _ERRORS.get(head[2], JobError)
                 self.result.set_exception(error(tail.decode()))
+
+    def _begun(self) -> None:
+        if self.limit is None or self.result.done():
+            return
+        limit, timeout = self.limit
+        if timeout is not None:
+            limit.reschedule(asyncio.get_running_loop().time() + timeout)
 
     def lost(self, why: str) -> None:
         if not self.result.done():

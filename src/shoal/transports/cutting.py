@@ -5,24 +5,23 @@ size, which the next reads fill: none of it is copied, and its checksum is compu
 each read, while that is in the processor's cache.
 """
 
-import mmap
-import sys
 from collections.abc import Sequence
 
 from shoal.domain.errors import PeerError
 from shoal.protocols.framing import Framed, Whole
+from shoal.transports.places import Places
 
 SMALL_READ = 64 << 10  # bytes that are read at a time where small messages may come
 LARGE = 64 << 10  # bytes of a body at which it has a buffer of its own
 LARGE_READ = 256 << 10  # bytes of a large body read at a time: what a cache holds
 NEXT_READ = 4 << 10  # bytes read after a large body: if another comes, they are copied
-MAPPED = 2 << 20  # bytes at which memory is had of the system, page by page as it fills
 UNTAKEN_MAX = 4 << 20  # bytes of messages that wait to be taken; then the peer has to
 
 # Every read is over before another begins, on any link: one place does for all that
 # are read in small pieces, and an idle link has none of its own.
 _SHARED = memoryview(bytearray(SMALL_READ))
 _BRIEF = _SHARED[:NEXT_READ]
+_PLACES = Places()
 
 
 class Cutter:
@@ -132,7 +131,7 @@ class Cutter:
 
     def _begin(self, head: bytes, size: int) -> None:
         self._head, self._at, self._checksum = head, 0, 0
-        self._body = _place(size)
+        self._body = _PLACES.take(size)
 
     def _fill(self, piece: memoryview) -> None:
         assert self._body is not None, "this is a part of it"
@@ -143,17 +142,3 @@ class Cutter:
             self._untaken += self._head_size + self._at
             self._body = None
             self._after_large = True
-
-
-def _place(size: int) -> memoryview:
-    """Return memory for a body, which is taken up only as it is filled."""
-    if size < MAPPED:
-        return memoryview(bytearray(size))
-    if sys.platform == "win32":
-        return memoryview(mmap.mmap(-1, size))
-    # Not shared with anybody, or Linux would give it out in small pages alone.
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    place = mmap.mmap(-1, size, flags=flags)
-    if sys.platform == "linux":
-        place.madvise(mmap.MADV_HUGEPAGE)  # filling it takes half the time
-    return memoryview(place)

@@ -23,7 +23,7 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.worker import Condition, Offer
-from shoal.protocols.session import Dialer, Welcome
+from shoal.protocols.session import GOING_ON, Dialer, Welcome
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.driver import Driver, End
 from shoal.runtime.link import LinkClosed
@@ -154,6 +154,8 @@ class Agent:
             url = self._dialer.url
             if (final := self._dialer.final(end.code, end.text)) is not None:
                 return final
+            if end.code == GOING_ON and not end.by_peer:
+                continue
             following = self._dialer.url.partition("?")[0]  # what follows may be secret
             next_ = "again" if self._dialer.url == url else following
             if self._clock.now() - began > STEADY_AFTER:

@@ -32,7 +32,7 @@ class Blobs:
             return
         task = asyncio.get_running_loop().create_task(self._write(digest, data))
         self._writing[digest] = task  # awaited by whoever wants it, and in close()
-        task.add_done_callback(lambda task: self._written(digest, len(data), task))
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def get(self, digest: bytes, ask: Callable[[bytes], None]) -> Path:
         """Return the file of a digest; ``ask`` asks for what is not here.
@@ -41,6 +41,8 @@ class Blobs:
         """
         if digest not in self._sizes:
             await self._obtain(digest, ask)
+        if digest not in self._sizes:
+            raise Unavailable("a large argument was here too short a time to be read")
         self._sizes[digest] = self._sizes.pop(digest)
         return self._path(digest)
 
@@ -59,7 +61,8 @@ class Blobs:
                         self._awaited[digest] = loop.create_future()
                         ask(digest)
                     await asyncio.shield(self._awaited[digest])
-                await asyncio.shield(self._writing[digest])
+                if (writing := self._writing.get(digest)) is not None:
+                    await asyncio.shield(writing)
         except TimeoutError as error:
             self._awaited.pop(digest, None)
             raise Unavailable(
@@ -73,13 +76,15 @@ class Blobs:
         if (awaited := self._awaited.pop(digest, None)) is not None:
             awaited.set_result(None)
         path = self._path(digest)
-        await asyncio.to_thread(path.write_bytes, data)
+        try:
+            await asyncio.to_thread(path.write_bytes, data)
+        finally:
+            del self._writing[digest]
+        # At once, for whoever waited goes on before the task's callbacks are called.
+        self._count(digest, len(data))
         return path
 
-    def _written(self, digest: bytes, size: int, task: asyncio.Task[Path]) -> None:
-        del self._writing[digest]
-        if task.cancelled() or task.exception() is not None:
-            return
+    def _count(self, digest: bytes, size: int) -> None:
         self._sizes[digest] = size
         self._size += size
         while self._size > self._size_max and len(self._sizes) > 1:

@@ -41,9 +41,12 @@ def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
 
 def test_a_coordinator_of_ours_is_joined_where_it_says() -> None:
     assert FleetDialer("http://host:4010", DIRECT).url == "tls-any://host:50052"
-    assert address("host", {"transport": 7, "heartbeat": 8}, True) == "tls-any://host:7"
-    assert address("host", {"transport": 7}, False) == "tcp://host:7"
-    assert address("host", {"heartbeat": 8}, False) == ""
+    assert address("host", {"transport": 7, "heartbeat": 8}) == "tls-any://host:7"
+    assert address("host", {"heartbeat": 8}) == ""
+
+
+def test_a_coordinator_of_an_open_fleet_speaks_no_tls_to_those_with_a_token() -> None:
+    assert address("host", {"transport:tcp": 7, "heartbeat:tcp": 8}) == "tcp://host:7"
 
 
 def answered(session: WorkerSession, answer: bytes) -> list[bytes]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from shoal.domain.errors import ConfigError
+from shoal.protocols.crowd import plainly
 from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 from shoal.protocols.macfleet.fleet.registry import Address
 
@@ -15,6 +16,7 @@ SECURE = "tls-any"  # TLS with whoever answers: who that is the session finds ou
 PLAIN = "tcp"
 STREAMS = frozenset({PLAIN, "tls", SECURE})
 WEB = frozenset({"http", "https", "ws", "wss"})
+TRANSPORT = "transport"  # the label of its port
 FLEET = "fleet"  # the parameter that says which fleet a node is of
 
 
@@ -40,13 +42,15 @@ def transport_url(address: str, *, secure: bool) -> str:
     return f"{SECURE if secure else PLAIN}://{address}"
 
 
-def address(host: str, ports: Mapping[str, int], has_token: bool) -> str:
+def address(host: str, ports: Mapping[str, int]) -> str:
     """Return where one of our coordinators has its transport, by its ports' labels.
 
-    Empty: it has none.
+    Empty: it has none.  In an open fleet it speaks no TLS, to whomever.
     """
-    port = ports.get("transport", 0)
-    return transport_url(f"{host}:{port}", secure=has_token) if port else ""
+    for label, secure in ((TRANSPORT, True), (plainly(TRANSPORT), False)):
+        if label in ports:
+            return transport_url(f"{host}:{ports[label]}", secure=secure)
+    return ""
 
 
 def split(url: str) -> SplitResult:

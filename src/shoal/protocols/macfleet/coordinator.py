@@ -14,7 +14,7 @@ from shoal.protocols.crowd import (
     Protection,
     Security,
 )
-from shoal.protocols.macfleet.addresses import contact, transport_url
+from shoal.protocols.macfleet.addresses import TRANSPORT, contact, transport_url
 from shoal.protocols.macfleet.config import (
     HEARTBEAT_PORT,
     TRANSPORT_PORT,
@@ -42,7 +42,6 @@ from shoal.protocols.macfleet.wire.hardware import Profile
 from shoal.protocols.macfleet.wire.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.session import Admission, Applicant, Pass, Setting
 
-TRANSPORT = "transport"
 TRANSPORT_FLAG = "--macfleet-transport-port"
 
 

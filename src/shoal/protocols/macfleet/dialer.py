@@ -35,6 +35,7 @@ from shoal.protocols.macfleet.peer import Caller
 from shoal.protocols.macfleet.session import PeerSession
 from shoal.protocols.macfleet.wire.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.session import (
+    GOING_ON,
     Batch,
     Close,
     Member,
@@ -69,6 +70,7 @@ class FleetDialer:
         self._stay = Stay()
         self._was_rejected = False
         self._rejections = 0  # in a row
+        self._is_apart = False  # our name is another than the one we were given
         self._own = worker(
             member,
             fleet_of(parts),
@@ -137,11 +139,18 @@ class FleetDialer:
     def _turned_away(self, reason: str) -> None:
         self._stay.refusal = reason
 
-    def _take_another_name(self, why: str) -> None:
-        """Be another than the coordinator: both may be called like their machine."""
+    def _take_another_name(self) -> bool:
+        """Be another than the coordinator: both may be called like their machine.
+
+        Once: whoever has the second name as well means it.
+        """
+        if self._is_apart:
+            return False
+        self._is_apart = True
         node = self._own.node
         apart = node_id(f"{node.node_id}{APART}")
         self._own = replace(self._own, node=replace(node, node_id=apart))
+        return True
 
     def _note_rejection(self, where: str) -> None:
         self._was_rejected = True
@@ -189,11 +198,14 @@ class Finding:
             self._found(self._exchange.hear(line))
         except PeerError as error:
             return self._close(str(error))
-        return self._close("found")
+        return self._end(Close("found", GOING_ON))
 
     def _close(self, reason: str) -> Sequence[Output]:
+        return self._end(Close(reason))
+
+    def _end(self, close: Close) -> Sequence[Output]:
         self._closed, self.deadline = True, None
-        return (Close(reason),)
+        return (close,)
 
 
 def worker(
@@ -202,7 +214,7 @@ def worker(
     *,
     turned_away: Callable[[str], None],
     rejected: Callable[[str], None],
-    namesake: Callable[[str], None],
+    namesake: Callable[[], bool],
 ) -> Ourselves:
     """Return a worker's side; the callbacks are as in ``Ourselves``.
 

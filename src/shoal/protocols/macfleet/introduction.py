@@ -8,20 +8,24 @@ from shoal.protocols.macfleet.ourselves import WORKS, Ourselves, Role
 from shoal.protocols.macfleet.peer import Caller, Peer
 
 
-def peer_of(own: Ourselves, agreed: Agreed) -> Peer:
-    """Return who a peer is, by what it has shown."""
+def peer_of(own: Ourselves, agreed: Agreed, *, encrypted: bool) -> Peer:
+    """Return who a peer is, by what it has shown.
+
+    A token makes it trusted where what it says is ``encrypted`` as well: else somebody
+    in between could put in what he likes, once it has shown its token.
+    """
     strong = agreed.strong
     if strong is None:
         asks = True  # it has the fleet's token, or there is none
-        trusted = agreed.strength is not Strength.OPEN
+        trusted = encrypted and agreed.strength is not Strength.OPEN
         return Peer(agreed.peer_id, trusted=trusted, asks=asks)
     works = WORKS in strong.features
-    trusted = strong.has_token or bool(strong.admitted.token_id)
+    has_token = strong.has_token or bool(strong.admitted.token_id)
     may_ask = strong.has_token or own.is_open or own.role is Role.WORKER
     return Peer(
         agreed.peer_id,
         ours=True,
-        trusted=trusted,
+        trusted=encrypted and has_token,
         works=works,
         asks=may_ask and not works,
         admitted=strong.admitted,

@@ -28,6 +28,10 @@ def _to_nobody(reason: str) -> None:
     pass
 
 
+def _no_other_name() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Ourselves:
     """One end's own side.
@@ -38,7 +42,8 @@ class Ourselves:
     handshakes ended with those who called us, and ``turned_away`` why a peer does not
     want us, now or later.  ``rejected`` takes where somebody is who hung up as soon as
     he had our proof, as those do who do not want us and have no words for it, and
-    ``namesake`` that somebody whom we have called has our own id.
+    ``namesake`` that somebody whom we have called has our own id: it says whether we
+    have taken another.
     """
 
     role: Role
@@ -50,7 +55,7 @@ class Ourselves:
     fleet: Fleet | None = None
     turned_away: Callable[[str], None] = _to_nobody
     rejected: Callable[[str], None] = _to_nobody
-    namesake: Callable[[str], None] = _to_nobody
+    namesake: Callable[[], bool] = _no_other_name
 
     @property
     def is_open(self) -> bool:

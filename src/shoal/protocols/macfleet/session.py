@@ -30,6 +30,7 @@ from shoal.protocols.macfleet.peer import Caller, Peer
 from shoal.protocols.macfleet.standing import State
 from shoal.protocols.macfleet.wire.frames import PAYLOAD_MAX, Frame, FrameReader
 from shoal.protocols.session import (
+    GOING_ON,
     Batch,
     Bulk,
     Close,
@@ -59,6 +60,7 @@ class PeerSession:
         self._seat: Seat | None = None
         self._met_at = 0.0
         self._unheard = True  # nothing has come since
+        self._encrypted = False
         self._begun = False
         self._closed = False
 
@@ -73,6 +75,7 @@ class PeerSession:
     # What a link asks that cuts messages.
 
     def opened(self, certificate: bytes) -> None:
+        self._encrypted = bool(certificate)
         self._handshake.opened(certificate)
 
     def body_size(self, head: bytes) -> int:
@@ -173,7 +176,7 @@ class PeerSession:
         own, caller = self._own, self._caller
         if not caller.dialled:
             own.limiter.right(caller.address, now)
-        peer = peer_of(own, agreed)
+        peer = peer_of(own, agreed, encrypted=self._encrypted)
         conversation = Conversation(own, peer, now)
         try:
             self._seat = self._seated(peer, now)
@@ -214,15 +217,15 @@ class PeerSession:
         self._give_up(refusal, now)
         self._leave()
         sends = [Send(each) for each in refusal.send]
+        if refusal.namesake and self._own.namesake():
+            return [*sends, Close(str(refusal), GOING_ON)]
         return [*sends, Close(str(refusal))]
 
     def _give_up(self, refusal: Refusal, now: float) -> None:
         """Let those know who have to that the handshake has failed."""
         own, address = self._own, self._caller.address
         if self._caller.dialled:
-            if refusal.namesake:
-                own.namesake(str(refusal))
-            elif refusal.final:
+            if refusal.final:
                 own.turned_away(str(refusal))
         elif refusal.counts:
             own.limiter.wrong(address, now)

@@ -58,7 +58,7 @@ class RayCaller:
             [*map(_found, self._modules)],
             trust=self.trusts_code,
             threads=1,
-            ended=lambda _: self.lost("the connection to the Ray cluster has ended"),
+            ended=_nobody_minds,
             program=(DRIVER, self._address),
             within=CLUSTER_WITHIN,
         )
@@ -118,6 +118,7 @@ class RayCaller:
 
     def lost(self, why: str) -> None:
         if not self._lost.done():
+            why = "the connection to the Ray cluster has ended"
             self._lost.set_result(why)
             for slot in [*self._running.values()]:
                 slot.unavailable(why)
@@ -139,6 +140,10 @@ class RayCaller:
 
         slot = self._running[number] = RaySlot(timeouts, send, end)
         return slot
+
+
+def _nobody_minds(driver: Process) -> None:
+    """Do nothing at a driver's end, which its user is told of."""
 
 
 def _found(module: str) -> str:

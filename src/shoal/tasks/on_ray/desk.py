@@ -29,6 +29,10 @@ class Desk:
         words, self._words = self._words, []
         return words
 
+    async def begin(self, slot: int, number: int) -> None:
+        """Take word that a call begins."""
+        self._put((slot, orders.BEGAN, number))
+
     async def say(
         self, slot: int, number: int, share: float | None, remark: str
     ) -> None:

@@ -8,6 +8,7 @@ and ends when that is closed, or when the cluster is lost.
 import logging
 import os
 import signal
+import socket
 import sys
 
 import msgspec
@@ -20,6 +21,10 @@ from shoal.tasks.child import claim_pipes, end_with
 from shoal.tasks.on_ray import remote
 from shoal.tasks.on_ray.relay import Relay
 from shoal.tasks.pipes import Gone, Pipes
+
+REACH_WITHIN = 10.0  # seconds
+UNUSABLE = (exceptions.RayError, OSError, ValueError, ImportError, RuntimeError)
+"""What connecting to a cluster is known to raise, if it is not one for us."""
 
 
 def main() -> None:
@@ -43,6 +48,7 @@ def _serve(pipes: Pipes, address: str) -> None:
     names = [os.path.basename(each).removesuffix(".py") for each in modules]
     tasks = remote.Tasks(tuple(names), trust)
     try:
+        _reach(address)
         ray.init(
             address,
             logging_level=logging.ERROR,
@@ -50,7 +56,7 @@ def _serve(pipes: Pipes, address: str) -> None:
             runtime_env={"py_modules": files} if files else None,
         )
         known = ray.get(ray.remote(remote.known).remote(tasks))
-    except (exceptions.RayError, ConnectionError, ValueError, ImportError) as error:
+    except UNUSABLE as error:
         pipes.send((orders.UNFIT, _why_not(address, error)))
         raise Gone from error
     if isinstance(known, str):
@@ -61,18 +67,28 @@ def _serve(pipes: Pipes, address: str) -> None:
     Relay(pipes, tasks).run()
 
 
+def _reach(address: str) -> None:
+    """Raise OSError if nobody is at HOST:PORT: Ray would go on trying for minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), REACH_WITHIN).close()
+
+
 def _why_not(address: str, error: Exception) -> str:
-    """Say what is to be done about a cluster that cannot be used."""
+    """Say why a cluster cannot be used, and what is to be done."""
     if "No module named 'shoal'" in str(error):
         return (
             f"the Ray cluster at {address} has no shoal to run calls: install it "
             f"there: pip install 'shoal=={__version__}'"
         )
+    if isinstance(error, ConnectionError) and address == "auto":
+        return (
+            "no Ray cluster runs on this machine: start one (`ray start --head`), name "
+            "another with --ray-address HOST:PORT, or have one that ends with this "
+            "worker, with --ray-address local"
+        )
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return (
-        f"the Ray cluster at {address} cannot be used: {lines[-1]}; is it running "
-        "(`ray status`), and is --ray-address right?"
-    )
+    return f"--ray-address {address}: the Ray cluster cannot be used: {lines[-1]}"
 
 
 if __name__ == "__main__":

@@ -117,9 +117,10 @@ class Relay:
     # Calls.
 
     def _begin(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        number, name, code, size = about
-        args = bytes(tail[:size]), bytes(tail[size:])
-        reference = self._call.remote(self._tasks, slot, number, name, code, args)
+        number, name, code, size, timed = about
+        args, kwargs = bytes(tail[:size]), bytes(tail[size:])
+        work = remote.Work(number, name, code, timed, args, kwargs)
+        reference = self._call.remote(self._tasks, slot, work)
         call = self._slots[slot] = _Call(number, reference)
         self._when(reference, lambda done: self._called(slot, call, done))
 
@@ -152,8 +153,22 @@ class Relay:
         name, code, at_once = about
         actor = self._lane.options(num_cpus=1).remote(self._tasks, slot, name, code)
         lane = self._slots[slot] = _Lane(actor, at_once)
+        begun = actor.begin.remote()
+        self._when(begun, lambda done: self._begun(slot, lane, done))
         if not at_once:
             self._take(slot, lane)
+
+    def _begun(self, slot: int, lane: _Lane, done: "Future[Any]") -> None:
+        if self._slots.get(slot) is not lane:
+            return  # it was stopped
+        if (error := done.exception()) is not None:
+            self._lost(slot, error)
+        else:
+            self._tell(slot, orders.BEGAN)
+
+    def _lost(self, slot: int, error: BaseException) -> None:
+        del self._slots[slot]
+        self._tell(slot, orders.LOST, _ended(error))
 
     def _take(self, slot: int, lane: _Lane) -> None:
         taken = lane.actor.take.options(concurrency_group=TELLING).remote()
@@ -163,8 +178,7 @@ class Relay:
         if self._slots.get(slot) is not lane:
             return  # it was stopped
         if (error := done.exception()) is not None:
-            del self._slots[slot]
-            self._tell(slot, orders.LOST, _ended(error))
+            self._lost(slot, error)
             return
         self._tell(slot, orders.RETURNS, tail=done.result())
         lane.busy = False
@@ -206,7 +220,7 @@ class Relay:
         if done.exception() is not None:
             raise Gone  # the cluster has lost the desk, or we have lost the cluster
         for slot, code, *about in done.result():
-            if code == orders.SAID:
+            if code != orders.LACKS:
                 self._tell(slot, code, *about)
             elif slot in self._slots:
                 self._freight.look_for(slot, about[0])

@@ -1,10 +1,9 @@
 """What runs in the processes of a Ray cluster: calls, and lanes of them."""
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -31,6 +30,17 @@ class Tasks:
     version: str = __version__
 
 
+class Work(NamedTuple):
+    """A call, with its arguments in MessagePack."""
+
+    number: int
+    name: str
+    code: bool
+    timed: bool
+    args: bytes
+    kwargs: bytes
+
+
 @cache
 def _desk() -> Any:
     """Return the desk of this worker, which is looked up only where it is needed.
@@ -55,9 +65,7 @@ def known(tasks: Tasks) -> dict[str, float | None] | str:
         return str(error)
 
 
-def call(
-    tasks: Tasks, slot: int, number: int, name: str, code: bool, args: Sequence[bytes]
-) -> tuple[Returned, Said | None]:
+def call(tasks: Tasks, slot: int, work: Work) -> tuple[Returned, Said | None]:
     """Make one call; return also what it said last of its progress.
 
     That may still be under way elsewhere when the call has returned.
@@ -67,11 +75,13 @@ def call(
     def say(share: float | None, remark: str) -> None:
         nonlocal said
         said = share, remark
-        _desk().say.remote(slot, number, share, remark)
+        _desk().say.remote(slot, work.number, share, remark)
 
-    step = _step(tasks, slot, name, code)
+    step = _step(tasks, slot, work.name, work.code)
+    if work.timed:
+        _desk().begin.remote(slot, work.number)
     tell_progress_to(say)
-    returned = step(*args)
+    returned = step(work.args, work.kwargs)
     tell_progress_to(None)
     return returned, said
 
@@ -87,6 +97,9 @@ class Lane:
         self._step = _step(tasks, slot, name, code)
         self._returns: list[tuple[int, bytes, str]] = []
         self._some = threading.Condition()
+
+    def begin(self) -> None:
+        """Return as soon as calls can be made."""
 
     def push(self, calls: bytes) -> None:
         """Make calls, as they were pushed; ``take`` has what they return."""

@@ -28,6 +28,8 @@ class RaySlot:
         self, timeouts: Timeouts, send: Send, ended: Callable[["RaySlot"], None]
     ) -> None:
         self.timeouts = timeouts
+        # Ray may have calls wait, for a processor or a process of its own.
+        self.late = True
         self._send = send
         self._on_end = ended
         self._user: User | None = None

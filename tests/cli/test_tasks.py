@@ -1,0 +1,115 @@
+"""``shoal tasks``: what it prints of functions, and of what they return."""
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.beside import Beside
+from client.coordinator import KEY
+from shoal.cli import tasks
+from shoal.domain.errors import ConfigError, UnknownTask
+
+
+def run(there: Beside, *words: str) -> int:
+    parser = argparse.ArgumentParser()
+    tasks.add_arguments(parser)
+    reach = ("--url", there.there.url, "--api-key", KEY)
+    return tasks.run(parser.parse_args([*words, *reach]))
+
+
+def test_functions_are_listed(
+    beside: Beside,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    beside.functions(**{"sums.add": lambda a, b: a + b})
+
+    assert run(beside, "ls") == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["sums.add", "1", "2"]
+    assert lines[2] == "1 of 1 workers run code sent along"
+
+
+def test_functions_are_listed_as_json(
+    beside: Beside,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    beside.functions(add=lambda a, b: a + b)
+
+    run(beside, "ls", "--json")
+
+    assert json.loads(capsys.readouterr().out)["tasks"][0]["name"] == "add"
+
+
+@pytest.mark.parametrize(
+    ("words", "printed"),
+    [
+        (["1", "2"], "[[1, 2], {}]"),
+        (["text", '"1"', "[1, null]"], '[["text", "1", [1, null]], {}]'),
+        (["--kwarg", "x=1", "--kwarg", "name=a=b"], '[[], {"x": 1, "name": "a=b"}]'),
+    ],
+)
+def test_arguments_are_json_or_text(
+    beside: Beside,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    printed: str,
+) -> None:
+    beside.functions(echo=lambda *args, **kwargs: [[*args], kwargs])
+
+    assert run(beside, "run", "echo", *words) == 0
+
+    assert json.loads(capsys.readouterr().out) == json.loads(printed)
+
+
+@pytest.mark.parametrize(
+    ("value", "flags", "printed"),
+    [
+        ("two\nlines", [], "two\nlines\n"),
+        ("text", ["--json"], '"text"\n'),
+        (np.arange(3), [], "[0,1,2]\n"),
+        ({"a": np.float64(0.5)}, [], '{"a":0.5}\n'),
+        (1j, [], '"1j"\n'),
+    ],
+)
+def test_values_are_printed_for_people_and_programs(
+    beside: Beside,
+    capsys: pytest.CaptureFixture[str],
+    value: Any,
+    flags: list[str],
+    printed: str,
+) -> None:
+    beside.functions(give=lambda: value)
+
+    run(beside, "run", "give", *flags)
+
+    assert capsys.readouterr().out == printed
+
+
+def test_error_of_a_function_is_its_traceback_and_nothing_of_ours(
+    beside: Beside,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail() -> None:
+        raise ValueError("zap")
+
+    beside.functions(fail=fail)
+
+    assert run(beside, "run", "fail") == 1
+
+    told = capsys.readouterr().err
+    assert told.startswith("Traceback")
+    assert told.endswith("ValueError: zap\n")
+
+
+def test_unknown_function_is_named(beside: Beside) -> None:
+    with pytest.raises(UnknownTask, match="nobody"):
+        run(beside, "run", "nobody")
+
+
+def test_named_argument_without_a_name_is_refused(beside: Beside) -> None:
+    with pytest.raises(ConfigError, match="NAME=VALUE"):
+        run(beside, "run", "echo", "--kwarg", "5")

@@ -1,0 +1,154 @@
+"""``shoal.Pool`` with real coordinators and workers that are killed."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent import futures
+
+import numpy as np
+import pytest
+
+import shoal
+from live.programs import KEY, TESTS, Pool, Programs, eventually
+from tasks.demo_tasks import add
+
+LONG = "join-me-please"
+FLAGS = ("--join-token", LONG)
+FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+CODE = ("--trust-code", "--tasks", "tasks.demo_tasks")
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+@pytest.fixture
+def coordinator(programs: Programs) -> Pool:
+    return programs.serve(*FLAGS, *FLEET)
+
+
+@pytest.fixture(params=[True, False], ids=["durable", "in memory"])
+def pool(request: pytest.FixtureRequest, coordinator: Pool) -> Iterator[shoal.Pool]:
+    with shoal.Pool(coordinator.url, KEY, durable=request.param) as pool:
+        yield pool
+
+
+def test_thousands_of_calls_are_made_by_several_workers(
+    coordinator: Pool, pool: shoal.Pool
+) -> None:
+    for name in ("one", "two"):
+        coordinator.join(name, *CODE, "--slots", "1", token=LONG).said("joined")
+
+    sums = pool.map(add, range(3000), range(3000), timeout=60)
+
+    assert list(sums) == [*range(0, 6000, 2)]
+
+
+def test_values_arrive_as_they_were(coordinator: Pool, pool: shoal.Pool) -> None:
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    array = np.arange(300_000, dtype=np.float32).reshape(3, -1)
+    given = [array, array[:, :2], {1: "x"}, 1j, {1, 2}, 10**30, b"", None]
+
+    got = pool.submit(lambda *values: list(values), *given).result(30)
+
+    np.testing.assert_array_equal(got[0], array)
+    np.testing.assert_array_equal(got[1], array[:, :2])
+    assert got[2:] == given[2:]
+    ref = pool.put(array)
+    totals = pool.map(lambda a, b: float((a + b).sum()), [ref] * 3, range(3))
+    assert list(totals) == [float((array + x).sum()) for x in range(3)]
+
+
+def test_cancelling_frees_the_worker(coordinator: Pool, pool: shoal.Pool) -> None:
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    pool.submit(add, 1).result(30)
+    endless = pool.submit(lambda: time.sleep(3600))
+    time.sleep(0.3)  # so that it runs
+
+    assert endless.cancel()
+
+    assert pool.submit(add, 2).result(10) == 2
+
+
+def test_calls_of_a_worker_that_is_killed_are_made_by_another(
+    coordinator: Pool, pool: shoal.Pool
+) -> None:
+    flags = (*CODE, "--slots", "1")
+    doomed = coordinator.join("doomed", *flags, token=LONG)
+    doomed.said("joined")
+    calls = [pool.submit(lambda x: time.sleep(0.05) or x, x) for x in range(20)]
+    calls[0].result(30)
+
+    coordinator.join("heir", *flags, token=LONG).said("joined")
+    doomed.kill()
+
+    assert [call.result(30) for call in calls] == [*range(20)]
+
+
+def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
+    coordinator = programs.serve(*FLAGS, *FLEET)
+    ports = coordinator.ready["ports"]
+    same = (
+        *FLAGS,
+        *("--macfleet-heartbeat-port", str(ports["macfleet_heartbeat"])),
+        *("--macfleet-transport-port", str(ports["macfleet_transport"])),
+    )
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    with shoal.Pool(coordinator.url, KEY) as pool:
+        calls = [pool.submit(lambda x: time.sleep(0.1) or x, x) for x in range(20)]
+        calls[0].result(30)
+
+        coordinator.program.kill()
+        programs.serve(*same, port=coordinator.port)
+
+        assert [call.result(60) for call in calls] == [*range(20)]
+
+
+def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    draws = []
+
+    for _ in range(2):
+        with shoal.Pool(coordinator.url, KEY) as pool:
+            named = pool.with_options(key="tonight")
+            draws.append(named.submit(lambda: os.urandom(8)).result(30))
+
+    assert draws[0] == draws[1]
+
+
+def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    told = []
+    halfway = threading.Event()
+
+    def note(share: float | None, remark: str) -> None:
+        told.append((share, remark))
+        halfway.set()
+
+    def work() -> str:
+        shoal.progress(0.5, "half")
+        time.sleep(0.2)
+        return "done"
+
+    with shoal.Pool(coordinator.url, KEY) as pool:
+        call = pool.with_options(on_progress=note).submit(work)
+
+        assert halfway.wait(30)
+        assert call.result(30) == "done"
+
+    assert told[0] == (0.5, "half")
+
+
+def test_program_that_leaves_frees_the_worker(coordinator: Pool) -> None:
+    coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
+    with shoal.Pool(coordinator.url, KEY, durable=False) as leaving:
+        endless = leaving.submit(lambda: time.sleep(3600))
+        with pytest.raises(futures.TimeoutError):
+            endless.result(0.5)
+        leaving.shutdown(cancel_futures=True)
+
+    with shoal.Pool(coordinator.url, KEY) as pool:
+        assert pool.submit(add, 1).result(10) == 1
+    eventually(lambda: coordinator.workers()[0]["busy"] == 0, "its slot is free")

@@ -1,0 +1,256 @@
+"""Functions that are called in a real Ray cluster."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import pytest_asyncio
+
+from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
+from shoal.domain.work import Call, Lane
+from shoal.tasks.on_ray.caller import RayCaller
+from shoal.tasks.reading import Reader
+from shoal.tasks.values import Ref, pack
+from tasks.calling import (
+    Caller,
+    Calling,
+    Gate,
+    call,
+    code_call,
+    no_blobs,
+    unheard,
+)
+from tasks.demo_tasks import Point
+from tasks.ray_cluster import DEMO_FILE
+
+# Connecting takes seconds: most tests share one connection, and so its loop.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def caller(ray_cluster: str) -> AsyncIterator[Caller]:
+    ray = RayCaller([DEMO_FILE], ray_cluster, 0, trust_code=True)
+    try:
+        await ray.start()
+        yield Caller(ray)
+    finally:
+        await ray.close()
+
+
+async def test_cluster_has_a_slot_for_each_processor(caller: Caller) -> None:
+    assert caller.processes.slots == 2
+    assert {"demo.add", "mirror"} <= caller.processes.names
+
+
+async def test_values_go_and_come_as_with_processes(caller: Caller) -> None:
+    assert await caller("demo.add", 20, y=22) == 42
+    assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
+    assert await caller("awaits", 4) == 4
+    assert (await caller("double", np.ones(1_000_000))).sum() == 2_000_000
+
+
+async def test_errors_are_those_of_processes(caller: Caller) -> None:
+    with pytest.raises(JobError) as raised:
+        await caller("demo.fail", "zap")
+    with pytest.raises(JobError, match="SystemExit: 3"):
+        await caller("quit")
+    with pytest.raises(JobError, match=r"result: a builtins\.object cannot"):
+        await caller("demo.unserializable")
+    with pytest.raises(NotFound, match=r"'demo\.nope' not registered on this"):
+        await caller("demo.nope")
+
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "demo_tasks.py" in lines[1]
+    assert lines[-1] == "ValueError: zap"
+
+
+async def test_crash_is_an_error_and_the_next_call_is_made(caller: Caller) -> None:
+    with pytest.raises(JobError, match="in the Ray cluster has ended"):
+        await caller("leave", 3)
+
+    assert await caller("demo.add", 1) == 1
+
+
+async def test_call_that_takes_too_long_is_ended(caller: Caller) -> None:
+    with pytest.raises(JobError, match=r"^Task timed out after 0\.2s$"):
+        await caller("demo.sleep", 60, timeout=0.2)
+    with pytest.raises(JobError, match=r"^Task timed out after 0\.05s$"):
+        await caller("patient")
+
+
+async def test_cancelled_call_is_ended(caller: Caller, tmp_path: Path) -> None:
+    gate = Gate.make(tmp_path)
+    running = asyncio.create_task(caller("leaves_child", str(gate.begun)))
+    child = psutil.Process(int(await gate.reached()))
+    called_in = child.parent()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+    assert called_in is not None
+    await asyncio.to_thread(called_in.wait, 30)
+    if child.is_running():
+        child.kill()  # a node of Ray's may leave it
+
+
+async def test_function_that_is_sent_along_is_called(caller: Caller) -> None:
+    factor = 3
+
+    assert await caller.make(code_call(lambda x: x * factor, 14)) == 42
+
+
+async def test_trusting_code_unpickles_nothing_else(caller: Caller) -> None:
+    pickled = pack([object()], pickles=True).data
+
+    with pytest.raises(Exception, match=r"pickled.*--trust-code"):
+        await caller.make(Call("demo.ident", pickled, b"\x80"))
+
+
+async def test_last_word_on_progress_comes_before_the_value(caller: Caller) -> None:
+    said: list[tuple[float | None, str]] = []
+
+    await caller.processes.call(
+        call("steps", 5), no_blobs, lambda share, remark: said.append((share, remark))
+    )
+
+    assert said[-1] == (1.0, "done")
+
+
+async def test_large_argument_is_put_into_the_cluster_once(
+    caller: Caller, tmp_path: Path
+) -> None:
+    path = tmp_path / "blob"
+    path.write_bytes(pack(np.ones(100_000)).data)
+    asked: list[bytes] = []
+
+    async def fetch(digest: bytes) -> Path:
+        asked.append(digest)
+        return path
+
+    refers = call("total", Ref(b"d" * 32))
+    first = await caller.processes.call(refers, fetch, unheard)
+    others = await asyncio.gather(
+        *(caller.processes.call(refers, fetch, unheard) for _ in range(10))
+    )
+
+    assert {Reader().read(each) for each in (first, *others)} == {100_000.0}
+    assert asked == [b"d" * 32]
+
+
+async def test_large_argument_that_nobody_gives_may_be_elsewhere(
+    caller: Caller,
+) -> None:
+    with pytest.raises(Unavailable, match="no blobs here"):
+        await caller("total", Ref(b"e" * 32))
+
+
+async def test_lane_returns_in_order_while_the_next_call_runs(
+    caller: Caller, tmp_path: Path
+) -> None:
+    gate = Gate.make(tmp_path)
+    marks = [(str(tmp_path / str(number)),) for number in range(3)]
+    calling = Calling.begin(caller.processes, Lane("either"))
+
+    calling.push(*marks, gate.args)
+    returned = await calling.until(3)
+    await gate.reached()
+    await gate.open()
+
+    assert returned == [(0, None), (1, None), (2, None)]
+    assert (await calling.until(4))[3] == (3, None)
+    assert calling.lane is not None
+    calling.lane.close()
+
+
+async def test_lane_goes_on_after_the_call_that_ends_its_process(
+    caller: Caller,
+) -> None:
+    calling = Calling.begin(caller.processes, Lane("crash_if"))
+
+    calling.push(*[(number, 3) for number in range(6)])
+    returned = await calling.until(6)
+
+    assert [value for _, value in returned if isinstance(value, int)] == [0, 1, 2, 4, 5]
+    assert "has ended" in dict(returned)[3]
+    assert calling.lane is not None
+    calling.lane.close()
+
+
+async def test_lane_ends_calls_that_take_too_long_or_are_recalled(
+    caller: Caller, tmp_path: Path
+) -> None:
+    gate = Gate.make(tmp_path)
+    slow = Calling.begin(caller.processes, Lane("demo.sleep", 0.5))
+    slow.push((60,), (0,))
+    recalled = Calling.begin(caller.processes, Lane("either"))
+    assert recalled.lane is not None
+    recalled.push(gate.args, (str(tmp_path / "mark"),))
+    await gate.reached()
+    recalled.lane.recall([0])
+
+    assert await slow.until(2) == [(0, "Task timed out after 0.5s"), (1, 0)]
+    assert await recalled.until(1) == [(1, None)]
+    for each in (slow.lane, recalled.lane):
+        assert each is not None
+        each.close()
+
+
+async def test_processors_are_free_when_lanes_are_closed(caller: Caller) -> None:
+    for _ in range(2):
+        lanes = [Calling.begin(caller.processes, Lane("pid")) for _ in range(2)]
+        for each in lanes:
+            each.push(())
+            await each.until(1)
+        with pytest.raises(Unavailable, match="all 2 slots are taken"):
+            Calling.begin(caller.processes, Lane("pid"))
+        for each in lanes:
+            assert each.lane is not None
+            each.lane.close()
+
+    assert await caller("demo.add", 1) == 1
+
+
+async def test_lost_cluster_leaves_calls_to_others(
+    ray_cluster: str, tmp_path: Path
+) -> None:
+    gate = Gate.make(tmp_path)
+    ray = RayCaller([DEMO_FILE], ray_cluster, 1, trust_code=False)
+    await ray.start()
+    before = asyncio.create_task(ray.gone())
+    running = asyncio.create_task(
+        ray.call(call("waits", *gate.args), no_blobs, unheard)
+    )
+    await gate.reached()
+    for child in psutil.Process().children():
+        if "shoal.tasks.on_ray.driver" in child.cmdline() and ray.slots == 1:
+            child.kill()
+
+    with pytest.raises(Unavailable, match="connection to the Ray cluster has ended"):
+        await running
+    assert "has ended" in await before
+    with pytest.raises(Unavailable, match="has ended"):
+        await ray.call(call("demo.add", 1), no_blobs, unheard)
+    await ray.close()
+
+
+@pytest.mark.parametrize(
+    ("modules", "address", "reason"),
+    [
+        (["nothing_of_this_name"], "", "No module named 'nothing_of_this_name'"),
+        (["nowhere/sums.py"], "", r"nowhere/sums\.py: there is no such file"),
+        ([], "127.0.0.1:1", "--ray-address 127.0.0.1:1.*refused"),
+        ([], "rubbish", "--ray-address rubbish.*Invalid address"),
+    ],
+)
+async def test_what_cannot_work_says_why(
+    ray_cluster: str, modules: list[str], address: str, reason: str
+) -> None:
+    ray = RayCaller(modules, address or ray_cluster, 0, trust_code=True)
+
+    with pytest.raises(ConfigError, match=reason):
+        await ray.start()
+
+    await ray.close()
