@@ -30,6 +30,10 @@ CATCHES_ALL = {
 }
 
 
+# Where somebody chose to trust those who wrote it (docs/tasks.md).
+UNPICKLES = {"client/joblib_backend.py"}
+
+
 def code_of(text: str) -> Iterator[ast.AST]:
     return ast.walk(ast.parse(text))
 
@@ -98,7 +102,7 @@ def test_nothing_is_unpickled_or_evaluated() -> None:
         if _runs_data(node)
     }
 
-    assert risky == set()
+    assert risky == UNPICKLES
 
 
 def _runs_data(node: ast.AST) -> bool:

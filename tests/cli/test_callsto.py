@@ -7,8 +7,10 @@ import pytest
 from cli.coordinators import ORIGINAL, Sites
 from shoal.cli import whereto
 from shoal.cli.callsto import target_of_calls
+from shoal.cli.fleet_files import keep_fleet
 from shoal.cli.whereto import direct_now
 from shoal.domain.errors import ConfigError
+from shoal.protocols import discover
 
 PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}
 HEALTH = {"status": "ok", "shoal": "0.2", **PORTS}
@@ -45,6 +47,30 @@ async def test_any_peer_is_joined_by_a_wire_that_is_named(tmp_path: Path) -> Non
 
     assert (there.url, there.token) == ("192.0.2.7:50051", "secret")
     assert there.direct == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "dialled", "token"),
+    [
+        ("192.0.2.7:1", "", "192.0.2.7:1", "kept token"),
+        ("192.0.2.7:1", "lab 7", "192.0.2.7:1?fleet=lab+7", "kept token"),
+        ("tls-any://h:1?fleet=lab", "lab", "tls-any://h:1?fleet=lab", "kept token"),
+        ("192.0.2.7:1?fleet=other", "lab", "192.0.2.7:1?fleet=other", ""),
+        ("tcp://192.0.2.7:1", "lab", "tcp://192.0.2.7:1", ""),
+    ],
+)
+async def test_peer_is_joined_with_the_fleet_that_this_machine_was_let_into(
+    tmp_path: Path, url: str, name: str, dialled: str, token: str
+) -> None:
+    fleets = discover()["macfleet"].fleets
+    assert fleets is not None
+    keep_fleet(tmp_path, fleets, "kept token", name)
+
+    there = await target_of_calls(url, "macfleet", "", tmp_path)
+    assert (there.url, there.token) == (dialled, token)
+
+    given = await target_of_calls(url, "macfleet", "another token", tmp_path)
+    assert (given.url, given.token) == (url, "another token")
 
 
 async def test_peer_without_a_wire_is_an_error_that_names_them(tmp_path: Path) -> None:

@@ -202,13 +202,14 @@ async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
     await eventually(lambda: not pool.hub.pool.jobs)
 
 
+@pytest.mark.parametrize("fresh", [True, False])
 async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
-    pool: Pool,
+    pool: Pool, fresh: bool
 ) -> None:
     worker = Functions(pool.hub, FUNCTIONS, holds=True)
     await pool.joined()
     async with caller(pool) as client:
-        await client.call(1, "add", 1, 1, key="k")
+        await client.call(1, "add", 1, 1, key="k", fresh=fresh)
         await eventually(lambda: len(worker.runs) == 1)
     worker.finish(value="it")
     await eventually(lambda: not pool.hub.pool.jobs)
@@ -218,6 +219,30 @@ async def test_a_named_call_goes_on_without_its_client_and_is_made_once(
 
         assert await client.value(5) == "it"
     assert len(worker.runs) == 1
+
+
+async def test_a_name_that_is_in_use_is_not_fresh(pool: Pool) -> None:
+    Functions(pool.hub, FUNCTIONS, holds=True)
+    await pool.joined()
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1, key="k", fresh=True)
+        await client.call(2, "add", 1, 1, key="k", fresh=True)
+
+        assert (await client.end(2))[2:4] == [
+            "invalid",
+            "the idempotency key was said to be fresh, and is in use",
+        ]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_named_calls_wait_for_room_as_others_do(
+    pool: Pool, worker: Functions, fresh: bool
+) -> None:
+    async with caller(pool) as client:
+        calls = (item(n, "add", n, 1, key=f"k{n}", fresh=fresh) for n in range(1500))
+        await client.ask(*calls)
+
+        assert [await client.value(n) for n in range(1500)] == [*range(1, 1501)]
 
 
 async def test_a_large_value_is_fetched_apart(pool: Pool, worker: Functions) -> None:

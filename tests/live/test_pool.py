@@ -35,6 +35,11 @@ def pool(request: pytest.FixtureRequest, coordinator: Pool) -> Iterator[shoal.Po
         yield pool
 
 
+def slowly(value: int, seconds: float) -> int:
+    time.sleep(seconds)
+    return value
+
+
 def test_thousands_of_calls_are_made_by_several_workers(
     coordinator: Pool, pool: shoal.Pool
 ) -> None:
@@ -78,7 +83,7 @@ def test_calls_of_a_worker_that_is_killed_are_made_by_another(
     flags = (*CODE, "--slots", "1")
     doomed = coordinator.join("doomed", *flags, token=LONG)
     doomed.said("joined")
-    calls = [pool.submit(lambda x: time.sleep(0.05) or x, x) for x in range(20)]
+    calls = [pool.submit(slowly, x, 0.05) for x in range(20)]
     calls[0].result(30)
 
     coordinator.join("heir", *flags, token=LONG).said("joined")
@@ -97,7 +102,7 @@ def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
     )
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
     with shoal.Pool(coordinator.url, KEY) as pool:
-        calls = [pool.submit(lambda x: time.sleep(0.1) or x, x) for x in range(20)]
+        calls = [pool.submit(slowly, x, 0.1) for x in range(20)]
         calls[0].result(30)
 
         coordinator.program.kill()
@@ -120,7 +125,7 @@ def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
 
 def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
-    told = []
+    told: list[tuple[float | None, str]] = []
     halfway = threading.Event()
 
     def note(share: float | None, remark: str) -> None:

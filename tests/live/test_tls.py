@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from live.programs import KEY, PATIENCE, TINY, Pool, Programs
+from live.programs import KEY, PATIENCE, TESTS, TINY, Pool, Programs
+from shoal import Pool as Client
 from transports.certificates import Certificate, issue
 
 ZEROS = ".sha256-" + "A" * 43
@@ -194,3 +195,23 @@ def test_certificate_that_is_no_good_is_an_error_that_names_it(
     assert serve.wait() == 1
     assert said in serve.errors
     assert "Traceback" not in serve.errors
+
+
+def test_functions_are_called_over_a_port_with_a_certificate_of_its_own(
+    programs: Programs, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+    pool = programs.serve(*certificate.flags, "--join-token", "join-me-please", *ports)
+    token = token_of(pool)
+    assert token.startswith("join-me-please.sha256-")
+    worker = pool.join("calls", "--tasks", "tasks.demo_tasks", token=token)
+    worker.said("joined")
+
+    with Client(pool.url, KEY, cacert=certificate.authority) as client:
+        assert client.submit("demo.add", 20, 22).result(PATIENCE) == 42
+
+    data = ("--data-dir", str(programs.folder / "data"))
+    status = shoal("status", "--json", "--url", pool.url, *data)
+    (joined,) = json.loads(status.stdout)["workers"]
+    assert joined["protection"] == "tls"

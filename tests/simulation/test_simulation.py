@@ -1,94 +1,31 @@
 """The whole pool under made-up faults: every job ends once, and nothing sticks."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Coroutine
 
 import pytest
 
 from protocols.pairs import streams
 from shoal.domain.facts import JobHedged
+from shoal.domain.work import Kind
 from shoal.protocols import Protocol, discover
 from simulation import virtual
+from simulation.faults import Fleet, break_things
 from simulation.world import World
 
-PROTOCOLS = list(discover().values())
+PROTOCOLS = [each for each in discover().values() if Kind.CHAT in each.kinds]
 STREAMING = [protocol for protocol in PROTOCOLS if streams(protocol)]
 MODELS = ("small", "large")
 
 
-class Fleet:
-    """Workers that are killed now and then and come back."""
+def fleet_of(world: World, count: int) -> Fleet:
+    """Start workers, every other one with the other model."""
 
-    def __init__(self, world: World, count: int) -> None:
-        self._world = world
-        self._tasks: dict[int, asyncio.Task[None]] = {}
-        for number in range(count):
-            self.launch(number)
-
-    def launch(self, number: int) -> None:
+    def work(number: int) -> Coroutine[None, None, None]:
         model = MODELS[number % len(MODELS)]
-        work = self._world.work(f"w{number}", model, continues=number % 3 > 0)
-        self._tasks[number] = asyncio.create_task(work)
+        return world.work(f"w{number}", model, continues=number % 3 > 0)
 
-    async def kill_one(self) -> None:
-        number = self._world.random.choice(list(self._tasks))
-        task = self._tasks[number]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        loop = asyncio.get_running_loop()
-        loop.call_later(self._world.random.uniform(0.1, 20), self.launch, number)
-
-    async def double_one(self) -> None:
-        """Start a second process under a name that is taken."""
-        number = self._world.random.choice(list(self._tasks))
-        older = self._tasks[number]
-        self.launch(number)
-        await asyncio.sleep(5.0)
-        older.cancel()
-        await asyncio.gather(older, return_exceptions=True)
-        if self._tasks[number].done():
-            # The older one came back last, so the newer one was told to go.
-            self.launch(number)
-
-    async def stop(self) -> None:
-        for task in self._tasks.values():
-            task.cancel()
-        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-
-
-async def cut_a_wire(world: World, fleet: Fleet) -> None:
-    if (wire := world.any_wire()) is not None:
-        wire.cut()
-
-
-async def stall_a_wire(world: World, fleet: Fleet) -> None:
-    if (wire := world.any_wire()) is not None:
-        wire.stall()
-        asyncio.get_running_loop().call_later(60.0, wire.cut)
-
-
-async def kill_a_worker(world: World, fleet: Fleet) -> None:
-    await fleet.kill_one()
-
-
-async def double_a_worker(world: World, fleet: Fleet) -> None:
-    await fleet.double_one()
-
-
-async def crash_the_coordinator(world: World, fleet: Fleet) -> None:
-    await world.crash()
-    await asyncio.sleep(world.random.uniform(0.1, 3.0))
-    await world.start()
-
-
-Fault = Callable[[World, Fleet], Awaitable[None]]
-FAULTS: dict[Fault, int] = {
-    cut_a_wire: 10,
-    stall_a_wire: 4,
-    kill_a_worker: 6,
-    double_a_worker: 3,
-    crash_the_coordinator: 1,
-}
+    return Fleet(world.random, count, work)
 
 
 async def live_through(
@@ -107,15 +44,9 @@ async def live_through(
     """
     world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after)
     await world.start()
-    fleet = Fleet(world, workers)
+    fleet = fleet_of(world, workers)
     await asyncio.sleep(1.0)
     busy = 60.0  # seconds in which everything happens
-
-    async def break_things() -> None:
-        for _ in range(faults):
-            await asyncio.sleep(world.random.expovariate(faults / busy))
-            (fault,) = world.random.choices(list(FAULTS), list(FAULTS.values()))
-            await fault(world, fleet)
 
     async def ask_one() -> None:
         await asyncio.sleep(world.random.uniform(0.0, busy))
@@ -128,7 +59,7 @@ async def live_through(
         await world.ask(model, patience=patience)
 
     ended = await asyncio.gather(
-        break_things(),
+        break_things(world, fleet, faults, busy),
         *(asyncio.ensure_future(ask_one()) for _ in range(jobs)),
         return_exceptions=True,
     )
@@ -190,7 +121,7 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: Protocol) -> None:
         """Return how long clients waited for the first piece, the longest first."""
         world = World(protocol, 3, refusals=0.0, stalls=0.05, hedge_after=hedge_after)
         await world.start()
-        fleet = Fleet(world, 20)
+        fleet = fleet_of(world, 20)
         await asyncio.sleep(1.0)
         found: list[float] = []
 

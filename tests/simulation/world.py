@@ -21,10 +21,18 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, Limits, Priority
+from shoal.domain.worker import Model, Offer
 from shoal.ledger.keys import Signer
 from shoal.protocols import Protocol
 from shoal.protocols.crowd import Listener
-from shoal.protocols.session import Hello, Member, WebSocketRoute
+from shoal.protocols.session import (
+    Dialer,
+    Hello,
+    Member,
+    Setting,
+    WebSocketRoute,
+    by_token,
+)
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.crowd import Crowds
 from shoal.runtime.door import Door, token_book
@@ -33,7 +41,8 @@ from shoal.runtime.link import LinkClosed
 from shoal.runtime.serving import serve_worker
 from shoal.store.memory import MemoryStore
 from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
+from shoal.worker.calls import Functions
+from shoal.worker.places import Find, only
 from shoal.worker.slots import Slots
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
@@ -67,8 +76,10 @@ class World:
         refusals: float = 0.02,
         stalls: float = 0.0,
         hedge_after: float | None = None,
+        token: str = "",
     ) -> None:
         self._refusals = refusals
+        self._token = token  # that workers present, if there is one
         self._stalls = stalls
         self._hedge_after = hedge_after
         self.random = Random(seed)
@@ -76,14 +87,14 @@ class World:
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
         self.hub: Hub
-        self._protocol = protocol
+        self.up = False
+        self.protocol = protocol
         self._jobs = 0
         self._wires: list[Wire] = []
         self._endpoint: Listener | WebSocketRoute
         self._crowds: Crowds
         self._serving: dict[asyncio.Task[object], Wire] = {}
         self._hub_task: asyncio.Task[None]
-        self._up = False
         self._clients: set[asyncio.Task[None]] = set()
         self.accepted: dict[JobId, None] = {}  # in order
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
@@ -91,22 +102,28 @@ class World:
     async def start(self) -> None:
         """Start the coordinator, on what its predecessor left in the store."""
         self.hub = Hub(
-            self.store, self.clock, self._new_id, SIGNER, hedge_after=self._hedge_after
+            self.store, self.clock, self.new_id, SIGNER, hedge_after=self._hedge_after
         )
         await self.hub.restore()
-        start = int(self.clock.wall() * 1000)
-        endpoints = self._protocol.endpoints(self._protocol.config(), setting(start))
-        wanted = Listener if self._protocol.joint else WebSocketRoute
+        endpoints = self.protocol.endpoints(self.protocol.config(), self._setting())
+        wanted = Listener if self.protocol.joint else WebSocketRoute
         self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
         keys = self.store.keys
         door = Door(await token_book(keys), keys, self.clock)
         self._crowds = Crowds(self.hub, self.clock, door)
         self._hub_task = asyncio.create_task(self.hub.run())
-        self._up = True
+        self.up = True
+
+    def _setting(self) -> Setting:
+        around = setting(int(self.clock.wall() * 1000))
+        if not self._token:
+            return around
+        admission, draw = by_token(self._token), self.random.randbytes
+        return replace(around, token=self._token, admission=admission, draw=draw)
 
     async def crash(self) -> None:
         """End the coordinator as ``kill -9`` does: no farewell, nothing flushed."""
-        self._up = False
+        self.up = False
         dead = [self._hub_task, *self._serving, *self._clients]
         for wire in self._serving.values():
             wire.cut()
@@ -119,7 +136,7 @@ class World:
         self, wires: list[Wire], url: str, headers: Mapping[str, str], message_max: int
     ) -> AsyncIterator[tuple[Ends, Mapping[str, str]]]:
         """Stand in for the transport's ``dial``."""
-        if not self._up:
+        if not self.up:
             raise LinkClosed("connection refused")
         wire = Wire(self.random)
         serve, answer = self._accept(url, headers, wire)
@@ -141,7 +158,7 @@ class World:
         hub, clock, name, now = (
             self.hub,
             self.clock,
-            self._protocol.name,
+            self.protocol.name,
             self.clock.now(),
         )
         if isinstance(self._endpoint, Listener):
@@ -166,27 +183,46 @@ class World:
             refuses=self._refusals,
             stalls=self._stalls,
         )
-        # One key for one name, as it is kept in a file.
+        member = self.member(name, engine.models[0], slots)
+        scheme = "tcp" if self.protocol.joint else "ws"
+        dialer = self.protocol.dial(f"{scheme}://coordinator:4010", member)
+        await self.be(dialer, only(engine, Slots(slots)))
+
+    def member(self, name: str, model: Model, slots: int) -> Member:
+        """Return how a worker presents itself, always with one key for one name."""
         signer = Signer.from_seed(hashlib.sha256(name.encode()).digest())
-        member = Member(
+        return Member(
             name,
-            engine.models[0],
+            model,
             slots,
+            self._token,
             identity=signer,
             epoch=EPOCH,
             draw=self.random.randbytes,
         )
-        scheme = "tcp" if self._protocol.joint else "ws"
-        dialer = self._protocol.dial(f"{scheme}://coordinator:4010", member)
+
+    async def be(
+        self,
+        dialer: Dialer,
+        find: Find,
+        offers: tuple[Offer, ...] | None = None,
+        functions: Functions | None = None,
+    ) -> None:
+        """Be a worker that dials so until cancelled, which is how it is killed.
+
+        ``offers`` and ``functions`` are as in ``Agent``.
+        """
         wires: list[Wire] = []
         dial = partial(self._dial, wires)
         agent = Agent(
             dialer,
             dial,
-            only(engine, Slots(slots)),
+            find,
             self.clock,
             self.random,
             _nothing,
+            offers=offers,
+            functions=functions,
         )
         try:
             await agent.run()
@@ -196,7 +232,7 @@ class World:
 
     async def ask(self, model: str, *, patience: float | None = None) -> None:
         """Be a client, which leaves after ``patience`` seconds; note what came."""
-        if not self._up:
+        if not self.up:
             self.tally.refused += 1
             return
         try:
@@ -230,12 +266,12 @@ class World:
     async def _insist(self, job: Job) -> None:
         for _ in range(TRIES_MAX):
             await asyncio.sleep(self.random.uniform(0.0, 5.0))
-            if not self._up:
+            if not self.up:
                 continue
             if self._hub_task.done():
                 self._hub_task.result()
             # The coordinator's end cuts it off, as its connection would be.
-            asking = asyncio.create_task(self._answer(replace(job, id=self._new_id())))
+            asking = asyncio.create_task(self._answer(replace(job, id=self.new_id())))
             await asyncio.wait([asking])
             if not asking.cancelled() and asking.exception() is None:
                 self._check(*asking.result())
@@ -246,12 +282,16 @@ class World:
             self.tally.asked_again += 1
         self.tally.wrong.append(f"{job.idempotency_key}: asked {TRIES_MAX} times")
 
-    async def _answer(self, job: Job) -> tuple[str, str]:
-        """Have a job done; return what came, and what was asked."""
+    def end_with_us(self) -> None:
+        """Have this task, a client's, cut off when the coordinator is killed."""
         task = asyncio.current_task()
         assert task is not None
         self._clients.add(task)
         task.add_done_callback(self._clients.discard)
+
+    async def _answer(self, job: Job) -> tuple[str, str]:
+        """Have a job done; return what came, and what was asked."""
+        self.end_with_us()
         text = ""
         async with self.hub.answering(job) as reader:
             self.accepted[reader.job_id] = None
@@ -280,7 +320,7 @@ class World:
         elif self.random.random() < 0.05:
             prompt += " rich"
         return Job(
-            self._new_id(),
+            self.new_id(),
             Chat(model, ({"role": "user", "content": prompt},)),
             Limits(queue=3600.0),
             self.random.choice(OWNERS),
@@ -324,7 +364,7 @@ class World:
             for story in await self.facts()
         )
 
-    def _new_id(self) -> JobId:
+    def new_id(self) -> JobId:
         return JobId(f"{self.random.getrandbits(64):016x}")
 
 

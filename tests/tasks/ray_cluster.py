@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.calling import TESTS
-
 START = (
     *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
     *("--port=0", "--num-cpus=2", "--node-ip-address=127.0.0.1"),
@@ -22,7 +20,6 @@ SETTINGS = {
     # Its own secret, so that none is put into the home of whoever runs the tests.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
-    "PYTHONPATH": str(TESTS),
 }
 DEMO_FILE = str(Path(__file__).with_name("demo_tasks.py"))
 

@@ -120,6 +120,50 @@ def test_connection_that_breaks_ends_both_who_reads_and_who_writes(run: Any) -> 
     run(test)
 
 
+def test_who_has_said_all_may_still_be_answered(run: Any) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with serving() as (url, links):
+            port = int(url.rpartition(":")[2])
+            with socket.create_connection(("127.0.0.1", port)) as theirs:
+                theirs.setblocking(False)
+                link = await links.get()
+                await loop.sock_sendall(theirs, b"a line without an end")
+                theirs.shutdown(socket.SHUT_WR)
+
+                assert await received(link, 21) == b"a line without an end"
+                with pytest.raises(LinkClosed, match="closed by peer") as caught:
+                    await link.receive()
+                assert caught.value.code == 1005
+                await link.send(b"an answer")
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(link.close(1000, "said"))
+                    answer = await loop.sock_recv(theirs, 100)
+                    rest = await loop.sock_recv(theirs, 100)
+
+            assert (answer, rest) == (b"an answer", b"")
+
+    run(test)
+
+
+def test_who_has_said_all_and_then_goes_ends_who_writes(run: Any) -> None:
+    async def test() -> None:
+        async with serving() as (url, links):
+            port = int(url.rpartition(":")[2])
+            theirs = socket.create_connection(("127.0.0.1", port))
+            link = await links.get()
+            theirs.shutdown(socket.SHUT_WR)
+            with pytest.raises(LinkClosed):
+                await link.receive()
+            writing = asyncio.create_task(_send_for_ever(link))
+            theirs.close()
+
+            with pytest.raises(LinkClosed):
+                await writing
+
+    run(test)
+
+
 async def _send_for_ever(link: TcpLink) -> None:
     while True:
         await link.send(bytes(UNSENT_MAX))

@@ -42,7 +42,14 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Work
 from shoal.domain.worker import CHATS, Condition, Health, Model, Offer
 from shoal.engines.port import Finished, Item
-from shoal.protocols.session import Batch, Close, Output, Welcome, WorkerSession
+from shoal.protocols.session import (
+    GOING_ON,
+    Batch,
+    Close,
+    Output,
+    Welcome,
+    WorkerSession,
+)
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import LinkClosed
 from shoal.worker.agent import (
@@ -399,6 +406,31 @@ def test_it_is_said_by_which_way_it_is_tried_next() -> None:
         ]
 
     play(script, TwoWays(down=True))
+
+
+class Signpost(PlainSession):
+    """A way on that is to be taken at once."""
+
+    def tick(self, now: float) -> list[Command | Welcome | Output]:
+        return [Close("it is at wire://found", GOING_ON)]
+
+
+@dataclass
+class Signposted(Network):
+    """A coordinator whose address has to be asked for first."""
+
+    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+        if len(self.links) > 1:
+            return super().connected(headers)
+        return Signpost(self.said, self.inbox, self.accepts, welcomes=False)
+
+
+def test_way_that_goes_on_elsewhere_is_gone_at_once_and_not_reported() -> None:
+    async def script(its: Membership) -> None:
+        assert its.events == ["joined"]
+        assert its.network.dialled[0] == its.network.dialled[1]
+
+    play(script, Signposted())
 
 
 def test_steady_connection_begins_the_pauses_anew() -> None:

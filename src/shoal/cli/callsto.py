@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from shoal.cli.fleet_files import kept_fleet
 from shoal.cli.whereto import HTTP, Target, direct_now, stands_for_direct, target
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
@@ -32,6 +33,8 @@ async def target_of_calls(url: str, wire: str, token: str, data: Path) -> Target
                 f"http://HOST:PORT, or for a peer with --wire {' or '.join(wires)}"
             )
         plain, fingerprint = without_fingerprint(token)
+        if not plain:
+            url, plain = _in_kept_fleet(url, wires[wire], data)
         return Target(url, wires[wire], plain, fingerprint)
     ours = await target(url, "auto", token, data)
     there = replace(ours, protocol=wires.get(wire) or next(iter(wires.values())))
@@ -55,6 +58,22 @@ async def target_of_calls(url: str, wire: str, token: str, data: Path) -> Target
             "it starts, or a proxy stands before it"
         )
     return replace(there, direct=direct)
+
+
+def _in_kept_fleet(url: str, protocol: Protocol, data: Path) -> tuple[str, str]:
+    """Return a peer's URL, and the token of the fleet that this machine was let into.
+
+    Empty: it was let into none, or the peer is not of that one.
+
+    Raises ConfigError if the file with the token is damaged.
+    """
+    fleets = protocol.fleets
+    kept = None if fleets is None else kept_fleet(data, fleets)
+    if fleets is None or kept is None:
+        return url, ""
+    token, name = kept
+    within = fleets.within(url, name)
+    return (url, "") if within is None else (within, token)
 
 
 def calls(protocol: Protocol) -> bool:

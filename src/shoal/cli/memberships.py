@@ -4,7 +4,7 @@ import asyncio
 import random
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from shoal.runtime.clock import LoopClock
 from shoal.runtime.link import Link, LinkClosed
 from shoal.transports import dialling
 from shoal.transports.http import NotTrusted
+from shoal.transports.tcp_dialling import Scheme
 from shoal.worker.agent import Agent, Happening
 from shoal.worker.assortment import Assortment, Shelf, Stock
 from shoal.worker.calls import Functions
@@ -190,7 +191,7 @@ async def _dial(
     async with AsyncExitStack() as opened:
         if url != there.direct:
             yield await opened.enter_async_context(
-                dialling.dial(url, headers, message_max, fingerprint=there.fingerprint)
+                _opening(there, url, headers, message_max)
             )
             return
         try:
@@ -204,14 +205,22 @@ async def _dial(
         try:
             async with asyncio.timeout(DIRECT_LIMIT):
                 link = await opened.enter_async_context(
-                    dialling.dial(
-                        url, headers, message_max, fingerprint=there.fingerprint
-                    )
+                    _opening(there, url, headers, message_max)
                 )
         except TimeoutError as error:
             why = f"cannot connect to {url}: no answer within {DIRECT_LIMIT:g} s"
             raise LinkClosed(why) from error
         yield link
+
+
+def _opening(
+    there: Target, url: str, headers: Mapping[str, str], message_max: int
+) -> AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]]:
+    # What is known is the certificate of HTTP.  Where the session finds out who
+    # answers, the port has one of its own.
+    elsewhere = url.startswith(f"{Scheme.ANY.value}://")
+    fingerprint = None if elsewhere else there.fingerprint
+    return dialling.dial(url, headers, message_max, fingerprint=fingerprint)
 
 
 def _slots(worker: Worker, source: Source) -> Slots:

@@ -22,8 +22,8 @@ from shoal.client.conversation import Conversation
 from shoal.client.dialling import open_session
 from shoal.client.failures import ConnectionLost
 from shoal.client.held import Held
-from shoal.client.packing import Read
 from shoal.client.place import Place
+from shoal.client.results import Read
 from shoal.client.tasks import Tasks, ask_tasks
 from shoal.domain.errors import Cancelled, ShoalError
 

@@ -8,8 +8,8 @@ from shoal.client.asked import Asked
 from shoal.client.conversation import Conversation
 from shoal.client.dialling import open_session
 from shoal.client.held import Held
-from shoal.client.packing import Read
 from shoal.client.place import Place
+from shoal.client.results import Read
 from shoal.domain.errors import Cancelled, ShoalError
 
 NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"

@@ -5,22 +5,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
 
 import msgspec
 
 from shoal.client.blobs import Blob
+from shoal.client.results import Read, plain_reading, reading_of
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
 from shoal.tasks.limits import ARGS_MAX, BLOB_MAX, BLOB_MIN
-from shoal.tasks.reading import Reader, unpickled
 from shoal.tasks.registry import NAME_MAX, name_of
 from shoal.tasks.rich import PICKLED, REFERENCE
-from shoal.tasks.schemas import by_return_hint
 from shoal.tasks.values import NO_KWARGS, Packed, pack
-
-Read: TypeAlias = Callable[[bytes], object]
-"""Returns the value that is written in MessagePack."""
 
 NO_ARGS = b"\x90"
 """An empty array."""
@@ -84,7 +79,7 @@ def function_of(function: Callable[..., object] | str, *, trust: bool) -> Functi
         )
     if (name := name_of(function)) is not None:
         return _task(name, function, trust)
-    return _code(function, _reader(trust=trust))
+    return _code(function, plain_reading(trust=trust))
 
 
 def pack_call(
@@ -166,42 +161,12 @@ class _Large:
 
 @lru_cache(FUNCTIONS_MAX)
 def _named(name: str, trust: bool) -> Function:
-    return Function(name, _reader(trust=trust))
+    return Function(name, plain_reading(trust=trust))
 
 
 @lru_cache(FUNCTIONS_MAX)
 def _task(name: str, function: Callable[..., object], trust: bool) -> Function:
-    read, rebuild = _reader(trust=trust), by_return_hint(function)
-    if rebuild is None:
-        return _named(name, trust)
-
-    def rebuilt(data: bytes) -> object:
-        try:
-            return rebuild(read(data))
-        except ValueError as error:
-            raise InvalidRequest(f"what {name} returned: {error}") from error
-
-    return Function(name, rebuilt)
-
-
-def _reader(*, trust: bool) -> Read:
-    return Reader(unpickle=_unpickled if trust else _not_unpickled).read
-
-
-def _unpickled(data: memoryview) -> object:
-    try:
-        return unpickled(data)
-    except Exception as error:
-        # Whatever comes of running what a worker wrote.
-        raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
-
-
-def _not_unpickled(data: memoryview) -> object:
-    raise InvalidRequest(
-        "the result is pickled, and reading it runs code of the worker: it is not read "
-        "here; return lists, dictionaries, texts, numbers or arrays, or trust the "
-        "workers by shoal.Pool(trust_code=True)"
-    )
+    return Function(name, reading_of(name, function, trust=trust))
 
 
 def _pack(value: object, root: str, large: _Large, coded: bool) -> Packed:

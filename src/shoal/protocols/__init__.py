@@ -51,6 +51,8 @@ class Fleets:
     programs of the wire keep the token in ``file``, below the user's home folder, or
     are given it by ``variable``, of the environment.  ``setting`` names the fields of
     the wire's configuration for both, and ``opening`` the one for a fleet without them.
+    ``within`` puts a fleet's name into a peer's URL; None: the URL says that the peer
+    is of another fleet, or of one without a token.
     """
 
     invite: Callable[[str, str], str]
@@ -58,6 +60,7 @@ class Fleets:
     check: Callable[[str], object]
     file: str
     variable: str
+    within: Callable[[str, str], str | None]
     setting: tuple[str, str] = ("token", "fleet")
     opening: str = "open"
 

@@ -140,7 +140,11 @@ class Parting(Protocol):
     """A session that has to know that its peer has hung up, and may still answer."""
 
     def parted(self, now: float) -> Sequence[Output]:
-        """Take note that nothing more will come; the last call, unless it closed."""
+        """Take note that nothing more will come; the last call, unless it closed.
+
+        It is also told of a connection that broke, of a peer that stopped reading, and
+        of bytes that its link refused: that a connection ends because of the peer.
+        """
         ...
 
 

@@ -65,6 +65,7 @@ class Driver(Generic[In, Out]):
         self._timer: Timer | None = None
         self._timer_due = 0.0
         self._notices = 0
+        self._parted = False  # the session was told
 
     @property
     def accepts(self) -> frozenset[type]:
@@ -119,7 +120,10 @@ class Driver(Generic[In, Out]):
         await self._outbox.room()
 
     def hang_up(self, reason: str, code: int = 1000, text: str = "") -> None:
-        """End the connection."""
+        """End the connection.
+
+        The session is not told: whoever hangs up knows it, and the peer did nothing.
+        """
         self._end(End(reason, code, text))
 
     @property
@@ -154,11 +158,9 @@ class Driver(Generic[In, Out]):
                 # A link that always has something never waits, and so never yields.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
-            if isinstance(self._session, Parting):
-                self._step(self._session.parted)
-            self._end(_lost(closed))
+            self._part(_lost(closed))
         except PeerError as error:
-            self._end(_broken(error))
+            self._part(_broken(error))
         except Exception as error:
             self._end(error)
 
@@ -166,7 +168,7 @@ class Driver(Generic[In, Out]):
         try:
             await self._outbox.write()
         except LinkClosed as closed:
-            self._end(_lost(closed))
+            self._part(_lost(closed))
         except Exception as error:
             self._end(error)
 
@@ -220,7 +222,7 @@ class Driver(Generic[In, Out]):
 
     def _give_up(self) -> None:
         self._outbox.clear()
-        self._end(End("peer stopped reading", 1008, "too much unread"))
+        self._part(End("peer stopped reading", 1008, "too much unread"))
 
     def _note(self, text: str) -> None:
         self._notices += 1
@@ -228,6 +230,13 @@ class Driver(Generic[In, Out]):
             log.warning("notice peer=%s text=%r", self.peer, text)
         if self._notices == NOTICES_MAX:
             log.warning("notice peer=%s text='no more of these are logged'", self.peer)
+
+    def _part(self, end: End) -> None:
+        """End it because of the peer, and let the session know first."""
+        if not self._over and not self._parted and isinstance(self._session, Parting):
+            self._parted = True
+            self._step(self._session.parted)
+        self._end(end)
 
     def _end(self, end: End | Exception) -> None:
         """Record the first reason to stop, and stop."""

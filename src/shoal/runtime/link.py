@@ -60,6 +60,10 @@ class CuttingLink(Protocol):
         """
         ...
 
+    def say(self, data: bytes) -> bool:
+        """Write a message as ``send`` does, if that needs no waiting; say whether."""
+        ...
+
     async def write(self, part: bytes | memoryview) -> None:
         """Write a part of a large message, without a copy, as ``send`` does."""
         ...

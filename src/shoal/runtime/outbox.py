@@ -23,6 +23,7 @@ class Outbox:
     __slots__ = (
         "_bulk_size",
         "_bulks",
+        "_cutting",
         "_link",
         "_messages",
         "_over",
@@ -35,6 +36,7 @@ class Outbox:
         # Plain lists and futures: events and deques would be a tenth of what an idle
         # worker takes.
         self._link = link
+        self._cutting = link if isinstance(link, CuttingLink) else None
         self._messages: list[Data] = []
         self._bulks: list[Bulk] = []
         self._size = 0  # bytes of messages, with those that are being sent
@@ -48,6 +50,10 @@ class Outbox:
 
         ``patience`` is how many times ``OUTBOX_MAX`` may be unread.
         """
+        if self._idle and self._cutting is not None:
+            # No need to wake the writer for what needs no waiting.
+            if self._cutting.say(data):
+                return True
         # Never wait here: two peers that both stop reading in order to write would
         # wait for each other for ever.
         self._messages.append(data)
@@ -109,8 +115,7 @@ class Outbox:
                 self._make_room()
 
     async def _write_bulk(self, bulk: Bulk) -> None:
-        link = self._link
-        cutting = link if isinstance(link, CuttingLink) else None
+        link, cutting = self._link, self._cutting
         left = _size_of(bulk)
         for part in bulk.parts:
             size = len(part)
@@ -128,6 +133,11 @@ class Outbox:
         assert not left, f"a bulk is {left} bytes smaller than it was said to be"
 
     @property
+    def _idle(self) -> bool:
+        """Whether the writer has written all that there is, and waits for more."""
+        return self._writer is not None and not self._writer.done()
+
+    @property
     def _full(self) -> bool:
         return self._size + self._bulk_size > OUTBOX_FULL
 
@@ -138,7 +148,8 @@ class Outbox:
                 each.set_result(None)
 
     def _wake(self) -> None:
-        if self._writer is not None and not self._writer.done():
+        if self._idle:
+            assert self._writer is not None
             self._writer.set_result(None)
 
 

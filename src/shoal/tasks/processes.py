@@ -21,10 +21,11 @@ from shoal.domain.work import Call, Feature, Lane
 from shoal.tasks import orders
 from shoal.tasks.lanes import ProcessLane, timed_out
 from shoal.tasks.limits import PROCESSES_MAX, RESTART_AFTER, WAITING_MAX
+from shoal.tasks.one_call import OneCall
 from shoal.tasks.port import Fetch, OpenLane, Remark
 from shoal.tasks.process import CLOSED, Process, Runner, Timeouts
 from shoal.tasks.registry import not_among
-from shoal.tasks.running import LACKING, NOT_TRUSTED, REFUSED
+from shoal.tasks.running import NOT_TRUSTED
 
 Give = Callable[[Runner | Unavailable], None]
 Start = Callable[[Callable[[Runner], None]], Awaitable[Runner]]
@@ -92,7 +93,7 @@ class Processes:
             raise JobError(timed_out(timeout))
         process = await self._free()
         self._number += 1
-        one = _OneCall(
+        one = OneCall(
             self._number, remark, lambda digest: self._blob(process, digest, fetch)
         )
         process.user = one
@@ -270,49 +271,3 @@ async def _child(
     threads: int,
 ) -> Runner:
     return await Process.start(modules, trust=trust, threads=threads, ended=ended)
-
-
-class _OneCall:
-    """A call that a process makes, until it returns."""
-
-    def __init__(
-        self, number: int, remark: Remark, blob: Callable[[bytes], None]
-    ) -> None:
-        self.number = number
-        self.returned = False
-        self.result: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self.limit: tuple[asyncio.Timeout, float | None] | None = None
-        self._remark = remark
-        self._blob = blob
-
-    def heard(self, head: Sequence[Any], tail: bytes) -> None:
-        code, about = head[0], head[1]
-        if code == orders.LACKS:
-            self._blob(about)
-        elif about != self.number:
-            return  # progress of a thread that the one before has left
-        elif code == orders.SAID:
-            self._remark(*head[2:])
-        elif code == orders.BEGAN:
-            self._begun()
-        elif not self.result.done():
-            self.returned = True
-            if code == orders.DONE:
-                self.result.set_result(tail)
-            else:
-                error = _ERRORS.get(head[2], JobError)
-                self.result.set_exception(error(tail.decode()))
-
-    def _begun(self) -> None:
-        if self.limit is None or self.result.done():
-            return
-        limit, timeout = self.limit
-        if timeout is not None:
-            limit.reschedule(asyncio.get_running_loop().time() + timeout)
-
-    def lost(self, why: str) -> None:
-        if not self.result.done():
-            self.result.set_exception(JobError(why))
-
-
-_ERRORS: dict[int, type[ShoalError]] = {REFUSED: InvalidRequest, LACKING: Unavailable}

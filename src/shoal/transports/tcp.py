@@ -21,6 +21,7 @@ TURN = 1 << 20  # bytes of one after which others have their turn
 UNSENT_HERE = 512 << 10  # bytes that the system may hold back, where messages are cut
 ABRUPT = 1006  # no farewell came (RFC 6455, section 7.4.1)
 FAREWELL_WITHOUT_CODE = 1005  # all that the end of a byte stream says
+PEER_CLOSED = ("closed by peer", FAREWELL_WITHOUT_CODE)
 
 # A peer that vanished sends nothing: after 10 s without a word it is asked three times.
 # macOS has a name of its own for the first.
@@ -42,6 +43,7 @@ class TcpLink(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._gone: asyncio.Future[None]  # the system has nothing left of it
         self._end: tuple[str, int] | None = None  # why, and a WebSocket's code for it
+        self._said_all = False  # the peer, which may still read
         self._ended_here = False
         self._unread: list[Data] = []
         self._unread_size = 0  # bytes, about
@@ -55,8 +57,7 @@ class TcpLink(asyncio.Protocol):
 
     async def receive(self) -> Batch:
         while not self._unread or self._ended_here:
-            if self._end is not None:
-                raise LinkClosed(*self._end)
+            self._check_more_may_come()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         arrived, self._unread, self._unread_size = self._unread, [], 0
@@ -87,8 +88,7 @@ class TcpLink(asyncio.Protocol):
                 self._read_on()
             if messages:
                 return messages
-            if self._end is not None:
-                raise LinkClosed(*self._end)
+            self._check_more_may_come()
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
 
@@ -102,7 +102,7 @@ class TcpLink(asyncio.Protocol):
                 self._flush()
             elif len(self._unsent) == 1:
                 asyncio.get_running_loop().call_soon(self._flush)
-        if self._stopped or self._end is not None:
+        if self._takes_no_more:
             await self._room()
 
     async def write(self, part: bytes | memoryview) -> None:
@@ -114,7 +114,7 @@ class TcpLink(asyncio.Protocol):
         for at in range(0, len(view), SLICE):
             if self._end is None:
                 self.transport.write(view[at : at + SLICE])
-            if self._stopped or self._end is not None:
+            if self._takes_no_more:
                 await self._room()
             elif (at + SLICE) % TURN == 0:
                 await asyncio.sleep(0)  # the peer may read as fast as this writes
@@ -151,8 +151,15 @@ class TcpLink(asyncio.Protocol):
             self.transport.pause_reading()
         self._wake(self._reader)
 
-    def eof_received(self) -> None:
-        self._over("closed by peer", FAREWELL_WITHOUT_CODE)
+    def eof_received(self) -> bool:
+        # TCP can end in one direction alone, and some programs end what they say so;
+        # with TLS, asyncio ends both.
+        if self.transport.get_extra_info("sslcontext") is not None:
+            self._over(*PEER_CLOSED)
+            return False
+        self._said_all = True
+        self._wake(self._reader)
+        return True
 
     def pause_writing(self) -> None:
         self._stopped = True
@@ -176,14 +183,35 @@ class TcpLink(asyncio.Protocol):
             self.transport.pause_reading()
         self._wake(self._reader)
 
+    def _check_more_may_come(self) -> None:
+        """Raise LinkClosed if nothing will come any more."""
+        if self._end is not None:
+            raise LinkClosed(*self._end)
+        if self._said_all:
+            raise LinkClosed(*PEER_CLOSED)
+
     def _read_on(self) -> None:
         self._full = False
-        if self._end is None:
+        if self._end is None and not self._said_all:
             self.transport.resume_reading()
+
+    @property
+    def _takes_no_more(self) -> bool:
+        # One that is closing has ended, and will be told why in a moment.
+        return self._stopped or self._end is not None or self.transport.is_closing()
+
+    def _put(self, data: bytes) -> None:
+        """Have data written; what comes in one turn of the loop leaves together."""
+        self._unsent.append(data)
+        self._unsent_size += len(data)
+        if self._unsent_size >= JOINED_MAX:
+            self._flush()
+        elif len(self._unsent) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
 
     async def _room(self) -> None:
         """Wait until the system takes more.  Raises LinkClosed."""
-        while self._stopped and self._end is None:
+        while self._takes_no_more and self._end is None:
             self._writer = asyncio.get_running_loop().create_future()
             await self._writer
         if self._end is not None:
@@ -224,8 +252,8 @@ class _Inlet(asyncio.BufferedProtocol):
         if self._cutter.filled(nbytes):
             self._link.arrived(full=self._cutter.full)
 
-    def eof_received(self) -> None:
-        self._link.eof_received()
+    def eof_received(self) -> bool:
+        return self._link.eof_received()
 
     def pause_writing(self) -> None:
         self._link.pause_writing()

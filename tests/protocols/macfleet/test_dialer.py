@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from protocols.calling import MEMBER, around, connect, sent, unconnected
+from protocols.calling import MEMBER, Pair, around, sent, unconnected
 from shoal.domain.errors import ConfigError
 from shoal.protocols.crowd import Listener
 from shoal.protocols.macfleet import PROTOCOL
@@ -13,7 +13,7 @@ from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import REJECTED_MAX, FleetDialer
 from shoal.protocols.macfleet.wire.keys import fleet_key
-from shoal.protocols.session import Close, Send, WorkerSession
+from shoal.protocols.session import GOING_ON, Close, Send, WorkerSession
 
 DIRECT = replace(MEMBER, direct="tls-any://host:50052")
 
@@ -111,15 +111,37 @@ def test_a_pong_that_does_not_come_is_not_waited_for_long() -> None:
 
 def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
     member = replace(MEMBER, name="coordinator")
-    pair = connect(PROTOCOL, member)
-    assert pair.events == []
+    first = unconnected(PROTOCOL, member, around())
+    close = met_by(first)
+    assert (close.code, first.dialer.final(close.code, "")) == (GOING_ON, None)
 
-    assert pair.dialer.final(1000, "") is None
     second = unconnected(PROTOCOL, member, around())
-    second.worker = pair.dialer.connected({})
+    second.worker = first.dialer.connected({})
     second.begin()
 
     assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
+
+
+def test_a_coordinator_that_always_has_our_name_is_not_tried_at_once_for_ever() -> None:
+    dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), around()).dialer
+    closes = []
+    for name in ("a", "a-worker"):
+        pair = unconnected(PROTOCOL, MEMBER, replace(around(), name=name))
+        pair.worker = dialer.connected({})
+        closes.append(met_by(pair))
+
+    assert [each.code == GOING_ON for each in closes] == [True, False]
+    assert "--name" in closes[1].reason
+
+
+def met_by(pair: Pair) -> Close:
+    """Let a worker greet a coordinator; return how it takes the answer."""
+    pair.open()
+    pair.coordinator.tick(0.0)
+    answer = pair.coordinator.receive([*sent(pair.worker.tick(0.0))], 0.0)
+    (close,) = pair.worker.receive([*sent(answer)], 0.0)
+    assert isinstance(close, Close)
+    return close
 
 
 def test_a_real_fleet_that_hangs_up_again_and_again_has_another_token() -> None:

@@ -80,6 +80,18 @@ def test_code_does_not_count_in_a_fleet_without_a_token() -> None:
     assert "--macfleet-token" in pair.events[-1].reason
 
 
+def test_code_does_not_count_where_somebody_in_between_could_change_it() -> None:
+    pair = unconnected(PROTOCOL, MEMBER, around(), config=Config(open=True))
+    pair.certificate = b""  # the fleet is open, and speaks no TLS
+    pair.begin()
+    pair.event(Offered(MEMBER.offers))
+
+    met, offered = pair.events
+    assert isinstance(met, Met)
+    assert isinstance(offered, Offered)
+    assert offered.offers[0].features == {Feature.VALUES}
+
+
 @pytest.mark.parametrize(
     ("member", "setting", "said"),
     [

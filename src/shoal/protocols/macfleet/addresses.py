@@ -1,7 +1,7 @@
 """The addresses at which nodes are had, as URLs."""
 
 from collections.abc import Mapping
-from urllib.parse import SplitResult, parse_qs, urlsplit
+from urllib.parse import SplitResult, parse_qs, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError
 from shoal.protocols.crowd import plainly
@@ -75,6 +75,19 @@ def split(url: str) -> SplitResult:
 def fleet_of(parts: SplitResult) -> str:
     """Return the id of the fleet that a URL names; empty: none."""
     return parse_qs(parts.query).get(FLEET, [""])[0]
+
+
+def within_fleet(url: str, fleet: str) -> str | None:
+    """Return a node's URL with the id of its fleet.
+
+    None: it names another, or is ``tcp://..``, as nodes of open fleets have it.
+
+    Raises ConfigError as ``split`` does.
+    """
+    named = fleet_of(split(url))
+    if url.startswith(f"{PLAIN}://") or named not in ("", fleet):
+        return None
+    return url if named or not fleet else f"{url}?{urlencode({FLEET: fleet})}"
 
 
 def shown(url: str) -> str:

@@ -13,6 +13,7 @@ from shoal.protocols.macfleet.wire.frames import (
     Payload,
     encode,
     head_of,
+    head_with,
 )
 from shoal.protocols.session import Bulk, Send
 
@@ -48,7 +49,19 @@ class Voice:
         if self._ours:
             return self.say_in_pieces(type, payload, stream=stream)
         # The checksum comes first and takes long, so it is made in steps.
-        return Bulk(_whole(type, stream, memoryview(payload)), HEAD.size + size)
+        return Bulk(_whole(type, stream, payload), HEAD.size + size)
+
+    def say_parts(self, type: FrameType, *parts: Payload) -> Send | Bulk:
+        """Return how a payload goes out whose parts are not to be put together first.
+
+        A large one is on a stream of its own, if it goes in pieces.
+        """
+        size = sum(map(len, parts))
+        if size <= CHUNK:
+            return self.say(type, b"".join(parts))
+        if self._ours:
+            return self.say_in_pieces(type, *parts, stream=self.new_stream())
+        return Bulk(_whole(type, STREAM, *parts), HEAD.size + size)
 
     def say_in_pieces(
         self, type: FrameType, *parts: Payload, stream: int = STREAM
@@ -64,13 +77,15 @@ class Voice:
         return self._stream
 
 
-def _whole(type: FrameType, stream: int, payload: memoryview) -> Iterator[Part]:
+def _whole(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
     crc = 0
-    for at in range(0, len(payload), CRC_STEP):
-        crc = FrameReader.checksum(payload[at : at + CRC_STEP], crc)
-        yield b""  # here others may go first
-    yield head_of(type, payload, stream, crc=crc)
-    yield payload
+    views = [memoryview(part) for part in parts]
+    for view in views:
+        for at in range(0, len(view), CRC_STEP):
+            crc = FrameReader.checksum(view[at : at + CRC_STEP], crc)
+            yield b""  # here others may go first
+    yield head_with(type, sum(map(len, parts)), crc, stream)
+    yield from views
 
 
 def _pieces(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:

@@ -67,8 +67,17 @@ class RaySlot:
             self._end()
             if user is not None:
                 user.lost(head[1])
-        elif self._user is not None:
+        elif self._user is not None and self._is_of_user(head):
             self._user.heard(head, tail)
+
+    def _is_of_user(self, head: Sequence[Any]) -> bool:
+        """Say whether it is not about a call that has been over for a moment.
+
+        What calls say goes another way than what they return, and may come later.
+        """
+        if head[0] == orders.LACKS:
+            return True
+        return (head[1] if len(head) > 1 else None) == self._call
 
     def unavailable(self, why: str) -> None:
         """Learn that the cluster is lost.

@@ -12,7 +12,7 @@ from shoal.protocols import Endpoint
 from shoal.protocols.crowd import CrowdSession, From, Outgoing, To
 from shoal.protocols.macfleet.fleet.gossip import Gossip, Ways
 from shoal.protocols.macfleet.fleet.limiter import Limiter
-from shoal.protocols.macfleet.fleet.meeting import LABEL, heartbeat_listener
+from shoal.protocols.macfleet.fleet.meeting import heartbeat_listener
 from shoal.protocols.macfleet.fleet.own import Member
 from shoal.protocols.macfleet.fleet.pinging import PingExchange, Pong
 from shoal.protocols.macfleet.fleet.registry import Address, Fleet, Node
@@ -79,7 +79,7 @@ async def served(
     ]
     means = Means(node.serve, door, clock, Random(1), HOST)
     async with reaching(endpoints, means) as ports:
-        node.port = ports["macfleet"][LABEL]
+        (node.port,) = ports["macfleet"].values()
         yield node
 
 

@@ -77,20 +77,33 @@ def head_of(
     stream: int = STREAM,
     flags: int = 0,
     sequence: int = 0,
-    crc: int | None = None,
 ) -> bytes:
-    """Return what goes before a payload; ``crc`` is its checksum, if it is known.
+    """Return what goes before a payload.
 
     Raises TooLarge if real peers would not take it.
     """
     size = len(payload)
+    crc = crc32(payload) if size <= PAYLOAD_MAX else 0
+    return head_with(type, size, crc, stream, flags, sequence)
+
+
+def head_with(
+    type: FrameType,
+    size: int,
+    crc: int,
+    stream: int = STREAM,
+    flags: int = 0,
+    sequence: int = 0,
+) -> bytes:
+    """Return what goes before a payload of which these are size and checksum.
+
+    Raises TooLarge if real peers would not take it.
+    """
     if size > PAYLOAD_MAX:
         raise TooLarge(
             f"a frame of {size} bytes exceeds the limit of {PAYLOAD_MAX}: send it in "
             "several"
         )
-    if crc is None:
-        crc = crc32(payload)
     return _pack(stream, type, flags, size, sequence, crc, 0)
 
 

@@ -1,0 +1,77 @@
+"""``shoal join --engine ray`` as a process: a real Ray cluster, in a real pool."""
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+import shoal
+from live.programs import (
+    KEY,
+    GatedModel,
+    Pool,
+    Program,
+    Programs,
+    answer_to,
+    text_in,
+)
+from models.pairs import PAIRS
+from tasks.demo_tasks import add, pid
+from tasks.ray_cluster import DEMO_FILE
+
+LONG = "join-me-please"
+PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+QUESTION = next(iter(PAIRS))
+
+
+@pytest.fixture
+def model() -> Iterator[GatedModel]:
+    """A server that stands where Ray Serve's would."""
+    model = GatedModel(pause=0)
+    model.go_on.set()
+    yield model
+    model.close()
+
+
+@pytest.fixture
+def coordinator(programs: Programs) -> Pool:
+    return programs.serve("--join-token", LONG, *PORTS)
+
+
+def test_cluster_does_tasks_and_chats_and_comes_back_when_it_was_lost(
+    ray_cluster: str, coordinator: Pool, model: GatedModel
+) -> None:
+    worker = coordinator.join(
+        *("ray", "--engine", "ray", "--ray-address", ray_cluster, *model.flags),
+        *("--tasks", DEMO_FILE),
+        token=LONG,
+    )
+    joined = [worker.said("joined") for _ in range(2)]
+
+    (functions,) = [each for each in joined if "tasks" in each]
+    (models,) = [each for each in joined if "model" in each]
+    assert functions["slots"] == 2
+    assert models["model"] == "tiny"
+    with coordinator.client() as client, answer_to(client, QUESTION) as stream:
+        assert "".join(text_in(stream)) == PAIRS[QUESTION]
+    with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
+        assert [*quick.map(add, range(500))] == [*range(500)]
+    with shoal.Pool(coordinator.url, KEY) as pool:
+        assert pool.submit(add, 20, 22).result(30) == 42
+        assert pool.submit(pid).result(30) not in _family(worker)
+
+        for process in _family(worker).values():
+            if "shoal.tasks.on_ray.driver" in process.cmdline():
+                process.kill()
+        assert "the Ray cluster has ended" in worker.said("unavailable")["reason"]
+        worker.said("available")
+        worker.said("joined")
+
+        assert pool.submit(add, 20, 22).result(30) == 42
+    assert worker.terminate() == 0
+
+
+def _family(worker: Program) -> dict[int, psutil.Process]:
+    """Return a worker's processes on this side of the cluster, by number."""
+    one = psutil.Process(worker.process.pid)
+    return {each.pid: each for each in (one, *one.children())}

@@ -1,0 +1,61 @@
+"""No case of the vectors is forgotten: each is replayed, or left out on purpose."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from protocols.macfleet.recorded import CASES, VECTORS, case_of
+
+TESTS = Path(__file__).parents[2]
+
+LEFT_OUT = {
+    "collective": "collectives come with training",
+    "data_parallel": "as above",
+    "topk": "compression, which real peers never put on the wire",
+    "fp16": "as above",
+    "adaptive": "as above",
+    "v1_quant": "as above",
+    "v1_tensor": "a layout of the first version, which never was on the wire",
+    "v1_compressed": "as above",
+    "v1_compressed_decode": "as above",
+}
+"""Kinds of cases that no test replays, and why."""
+
+
+def called(name: str) -> Iterator[str]:
+    """Return the texts with which the tests call a function."""
+    for path in sorted(TESTS.rglob("*.py")):
+        if "macfleet" not in (text := path.read_text("utf-8")):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Call(func=ast.Name(id=found), args=args) if found == name:
+                    for each in args:
+                        if isinstance(each, ast.Constant):
+                            yield str(each.value)
+
+
+def replayed() -> set[str]:
+    """Return the kinds of which every case is in a test."""
+    whole = set(called("recorded"))
+    named = set(called("case_of"))
+    single = {kind for kind in kinds() if names_of(kind) <= named}
+    return whole | single
+
+
+def kinds() -> set[str]:
+    return {case["kind"] for case in CASES}
+
+
+def names_of(kind: str) -> set[str]:
+    return {case["name"] for case in CASES if case["kind"] == kind}
+
+
+def test_every_kind_of_case_is_replayed_or_left_out_for_a_reason() -> None:
+    assert VECTORS.exists()
+    assert replayed() - kinds() == set(), "kinds that there are not"
+    assert kinds() - replayed() == set(LEFT_OUT)
+
+
+def test_the_code_for_pairing_is_the_only_case_that_is_named_by_itself() -> None:
+    assert names_of("qr_text") == {case_of("qr/short url")["name"]}

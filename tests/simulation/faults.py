@@ -1,0 +1,94 @@
+"""What goes wrong in a simulation: with connections, workers and the coordinator."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from random import Random
+
+from simulation.world import World
+
+
+class Fleet:
+    """Workers that are killed now and then and come back; ``work`` is being one."""
+
+    def __init__(
+        self,
+        random: Random,
+        count: int,
+        work: Callable[[int], Coroutine[None, None, None]],
+    ) -> None:
+        self._random = random
+        self._work = work
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        for number in range(count):
+            self.launch(number)
+
+    def launch(self, number: int) -> None:
+        self._tasks[number] = asyncio.create_task(self._work(number))
+
+    async def kill_one(self) -> None:
+        number = self._random.choice(list(self._tasks))
+        task = self._tasks[number]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._random.uniform(0.1, 20), self.launch, number)
+
+    async def double_one(self) -> None:
+        """Start a second process under a name that is taken."""
+        number = self._random.choice(list(self._tasks))
+        older = self._tasks[number]
+        self.launch(number)
+        await asyncio.sleep(5.0)
+        older.cancel()
+        await asyncio.gather(older, return_exceptions=True)
+        if self._tasks[number].done():
+            # The older one came back last, so the newer one was told to go.
+            self.launch(number)
+
+    async def stop(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+
+async def cut_a_wire(world: World, fleet: Fleet) -> None:
+    if (wire := world.any_wire()) is not None:
+        wire.cut()
+
+
+async def stall_a_wire(world: World, fleet: Fleet) -> None:
+    if (wire := world.any_wire()) is not None:
+        wire.stall()
+        asyncio.get_running_loop().call_later(60.0, wire.cut)
+
+
+async def kill_a_worker(world: World, fleet: Fleet) -> None:
+    await fleet.kill_one()
+
+
+async def double_a_worker(world: World, fleet: Fleet) -> None:
+    await fleet.double_one()
+
+
+async def crash_the_coordinator(world: World, fleet: Fleet) -> None:
+    await world.crash()
+    await asyncio.sleep(world.random.uniform(0.1, 3.0))
+    await world.start()
+
+
+Fault = Callable[[World, Fleet], Awaitable[None]]
+FAULTS: dict[Fault, int] = {
+    cut_a_wire: 10,
+    stall_a_wire: 4,
+    kill_a_worker: 6,
+    double_a_worker: 3,
+    crash_the_coordinator: 1,
+}
+
+
+async def break_things(world: World, fleet: Fleet, faults: int, seconds: float) -> None:
+    """Let so many faults happen in so many seconds, about."""
+    for _ in range(faults):
+        await asyncio.sleep(world.random.expovariate(faults / seconds))
+        (fault,) = world.random.choices(list(FAULTS), list(FAULTS.values()))
+        await fault(world, fleet)

@@ -1,0 +1,292 @@
+"""Calls under made-up faults: each comes to its right end, and no slot stays held."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from shoal.domain.errors import JobError, ShoalError, TimedOut, WorkerLost
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Outcome
+from shoal.domain.vocabulary import LaneCall, LaneReturn
+from shoal.domain.work import Call, Feature, Job, Kind, Lane, Priority
+from shoal.domain.worker import Model, Offer
+from shoal.protocols import Protocol, discover
+from shoal.runtime.asker import Ended
+from shoal.runtime.board import Board, Way
+from shoal.runtime.call_limits import call_limits
+from shoal.runtime.peers import Peer
+from shoal.worker.blobs import Blobs
+from shoal.worker.calls import Functions
+from simulation import virtual
+from simulation.faults import Fleet, break_things
+from simulation.functions import NAME, RAISED, Made, SimCaller, squared
+from simulation.world import World
+
+PROTOCOLS = [each for each in discover().values() if Kind.CALL in each.kinds]
+TOKEN = "the token of the fleet"
+BUSY = 60.0  # seconds in which everything happens
+QUEUE = 3600.0  # seconds that a call may wait
+WAY = Way(Lane(NAME), Priority.NORMAL, QUEUE)
+NO_KEYWORDS = msgspec.msgpack.encode({})
+
+
+@pytest.fixture
+def blobs() -> Iterator[Blobs]:
+    """Where large arguments would be."""
+    blobs = Blobs()
+    yield blobs
+    asyncio.run(blobs.close())
+
+
+class Clients:
+    """Those who make calls, each with a number, and what they were told."""
+
+    def __init__(self, world: World, made: Made) -> None:
+        self.world = world
+        self.made = made
+        self.accepted: dict[JobId, int] = {}
+        self.whole = 0
+        self.failed = 0
+        self.lost = 0
+        self._numbers = 0
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def job(self, number: int, key: str = "") -> Job:
+        args = msgspec.msgpack.encode([number])
+        return Job(
+            self.world.new_id(),
+            Call(NAME, args, NO_KEYWORDS),
+            call_limits(queue=QUEUE),
+            idempotency_key=key,
+        )
+
+    async def place(self) -> None:
+        """Have a call kept, and never ask for it again."""
+        await asyncio.sleep(self.world.random.uniform(0.0, BUSY))
+        if self.world.up:
+            number = self.number()
+            job = self.job(number)
+            self.world.hub.place(job, Placed(self, number))
+
+    async def insist(self) -> None:
+        """Ask for a call under one key until it has its end, come what may."""
+        number = self.number()
+        job = self.job(number, f"call {number}")
+        await asyncio.sleep(self.world.random.uniform(0.0, BUSY))
+        while True:
+            if self.world.up:
+                again = replace(job, id=self.world.new_id())
+                asking = asyncio.create_task(self._ask(again, number))
+                await asyncio.wait([asking])
+                if not asking.cancelled():  # else the coordinator was killed
+                    return asking.result()
+            await asyncio.sleep(self.world.random.uniform(0.0, 5.0))
+
+    async def _ask(self, job: Job, number: int) -> None:
+        self.world.end_with_us()
+        async with self.world.hub.answering(job) as reader:
+            self.accepted[reader.job_id] = number
+            try:
+                end: Outcome | ShoalError = await reader.outcome()
+            except ShoalError as error:
+                end = error
+            self.check(number, end)
+
+    async def in_lanes(self, calls: int) -> None:
+        """Have calls made that are not kept, and take some of them back."""
+        random = self.world.random
+        await asyncio.sleep(random.uniform(0.0, BUSY))
+        while not self.world.up:  # noqa: ASYNC110  # nothing tells when it is
+            await asyncio.sleep(1.0)
+        asking = asyncio.create_task(self._in_lanes(calls))
+        await asyncio.wait([asking])
+        if not asking.cancelled():
+            asking.result()
+
+    async def _in_lanes(self, calls: int) -> None:
+        self.world.end_with_us()
+        random = self.world.random
+        told = InLanes(self)
+        board = Board(self.world.hub, self.world.clock, "al", told)
+        try:
+            for _ in range(calls):
+                number = self.number()
+                told.open.add(number)
+                args = msgspec.msgpack.encode([number])
+                board.ask(WAY, LaneCall(number, args, NO_KEYWORDS))
+                if random.random() < 0.3:
+                    board.flush()
+                    await asyncio.sleep(random.uniform(0.0, 1.0))
+                if random.random() < 0.1 and told.open:
+                    unwanted = random.choice(sorted(told.open))
+                    assert board.recall(unwanted)
+                    told.open.remove(unwanted)
+            board.flush()
+            while told.open:
+                told.news.clear()
+                await told.news.wait()
+        finally:
+            board.close()
+
+    def check(self, number: int, end: Outcome | ShoalError) -> None:
+        """Count how a call ended; it is wrong unless it could not be otherwise."""
+        self.made.over.add(number)
+        expected = squared(number)
+        match end:
+            case Outcome(value=value):
+                right = msgspec.msgpack.decode(value) == expected
+                self.whole += 1
+            case WorkerLost() | TimedOut():
+                right = True  # where everything fails, too many workers may do
+                self.lost += 1
+            case JobError():
+                right = expected is None and str(end) == RAISED
+                self.failed += 1
+            case _:
+                right = False
+        if not right:
+            self.made.wrong.append(f"call {number} came to {end!r}")
+
+
+class Placed:
+    """Hears of one call that is kept."""
+
+    def __init__(self, clients: Clients, number: int) -> None:
+        self._clients = clients
+        self._number = number
+
+    def accepted(self, job_id: JobId) -> None:
+        self._clients.accepted[job_id] = self._number
+
+    def leased(self, job_id: JobId, lease: LeaseNumber, peer: Peer) -> None:
+        pass
+
+    def advanced(self, job_id: JobId, share: float | None, remark: str) -> None:
+        pass
+
+    def returned(self, returns: list[LaneReturn]) -> None:
+        self._clients.made.wrong.append(f"call {self._number} is in no lane")
+
+    def ended(self, job: Ended) -> None:
+        assert job.end is not None
+        self._clients.check(self._number, job.end)
+
+
+class InLanes:
+    """Hears of one client's calls that are not kept, each once."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.open: set[int] = set()
+        self.news = asyncio.Event()
+        self._clients = clients
+
+    def returned(self, returns: Iterable[LaneReturn]) -> None:
+        for number, value, error in returns:
+            self._ended(number, JobError(error) if error else Outcome("", value=value))
+
+    def failed(self, number: int, error: ShoalError) -> None:
+        self._ended(number, error)
+
+    def _ended(self, number: int, end: Outcome | ShoalError) -> None:
+        if number not in self.open:
+            self._clients.made.wrong.append(f"call {number} ended, and was not open")
+        self.open.discard(number)
+        self._clients.check(number, end)
+        self.news.set()
+
+
+def worker_of(
+    world: World, callers: dict[int, SimCaller], made: Made, blobs: Blobs, number: int
+) -> Coroutine[None, None, None]:
+    """Return the life of a worker that calls functions."""
+    slots = world.random.randint(1, 3)
+    caller = callers[number] = SimCaller(slots, world.random, made, refuses=0.02)
+    offer = Offer(
+        frozenset({Kind.TASK, Kind.CALL, Kind.LANE}),
+        slots=slots,
+        features=frozenset({Feature.VALUES}),
+        tasks=caller.names,
+        streams=False,
+    )
+    direct = world.protocol.address
+    assert direct is not None
+    member = replace(
+        world.member(f"w{number}", Model("none"), slots),
+        offers=(offer,),
+        direct=direct("coordinator", {"transport": 1}),
+    )
+    dialer = world.protocol.dial("http://coordinator:4010", member)
+    return world.be(dialer, lambda work: None, (offer,), Functions(caller, blobs))
+
+
+async def live_through(protocol: Protocol, seed: int, blobs: Blobs) -> Clients:
+    world = World(protocol, seed, token=TOKEN)
+    await world.start()
+    made = Made()
+    clients = Clients(world, made)
+    callers: dict[int, SimCaller] = {}
+    fleet = Fleet(
+        world.random, 8, lambda number: worker_of(world, callers, made, blobs, number)
+    )
+    await asyncio.sleep(1.0)
+
+    ended = await asyncio.gather(
+        break_things(world, fleet, 15, BUSY),
+        *(clients.place() for _ in range(30)),
+        *(clients.insist() for _ in range(30)),
+        *(clients.in_lanes(20) for _ in range(5)),
+        return_exceptions=True,
+    )
+    for each in ended:
+        if isinstance(each, BaseException):
+            raise each
+    await asyncio.sleep(200.0)  # for the last lost worker to be noticed and replaced
+    await world.settle()
+
+    assert await world.store.open_jobs() == []
+    for worker in world.hub.pool.workers.values():
+        assert worker.leases == {}, f"{worker.id} holds a slot for nothing"
+    assert len(world.hub.pool.workers) == 8
+    assert {n: each.busy for n, each in callers.items() if each.busy} == {}
+    world.accepted.update(dict.fromkeys(clients.accepted))
+    assert await world.ends() == {1: len(clients.accepted)}
+    for job_id, number in clients.accepted.items():
+        stored = await world.store.job(job_id)
+        assert stored is not None
+        if stored.outcome is not None:
+            value = msgspec.msgpack.decode(stored.outcome.value)
+            assert value == squared(number)
+    await fleet.stop()
+    await world.crash()
+    return clients
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+@pytest.mark.parametrize("seed", range(50))
+def test_every_call_comes_to_its_right_end(
+    protocol: Protocol, seed: int, blobs: Blobs
+) -> None:
+    async def scenario() -> None:
+        clients = await live_through(protocol, seed, blobs)
+
+        assert clients.made.wrong == []
+        assert clients.whole > 60
+        assert clients.lost < 10
+
+    virtual.run(scenario())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
+def test_a_seed_makes_the_same_calls_twice(protocol: Protocol, blobs: Blobs) -> None:
+    async def scenario() -> tuple[list[int], Counter[JobId]]:
+        clients = await live_through(protocol, 7, blobs)
+        return clients.made.begun, Counter(clients.accepted)
+
+    assert virtual.run(scenario()) == virtual.run(scenario())
