@@ -46,6 +46,7 @@ class Frames:
         self.checksum = reader.checksum
         self._read = reader.read
         self._joiner = Joiner()
+        self.place = self._joiner.place
         self._voice = Voice(ours=ours)
 
     def opened(self, certificate: bytes) -> None:
@@ -86,6 +87,7 @@ class Calling:
         self.head_size = session.head_size
         self.body_size = session.body_size
         self.checksum = session.checksum
+        self.place = session.place
         self.opened = session.opened
         self._count = 0
 

@@ -1,13 +1,19 @@
-"""Makes bad input out of good: by bytes, and by values of the JSON in it."""
+"""Makes bad input out of good: by bytes, and by values of JSON or MessagePack in it."""
 
 import json
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+import msgspec
+
 SEPARATOR = b"\0\n"  # between the messages of one input
 
 SIZE_MAX = 64 << 10  # bytes of an input
+PACKED_AT = (
+    0,
+    3,
+)  # where MessagePack begins in a part: after what a target reads first
 STEPS = (1, 1, 1, 2, 4)  # changes from good input to bad
 
 ODD: tuple[Any, ...] = (
@@ -47,8 +53,24 @@ def _by_value(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
         tree = json.loads(lines[number][start:])
         lines[number] = lines[number][:start] + _written(_changed(random, tree))
     except (ValueError, RecursionError):
-        return _flip(random, data, seeds)
+        return _by_packed_value(random, data, seeds)
     return SEPARATOR.join(lines)
+
+
+def _by_packed_value(random: Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
+    lines = data.split(SEPARATOR)
+    number = random.randrange(len(lines))
+    line = lines[number]
+    for start in PACKED_AT:
+        try:
+            tree = msgspec.msgpack.decode(line[start:])
+            if isinstance(tree, dict | list):
+                packed = msgspec.msgpack.encode(_changed(random, tree))
+                lines[number] = line[:start] + packed
+                return SEPARATOR.join(lines)
+        except (ValueError, OverflowError, RecursionError, TypeError):
+            continue
+    return _flip(random, data, seeds)
 
 
 def _changed(random: Random, tree: Any) -> Any:

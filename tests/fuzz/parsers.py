@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 from zeroconf import ServiceInfo
 
-from fuzz import corpus, handshakes, sessions
+from fuzz import corpus, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
@@ -212,4 +212,5 @@ PARSERS: Mapping[str, Parser] = {
     "handshakes": Parser(handshakes.handshakes, handshakes.seeds),
     **{name: Parser(*each) for name, each in sessions.SESSIONS.items()},
     **{name: Parser(*each) for name, each in FLEETS.items()},
+    **{name: Parser(*each) for name, each in fleet_sessions.SESSIONS.items()},
 }

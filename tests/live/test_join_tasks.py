@@ -1,5 +1,6 @@
 """``shoal join --tasks`` as a process: functions, for real coordinators and clients."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import psutil
 import pytest
 
 import shoal
-from live.programs import KEY, TESTS, TINY, Pool, Programs, eventually
+from live.programs import KEY, TESTS, TINY, Pool, Program, Programs, eventually
 from tasks.demo_tasks import Point, add, crash, fail, pid
 
 LONG = "join-me-please"
@@ -142,3 +143,80 @@ def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:
 
     assert "--token" in worker.said("left")["reason"]
     assert worker.wait() == 1
+
+
+@pytest.mark.parametrize("token", [LONG, ""], ids=["with a token", "without"])
+def test_open_fleet_is_joined_whether_there_is_a_token_or_not(
+    programs: Programs, token: str
+) -> None:
+    coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
+    trusting = ("--slots", "1", "--trust-code")
+    worker = coordinator.join("calls", *DEMO, *trusting, token=token)
+
+    assert first_of(worker) == "joined"
+    with shoal.Pool(coordinator.url, KEY) as client:
+        assert client.submit(add, 20, 22).result(30) == 42
+        # Nothing protects what is sent there.
+        with pytest.raises(shoal.CodeRefused, match="--trust-code"):
+            client.submit(lambda: 1).result(30)
+
+
+def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
+    programs: Programs,
+) -> None:
+    coordinator = programs.serve(*FLAGS, *FLEET, "--macfleet-open")
+    worker = coordinator.join("x", *DEMO, "--slots", "1", token="not-the-token")
+
+    assert "--token" in worker.said("left")["reason"]
+    assert worker.wait() == 1
+
+
+def test_worker_called_like_its_coordinator_joins_without_alarm(
+    programs: Programs,
+) -> None:
+    coordinator = programs.serve(*FLAGS, *FLEET, "--name", "machine")
+    worker = coordinator.join("machine", *DEMO, "--slots", "1", token=LONG)
+
+    assert first_of(worker) == "joined"
+    workers = [each["id"] for each in coordinator.workers()]
+    assert workers == ["macfleet:machine-worker"]
+
+
+def test_of_two_with_one_name_and_key_the_newer_stays_and_the_older_is_told(
+    coordinator: Pool, client: shoal.Pool
+) -> None:
+    slot = (*DEMO, "--slots", "1")
+    older = coordinator.join("twin", *slot, token=LONG)
+    older.said("joined")
+    newer = coordinator.join("twin", *slot, token=LONG)
+    newer.said("joined")
+
+    assert "--name" in older.said("left")["reason"]
+    assert older.wait() == 1
+    assert client.submit(add, 20, 22).result(30) == 42
+    assert len(coordinator.workers()) == 1
+
+
+def test_of_two_machines_with_one_name_the_second_is_told_to_take_another(
+    coordinator: Pool, client: shoal.Pool, tmp_path: Path
+) -> None:
+    slot = (*DEMO, "--slots", "1")
+    coordinator.join("twin", *slot, token=LONG).said("joined")
+    elsewhere = Programs(tmp_path / "elsewhere")
+    try:
+        second = elsewhere.run(
+            *("join", coordinator.url, "--json", "--name", "twin", "--token", LONG),
+            *slot,
+        )
+
+        assert "--name" in second.said("left")["reason"]
+        assert second.wait() == 1
+        assert client.submit(add, 20, 22).result(30) == 42
+    finally:
+        elsewhere.close()
+
+
+def first_of(worker: Program) -> str:
+    """Return what a worker says first of how it gets on."""
+    event: str = json.loads(worker.line() or "{}")["event"]
+    return event

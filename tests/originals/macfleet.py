@@ -162,6 +162,7 @@ class PeerTransport:
     token: str = ""
     fleet: str = ""
     v1: bool = False  # whether it knows no newer handshake
+    local: str = ""  # the address that it dials from; empty: any
     port: int = 0
     refused: list[str] = field(default_factory=list)
     connections: dict[str, PeerConnection] = field(default_factory=dict)
@@ -190,8 +191,11 @@ class PeerTransport:
     ) -> PeerConnection:
         """Dial a peer whose id has to be known already, but in an open fleet."""
         context = client_context() if self.token else None
+        local = (self.local, 0) if self.local else None
         async with asyncio.timeout(10):
-            reader, writer = await asyncio.open_connection(host, port, ssl=context)
+            reader, writer = await asyncio.open_connection(
+                host, port, ssl=context, local_addr=local
+            )
         try:
             found, hardware = await self._introduce(peer_id, reader, writer)
         except BaseException:

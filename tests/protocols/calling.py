@@ -42,6 +42,7 @@ OFFER = Offer(
     streams=False,
     public_key=SIGNER.public_key.hex(),
     proven=True,
+    receipts=False,
 )
 
 

@@ -214,6 +214,23 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
         assert (await its.story(client.job_id))[-1] == presented
 
 
+@pytest.mark.parametrize("proven", [True, False])
+async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
+    async with coordinator() as its:
+        worker = await its.join("w", public_key=WORKER.public_key.hex(), proven=proven)
+        (known,) = its.hub.pool.workers.values()
+        known.offer = replace(known.offer, receipts=False)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        books = its.hub.books
+
+        claims = (await only_receipt(its, client.job_id)).claims
+        assert claims.verdict is Verdict.UNSIGNED
+        payee = WORKER_ACCOUNT if proven else f"worker:{W}"
+        assert books.balance(payee) == 10_000
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_receipt_is_about_the_answer_that_was_first_of_two(
     order: tuple[int, int],

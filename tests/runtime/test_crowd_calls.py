@@ -10,6 +10,7 @@ from runtime.crowds import Line, Place, place
 from runtime.functions import call, pack, unpack
 from runtime.hubs import Coordinator, moment, play
 from runtime.test_board import WAY, Caller
+from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
@@ -28,13 +29,14 @@ from shoal.domain.vocabulary import (
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Call, Feature, Job, Kind, Lane, Work
+from shoal.domain.work import Call, Feature, Job, Kind, Lane, Priority, Work
 from shoal.domain.worker import Offer
 from shoal.protocols.crowd import Met
 from shoal.runtime.asker import Ended
 from shoal.runtime.board import IDLE_MAX, Board
 from shoal.runtime.call_limits import GRACE, call_limits
 from shoal.runtime.clock import LoopClock
+from shoal.runtime.lanes import OpenLane
 from shoal.runtime.neighbours import JOBS_MAX
 from shoal.runtime.peers import Peer
 
@@ -71,16 +73,33 @@ class Noting:
         self.end = job.end
 
 
+class Held:
+    """Holds a lane, and does nothing with it."""
+
+    def opened(self, lane: OpenLane) -> None:
+        pass
+
+    def returned(self, lane: OpenLane, returns: list[LaneReturn]) -> None:
+        pass
+
+    def over(self, lane: OpenLane, error: ShoalError) -> None:
+        pass
+
+
 Script = Callable[[Coordinator, Place, Line], Awaitable[None]]
 
 
 def with_a_peer(
-    script: Script, *, offers: tuple[Offer, ...] = (OFFER,), asks: bool = False
+    script: Script,
+    *,
+    offers: tuple[Offer, ...] = (OFFER,),
+    asks: bool = False,
+    cancels: bool = True,
 ) -> None:
     async def scenario(its: Coordinator) -> None:
         there = await place(its)
         line = await there.line()
-        line.says("1", Met("peer", cancels=True, asks=asks))
+        line.says("1", Met("peer", cancels=cancels, asks=asks))
         line.says("1", Offered(offers))
         await moment()
         await script(its, there, line)
@@ -163,6 +182,43 @@ def test_lanes_go_to_a_peer_and_back_and_are_closed() -> None:
         board.close()
 
     with_a_peer(script)
+
+
+def test_a_lane_is_over_where_nothing_can_be_stopped_when_its_worker_says_so() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        lane = OpenLane(its.hub, "me", Lane("add"), Priority.NORMAL, 9.0, Held())
+        await moment()
+        (run,) = line.heard("1", RunJob)
+        (worker,) = its.hub.pool.workers.values()
+
+        its.hub.withdraw(lane.job_id, "its key was revoked")
+        await moment()
+        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        assert worker.leases == {run.job_id: run.lease}
+        line.says("1", Completed(run.job_id, run.lease))
+        await moment()
+
+        assert worker.leases == {}
+
+    with_a_peer(script, cancels=False)
+
+
+def test_an_idle_lane_is_over_once_its_worker_says_so() -> None:
+    async def script(its: Coordinator, there: Place, line: Line) -> None:
+        lane = OpenLane(its.hub, "me", Lane("add"), Priority.NORMAL, 9.0, Held())
+        await moment()
+        (run,) = line.heard("1", RunJob)
+
+        lane.close(idle=True)
+        await moment()
+        assert line.heard("1", CancelJob) == [CancelJob(run.job_id, run.lease)]
+        assert run.job_id in its.hub.pool.jobs
+        line.says("1", Completed(run.job_id, run.lease))
+        await moment()
+
+        assert its.hub.pool.jobs == {}
+
+    with_a_peer(script, cancels=False)
 
 
 def test_what_a_call_refers_to_goes_before_it_once_and_again_if_it_is_lacking() -> None:

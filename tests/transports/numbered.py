@@ -2,7 +2,7 @@
 
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from shoal.domain.errors import LimitExceeded
 from shoal.protocols.framing import Whole
@@ -26,6 +26,11 @@ class Numbered:
             raise LimitExceeded("message", size, self.limit)
         assert isinstance(size, int)
         return size
+
+    def place(
+        self, head: bytes, take: Callable[[int], memoryview]
+    ) -> memoryview | None:
+        return None
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return zlib.crc32(piece, so_far)

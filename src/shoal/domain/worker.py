@@ -83,8 +83,9 @@ class Offer:
     asks why the worker gets no work.
 
     ``public_key`` is what the worker signs receipts with, in hexadecimal, and empty
-    where its wire has none; ``proven`` says that it has shown to have the other half.
-    ``neighbour`` says that it is a pool of its own, which may ask others in its turn.
+    where it has none; ``proven`` says that it has shown to have the other half, and
+    ``receipts`` whether its wire carries any.  ``neighbour`` says that it is a pool of
+    its own, which may ask others in its turn.
     """
 
     kinds: frozenset[Kind]
@@ -101,6 +102,7 @@ class Offer:
     proven: bool = False
     price: str = ""  # what it would like to be paid, in its own words
     neighbour: bool = False
+    receipts: bool = True
 
     @property
     def queues(self) -> frozenset[str]:

@@ -43,11 +43,13 @@ async def _calls(
         unread = Unread()
         desk = Desk(gateway, caller, tasks.create_task, unread, count)
         writing = tasks.create_task(_write(socket, unread))
+        watching = tasks.create_task(_watch(socket, unread, request.transport))
         try:
             await _read(socket, desk)
         finally:
             desk.close()
             writing.cancel()
+            watching.cancel()
     return socket
 
 
@@ -64,18 +66,32 @@ async def _read(socket: web.WebSocketResponse, desk: Desk) -> None:
         except ClientError as error:
             await _close(socket, WRONG, str(error))
             return
-        # Not read on until there is room: then the client's own writes wait.
-        await desk.room()
 
 
 async def _write(socket: web.WebSocketResponse, unread: Unread) -> None:
     """Tell the client what there is to tell, as fast as it reads."""
     try:
-        while (data := await unread.take()) is not None:
-            await socket.send_bytes(data)
-        await _close(socket, TOO_SLOW, TOO_MUCH)
+        while True:
+            await socket.send_bytes(await unread.take())
     except ConnectionError:
         pass  # the client is gone, which the reader finds out for itself
+
+
+async def _watch(
+    socket: web.WebSocketResponse,
+    unread: Unread,
+    transport: asyncio.Transport | None,
+) -> None:
+    """Send a client away that does not read, whether it hears of it or not."""
+    await unread.full()
+    try:
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await _close(socket, TOO_SLOW, TOO_MUCH)
+    except (TimeoutError, ConnectionError):
+        pass
+    finally:
+        if transport is not None:
+            transport.abort()
 
 
 async def _close(socket: web.WebSocketResponse, code: int, text: str) -> None:

@@ -23,7 +23,6 @@ from shoal.gateway.call_items import (
     DONE,
     Ask,
     Item,
-    Options,
     Recall,
     Told,
     Wrong,
@@ -46,8 +45,13 @@ Begin: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 Count: TypeAlias = Callable[[bool, int], None]
 """Takes whether calls were kept, and how many have ended."""
 
+Alike: TypeAlias = tuple[str, float | None, tuple[str, ...], str, float | None]
 NOTHING: Mapping[str, object] = {}
 LEFT = "the client left"
+CROWDED = (
+    f"{OPEN_MAX} calls of this connection are open, or {OPEN_SIZE_MAX >> 20} MiB of "
+    "their arguments: call again when some have ended"
+)
 BY_OWNER = "cancelled by its owner"
 
 
@@ -76,7 +80,7 @@ class Desk:
         self._count = count
         self._board = Board(gateway.hub, gateway.clock, caller.name, self)
         self._price = gateway.prices.price(Policy.FAST, Call("", b"", b"").kind)
-        self._ways: dict[tuple[str, Options], Way] = {}
+        self._ways: dict[Alike, Way] = {}
         self._sizes: dict[int, int] = {}  # of all open calls, in bytes
         self._size = 0
         self._backlog: dict[int, tuple[Ask, Way]] = {}  # to be kept, and not yet given
@@ -84,8 +88,6 @@ class Desk:
         self._keyed: dict[int, asyncio.Task[None]] = {}
         self._lasting: set[int] = set()  # those that go on without their client
         self._waiting_for_room = False
-        self._roomy = asyncio.Event()
-        self._roomy.set()
 
     def take(self, items: Sequence[Item | Wrong]) -> None:
         """Take what the client says in one message.
@@ -107,12 +109,6 @@ class Desk:
         self._board.flush()
         if self._backlog and not self._waiting_for_room:
             self._pump()
-        if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
-            self._roomy.clear()
-
-    async def room(self) -> None:
-        """Wait until the client may say more."""
-        await self._roomy.wait()
 
     def close(self) -> None:
         """Make no more calls but those that are to go on: the client has left."""
@@ -130,7 +126,11 @@ class Desk:
     def _ask(self, ask: Ask) -> None:
         if ask.number in self._sizes:
             raise InvalidRequest(f"call {ask.number} has not ended: number each anew")
-        way = self._ways.get((ask.name, ask.options)) or self._new_way(ask)
+        if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
+            # Refused, and not left unread: what is cancelled comes by the same way.
+            raise QueueFull(CROWDED)
+        alike = _alike(ask)
+        way = self._ways.get(alike) or self._new_way(ask, alike)
         self._gateway.access.count_call(self._caller)
         size = len(ask.args) + len(ask.kwargs)
         self._sizes[ask.number] = size
@@ -145,7 +145,7 @@ class Desk:
             call = LaneCall(ask.number, ask.args, ask.kwargs)
             self._board.ask(way, call, ask.options.blobs)
 
-    def _new_way(self, ask: Ask) -> Way:
+    def _new_way(self, ask: Ask, alike: Alike) -> Way:
         options = ask.options
         try:
             needs = frozenset(Feature(each) for each in options.needs)
@@ -159,9 +159,7 @@ class Desk:
         way = Way(lane, TIERS[options.priority], options.queue or QUEUE)
         if len(self._ways) >= WAYS_MAX:
             self._ways.clear()
-        # Not those with values that hardly come again.
-        if not (options.blobs or options.key):
-            self._ways[ask.name, options] = way
+        self._ways[alike] = way
         return way
 
     def _recall(self, number: int) -> None:
@@ -301,8 +299,12 @@ class Desk:
         self._jobs.pop(number, None)
         self._lasting.discard(number)
         self._size -= self._sizes.pop(number, 0)
-        if len(self._sizes) < OPEN_MAX and self._size < OPEN_SIZE_MAX:
-            self._roomy.set()
+
+
+def _alike(ask: Ask) -> Alike:
+    """Return what calls have in common that go the same way."""
+    options = ask.options
+    return ask.name, options.timeout, options.needs, options.priority, options.queue
 
 
 def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:

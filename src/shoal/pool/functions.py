@@ -17,7 +17,8 @@ NEAR_AMONG = 100  # names that a wrong one is compared with, which takes time
 
 NO_CODE = (
     "workers here run no code that is sent along: give the function a name with "
-    "@shoal.task where a worker finds it, or start one with `shoal join --trust-code`"
+    "@shoal.task where a worker finds it, or start one with `shoal join --trust-code` "
+    "for a fleet that has a token"
 )
 PLAIN_ONLY = (
     "{sought} is at workers that take plain values only, such as numbers, texts, lists "

@@ -26,6 +26,7 @@ class FramedWorker:
         self.accepts = worker.accepts
         self.head_size = framed.head_size
         self.body_size = framed.body_size
+        self.place = framed.place
         self.checksum = framed.checksum
         self.opened = framed.opened
         self.parted = framed.parted

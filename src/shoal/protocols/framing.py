@@ -1,7 +1,7 @@
 """Layers between a session and a byte stream: they have a session's own methods."""
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from shoal.domain.errors import LimitExceeded, PeerError
@@ -66,6 +66,16 @@ class Framed(Protocol[Heard]):
 
         Raises PeerError if they are too many, or it is no head.  It is asked again once
         the messages before are taken, for they may allow more.
+        """
+        ...
+
+    def place(
+        self, head: bytes, take: Callable[[int], memoryview]
+    ) -> memoryview | None:
+        """Return where a large body is to be read to; None: to memory of its own.
+
+        It is asked once of each such body, in order and before the messages before are
+        taken.  ``take`` returns memory of so many bytes, whatever is in it.
         """
         ...
 

@@ -25,7 +25,7 @@ from shoal.domain.facts import (
     WorkerMarked,
     WorkerTrusted,
 )
-from shoal.domain.ids import JobId
+from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.vocabulary import CancelJob, RunJob
 from shoal.domain.work import BEYOND_TEXT, Call, Feature
 from shoal.pool.react import Recall
@@ -105,7 +105,7 @@ class Acting:
                 pass
         for worker_id, cancel in recalled:
             peer = self._peers.of(worker_id)
-            if CancelJob in peer.accepts:
+            if CancelJob in peer.accepts or self._keeps_lane(worker_id, cancel.job_id):
                 peer.issue(cancel)
 
     def forget(self, job_id: JobId) -> None:
@@ -114,6 +114,14 @@ class Acting:
         self._named.remove(job_id)
         self._watch.forget(job_id)
         self._blobs.unpin(job_id)
+
+    def _keeps_lane(self, worker_id: WorkerId, job_id: JobId) -> bool:
+        """Say whether a worker has a lane that is over, until it is told so.
+
+        Lanes can be ended on every wire that has them, if calls cannot.
+        """
+        worker = self._pool.workers.get(worker_id)
+        return worker is not None and job_id in worker.lanes
 
     def _lease(self, fact: JobLeased) -> None:
         job = self._pool.jobs[fact.job_id]

@@ -135,11 +135,14 @@ class Clerk:
         if opened.hedge is not None and opened.hedge.lease == fact.lease:
             worker_id = opened.hedge.worker_id
         assert worker_id is not None, f"nobody has {fact.job_id}"
-        key = self._pool.workers[worker_id].offer.public_key
+        offer = self._pool.workers[worker_id].offer
+        key = offer.public_key
         price, fee = job.terms.price, 0
         match fact.verdict:
             case Verdict.VALID | Verdict.UNSIGNED:
-                payee = _account(worker_id, key if fact.verdict is _VALID else "")
+                # A wire without receipts may yet have shown whose worker it is.
+                proven = fact.verdict is _VALID or offer.proven
+                payee = _account(worker_id, key if proven else "")
                 fee = accounts.fee_of(price, self._fee)
                 self._post(accounts.settle(job.id, payee, price, self._fee))
             case Verdict.MISSING:

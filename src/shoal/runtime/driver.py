@@ -4,10 +4,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.framing import Framed
+from shoal.protocols.framing import Framed, Whole
 from shoal.protocols.session import (
     Bulk,
     Close,
@@ -136,7 +137,7 @@ class Driver(Generic[In, Out]):
         if isinstance(session, Framed):
             if isinstance(link, CuttingLink):
                 session.opened(link.certificate)
-                link.attach(session)
+                link.attach(session, partial(self._hear, session))
                 return self._read(link.messages, session.take)
             session.opened(b"")
         return self._read(link.receive, session.receive)
@@ -163,6 +164,11 @@ class Driver(Generic[In, Out]):
             self._part(_broken(error))
         except Exception as error:
             self._end(error)
+
+    def _hear(self, session: Framed[In], messages: Sequence[Whole]) -> None:
+        """Take messages that came while the reader waits."""
+        if not self._over:
+            self._step(lambda now: session.take(messages, now))
 
     async def _write(self) -> None:
         try:
@@ -198,7 +204,7 @@ class Driver(Generic[In, Out]):
         try:
             self._carry_out(ask(self._clock.now()), patience)
         except PeerError as error:
-            self._end(_broken(error))
+            self._part(_broken(error))
         except Exception as error:
             self._end(error)
 

@@ -117,7 +117,8 @@ class Examiner:
             return answered, None
         answered = _with_model(answered, job, worker.offer.models)
         output = output_of(job.job.work, answered.outcome)
-        digest, public_key = hash_of(output), worker.offer.public_key
+        digest, offer = hash_of(output), worker.offer
+        public_key = offer.public_key if offer.receipts else ""
         receipt = event.receipt if public_key else None
         # Of a worker that answers twice, the first word counts.
         outputs = self.findings.outputs

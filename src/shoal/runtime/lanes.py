@@ -91,9 +91,11 @@ class OpenLane:
         if self.peer is None or not idle:
             self._hub.withdraw(self.job_id, "its holder wants no more of it")
             return
-        # Any wire with lanes can be told that one is over: there is nothing to stop.
+        # Any wire with lanes can be told that one is over; where nothing can be
+        # stopped, it says so when nothing is being called there any more.
         self.peer.issue(CancelJob(self.job_id, self.lease))
-        self._hub.end_lane(self.job_id)
+        if self.stops:
+            self._hub.end_lane(self.job_id)
 
     # The hub's side.
 

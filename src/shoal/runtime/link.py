@@ -1,10 +1,13 @@
 """What the runtime needs from a connection."""
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
 
 from shoal.protocols.framing import Framed, Whole
 from shoal.protocols.session import Batch, Data
+
+Hear: TypeAlias = Callable[[Sequence[Whole]], None]
+"""Takes messages; raises nothing."""
 
 
 class LinkClosed(Exception):
@@ -48,8 +51,12 @@ class CuttingLink(Protocol):
     certificate: bytes
     """The SHA-256 fingerprint of the server's; empty: no TLS."""
 
-    def attach(self, framed: Framed[object]) -> None:
-        """Cut messages from now on, and give out no pieces any more."""
+    def attach(self, framed: Framed[object], hear: Hear | None = None) -> None:
+        """Cut messages from now on, and give out no pieces any more.
+
+        While ``messages`` is waited for, those that come go to ``hear`` at once, and
+        it goes on waiting: waking it takes longer than most messages do.
+        """
         ...
 
     async def messages(self) -> Sequence[Whole]:
@@ -60,7 +67,7 @@ class CuttingLink(Protocol):
         """
         ...
 
-    def say(self, data: bytes) -> bool:
+    def say(self, data: Data) -> bool:
         """Write a message as ``send`` does, if that needs no waiting; say whether."""
         ...
 

@@ -211,7 +211,8 @@ class ModelPeers:
         if isinstance(message, RunJob):
             self._running[message.job_id, message.lease] = model
             self._tell_conditions()
-        elif isinstance(message, CancelJob):
+        elif isinstance(message, CancelJob) and CancelJob in self.peer.accepts:
+            # Of others it is still to be heard that they are done.
             self._end(message.job_id, message.lease)
         return True
 

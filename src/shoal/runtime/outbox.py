@@ -50,10 +50,8 @@ class Outbox:
 
         ``patience`` is how many times ``OUTBOX_MAX`` may be unread.
         """
-        if self._idle and self._cutting is not None:
-            # No need to wake the writer for what needs no waiting.
-            if self._cutting.say(data):
-                return True
+        if self._idle and self._cutting is not None and self._cutting.say(data):
+            return True  # what needs no waiting needs no waking of the writer either
         # Never wait here: two peers that both stop reading in order to write would
         # wait for each other for ever.
         self._messages.append(data)

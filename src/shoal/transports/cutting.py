@@ -52,6 +52,11 @@ class Cutter:
         """Whether nothing more is to be read until messages have been taken."""
         return self._stuck or self._untaken > UNTAKEN_MAX
 
+    @property
+    def ready(self) -> bool:
+        """Whether there are messages to be taken."""
+        return bool(self._messages)
+
     def room(self) -> memoryview:
         """Return where the next bytes are to be put: at least one."""
         if self._body is not None:
@@ -131,7 +136,10 @@ class Cutter:
 
     def _begin(self, head: bytes, size: int) -> None:
         self._head, self._at, self._checksum = head, 0, 0
-        self._body = _PLACES.take(size)
+        self._body = self._framed.place(head, _PLACES.take)
+        if self._body is None:
+            self._body = _PLACES.take(size)
+        assert len(self._body) == size, "a place is as large as what is for it"
 
     def _fill(self, piece: memoryview) -> None:
         assert self._body is not None, "this is a part of it"

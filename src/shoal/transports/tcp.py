@@ -8,7 +8,7 @@ from typing import cast
 
 from shoal.protocols.framing import Framed, Whole
 from shoal.protocols.session import Batch, Data
-from shoal.runtime.link import LinkClosed
+from shoal.runtime.link import Hear, LinkClosed
 from shoal.transports.cutting import Cutter
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
@@ -49,6 +49,7 @@ class TcpLink(asyncio.Protocol):
         self._unread_size = 0  # bytes, about
         self._full = False
         self._cutter: Cutter | None = None
+        self._hear: Hear | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
         self._unsent_size = 0
@@ -65,8 +66,9 @@ class TcpLink(asyncio.Protocol):
             self._read_on()
         return arrived
 
-    def attach(self, framed: Framed[object]) -> None:
+    def attach(self, framed: Framed[object], hear: Hear | None = None) -> None:
         cutter = self._cutter = Cutter(framed)
+        self._hear = hear
         for piece in self._unread:
             assert isinstance(piece, bytes), "a byte stream has no text messages"
             cutter.feed(piece)
@@ -95,15 +97,16 @@ class TcpLink(asyncio.Protocol):
     async def send(self, data: Data) -> None:
         assert isinstance(data, bytes), "a byte stream has no text messages"
         if self._end is None:
-            self._unsent.append(data)
-            self._unsent_size += len(data)
-            # What is sent in one turn of the loop leaves together.
-            if self._unsent_size >= JOINED_MAX:
-                self._flush()
-            elif len(self._unsent) == 1:
-                asyncio.get_running_loop().call_soon(self._flush)
+            self._put(data)
         if self._takes_no_more:
             await self._room()
+
+    def say(self, data: Data) -> bool:
+        assert isinstance(data, bytes), "a byte stream has no text messages"
+        if self._takes_no_more:
+            return False
+        self._put(data)
+        return True
 
     async def write(self, part: bytes | memoryview) -> None:
         if len(part) < JOINED_MAX:
@@ -176,9 +179,14 @@ class TcpLink(asyncio.Protocol):
 
     # For who reads in its place.
 
-    def arrived(self, *, full: bool) -> None:
-        """Wake the reader; if it is ``full``, read no more until it has taken some."""
-        if full and not self._full:
+    def arrived(self, cutter: Cutter) -> None:
+        """Pass messages on, or wake the reader; read no more if there are too many."""
+        waiting = self._reader is not None and not self._reader.done()
+        if self._hear is not None and cutter.ready and waiting:
+            self._hear(cutter.take())
+            if not cutter.full:
+                return
+        if cutter.full and not self._full:
             self._full = True
             self.transport.pause_reading()
         self._wake(self._reader)
@@ -250,7 +258,7 @@ class _Inlet(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._cutter.filled(nbytes):
-            self._link.arrived(full=self._cutter.full)
+            self._link.arrived(self._cutter)
 
     def eof_received(self) -> bool:
         return self._link.eof_received()

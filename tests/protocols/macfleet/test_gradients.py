@@ -47,6 +47,7 @@ class End:
         self.body_size, self.checksum = reader.body_size, reader.checksum
         self._read = reader.read
         self._voice, self._joiner = Voice(ours=ours), Joiner()
+        self.place = self._joiner.place
 
     def opened(self, certificate: bytes) -> None:
         pass

@@ -222,8 +222,21 @@ def test_calls_in_a_lane_are_tasks_one_by_one() -> None:
     assert beside.result(ids[0], ok=False, error="bad") == [
         CallsReturned(*NUMBER, [LaneReturn(0, b"", "bad")])
     ]
-    beside.issue(CancelJob(*NUMBER))
+    assert beside.issue(CancelJob(*NUMBER)) == [Completed(*NUMBER)]
     assert beside.issue(PushCalls(*NUMBER, calls)) == []
+
+
+def test_a_lane_is_over_when_its_last_call_has_returned() -> None:
+    beside = worker()
+    calls = [LaneCall(n, packed([n]), packed({})) for n in range(2)]
+    beside.issue(replace(RUN, work=LANE))
+    beside.issue(PushCalls(*NUMBER, calls))
+    first, second = (str(decoded(each)["task_id"]) for each in beside.frames)
+
+    assert beside.issue(CancelJob(*NUMBER)) == []
+    assert beside.result(second, value=1) == []
+    assert beside.result(first, ok=False, error=UNKNOWN) == [Completed(*NUMBER)]
+    assert beside.issue(CancelJob(*NUMBER)) == []
 
 
 def test_a_call_in_a_lane_that_cannot_be_read_there_returns_why() -> None:

@@ -52,6 +52,7 @@ from shoal.protocols.macfleet.standing import Standing
 from shoal.protocols.macfleet.tickets import Tickets
 from shoal.protocols.macfleet.voice import Voice
 from shoal.protocols.macfleet.wire import control
+from shoal.protocols.macfleet.wire.chunks import Take
 from shoal.protocols.macfleet.wire.frames import Frame, FrameType
 from shoal.protocols.session import Bulk, Close, Notice, Output, Send
 
@@ -120,6 +121,10 @@ class Conversation:
         if (beat := self._talk.life.beat(now)) is not None:
             outputs.append(self._voice.say(FrameType.HEARTBEAT, beat))
         return outputs
+
+    def place(self, head: bytes, take: Take) -> memoryview | None:
+        """Return where a frame is to be read to, as ``Framed.place`` does."""
+        return self._hearing.place(head, take)
 
     def hear(self, frame: Frame, now: float) -> Sequence[Said]:
         """Take a frame.

@@ -12,6 +12,7 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import (
     CallsReturned,
     CancelJob,
+    Completed,
     Event,
     LaneCall,
     LaneReturn,
@@ -39,7 +40,8 @@ class _Lane:
     """A lane that the peer has; ``in_turn`` is as with tasks.
 
     ``task_id`` is what its end is told by, and ``calls`` are the ids of those tasks
-    that are calls in it, by their numbers.
+    that are calls in it, by their numbers; of those that were ``recalled``, nothing is
+    said.  One that is ``closing`` is over with the last of them.
     """
 
     job_id: JobId
@@ -49,6 +51,8 @@ class _Lane:
     stream: int = 0
     in_turn: bool = False
     calls: dict[int, str] = field(default_factory=dict)
+    recalled: set[int] = field(default_factory=set)
+    closing: bool = False
 
 
 class OurLanes:
@@ -157,7 +161,7 @@ class PlainLanes:
     def push(self, word: PushCalls) -> Iterator[Output | Event]:
         """Return a task for each call; and what came of those that cannot be one."""
         lane = self._lanes.get((word.job_id, word.lease))
-        if lane is None:
+        if lane is None or lane.closing:
             return
         unsaid: list[LaneReturn] = []
         for call in word.calls:
@@ -174,20 +178,22 @@ class PlainLanes:
             yield CallsReturned(lane.job_id, lane.lease, unsaid)
 
     def recall(self, word: RecallCalls) -> Sequence[Output]:
-        """Forget calls; the peer makes them all the same."""
+        """Take note that calls are unwanted; the peer makes them all the same."""
         lane = self._lanes.get((word.job_id, word.lease))
         if lane is not None:
-            for number in word.numbers:
-                self._calls.pop(lane.calls.pop(number, ""), None)
+            lane.recalled.update(lane.calls.keys() & set(word.numbers))
         return ()
 
-    def close(self, word: CancelJob) -> Sequence[Output]:
-        """Forget a lane."""
-        lane = self._lanes.pop((word.job_id, word.lease), None)
-        if lane is not None:
-            for task_id in lane.calls.values():
-                del self._calls[task_id]
-        return ()
+    def close(self, word: CancelJob) -> Sequence[Completed]:
+        """Have no more calls made in a lane; return its end, if none is made now.
+
+        What the peer was asked for it does, and so long its slot is taken.
+        """
+        lane = self._lanes.get((word.job_id, word.lease))
+        if lane is None:
+            return ()
+        lane.closing = True
+        return self._over(lane)
 
     def ended(self, answered: Answered) -> Sequence[Event]:
         """Return what came of a call.
@@ -200,9 +206,14 @@ class PlainLanes:
         lane, number = found
         del lane.calls[number]
         error = answered.error
-        if error is not None and is_unknown(error):
-            self.close(CancelJob(lane.job_id, lane.lease))
+        if error is not None and is_unknown(error) and not lane.closing:
+            self._forget(lane)
             return (failure(lane.job_id, lane.lease, self._peer, answered),)
+        if lane.closing:
+            return self._over(lane)
+        if number in lane.recalled:
+            lane.recalled.remove(number)
+            return ()
         value = b"" if error is not None else bytes(answered.value)
         returned = LaneReturn(number, value, error or "")
         return (CallsReturned(lane.job_id, lane.lease, [returned]),)
@@ -214,3 +225,15 @@ class PlainLanes:
     def _written(self, task_id: str, lane: _Lane, call: LaneCall) -> bytes:
         name, timeout = lane.work.name, lane.work.timeout
         return write_task(task_id, name, call.args, call.kwargs, timeout)
+
+    def _over(self, lane: _Lane) -> Sequence[Completed]:
+        """Return the end of a lane that is closing, once nothing is left of it."""
+        if lane.calls:
+            return ()
+        self._forget(lane)
+        return (Completed(lane.job_id, lane.lease),)
+
+    def _forget(self, lane: _Lane) -> None:
+        for task_id in lane.calls.values():
+            del self._calls[task_id]
+        del self._lanes[lane.job_id, lane.lease]

@@ -64,6 +64,7 @@ def heard(word: control.Offer, peer: Peer) -> tuple[Offer, ...]:
         public_key=peer.public_key.hex(),
         proven=bool(peer.public_key),
         neighbour=not peer.works,
+        receipts=False,
     )
     return (offer if peer.works else replace(offer, kinds=kinds - {Kind.LANE}),)
 
@@ -81,7 +82,10 @@ def plain_offer(tasks: frozenset[str] | None, slots: int) -> tuple[Offer, ...]:
     if tasks is not None and not tasks:
         return ()
     names = tasks or frozenset()
-    return (Offer(kinds=CARRIED, slots=slots, tasks=names, streams=False),)
+    offer = Offer(
+        kinds=CARRIED, slots=slots, tasks=names, streams=False, receipts=False
+    )
+    return (offer,)
 
 
 def _allowed(features: frozenset[Feature], peer: Peer) -> frozenset[Feature]:

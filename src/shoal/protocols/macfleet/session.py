@@ -28,6 +28,7 @@ from shoal.protocols.macfleet.introduction import met, peer_of, seat_of
 from shoal.protocols.macfleet.ourselves import Ourselves
 from shoal.protocols.macfleet.peer import Caller, Peer
 from shoal.protocols.macfleet.standing import State
+from shoal.protocols.macfleet.wire.chunks import Take
 from shoal.protocols.macfleet.wire.frames import PAYLOAD_MAX, Frame, FrameReader
 from shoal.protocols.session import (
     GOING_ON,
@@ -80,6 +81,11 @@ class PeerSession:
 
     def body_size(self, head: bytes) -> int:
         return self._reader.body_size(head)
+
+    def place(self, head: bytes, take: Take) -> memoryview | None:
+        if self._conversation is None:
+            return None
+        return self._conversation.place(head, take)
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return self._reader.checksum(piece, so_far)

@@ -12,7 +12,6 @@ from shoal.protocols.macfleet.wire.frames import (
     FrameType,
     Payload,
     encode,
-    head_of,
     head_with,
 )
 from shoal.protocols.session import Bulk, Send
@@ -68,7 +67,7 @@ class Voice:
     ) -> Bulk:
         """Return how a payload, of several parts perhaps, goes to one of ours."""
         size = sum(map(len, parts))
-        pieces = sum(-(-len(part) // CHUNK) for part in parts) or 1
+        pieces = max(1, -(-size // CHUNK))
         return Bulk(_pieces(type, stream, *parts), size + pieces * HEAD.size)
 
     def new_stream(self) -> int:
@@ -89,9 +88,10 @@ def _whole(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
 
 
 def _pieces(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
-    for frame in split(type, stream, *parts):
-        yield head_of(
-            frame.type, frame.payload, frame.stream, frame.flags, frame.sequence
-        )
-        yield memoryview(frame.payload)
+    left = sum(map(len, parts))
+    for _, _, flags, sequence, payload in split(type, stream, *parts):
+        size, crc = len(payload), FrameReader.checksum(memoryview(payload), 0)
+        yield head_with(type, size, crc, stream, flags, sequence, left)
+        yield memoryview(payload)
         yield b""  # here others may go first
+        left -= size

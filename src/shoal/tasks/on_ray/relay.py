@@ -19,7 +19,6 @@ from shoal.tasks.on_ray.freight import After, Freight
 from shoal.tasks.pipes import Gone, Order, Pipes
 from shoal.tasks.running import LACKING
 
-TELLING = "telling"  # the threads of lanes that tell what has returned
 ENDED = (
     exceptions.WorkerCrashedError,
     exceptions.ActorDiedError,
@@ -74,7 +73,7 @@ class Relay:
         )
         self._freight = Freight(self._desk, self._tell, self._when_done)
         self._call = ray.remote(remote.call).options(num_cpus=1, max_retries=0)
-        self._lane = ray.remote(concurrency_groups={TELLING: 1})(remote.Lane)
+        self._lane = ray.remote(concurrency_groups={remote.TELLING: 1})(remote.Lane)
         self._orders = {
             orders.CALL: self._begin,
             orders.LANE: self._open,
@@ -171,8 +170,7 @@ class Relay:
         self._tell(slot, orders.LOST, _ended(error))
 
     def _take(self, slot: int, lane: _Lane) -> None:
-        taken = lane.actor.take.options(concurrency_group=TELLING).remote()
-        self._when(taken, lambda done: self._taken(slot, lane, done))
+        self._when(lane.actor.take.remote(), lambda done: self._taken(slot, lane, done))
 
     def _taken(self, slot: int, lane: _Lane, done: "Future[Any]") -> None:
         if self._slots.get(slot) is not lane:

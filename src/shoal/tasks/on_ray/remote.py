@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
+import ray
 
 from shoal import __version__
 from shoal.domain.errors import ConfigError, Unavailable
@@ -16,6 +17,8 @@ from shoal.tasks.running import LACKING, Returned, Running, Step, prepared
 Said: TypeAlias = tuple[float | None, str]
 
 DESK = "shoal-desk"  # its name, which Ray keeps apart for each driver
+
+TELLING = "telling"  # the threads of lanes that tell what has returned
 
 _pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 _encode = msgspec.msgpack.Encoder().encode
@@ -47,8 +50,6 @@ def _desk() -> Any:
 
     To be given it with each call would take longer than many a call does.
     """
-    import ray
-
     return ray.get_actor(DESK)
 
 
@@ -109,6 +110,7 @@ class Lane:
                 self._returns.append((number, value, error))
                 self._some.notify()
 
+    @ray.method(concurrency_group=TELLING)  # type: ignore[untyped-decorator]  # Ray's
     def take(self) -> bytes:
         """Wait until some have returned; return them all, in MessagePack."""
         with self._some:
@@ -162,8 +164,6 @@ class Blobs:
         return found
 
     def _ask(self, digest: bytes) -> memoryview:
-        import ray
-
         try:
             references, why = ray.get(_desk().blob.remote(self.slot, digest))
             if not references:

@@ -94,8 +94,12 @@ def head_with(
     stream: int = STREAM,
     flags: int = 0,
     sequence: int = 0,
+    left: int = 0,
 ) -> bytes:
     """Return what goes before a payload of which these are size and checksum.
+
+    ``left`` is for pieces: how many bytes come with this one and after it.  It stands
+    where the document has nothing yet, and real peers do not look.
 
     Raises TooLarge if real peers would not take it.
     """
@@ -104,7 +108,7 @@ def head_with(
             f"a frame of {size} bytes exceeds the limit of {PAYLOAD_MAX}: send it in "
             "several"
         )
-    return _pack(stream, type, flags, size, sequence, crc, 0)
+    return _pack(stream, type, flags, size, sequence, crc, left)
 
 
 class FrameReader:

@@ -6,7 +6,7 @@ they would not take.
 """
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -26,6 +26,15 @@ NIL = Raw(b"\xc0")
 NO_ARGS = Raw(b"\x90")  # an empty array
 NO_KWARGS = Raw(b"\x80")  # an empty map
 UNSAID = "the task failed, and its worker did not say why"
+
+Parts: TypeAlias = tuple[bytes | memoryview, ...]
+"""What a payload consists of, so that no large value need be copied into it."""
+
+Fields: TypeAlias = list[tuple[bytes, bytes | Raw]]
+
+LARGE = 64 << 10  # bytes of a value that is not copied
+_FEW = 0x80  # how a map begins that has less than 16 fields, and their number
+_SHORT = 0xA0  # the same of a text of less than 32 bytes
 
 _ARRAYS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))  # how an array begins
 _MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
@@ -88,6 +97,21 @@ def write_task(
     *,
     strict: bool = True,
 ) -> bytes:
+    """Return the payload of a TASK frame, as ``task_parts`` does, in one piece."""
+    said = task_parts(task_id, name, args, kwargs, timeout, more, strict=strict)
+    return b"".join(said)
+
+
+def task_parts(
+    task_id: str,
+    name: str,
+    args: bytes | Raw,
+    kwargs: bytes | Raw,
+    timeout: float | None,
+    more: bytes | Raw | None = None,
+    *,
+    strict: bool = True,
+) -> Parts:
     """Return the payload of a TASK frame; ``args`` and the like are in MessagePack.
 
     Without ``strict`` it is not looked at what is in them: for our own peers, which
@@ -98,14 +122,21 @@ def write_task(
     """
     _check_written("args", args, _ARRAYS, strict)
     _check_written("kwargs", kwargs, _MAPS, strict)
-    said = UNSET if more is None else Raw(more)
-    payload = _encode(_Task(task_id, name, Raw(args), Raw(kwargs), timeout, said))
-    if len(payload) > TASK_MAX:
+    fields: Fields = [
+        (b"task_id", _encode(task_id)),
+        (b"name", _encode(name)),
+        (b"args", args),
+        (b"kwargs", kwargs),
+        (b"timeout", _encode(timeout)),
+    ]
+    parts = _map(fields, more)
+    size = sum(map(len, parts))
+    if size > TASK_MAX:
         raise TooLarge(
-            f"the task's arguments make {len(payload)} bytes, more than the "
+            f"the task's arguments make {size} bytes, more than the "
             f"{TASK_MAX} that peers take: pass what is large by file or by blob"
         )
-    return payload
+    return parts
 
 
 def read_task(payload: Payload, *, strict: bool = True) -> Asked:
@@ -141,28 +172,41 @@ def write_result(
     *,
     strict: bool = True,
 ) -> bytes:
+    """Return the payload of a RESULT frame, as ``result_parts`` does, in one piece."""
+    return b"".join(result_parts(task_id, value, error, more, strict=strict))
+
+
+def result_parts(
+    task_id: str,
+    value: bytes | Raw | None,
+    error: str | None = None,
+    more: bytes | Raw | None = None,
+    *,
+    strict: bool = True,
+) -> Parts:
     """Return the payload of a RESULT frame: a value in MessagePack, or an error.
 
     Of a long error the end is written, which names it.
 
-    Raises as ``write_task`` does.
+    Raises as ``task_parts`` does.
     """
     if value is not None:
         _check_written("value", value, None, strict)
-    told = _Result(
-        task_id,
-        error is None,
-        NIL if value is None else Raw(value),
-        None if error is None else _well_formed(error[-ERROR_MAX:]),
-        UNSET if more is None else Raw(more),
-    )
-    payload = _encode(told)
-    if len(payload) > RESULT_MAX:
+    told = None if error is None else _well_formed(error[-ERROR_MAX:])
+    fields: Fields = [
+        (b"task_id", _encode(task_id)),
+        (b"ok", _encode(error is None)),
+        (b"value", NIL if value is None else value),
+        (b"error", _encode(told)),
+    ]
+    parts = _map(fields, more)
+    size = sum(map(len, parts))
+    if size > RESULT_MAX:
         raise TooLarge(
-            f"the task returned {len(payload)} bytes, more than the {RESULT_MAX} that "
+            f"the task returned {size} bytes, more than the {RESULT_MAX} that "
             "peers take: have it return less, or write a file"
         )
-    return payload
+    return parts
 
 
 def read_result(payload: Payload, *, strict: bool = True) -> Answered:
@@ -182,6 +226,25 @@ def read_result(payload: Payload, *, strict: bool = True) -> Answered:
     error_text = None if told.ok else told.error or UNSAID
     more = None if told.shoal is UNSET else told.shoal
     return Answered(told.task_id, told.value, error_text, more)
+
+
+def _map(fields: Fields, more: bytes | Raw | None) -> Parts:
+    """Return a map of values that are written already, large ones as they are."""
+    if more is not None:
+        fields.append((b"shoal", more))
+    parts: list[bytes | memoryview] = []
+    small = bytearray((_FEW + len(fields),))
+    for name, value in fields:
+        small.append(_SHORT + len(name))
+        small += name
+        if len(value) < LARGE:
+            small += value
+        else:
+            parts += (bytes(small), memoryview(value))
+            small.clear()
+    if small:
+        parts.append(bytes(small))
+    return tuple(parts)
 
 
 def _is_nil(raw: Raw) -> bool:

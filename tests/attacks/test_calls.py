@@ -1,0 +1,296 @@
+"""Clients of calls that ask for too much, say nonsense, or do not read."""
+
+import asyncio
+import hashlib
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import WSMsgType, WSServerHandshakeError
+
+from attacks.raw import BINARY, frame, request, upgrade, wire
+from gateway.serving import KEY, Pool, eventually
+from gateway.test_calls import FUNCTIONS, caller, item
+from runtime.functions import Functions, pack
+from shoal.gateway.calls import MESSAGE_MAX
+from shoal.gateway.calls_desk import OPEN_MAX
+from shoal.store.blobs import BLOB_MAX
+
+MEBI = 1 << 20
+AUTHORIZED = f"Authorization: Bearer {KEY}"
+DIGEST = hashlib.sha256(b"a value").digest()
+
+
+async def worker(pool: Pool, *, holds: bool = False) -> Functions:
+    functions = Functions(pool.hub, FUNCTIONS, holds=holds)
+    await pool.joined()
+    return functions
+
+
+async def leave(pool: Pool, functions: Functions) -> None:
+    functions.lose()
+    await pool.joined(0)
+
+
+# Too much.
+
+
+async def test_calls_beyond_the_limit_are_refused_and_what_is_cancelled_is_heard(
+    pool: Pool,
+) -> None:
+    functions = await worker(pool, holds=True)
+    async with caller(pool) as client:
+        for first in range(0, OPEN_MAX, 4096):
+            numbers = range(first, first + 4096)
+            await client.ask(*(item(n, "add", n, 1, kept=False) for n in numbers))
+        await client.call(OPEN_MAX, "add", 1, 1)
+        refused = await client.end(OPEN_MAX)
+
+        await client.ask([2, 7])
+        cancelled = await client.end(7)
+        await client.call(OPEN_MAX + 1, "add", 1, 1, kept=False)
+        await client.ask([2, OPEN_MAX + 1])
+        taken = await client.end(OPEN_MAX + 1)
+
+    assert refused[2] == "busy"
+    assert "65536 calls" in refused[3]
+    assert cancelled[2] == taken[2] == "cancelled"
+    await leave(pool, functions)
+
+
+async def test_arguments_beyond_the_limit_are_refused(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.calls_desk.OPEN_SIZE_MAX", MEBI)
+    functions = await worker(pool, holds=True)
+    async with caller(pool) as client:
+        for number in range(3):
+            await client.call(number, "add", b"x" * (MEBI // 2), kept=False)
+
+        assert (await client.end(2))[2] == "busy"
+    await leave(pool, functions)
+
+
+async def test_a_message_that_is_too_large_ends_its_connection_alone(
+    pool: Pool,
+) -> None:
+    functions = await worker(pool)
+    async with caller(pool) as greedy, caller(pool) as other:
+        await greedy.socket.send_bytes(bytes(MESSAGE_MAX + 1))
+        message = await greedy.socket.receive(timeout=10)
+        await other.call(1, "add", 1, 1)
+
+        assert (message.type, message.data) == (WSMsgType.CLOSE, 1009)
+        assert await other.value(1) == 2
+    await leave(pool, functions)
+
+
+async def test_a_client_that_does_not_read_is_hung_up_on_and_others_are_served(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.unread.UNREAD_MAX", 8 * MEBI)
+    monkeypatch.setattr("shoal.gateway.calls.CLOSE_TIMEOUT", 0.1)
+    functions = await worker(pool)
+
+    async def ask_on() -> None:
+        number = 0
+        while True:
+            number += 1
+            asks = pack([item(number, "big", MEBI // 2, kept=False)])
+            await deaf.send(frame(BINARY, asks))
+            await asyncio.sleep(0)
+
+    async with wire(pool, deaf=True) as deaf:
+        await deaf.send(upgrade("/v1/calls", AUTHORIZED))
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(10):
+                await ask_on()
+    async with caller(pool) as other:
+        await other.call(1, "add", 1, 1, kept=False)
+
+        assert await other.value(1) == 2
+    await leave(pool, functions)
+
+
+# Nonsense.
+
+NUMBERED = {
+    "an unknown kind": [9, 1],
+    "a call without a name": [1, 1],
+    "an empty name": item(1, ""),
+    "a name of 257 characters": item(1, "x" * 257),
+    "a name that is no text": [1, 1, 7, b"", b"", {}],
+    "arguments that are no bytes": [1, 1, "add", [1], {}, {}],
+    "options that are none": [1, 1, "add", b"", b"", 7],
+    "an unknown option": item(1, "add", sooner=True),
+    "a digest of 31 bytes": item(1, "add", blobs=[bytes(31)]),
+    "too many blobs": item(1, "add", blobs=[DIGEST] * 1025),
+    "a timeout of nothing": item(1, "add", timeout=0),
+    "a timeout of years": item(1, "add", timeout=1e9),
+    "a timeout that is no number": item(1, "add", timeout=float("nan")),
+    "a key that is too long": item(1, "add", key="k" * 256),
+}
+
+
+@pytest.mark.parametrize("nonsense", NUMBERED.values(), ids=NUMBERED.keys())
+async def test_a_wrong_item_is_answered_under_its_number(
+    pool: Pool, nonsense: list[object]
+) -> None:
+    async with caller(pool) as client:
+        await client.ask(nonsense)
+
+        assert (await client.end(1))[:3] == [3, 1, "invalid"]
+
+
+UNNUMBERED = {
+    "no item": pack([7]),
+    "an empty item": pack([[]]),
+    "a number that is none": pack([[1, "one", "add", b"", b"", {}]]),
+    "an array without end": b"\xdd\xff\xff\xff\xff",
+    "depths": b"\x91" * 100_000,
+    "depths in an item": b"\x91\x96\x01\x01" + b"\x91" * 100_000,
+    "a map": pack({1: 2}),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("data", UNNUMBERED.values(), ids=UNNUMBERED.keys())
+async def test_a_message_without_sense_ends_its_connection_with_the_reason(
+    pool: Pool, data: bytes
+) -> None:
+    async with caller(pool) as client:
+        await client.socket.send_bytes(data)
+        message = await client.socket.receive(timeout=10)
+
+    assert (message.type, message.data) == (WSMsgType.CLOSE, 1007)
+    assert message.extra
+
+
+async def test_text_ends_the_connection_with_what_was_expected(pool: Pool) -> None:
+    async with caller(pool) as client:
+        await client.socket.send_str("[]")
+        message = await client.socket.receive(timeout=10)
+
+    assert (message.data, message.extra) == (
+        1007,
+        "expected MessagePack in binary messages",
+    )
+
+
+async def test_negative_and_huge_numbers_are_answered_or_refused(pool: Pool) -> None:
+    async with caller(pool) as client:
+        await client.ask(item(-1, "add"), item(2**53, "add"))
+
+        assert (await client.end(-1))[2] == "invalid"
+        assert (await client.end(2**53))[2] == "invalid"
+
+
+async def test_a_number_that_is_in_use_is_told(pool: Pool) -> None:
+    functions = await worker(pool, holds=True)
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1, kept=False)
+        await client.call(1, "add", 1, 1, kept=False)
+
+        assert "number each anew" in (await client.end(1))[3]
+    await leave(pool, functions)
+
+
+async def test_arguments_that_are_no_values_are_the_workers_to_judge(
+    pool: Pool,
+) -> None:
+    functions = await worker(pool, holds=True)
+    async with caller(pool) as client:
+        await client.ask([1, 1, "add", b"\xc1", b"\xc1", {}])
+        await eventually(lambda: len(functions.runs) == 1)
+        functions.finish(value=1)
+
+        assert await client.value(1) == 1
+    await leave(pool, functions)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Authorization": "Bearer sk-wrong"}])
+async def test_an_upgrade_without_a_good_key_is_refused(
+    pool: Pool, headers: dict[str, str]
+) -> None:
+    with pytest.raises(WSServerHandshakeError) as caught:
+        await pool.session.ws_connect(f"{pool.url}/v1/calls", headers=headers)
+
+    assert caught.value.status == 401
+
+
+# Large values.
+
+
+def path_of(digest: bytes) -> str:
+    return f"/v1/blobs/{digest.hex()}"
+
+
+async def test_an_upload_that_is_cut_leaves_nothing(pool: Pool, tmp_path: Path) -> None:
+    announced = request(
+        f"PUT {path_of(DIGEST)} HTTP/1.1", AUTHORIZED, "Content-Length: 100000"
+    )
+    async with wire(pool) as cut:
+        await cut.send(announced + b"a value")
+        cut.abort()
+
+    url, headers = pool.url + path_of(DIGEST), pool.headers()
+    async with pool.session.head(url, headers=headers) as answer:
+        assert answer.status == 404
+    assert [each for each in (tmp_path / "blobs").rglob("*") if each.is_file()] == []
+
+
+async def test_a_value_that_is_too_large_is_refused_before_it_comes(
+    pool: Pool,
+) -> None:
+    async with wire(pool) as greedy:
+        await greedy.send(
+            request(
+                f"PUT {path_of(DIGEST)} HTTP/1.1",
+                AUTHORIZED,
+                f"Content-Length: {BLOB_MAX + 1}",
+            )
+        )
+
+        assert b" 413 " in await greedy.head()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..%2F..%2Fshoal.db", "%2Fetc%2Fpasswd", DIGEST.hex().upper(), "a" * 63, "%00"],
+)
+async def test_a_value_has_no_name_but_its_digest(pool: Pool, name: str) -> None:
+    for method in ("GET", "PUT"):
+        async with wire(pool) as curious:
+            line = f"{method} /v1/blobs/{name} HTTP/1.1"
+            await curious.send(request(line, AUTHORIZED, "Content-Length: 0"))
+
+            assert b" 400 " in await curious.head()
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file become larger, as when the disk is full."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+async def test_a_value_that_finds_no_room_on_disk_is_told_of_and_leaves_nothing(
+    pool: Pool, tmp_path: Path
+) -> None:
+    data = bytes(32 * MEBI)
+    url = pool.url + path_of(hashlib.sha256(data).digest())
+    with files_of_at_most(16 * MEBI):
+        async with pool.session.put(url, data=data, headers=pool.headers()) as answer:
+            status, told = answer.status, await answer.text()
+
+    assert status == 503
+    assert "File too large" in told
+    assert [each for each in (tmp_path / "blobs").rglob("*") if each.is_file()] == []
+    async with pool.session.put(url, data=data, headers=pool.headers()) as answer:
+        assert answer.status == 204

@@ -1,0 +1,250 @@
+"""The transport port under attack, on real sockets; honest nodes go on working."""
+
+import asyncio
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from aiohttp import ClientSession
+
+import shoal
+from gateway.serving import PATIENCE, eventually
+from originals.macfleet import (
+    CONTROL,
+    HEAD,
+    RESULT,
+    TASK,
+    V2,
+    Frame,
+    PeerTransport,
+    TaskWorker,
+    client_context,
+    hang_up,
+    packed,
+)
+from shoal.client.carrier import AwaitedCall
+from shoal.config import ServeConfig
+from shoal.protocols.macfleet import Config
+from shoal.runtime.app import Coordinator, coordinator
+
+TOKEN = "a-fleet-token"
+HUB = "hub"
+HOST = "127.0.0.1"
+ELSEWHERE = "127.0.0.2"  # another address of this machine, on Linux
+CROWD = 20  # connections at the same time
+MIB = 1 << 20
+SERVER = "shoal.protocols.macfleet.handshake.server"
+FUNCTIONS: dict[str, Callable[..., Any]] = {"demo.add": lambda a, b: a + b}
+
+
+@dataclass
+class Besieged:
+    """A coordinator whose transport is attacked."""
+
+    running: Coordinator
+    session: ClientSession
+    caplog: pytest.LogCaptureFixture
+
+    @property
+    def port(self) -> int:
+        return self.running.direct["macfleet"]["transport"]
+
+    async def until_ended(self, reason: str, count: int = 1) -> None:
+        """Wait until so many connections of nodes have ended for a reason."""
+
+        def ended() -> bool:
+            said = (each.getMessage() for each in self.caplog.records)
+            return (
+                sum("disconnected" in each and reason in each for each in said) == count
+            )
+
+        await eventually(ended)
+
+    @asynccontextmanager
+    async def bare(
+        self,
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Open a connection with TLS, and say nothing."""
+        reader, writer = await asyncio.open_connection(
+            HOST, self.port, ssl=client_context()
+        )
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+    async def worker(
+        self,
+        name: str,
+        functions: dict[str, Callable[..., Any]] | None = None,
+        local: str = "",
+    ) -> TaskWorker:
+        transport = PeerTransport(name, TOKEN, local=local)
+        connection = await transport.connect(HUB, self.port)
+        return TaskWorker(connection, FUNCTIONS if functions is None else functions)
+
+    @property
+    def workers(self) -> list[str]:
+        return [str(each) for each in self.running.hub.pool.workers]
+
+    async def until_there(self, name: str) -> None:
+        await eventually(lambda: f"macfleet:{name}" in self.workers)
+
+    async def explained(self, job_id: str) -> str:
+        """Return what the coordinator says of a job, as ``shoal jobs explain`` does."""
+        url = f"{self.running.url}/admin/jobs/{job_id}/explain"
+        async with self.session.get(url) as response:
+            return await response.text()
+
+
+@pytest.fixture
+async def hub(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> AsyncIterator[Besieged]:
+    """A coordinator of a fleet; at the end an honest worker is given a task."""
+    caplog.set_level("INFO")
+    settings = ServeConfig(port=0, data_dir=tmp_path, name=HUB, drain=0.0)
+    fleet = Config(token=TOKEN, heartbeat_port=0, transport_port=0)
+    async with coordinator(settings, {"macfleet": fleet}) as running:
+        headers = {"Authorization": f"Bearer {running.api_key}"}
+        async with ClientSession(headers=headers) as session:
+            found = Besieged(running, session, caplog)
+            yield found
+            worker = await found.worker("honest")
+            async with worker.running(), calls(found) as pool:
+                async with asyncio.timeout(PATIENCE):
+                    await found.until_there("honest")
+                    assert await pool.call("demo.add", 19, 23) == 42
+            await hang_up(worker.connection.writer)
+
+
+def calls(hub: Besieged) -> shoal.AsyncPool:
+    return shoal.AsyncPool(hub.running.url, api_key=hub.running.api_key)
+
+
+async def said(reader: asyncio.StreamReader) -> bytes:
+    """Return what is said until the end of a connection."""
+    async with asyncio.timeout(PATIENCE):
+        try:
+            return await reader.read(-1)
+        except (ConnectionError, ssl.SSLError):
+            return b""
+
+
+@pytest.mark.parametrize("begun", [b"", Frame(0, CONTROL, V2, 0, b"x").packed()[:13]])
+async def test_who_dawdles_in_the_handshake_is_hung_up_on(
+    hub: Besieged, begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module(SERVER), "STEP_LIMIT", 0.5)
+
+    async def dawdle() -> bytes:
+        async with hub.bare() as (reader, writer):
+            writer.write(begun)
+            return await said(reader)
+
+    assert await asyncio.gather(*(dawdle() for _ in range(CROWD))) == [b""] * CROWD
+    await hub.until_ended("nothing came within", CROWD)
+
+
+async def test_size_of_a_strangers_frame_is_refused_before_it_is_held(
+    hub: Besieged,
+) -> None:
+    before = psutil.Process().memory_info().rss
+    head = HEAD.pack(0, CONTROL, V2, 200 * MIB, 0, 0, 0)
+    async with hub.bare() as (reader, writer):
+        writer.write(head + bytes(MIB))
+
+        assert await said(reader) == b""
+
+    await hub.until_ended("exceeds the limit")
+    assert psutil.Process().memory_info().rss - before < 64 * MIB
+
+
+async def test_bytes_that_are_no_frame_are_answered_by_nothing(hub: Besieged) -> None:
+    for data in (b"GET / HTTP/1.1\r\n\r\n" + bytes(24), bytes(24), b"\xff" * 65536):
+        async with hub.bare() as (reader, writer):
+            writer.write(data)
+            assert await said(reader) == b""
+
+
+async def test_task_of_a_worker_that_breaks_a_frame_is_given_to_another(
+    hub: Besieged,
+) -> None:
+    broken = bytearray(Frame(1, RESULT, 0, 0, packed({"task_id": "x"})).packed())
+    broken[-1] ^= 1
+    story = await story_of_a_task(hub, bytes(broken))
+
+    assert "fails its CRC32" in story
+    await hub.until_ended("fails its CRC32")
+
+
+async def test_task_of_a_worker_that_announces_too_much_is_given_to_another(
+    hub: Besieged,
+) -> None:
+    story = await story_of_a_task(hub, HEAD.pack(1, TASK, 0, 1 << 30, 0, 0, 0))
+
+    assert "exceeds the limit" in story
+
+
+async def test_task_of_a_worker_that_closes_cleanly_is_given_to_another(
+    hub: Besieged,
+) -> None:
+    assert "closed by peer" in await story_of_a_task(hub, b"")
+
+
+async def story_of_a_task(hub: Besieged, last: bytes) -> str:
+    """Have a worker end with its task undone; return how the task came to be done.
+
+    ``last`` is what the worker says last; nothing: it hangs up.
+    """
+    stuck = threading.Event()
+    never = {"demo.add": lambda a, b: stuck.wait(PATIENCE)}
+    first = await hub.worker("first", never)
+    async with calls(hub) as pool, asyncio.timeout(PATIENCE):
+        async with first.running():
+            await hub.until_there("first")
+            task = await pool.submit("demo.add", 19, 23)
+            assert isinstance(task, AwaitedCall)
+            await eventually(lambda: "demo.add" in first.names)
+            if last:
+                first.connection.writer.write(last)
+                await eventually(lambda: bool(first.dead))
+            else:
+                await hang_up(first.connection.writer)
+            await eventually(lambda: "macfleet:first" not in hub.workers)
+            stuck.set()
+        second = await hub.worker("second")
+        async with second.running():
+            assert await task == 42
+        await hang_up(second.connection.writer)
+    await hang_up(first.connection.writer)
+    return await hub.explained(task.job_id)
+
+
+async def test_place_of_a_node_is_not_taken_from_another_address(
+    hub: Besieged,
+) -> None:
+    honest = await hub.worker("node-b")
+    async with honest.running():
+        await hub.until_there("node-b")
+        thief = await hub.worker("node-b", {}, local=ELSEWHERE)
+
+        assert await said(thief.connection.reader) == b""
+        await hub.until_ended("may connect anew only from there")
+        async with calls(hub) as pool:
+            assert await pool.call("demo.add", 1, 2) == 3
+
+        again = await hub.worker("node-b")
+        async with again.running(), calls(hub) as pool:
+            await eventually(lambda: bool(honest.dead))
+            await hub.until_there("node-b")
+            assert await pool.call("demo.add", 3, 4) == 7
+        await hang_up(again.connection.writer)
+    await hang_up(honest.connection.writer)

@@ -1,0 +1,237 @@
+"""Connections of a fleet after the handshake, fed with what their peers then say.
+
+A part of the input is a frame's type, flags and stream, a byte each, and its payload:
+the rest of the frame is sound, for what is wrong with that is found before.  Task ids
+come out the same each time, so that some of the input is about tasks that there are.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any, TypeAlias
+
+import msgspec
+
+from fuzz.mutations import SEPARATOR
+from protocols.calling import (
+    LANE,
+    MEMBER,
+    RUN,
+    Pair,
+    around,
+    counting,
+    packed,
+    unconnected,
+)
+from protocols.macfleet.nodes import Beside, coordinator_beside, worker_beside
+from protocols.macfleet.recorded import CASES
+from shoal.domain.credentials import digest_of
+from shoal.domain.ids import JobId
+from shoal.domain.vocabulary import (
+    Advanced,
+    BlobLacked,
+    CallsReturned,
+    CancelJob,
+    Completed,
+    Conditioned,
+    Draining,
+    GiveBlob,
+    LaneCall,
+    LaneReturn,
+    Offered,
+    PushCalls,
+    RecallCalls,
+    Reported,
+    RunJob,
+)
+from shoal.domain.work import Lane
+from shoal.domain.worker import Condition, Health
+from shoal.protocols.crowd import EVERYBODY, From, To
+from shoal.protocols.macfleet import PROTOCOL
+from shoal.protocols.macfleet.wire.beyond import Barrier, write_barrier
+from shoal.protocols.macfleet.wire.chunks import split
+from shoal.protocols.macfleet.wire.frames import (
+    Flag,
+    Frame,
+    FrameReader,
+    FrameType,
+    encode,
+)
+from shoal.protocols.macfleet.wire.tasks import write_result
+from shoal.protocols.session import Close
+
+Say: TypeAlias = Callable[[Any, float], object]
+
+HEADER = 3  # bytes before the payload in a part of the input
+IN_LANE = replace(RUN, job_id=JobId("lane"), work=LANE)
+LANE_CALL = LaneCall(1, packed([1, 2]), packed({}))
+NOT_SOUND = {"taskrun/bad crc", "taskrun/unknown frame type"}
+LATE = 1000.0  # when nothing of the conversation can go on any more
+
+
+def fleet_coordinator(data: bytes) -> None:
+    """What a coordinator hears of a worker of ours, which has a task and a lane."""
+    _crowd(_met().coordinator, data)
+
+
+def fleet_worker(data: bytes) -> None:
+    """What a worker hears of a coordinator of ours."""
+    session = _met().worker
+    _listen(session, lambda word, now: session.issue(word, now), data)
+
+
+def fleet_asked(data: bytes) -> None:
+    """What a coordinator hears of a real node, which has a task and a lane."""
+    _crowd(_asking().session, data)
+
+
+def fleet_asking(data: bytes) -> None:
+    """What a worker hears of a real node."""
+    session = worker_beside().session
+    _listen(session, lambda word, now: session.issue(word, now), data)
+
+
+# How it is heard.
+
+
+def _crowd(session: Any, data: bytes) -> None:
+    _listen(session, lambda word, now: session.issue(To(EVERYBODY, word), now), data)
+
+
+def _listen(session: Any, say: Say, data: bytes) -> None:
+    for number, frame in enumerate(_frames(data)):
+        now = 1.0 + number / 100
+        if _act(session.receive([frame], now), say, now):
+            return
+        due = session.deadline
+        if due is not None and due <= now and _act(session.tick(now), say, now):
+            return
+    if session.deadline is not None:
+        session.tick(LATE)
+
+
+def _frames(data: bytes) -> Iterable[bytes]:
+    """Return the frames that an input stands for."""
+    pieces: Counter[int] = Counter()  # so far, by stream
+    for part in data.split(SEPARATOR):
+        if len(part) < HEADER:
+            continue
+        kind = FrameType(part[0] % len(FrameType) + 1)
+        flags, stream = part[1], part[2]
+        yield encode(Frame(kind, stream, flags, pieces[stream], part[HEADER:]))
+        if flags & Flag.CHUNKED:
+            pieces[stream] = 0 if flags & Flag.LAST else pieces[stream] + 1
+
+
+def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
+    """Do what is asked for; return whether the connection has ended."""
+    for each in outputs:
+        match each.word if isinstance(each, From) else each:
+            case Close():
+                return True
+            case RunJob(job_id, lease, work):
+                say(Advanced(job_id, lease, 0.5, "half"), now)
+                if not isinstance(work, Lane):
+                    say(Completed(job_id, lease, value=packed(1)), now)
+            case PushCalls(job_id, lease, calls):
+                returns = [LaneReturn(call.number, packed(2)) for call in calls]
+                say(CallsReturned(job_id, lease, returns), now)
+            case BlobLacked(digest):
+                say(GiveBlob(digest, b"blob"), now)
+            case _:
+                pass
+    return False
+
+
+# What was going on before.
+
+
+def _met() -> Pair:
+    """Let both ends meet; the worker is given a task, and a lane with a call."""
+    member = replace(MEMBER, draw=counting("worker"))
+    pair = unconnected(PROTOCOL, member, around())
+    pair.begin()
+    pair.event(Offered(member.offers))
+    pair.command(RUN)
+    pair.command(IN_LANE)
+    pair.command(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
+    return pair
+
+
+def _asking() -> Beside:
+    """Let a real node call a coordinator, which gives it a task and a lane."""
+    beside = coordinator_beside(setting=around(""))
+    beside.issue(RUN)
+    beside.issue(IN_LANE)
+    beside.issue(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
+    return beside
+
+
+# Good input.
+
+
+def _said_between() -> Pair:
+    """Let both ends say all that there is to say."""
+    pair = _met()
+    job, lane = (each for each in pair.commands if isinstance(each, RunJob))
+    blob = b"blob" * 100
+    pair.event(Conditioned(Condition("warm", 2, 0.5)))
+    pair.event(Reported(Health(cpu=10.0, memory=20.0)))
+    pair.event(Advanced(job.job_id, job.lease, 0.5, "half"))
+    pair.event(BlobLacked(digest_of("a blob")))
+    pair.event(Completed(job.job_id, job.lease, value=packed(42)))
+    pair.event(CallsReturned(lane.job_id, lane.lease, [LaneReturn(1, packed(3))]))
+    pair.event(Draining("it leaves"))
+    pair.command(GiveBlob(sha256(blob).digest(), blob))
+    pair.command(RecallCalls(IN_LANE.job_id, IN_LANE.lease, (1, 2)))
+    pair.command(CancelJob(IN_LANE.job_id, IN_LANE.lease))
+    pair.tick(3.0)  # a heartbeat of each
+    return pair
+
+
+def _seeds(said: Iterable[bytes]) -> list[bytes]:
+    """Return messages as input: each by itself, and all together."""
+    reader = FrameReader()
+    frames = [reader.read(each) for data in said for each in reader.cut(data)]
+    parts = [_written(each) for each in frames if each.stream]
+    return [*parts, SEPARATOR.join(parts)]
+
+
+def _written(frame: Frame) -> bytes:
+    kind = (frame.type - 1) % len(FrameType)
+    return bytes([kind, frame.flags & 0xFF, frame.stream & 0xFF]) + frame.payload
+
+
+def _of_ours() -> list[bytes]:
+    """Return what is said by a worker, and what by a coordinator."""
+    pair = _said_between()
+    whole = Frame(FrameType.BARRIER, 3, 0, 0, write_barrier(Barrier("step", 3, 1)))
+    pieces = split(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
+    return _seeds([*pair.said, *pair.told, encode(whole), *map(encode, pieces)])
+
+
+def _of_real_nodes() -> list[bytes]:
+    beside = _asking()
+    results = [
+        write_result(str(msgspec.msgpack.decode(each.payload)["task_id"]), packed(1))
+        for each in beside.frames
+        if each.type is FrameType.TASK
+    ]
+    frames = (Frame(FrameType.RESULT, 1, 0, 0, each) for each in results)
+    tasks = [
+        bytes.fromhex(each)
+        for case in CASES
+        if case["kind"] == "task_worker" and case["name"] not in NOT_SOUND
+        for each in case["input"]["frames_hex"]
+    ]
+    return _seeds([*map(encode, frames), *tasks])
+
+
+SESSIONS: Mapping[str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]]]]
+SESSIONS = {
+    "fleet_coordinator": (fleet_coordinator, _of_ours),
+    "fleet_worker": (fleet_worker, _of_ours),
+    "fleet_asked": (fleet_asked, _of_real_nodes),
+    "fleet_asking": (fleet_asking, _of_real_nodes),
+}
