@@ -34,6 +34,7 @@ def ray() -> Iterator[Calls]:
     import ray
 
     ray.init(
+        address="local",  # and not to a cluster that is there already
         num_cpus=WORKERS,
         include_dashboard=False,
         log_to_driver=False,

@@ -355,3 +355,31 @@ async def test_a_call_is_shown_among_the_jobs_with_its_value(
     assert (add["job_type"], add["name"], big["name"]) == ("CALL", "add", "big")
     response = await pool.session.get(f"{url}/job1", headers=pool.headers())
     assert (await response.json())["result"] == 2
+
+
+async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
+    pool: Pool,
+) -> None:
+    first = Functions(pool.hub, FUNCTIONS, "first", holds=True)
+    await pool.joined()
+    async with caller(pool) as client:
+        await client.call(1, "add", 1, 1)
+        await eventually(lambda: len(first.runs) == 1)
+        Functions(pool.hub, FUNCTIONS, "second")
+        await pool.joined(2)
+        first.lose()
+        assert await client.value(1) == 2
+
+    url = f"{pool.url}/admin/jobs/job1/explain"
+    response = await pool.session.get(url, headers=pool.headers())
+    story = str(await response.json())
+    for word in ("wire:first", "worker lost: connection lost", "wire:second"):
+        assert word in story
+    url = f"{pool.url}/v1/jobs/job1"
+    response = await pool.session.get(url, headers=pool.headers())
+    shown = await response.json()
+    assert (shown["job_type"], shown["status"], shown["attempts"]) == (
+        "CALL",
+        "completed",
+        2,
+    )

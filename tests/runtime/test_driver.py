@@ -429,3 +429,46 @@ def test_session_that_wants_to_know_is_told_that_its_peer_has_hung_up() -> None:
         assert not end.by_peer
 
     virtual.run(scenario())
+
+
+@dataclass
+class Noting(ScriptedSession):
+    """A session that notes how often it was told that its peer has gone."""
+
+    parted_times: int = 0
+
+    def parted(self, now: float) -> Sequence[Output]:
+        self.parted_times += 1
+        return (Send(b"farewell"),)
+
+
+@pytest.mark.parametrize("way", ["stops reading", "breaks", "is refused"])
+def test_session_is_told_once_of_whatever_the_peer_ends_it_by(way: str) -> None:
+    async def scenario() -> None:
+        session = Noting(complain if way == "is refused" else parrot)
+        async with connection(session) as its:
+            if way == "stops reading":
+                its.link.taking.clear()
+                its.link.arrive(*["x" * OUTBOX_MAX] * 3)
+            elif way == "breaks":
+                its.link.cut()
+                its.driver.issue("to nobody")
+            else:
+                its.link.arrive("nonsense")
+            await its.running
+
+        assert session.parted_times == 1
+
+    virtual.run(scenario())
+
+
+def test_session_is_not_told_that_we_hang_up() -> None:
+    async def scenario() -> None:
+        session = Noting()
+        async with connection(session) as its:
+            its.driver.hang_up("leaving")
+            await its.running
+
+        assert session.parted_times == 0
+
+    virtual.run(scenario())

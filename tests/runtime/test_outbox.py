@@ -1,13 +1,14 @@
 """What is to be written to one peer, and in which order it goes out."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from runtime.wires import MemoryLink
-from shoal.protocols.session import Bulk
-from shoal.runtime.link import LinkClosed
+from shoal.protocols.framing import Framed, Whole
+from shoal.protocols.session import Bulk, Data
+from shoal.runtime.link import Hear, LinkClosed
 from shoal.runtime.outbox import BULK_MAX, ISSUED_MAX, OUTBOX_FULL, OUTBOX_MAX, Outbox
 from simulation import virtual
 
@@ -204,5 +205,52 @@ def test_end_of_the_link_ends_a_bulk_that_is_half_written() -> None:
 
         with pytest.raises(LinkClosed):
             await writing
+
+    virtual.run(scenario())
+
+
+class PromptLink(MemoryLink):
+    """Takes messages without waiting while it is ``open``, and cuts some."""
+
+    certificate = b""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open = True
+
+    def say(self, data: Data) -> bool:
+        if self.open:
+            self.sent.append(data)
+        return self.open
+
+    def attach(self, framed: Framed[object], hear: Hear | None = None) -> None:
+        raise AssertionError("nothing is read in these tests")
+
+    async def messages(self) -> Sequence[Whole]:
+        raise AssertionError("nothing is read in these tests")
+
+    async def write(self, part: bytes | memoryview) -> None:
+        await self.send(bytes(part))
+
+
+def test_message_that_needs_no_waiting_is_said_at_once() -> None:
+    async def scenario() -> None:
+        link = PromptLink()
+        outbox = Outbox(link)
+        writing = asyncio.create_task(outbox.write())
+        outbox.post(b"before the writer runs", 1)
+        await asyncio.sleep(0)
+
+        outbox.post(b"at once", 1)
+        assert link.sent == [b"before the writer runs", b"at once"]
+
+        link.open = False
+        outbox.post(b"has to wait", 1)
+        link.open = True
+        outbox.post(b"after it", 1)
+        assert len(link.sent) == 2
+        outbox.finish()
+        await writing
+        assert link.sent[2:] == [b"has to wait", b"after it"]
 
     virtual.run(scenario())

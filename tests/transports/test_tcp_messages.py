@@ -3,7 +3,7 @@
 import asyncio
 import random
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -166,6 +166,34 @@ def test_messages_that_came_before_the_end_are_given_out(
             assert bytes(last.body) == b"last words"
             with pytest.raises(LinkClosed):
                 await theirs.messages()
+
+    run(test)
+
+
+def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
+    run: Any, tls: Presented | None
+) -> None:
+    async def test() -> None:
+        async with serving(tls) as (url, links), dial(open_to_any(url)) as ours:
+            theirs = await links.get()
+            heard: list[Whole] = []
+            some = asyncio.Event()
+
+            def hear(messages: Sequence[Whole]) -> None:
+                heard.extend(messages)
+                some.set()
+
+            theirs.attach(Numbered(limit=1000), hear)
+            waiting = asyncio.create_task(theirs.messages())
+            await asyncio.sleep(0)
+            await ours.send(message(1, b"small"))
+            await some.wait()
+            await ours.send(HEAD.pack(2, 1001))
+
+            # What it refuses is told to who waits, as the end is.
+            with pytest.raises(LimitExceeded):
+                await waiting
+            assert [bytes(each.body) for each in heard] == [b"small"]
 
     run(test)
 

@@ -80,6 +80,7 @@ class Desk:
         self._count = count
         self._board = Board(gateway.hub, gateway.clock, caller.name, self)
         self._price = gateway.prices.price(Policy.FAST, Call("", b"", b"").kind)
+        self._terms = Terms(price=self._price)
         self._ways: dict[Alike, Way] = {}
         self._sizes: dict[int, int] = {}  # of all open calls, in bytes
         self._size = 0
@@ -209,7 +210,7 @@ class Desk:
             self._caller.name,
             way.priority,
             idempotency_key=options.key,
-            terms=Terms(price=self._price),
+            terms=self._terms,
         )
 
     async def _do_keyed(self, ask: Ask, way: Way) -> None:

@@ -1,5 +1,7 @@
 """How long a call of a function may wait and run."""
 
+from functools import lru_cache
+
 from shoal.domain.work import Limits
 
 QUEUE = 3600.0  # seconds that a call waits for a worker, unless its caller says else
@@ -7,6 +9,7 @@ TOTAL = 86_400.0  # seconds from when it was accepted, with all tries and waits
 GRACE = 30.0  # seconds over its timeout, after which its worker is not waited for
 
 
+@lru_cache(256)
 def call_limits(timeout: float | None = None, queue: float = QUEUE) -> Limits:
     """Return the limits of a call; both are in seconds.
 

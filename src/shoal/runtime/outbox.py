@@ -11,6 +11,7 @@ ISSUED_MAX = (
 )
 BULK_MAX = 64  # times as much of bulks, which are not copied to be sent
 OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
+TURN = 1 << 20  # bytes of a bulk after which others have their turn
 
 
 class Outbox:
@@ -115,16 +116,22 @@ class Outbox:
     async def _write_bulk(self, bulk: Bulk) -> None:
         link, cutting = self._link, self._cutting
         left = _size_of(bulk)
+        turn = 0  # bytes since others had theirs
         for part in bulk.parts:
             size = len(part)
             if not size:
-                await asyncio.sleep(0)  # making the next one may take long
-                await self._write_messages()
+                # Making the next one may take long; of many small ones each does not.
+                if not turn or turn >= TURN:
+                    turn = 0
+                    await asyncio.sleep(0)
+                if self._messages:
+                    await self._write_messages()
             elif cutting is not None:
                 await cutting.write(part)
             else:
                 await link.send(bytes(part))
             left -= size
+            turn += size
             self._bulk_size -= size
             if self._waiting and not self._full:
                 self._make_room()

@@ -73,6 +73,14 @@ def test_a_fleet_with_a_token_speaks_tls(
     assert listens.service.kind == service_kind(key)
 
 
+def test_workers_are_told_which_ports_speak_no_tls() -> None:
+    secure = [each.told for each in listeners(Config(), around())]
+    plain = [each.told for each in listeners(Config(open=True), around())]
+
+    assert secure == ["transport", "heartbeat"]
+    assert plain == ["transport:tcp", "heartbeat:tcp"]
+
+
 def test_a_join_token_too_short_for_a_fleet_is_warned_of() -> None:
     warned: list[str] = []
     setting = replace(around("short"), warn=warned.append)

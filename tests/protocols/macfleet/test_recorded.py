@@ -1,6 +1,7 @@
-"""No case of the vectors is forgotten: each is replayed, or left out on purpose."""
+"""No case of the vectors is forgotten, and no test that the page on them names."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -55,6 +56,16 @@ def test_every_kind_of_case_is_replayed_or_left_out_for_a_reason() -> None:
     assert VECTORS.exists()
     assert replayed() - kinds() == set(), "kinds that there are not"
     assert kinds() - replayed() == set(LEFT_OUT)
+
+
+def test_each_test_that_the_page_names_is_there() -> None:
+    page = (TESTS.parent / "docs" / "protocols" / "macfleet.md").read_text("utf-8")
+    named = set(re.findall(r"`(test_\w+)`", page))
+    tests = (path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
+    there = {name for text in tests for name in re.findall(r"def (test_\w+)", text)}
+
+    assert len(named) > 20
+    assert named <= there
 
 
 def test_the_code_for_pairing_is_the_only_case_that_is_named_by_itself() -> None:

@@ -42,6 +42,7 @@ from shoal.protocols.macfleet.wire.tasks import (
     ID_MAX,
     Asked,
     read_task,
+    result_parts,
     write_result,
 )
 from shoal.protocols.session import Bulk, Notice, Output, Send
@@ -201,12 +202,11 @@ class Answering:
             return self._fail(task_id, NOT_PLAIN, Ending())
         more = write_ending(Ending(blobs=done.blobs)) if ours else None
         try:
-            payload = write_result(task_id, value, None, more, strict=not ours)
+            parts = result_parts(task_id, value, None, more, strict=not ours)
         except (InvalidRequest, TooLarge) as error:
             return self._fail(task_id, str(error), Ending())
-        return self._voice.say(
-            FrameType.RESULT, payload, in_turn=ours and names_blob(payload)
-        )
+        in_turn = ours and names_blob(*parts)
+        return self._voice.say_parts(FrameType.RESULT, *parts, in_turn=in_turn)
 
     def _refuse(self, task_id: str, reason: str) -> Send | Bulk:
         return self._fail(task_id, reason, Ending(rejected=True))

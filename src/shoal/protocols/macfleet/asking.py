@@ -28,7 +28,7 @@ from shoal.protocols.macfleet.tickets import Tickets
 from shoal.protocols.macfleet.voice import Voice
 from shoal.protocols.macfleet.wire.control import Cancel, write_word
 from shoal.protocols.macfleet.wire.frames import FrameType
-from shoal.protocols.macfleet.wire.tasks import Answered, write_task
+from shoal.protocols.macfleet.wire.tasks import Answered, Parts, task_parts
 from shoal.protocols.session import Bulk, Output
 
 REASON_MAX = 1000  # characters of why a worker would not do a task
@@ -77,14 +77,15 @@ class Asking:
             return Rejected(*number, reason)
         task_id = self._tickets.next()
         try:
-            payload = self._written(task_id, work)
+            parts = self._written(task_id, work)
         except (NotPlain, TooLarge) as error:
             return Failed(*number, str(error), Fault.REQUEST)
         except InvalidRequest as error:
             if not self._peer.ours:  # one of ours may be able to read it
                 return Rejected(*number, f"the worker is no Shoal worker: {error}")
             return Failed(*number, str(error), Fault.REQUEST)
-        said = self._voice.say(FrameType.TASK, payload, in_turn=names_blob(payload))
+        in_turn = names_blob(*parts)
+        said = self._voice.say_parts(FrameType.TASK, *parts, in_turn=in_turn)
         as_json = isinstance(work, Task)
         self._asked[task_id] = _Asked(*number, as_json, isinstance(said, Bulk))
         self._ids[number] = task_id
@@ -127,13 +128,13 @@ class Asking:
         except NotPlain as error:
             return (Failed(*number, str(error)),)
 
-    def _written(self, task_id: str, work: Call | Task) -> bytes:
+    def _written(self, task_id: str, work: Call | Task) -> Parts:
         strict = not self._peer.ours
         if isinstance(work, Task):
             args, kwargs = arguments(work)
-            return write_task(task_id, work.name, args, kwargs, None, strict=strict)
+            return task_parts(task_id, work.name, args, kwargs, None, strict=strict)
         more = write_wanting(work.needs, work.blobs) if self._peer.ours else None
-        return write_task(
+        return task_parts(
             task_id,
             work.name,
             work.args,

@@ -15,7 +15,6 @@ from shoal.protocols.macfleet.wire.beyond import DIGEST_SIZE, read_blob
 from shoal.protocols.macfleet.wire.chunks import CHUNK
 from shoal.protocols.macfleet.wire.frames import (
     STREAM,
-    Flag,
     Frame,
     FrameType,
     Payload,
@@ -29,9 +28,14 @@ REFERENCE = b"\xc7\x20\x02"
 """How a blob's name begins among values: MessagePack's ext, 32 bytes, of type 2."""
 
 
-def names_blob(payload: Payload) -> bool:
-    """Say whether a blob may be named in a message, so that it has to come before."""
-    return REFERENCE in payload if isinstance(payload, bytes) else True
+def names_blob(*parts: Payload) -> bool:
+    """Say whether a blob may be named in a payload, so that it has to come before.
+
+    Of a large one it is not asked: all large ones go in turn.
+    """
+    if sum(map(len, parts)) > CHUNK:
+        return True
+    return any(REFERENCE in bytes(part) for part in parts)
 
 
 def give(word: GiveBlob, voice: Voice) -> Output:
@@ -84,8 +88,3 @@ class Coming:
                 f"a blob is not what its digest says: {coming.digest.hex()}"
             )
         return GiveBlob(*read_blob(frame.payload, check=False))
-
-
-def is_piece(frame: Frame) -> bool:
-    """Say whether there is more of a payload than this frame."""
-    return bool(frame.flags & Flag.CHUNKED)

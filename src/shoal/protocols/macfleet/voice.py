@@ -50,14 +50,16 @@ class Voice:
         # The checksum comes first and takes long, so it is made in steps.
         return Bulk(_whole(type, stream, payload), HEAD.size + size)
 
-    def say_parts(self, type: FrameType, *parts: Payload) -> Send | Bulk:
+    def say_parts(
+        self, type: FrameType, *parts: Payload, in_turn: bool = False
+    ) -> Send | Bulk:
         """Return how a payload goes out whose parts are not to be put together first.
 
         A large one is on a stream of its own, if it goes in pieces.
         """
         size = sum(map(len, parts))
         if size <= CHUNK:
-            return self.say(type, b"".join(parts))
+            return self.say(type, b"".join(parts), in_turn=in_turn)
         if self._ours:
             return self.say_in_pieces(type, *parts, stream=self.new_stream())
         return Bulk(_whole(type, STREAM, *parts), HEAD.size + size)

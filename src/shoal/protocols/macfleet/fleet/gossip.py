@@ -103,7 +103,7 @@ class Gossip:
         if self._news:
             return float("-inf")
         contacts = (each.due for each in self._contacts if self._is_open(each))
-        return min(self._round_due, *contacts, self._round_due)
+        return min([self._round_due, *contacts])
 
     def tick(self, now: float) -> Sequence[Exchange | Outgoing]:
         self._news = False

@@ -19,7 +19,6 @@ HEAD = struct.Struct("!BH")
 TAIL = struct.Struct("!H")
 BLOCK_MIN = HEAD.size + KEY_SIZE
 BLOCK_MAX = BLOCK_MIN + HARDWARE_MAX
-SUFFIX_MAX = BLOCK_MAX + TAIL.size  # bytes
 
 
 class Peeled(NamedTuple):

@@ -1,0 +1,155 @@
+"""What ``docs/promises.md`` says of calls, with real processes killed."""
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from concurrent import futures
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import shoal
+from live.programs import KEY, TESTS, Program, Programs, eventually
+
+CALLS = 2000
+LONG = "join-me-please"
+FLAGS = ("--join-token", LONG)
+FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
+CODE = ("--trust-code", "--slots", "2")
+WORKERS = ("one", "two", "three")
+WITHIN = 120.0  # seconds until all calls have ended
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+
+
+def marked(folder: str, number: int, seconds: float = 0.0) -> int:
+    """Leave a file that says that a call with ``number`` began, and when."""
+    Path(folder, f"{number}-{os.getpid()}-{time.monotonic_ns()}").touch()
+    time.sleep(seconds)
+    return number * number
+
+
+def begun(folder: Path) -> dict[int, list[int]]:
+    """Return when calls began, in nanoseconds since 1970, by their numbers."""
+    times: defaultdict[int, list[int]] = defaultdict(list)
+    for file in folder.iterdir():
+        times[int(file.name.partition("-")[0])].append(file.stat().st_mtime_ns)
+    return times
+
+
+class Site:
+    """A coordinator and workers, which are killed and started again."""
+
+    def __init__(self, programs: Programs) -> None:
+        self.pool = programs.serve(*FLAGS, *FLEET)
+        self._programs = programs
+        self._workers: dict[str, Program] = {}
+        for name in WORKERS:
+            self.enlist(name)
+
+    def enlist(self, name: str) -> None:
+        self._workers[name] = self.pool.join(name, *CODE, token=LONG)
+
+    def kill_worker(self, name: str) -> None:
+        self._workers[name].kill()
+        self.enlist(name)
+
+    def kill_coordinator(self) -> None:
+        self.pool.program.kill()
+        ports = self.pool.ready["ports"]
+        self.pool = self._programs.serve(
+            *FLAGS,
+            *("--macfleet-heartbeat-port", str(ports["macfleet_heartbeat"])),
+            *("--macfleet-transport-port", str(ports["macfleet_transport"])),
+            port=self.pool.port,
+        )
+
+
+def note_end(ended: dict[int, int], number: int, call: futures.Future[int]) -> None:
+    """Note when the end of a call was told, in nanoseconds since 1970."""
+    ended[number] = time.time_ns()
+
+
+def wait_for(calls: Sequence[futures.Future[int]], enough: int) -> None:
+    """Wait until so many calls have ended; there must be others that have not."""
+
+    def done() -> int:
+        return sum(call.done() for call in calls)
+
+    eventually(lambda: done() >= enough, f"{enough} calls", WITHIN)
+    assert done() < len(calls), "there was nothing left to lose"
+
+
+def test_no_call_is_lost_whoever_is_killed(programs: Programs, tmp_path: Path) -> None:
+    site = Site(programs)
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    ended: dict[int, int] = {}
+
+    with shoal.Pool(site.pool.url, KEY) as pool:
+        calls: list[futures.Future[int]] = []
+        for number in range(CALLS):
+            named = pool.with_options(key=f"survivor {number}")
+            call = named.submit(marked, str(folder), number, 0.005)
+            call.add_done_callback(partial(note_end, ended, number))
+            calls.append(call)
+        for share, kill in (
+            (0.1, partial(site.kill_worker, "one")),
+            (0.3, site.kill_coordinator),
+            (0.5, partial(site.kill_worker, "two")),
+            (0.7, site.kill_coordinator),
+            (0.8, partial(site.kill_worker, "three")),
+        ):
+            wait_for(calls, int(share * CALLS))
+            kill()
+        futures.wait(calls, WITHIN)
+
+        assert [call.result(0) for call in calls] == [n * n for n in range(CALLS)]
+
+    runs = begun(folder)
+    assert runs.keys() == set(range(CALLS))
+    late = [n for n, times in runs.items() if max(times) > ended[n]]
+    assert late == [], "made again after their ends were told"
+    # Only what was under way when somebody was killed is made again.
+    again = Counter({n: len(times) - 1 for n, times in runs.items()})
+    assert again.total() < CALLS / 10
+
+
+def test_what_has_ended_is_not_made_again_also_by_another_coordinator(
+    programs: Programs, tmp_path: Path
+) -> None:
+    site = Site(programs)
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    for _ in range(2):
+        with shoal.Pool(site.pool.url, KEY) as pool:
+            named = pool.with_options(key="tonight")
+            squares = named.map(marked, [str(folder)] * 20, range(20))
+            assert list(squares) == [n * n for n in range(20)]
+        site.kill_coordinator()
+
+    runs = {number: len(times) for number, times in begun(folder).items()}
+    assert runs == dict.fromkeys(range(20), 1)
+
+
+def test_calls_in_memory_end_with_their_coordinator_and_say_so(
+    programs: Programs, tmp_path: Path
+) -> None:
+    site = Site(programs)
+    folder = tmp_path / "marks"
+    folder.mkdir()
+    with shoal.Pool(site.pool.url, KEY, durable=False) as pool:
+        calls = [pool.submit(marked, str(folder), n, 60.0) for n in range(20)]
+        eventually(lambda: begun(folder), "one of them has begun")
+
+        site.kill_coordinator()
+
+        for call in calls:
+            with pytest.raises(ConnectionError, match="may have run or not"):
+                call.result(30)
+        assert pool.submit(marked, str(folder), 99).result(60) == 99 * 99
