@@ -17,6 +17,7 @@ MODULES = {
 
 # Where a connection is supervised, and where somebody else's code is run.
 CATCHES_ALL = {
+    "client/telling.py",
     "engines/llama_child.py",
     "engines/llama_reading.py",
     "runtime/crowd.py",

@@ -103,7 +103,7 @@ async def test_coordinator_that_is_only_seen_nearby_has_to_be_named(
         return "tcp://192.0.2.7:4011"
 
     monkeypatch.setattr(whereto, "the_one_nearby", nearby)
-    monkeypatch.setattr(whereto, "PORT", 1)
+    monkeypatch.setattr(whereto, "url_here", lambda folder: "http://127.0.0.1:1")
 
     with pytest.raises(ConfigError, match="give its address: shoal join http://HOST"):
         await target_of_calls("", "auto", "", tmp_path)

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from socket import gethostname
 
 import pytest
 
@@ -96,8 +97,11 @@ def test_a_coordinator_that_was_never_paired_lets_into_its_own_fleet(
 
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "macfleet://pair?token=join-token-1"
-    assert set("".join(printed[2:-2])) <= set(" ▄▀█")
-    assert printed[-1] == "on the other machine: shoal fleet pair --stdin"
+    assert set("".join(printed[2:-6])) <= set(" ▄▀█")
+    assert printed[-5].startswith("it holds the fleet's secret")
+    assert printed[-3:-1] == ["on the other machine:", "  shoal fleet pair --stdin"]
+    join = f"  shoal join --wire macfleet {gethostname()}:50051 --tasks MODULE"
+    assert printed[-1] == join
 
 
 def test_what_the_settings_say_comes_first(

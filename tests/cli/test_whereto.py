@@ -1,5 +1,6 @@
 """Which coordinator is meant, and what is known of it."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from shoal.cli.whereto import direct_now, target
 from shoal.domain.credentials import with_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import discover
+from shoal.runtime.whereabouts import URL_FILE, leaving_url
 from shoal.transports.tls import fingerprint_of
 
 HEALTH = {"status": "ok", "shoal": "0.2"}
@@ -32,11 +34,11 @@ async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
 
 
 async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
-    sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sites: Sites, tmp_path: Path
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
     url = await sites({"/healthz": HEALTH})
-    monkeypatch.setattr(whereto, "PORT", int(url.rpartition(":")[2]))
+    (tmp_path / URL_FILE).write_text(url)
 
     there = await target("", "auto", "mine", tmp_path)
 
@@ -54,7 +56,7 @@ async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_
 
     (tmp_path / "join-token").write_text("secret\n")
     monkeypatch.setattr(whereto, "the_one_nearby", nearby)
-    monkeypatch.setattr(whereto, "PORT", 1)
+    (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
 
     there = await target("", "auto", "another", tmp_path)
 
@@ -80,7 +82,7 @@ async def test_without_a_folder_it_is_looked_for_on_the_local_network(
         return "tcp://192.0.2.7:4011"
 
     monkeypatch.setattr(whereto, "the_one_nearby", nearby)
-    monkeypatch.setattr(whereto, "PORT", 1)
+    monkeypatch.setattr(whereto, "url_here", lambda folder: "http://127.0.0.1:1")
     pinned = with_fingerprint("secret", bytes(32))
 
     plain = await target("", "auto", "secret", tmp_path / "none")
@@ -93,18 +95,26 @@ async def test_without_a_folder_it_is_looked_for_on_the_local_network(
 
 
 async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "join-token").write_text("secret\n")
-    monkeypatch.setattr(whereto, "PORT", 1)
+    (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
 
     there = await target("", "auto", "", tmp_path)
 
     assert there.url == "http://127.0.0.1:1"
     assert there.protocol.preferred
     assert there.direct, "its other port is asked for once it is there"
-    assert "connection refused" in caplog.text
     assert "shoal join http://HOST:4010" in caplog.text
+
+
+async def test_a_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+    tmp_path: Path,
+) -> None:
+    with leaving_url(tmp_path, "127.0.0.1", 9, secure=False):
+        there = await target("", "grandsage", "", tmp_path)
+
+    assert there.url == "http://127.0.0.1:9"
 
 
 async def test_without_a_folder_another_wire_still_goes_to_this_machine(
@@ -311,8 +321,8 @@ async def test_one_that_is_away_is_taken_for_ours(
     there = await target("http://127.0.0.1:1", "auto", "", tmp_path)
 
     assert there.protocol.preferred
+    assert "http://127.0.0.1:1: taken for a Shoal coordinator" in caplog.text
     assert "--wire" in caplog.text
-    assert "connection refused" in caplog.text
 
 
 async def test_one_that_is_not_well_is_taken_for_ours(
@@ -323,7 +333,7 @@ async def test_one_that_is_not_well_is_taken_for_ours(
     there = await target(url, "auto", "", tmp_path)
 
     assert there.protocol.preferred
-    assert "HTTP 503" in caplog.text
+    assert "taken for a Shoal coordinator that is away" in caplog.text
 
 
 async def test_one_that_never_answers_is_not_waited_for(
@@ -337,7 +347,20 @@ async def test_one_that_never_answers_is_not_waited_for(
     there = await target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
 
     assert there.protocol.preferred
-    assert "no answer within 0.05 s" in caplog.text
+    assert "taken for a Shoal coordinator that is away" in caplog.text
+
+
+async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+
+        with pytest.raises(ConfigError, match="speaks no HTTP; give the address"):
+            await target(url, "auto", "", tmp_path)
 
 
 async def test_a_token_with_a_certificate_is_of_ours(

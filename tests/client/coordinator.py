@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 
 from shoal.client.place import Place
 from shoal.tasks.reading import Reader, unpickled
-from shoal.tasks.running import told
+from shoal.tasks.tracebacks import told
 from shoal.tasks.values import pack
 
 KEY = "sk-test"

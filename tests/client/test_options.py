@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from shoal.client.options import Options
+from shoal import AsyncPool, Pool
+from shoal.client.options import Options, changed
 from shoal.domain.errors import InvalidRequest
 
 
@@ -18,6 +19,8 @@ from shoal.domain.errors import InvalidRequest
         ({"priority": "urgent"}, "priority"),
         ({"key": "k", "durable": False}, "key"),
         ({"key": "k" * 300}, "key"),
+        ({"on_progress": print, "durable": False}, "on_progress"),
+        ({"on_progress": print, "key": "k"}, "on_progress"),
     ],
 )
 def test_option_that_makes_no_sense_is_named(wrong: dict[str, Any], field: str) -> None:
@@ -34,3 +37,24 @@ def test_only_what_differs_is_written() -> None:
         "kept": False,
         "timeout": 2.0,
     }
+
+
+def test_option_that_there_is_not_is_told_with_those_there_are() -> None:
+    with pytest.raises(TypeError, match=r"no timeot=….*mean timeout.*priority"):
+        changed(Options(), {"timeot": 3})  # type: ignore[typeddict-unknown-key]
+
+
+@pytest.mark.parametrize("make", [Pool, AsyncPool])
+@pytest.mark.parametrize(
+    ("argument", "where"),
+    [
+        ("timeout", r"pool\.with_options\(timeout=…\)"),
+        ("max_workers", "--slots"),
+        ("colour", "its arguments are url"),
+    ],
+)
+def test_what_is_no_argument_of_a_pool_is_told_with_where_it_belongs(
+    make: Any, argument: str, where: str
+) -> None:
+    with pytest.raises(TypeError, match=where):
+        make("http://pool", "sk", **{argument: 3})

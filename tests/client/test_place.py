@@ -8,6 +8,7 @@ import trustme
 from shoal.client.place import find
 from shoal.domain.errors import ConfigError
 from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.runtime.whereabouts import leaving_url
 
 VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
 
@@ -67,3 +68,14 @@ def test_key_of_this_machine_goes_to_whoever_has_its_certificate(
 
 def test_key_is_not_shown_with_the_place() -> None:
     assert "sk-secret" not in repr(find("http://pool", "sk-secret"))
+
+
+def test_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+    tmp_path: Path,
+) -> None:
+    with leaving_url(tmp_path, "0.0.0.0", 4711, secure=False):
+        place = find(api_key="sk", data_dir=tmp_path)
+
+    assert (place.url, place.given) == ("http://127.0.0.1:4711", False)
+    assert find(api_key="sk", data_dir=tmp_path).url == "http://127.0.0.1:4010"
+    assert find("http://pool", "sk").given

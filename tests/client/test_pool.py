@@ -394,3 +394,89 @@ def test_functions_of_the_workers_are_listed(beside: Beside) -> None:
 
     assert [each.name for each in there.tasks] == ["add"]
     assert there.slots == 2
+
+
+def test_leaving_the_block_by_an_error_cancels_what_is_open(beside: Beside) -> None:
+    beside.functions(add=lambda: 1)
+    beside.there.held = True
+
+    pool = beside.pool()
+    calls = [pool.submit("add") for _ in range(3)]
+    beside.do(beside.there.heard(3))
+    with pytest.raises(KeyboardInterrupt), pool:
+        raise KeyboardInterrupt
+
+    assert all(call.cancelled() for call in calls)
+    assert sorted(beside.there.cancelled) == [1, 2, 3]
+
+
+def test_call_runs_from_when_a_worker_has_it(beside: Beside) -> None:
+    beside.functions(add=lambda: 1)
+    there = beside.there
+    there.held = True
+
+    with beside.pool() as pool:
+        call = pool.submit("add")
+        beside.do(there.heard(1))
+        before = call.running()
+        beside.do(there.say([5, there.calls[0][1], 1]))
+        beside.do(there.eventually(call.running))
+        beside.do(there.let_go())
+        call.result()
+
+    assert (before, call.running()) == (False, False)
+
+
+def test_error_of_on_progress_is_logged_and_ends_nothing(
+    beside: Beside, caplog: pytest.LogCaptureFixture
+) -> None:
+    beside.functions(add=lambda: 1)
+    there = beside.there
+    there.held = True
+
+    def broken(share: float | None, remark: str) -> None:
+        raise ValueError(remark)
+
+    with beside.pool() as pool:
+        call = pool.with_options(on_progress=broken).submit("add")
+        beside.do(there.heard(1))
+        beside.do(there.say([4, there.calls[0][1], 0.5, "half"]))
+        beside.do(there.let_go())
+
+        assert call.result() == 1
+    assert "on_progress raised an error" in caplog.text
+
+
+def test_function_of_the_program_that_nobody_has_is_told_with_its_module(
+    beside: Beside,
+) -> None:
+    with (
+        beside.pool() as pool,
+        pytest.raises(UnknownTask, match=f"--tasks {demo_tasks.__name__}"),
+    ):
+        pool.submit(demo_tasks.add, 1, 2).result()
+
+
+def test_future_among_the_arguments_is_told_with_what_to_give(beside: Beside) -> None:
+    beside.functions(add=lambda a, b: a + b)
+
+    with beside.pool() as pool:
+        first = pool.submit("add", 1, 2)
+        with pytest.raises(InvalidRequest, match=r"give its result\(\)"):
+            pool.submit("add", first, 3)
+
+
+def test_unreachable_coordinator_is_told_without_tracebacks_of_libraries() -> None:
+    with (
+        shoal.Pool("http://127.0.0.1:9", "sk") as pool,
+        pytest.raises(shoal.ConnectionLost) as caught,
+    ):
+        pool.submit("some").result()
+
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_pool_shows_where_it_is_and_not_its_key(beside: Beside) -> None:
+    with beside.pool() as pool:
+        assert repr(pool) == f"<shoal.Pool of {beside.there.url}>"

@@ -26,6 +26,7 @@ def test_news_are_read() -> None:
             [2, 8, b"", {"value": "ab" * 32}],
             [3, 9, "raised", "zap", {"job": "j"}],
             [4, 7, None, "half"],
+            [5, 7, 1],
             [99, 1, "from the future"],
         ]
     )
@@ -36,6 +37,7 @@ def test_news_are_read() -> None:
         wire.Done(8, b"", "ab" * 32),
         wire.Failed(9, "raised", "zap", {"job": "j"}),
         wire.Advanced(7, None, "half"),
+        wire.Begun(7, 1),
     ]
 
 

@@ -1,6 +1,7 @@
 """Functions called over the WebSocket, by a client that a test plays."""
 
 import hashlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -93,7 +94,8 @@ async def test_a_kept_call_is_accepted_and_told_of_as_a_job(
         end = await client.end(1)
 
     assert client.items[0] == [1, 1, "job1"]
-    assert client.items[1] == [4, 1, 0.5, "half"]
+    assert client.items[1] == [5, 1, 1]
+    assert client.items[2] == [4, 1, 0.5, "half"]
     assert end[3] == {"job": "job1", "worker": "wire:w", "attempts": 1}
 
 
@@ -383,3 +385,31 @@ async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
         "completed",
         2,
     )
+
+
+async def test_a_connection_ends_in_the_log_as_what_it_was(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "shoal.http")
+
+    async with caller(pool):
+        pass
+    await eventually(lambda: bool(caplog.messages))
+
+    (line,) = caplog.messages
+    assert "status=101" in line
+
+
+async def test_operators_are_shown_who_made_a_call_and_what_it_returned(
+    pool: Pool, worker: Functions
+) -> None:
+    async with caller(pool) as made:
+        await made.call(1, "add", 2, 3)
+        meta = (await made.end(1))[3]
+    url = f"{pool.url}/admin/jobs/{meta['job']}"
+
+    async with pool.session.get(url, headers=pool.headers()) as response:
+        shown = await response.json()
+
+    assert (shown["model"], shown["worker"]) == ("add", meta["worker"])
+    assert shown["outcome"]["value"] == 5

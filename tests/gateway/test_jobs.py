@@ -269,7 +269,7 @@ async def test_idempotency_key_stands_for_one_request(
     status, answer = await call(pool, "POST", path, COMMIT | other, **name)
 
     assert status == 422
-    assert "Idempotency-Key stands for another request" in answer["error"]
+    assert "stands for another request" in answer["error"]
 
 
 async def test_two_commits_at_once_under_one_key_are_one_job(pool: Pool) -> None:

@@ -26,6 +26,7 @@ EXAMPLES: list[tuple[ShoalError, int, str]] = [
     (errors.AlreadyEnded("x"), 409, "already_ended"),
     (errors.TooLarge("x"), 413, "request_too_large"),
     (errors.QueueFull("x", 7), 429, "queue_full"),
+    (errors.UnknownTask("x"), 404, "task_not_found"),
     (errors.RateLimited("x", 7), 429, "rate_limit_exceeded"),
     (errors.DaySpent("x", 7), 429, "insufficient_quota"),
     (errors.BudgetSpent("x"), 429, "insufficient_quota"),

@@ -236,8 +236,8 @@ def test_wait_that_would_be_too_long_is_not_begun() -> None:
 
     assert reason(refused) == (
         QueueFull,
-        "6 jobs go first, which takes about 12 s: more than the 10 s that this one may "
-        "wait (no worker for m: all slots busy (1))",
+        "no worker for m: all slots busy (1); 6 jobs are to be done first, which takes "
+        "about 12 s: more than the 10 s that this one may wait",
     )
     assert isinstance(refused, QueueFull)
     assert refused.retry_after == 2
@@ -273,6 +273,16 @@ def test_jobs_that_are_too_much_to_remember_are_refused(
 
     pool.apply(JobCancelled(form.id, ""), 1.0)
     assert hopeless(pool, job("more", owner="al"), 1000) is None
+
+
+def test_where_nobody_is_there_nobody_knows_how_long_it_takes() -> None:
+    pool = measured(pool_after(joined()), 4.0)
+    (worker,) = pool.workers
+    pool.apply(WorkerLost(worker, "gone"), 0.0)
+    for number in range(6):
+        pool.apply(JobSubmitted(job(f"j{number}", owner="al")), 0.0)
+
+    assert hopeless(pool, asked_by("al"), queue_max=1000) is None
 
 
 def test_nobody_knows_how_long_the_first_jobs_take() -> None:

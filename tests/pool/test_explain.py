@@ -131,3 +131,19 @@ def test_job_without_a_model_is_told_of_in_words() -> None:
         "submitted for the task 'classify'",
         "submitted for any model",
     ]
+
+
+def test_a_call_says_how_much_it_returned_and_nothing_of_it() -> None:
+    small = JobCompleted(JOB.id, FIRST, Outcome("", value=b"secret"))
+    large = JobCompleted(JOB.id, FIRST, Outcome("", blobs=(bytes(32),)))
+
+    assert told(small, large) == [
+        "done by attempt 1: it returned a value of 6 B",
+        "done by attempt 1: it returned a value that is kept in a file of its own",
+    ]
+
+
+def test_of_a_traceback_the_last_line_is_told() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "t.py"\nValueError: no\n'
+
+    assert told(JobFailed(JOB.id, traceback)) == ["failed: ValueError: no"]

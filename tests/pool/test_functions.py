@@ -11,6 +11,7 @@ from shoal.domain.vocabulary import Completed
 from shoal.domain.work import Call, Feature, Job, Kind, Lane, Named, Task, Terms
 from shoal.domain.worker import Offer
 from shoal.pool.admit import impossible
+from shoal.pool.functions import ALL
 from shoal.pool.match import refusal
 from shoal.pool.own_offers import own_offers
 from shoal.pool.plan import plan
@@ -69,7 +70,11 @@ def test_a_function_that_somebody_has_may_be_called(work: Named) -> None:
     [
         (("resize", "train"), "resise", "did you mean resize?"),
         (("a", "b"), "xyz", "there is a, b"),
-        (tuple("abcdef"), "xyz", "there is a, b, c, d, e; GET /v1/tasks lists all"),
+        (
+            tuple("abcdef"),
+            "xyz",
+            f"there is a, b, c, d, e; {ALL}",
+        ),
         ((), "xyz", "none of those that are there has any function"),
     ],
 )

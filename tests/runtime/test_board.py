@@ -7,7 +7,13 @@ import pytest
 
 from runtime.functions import HEARS, Functions, pack, unpack
 from runtime.hubs import Coordinator, moment, play
-from shoal.domain.errors import Cancelled, ShoalError, UnknownTask, WorkerLost
+from shoal.domain.errors import (
+    Cancelled,
+    NoFirstOutput,
+    ShoalError,
+    UnknownTask,
+    WorkerLost,
+)
 from shoal.domain.vocabulary import (
     CancelJob,
     LaneCall,
@@ -17,7 +23,9 @@ from shoal.domain.vocabulary import (
     Rejected,
 )
 from shoal.domain.work import Kind, Lane, Priority
-from shoal.runtime.board import IDLE_MAX, TURN, Board, Way
+from shoal.runtime.board import Board
+from shoal.runtime.call_group import IDLE_MAX, TURN, Way
+from shoal.runtime.call_limits import GRACE
 from shoal.runtime.clock import LoopClock
 
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b}
@@ -262,6 +270,76 @@ def test_a_worker_that_cannot_stop_keeps_its_slot_until_it_returns() -> None:
 
         assert its.hub.pool.jobs == {}
         assert caller.values == {}
+
+    on_a_board(script)
+
+
+TIMED = Way(Lane("add", timeout=5.0), Priority.NORMAL, 60.0)
+PATIENCE = 5.0 + GRACE  # seconds
+
+
+def test_a_call_that_nothing_is_heard_of_is_given_up_and_those_behind_go_on() -> None:
+    async def script(its: Coordinator, board: Board, caller: Caller) -> None:
+        one = await worker(its, holds=True)
+        one.accepts = HEARS - {CancelJob}
+        await ask(board, 1, way=TIMED)
+        await ask(board, 2, way=TIMED)
+        await asyncio.sleep(PATIENCE - 0.5)
+        assert caller.errors == {}
+        await worker(its, name="two")
+
+        await asyncio.sleep(1.0)
+
+        assert isinstance(caller.errors.pop(1), NoFirstOutput)
+        assert (caller.values, caller.errors) == ({2: 3}, {})
+
+    on_a_board(script)
+
+
+def test_a_call_without_a_time_limit_may_take_long() -> None:
+    async def script(its: Coordinator, board: Board, caller: Caller) -> None:
+        one = await worker(its, holds=True)
+        await ask(board, 1)
+        await asyncio.sleep(10 * PATIENCE)
+
+        one.say_return(1)
+        await moment()
+
+        assert 1 in caller.values
+
+    on_a_board(script)
+
+
+def test_what_cannot_be_stopped_is_not_waited_for_without_end_when_all_left() -> None:
+    async def script(its: Coordinator, board: Board, caller: Caller) -> None:
+        one = await worker(its, holds=True)
+        one.accepts = HEARS - {CancelJob}
+        await ask(board, 1, way=TIMED)
+        board.close()
+        await asyncio.sleep(PATIENCE - 0.5)
+        assert len(its.hub.pool.jobs) == 1
+        one.accepts = HEARS  # for any wire with lanes can be told that one is over
+
+        await asyncio.sleep(1.0)
+
+        assert its.hub.pool.jobs == {}
+
+    on_a_board(script)
+
+
+def test_calls_of_those_who_left_are_not_made_again() -> None:
+    async def script(its: Coordinator, board: Board, caller: Caller) -> None:
+        one = await worker(its, holds=True)
+        one.accepts = HEARS - {CancelJob}
+        await ask(board, 1)
+        board.close()
+        two = await worker(its, name="two")
+
+        one.lose()
+        await moment()
+
+        assert two.told == []
+        assert its.hub.pool.jobs == {}
 
     on_a_board(script)
 

@@ -33,7 +33,8 @@ from shoal.domain.work import Call, Feature, Job, Kind, Lane, Priority, Work
 from shoal.domain.worker import Offer
 from shoal.protocols.crowd import Met
 from shoal.runtime.asker import Ended
-from shoal.runtime.board import IDLE_MAX, Board
+from shoal.runtime.board import Board
+from shoal.runtime.call_group import IDLE_MAX
 from shoal.runtime.call_limits import GRACE, call_limits
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.lanes import OpenLane

@@ -300,13 +300,16 @@ async def test_spare_port_is_taken_where_the_usual_one_is_used(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     told: list[int] = []
+    caplog.set_level(logging.INFO, "shoal")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         listener = Listener(port, echoing, spare=True, bound=told.append)
         async with reaching([("wire", listener)], await means(host)) as ports:
             assert ports["wire"]["tcp"] == told[0] != port
 
-    assert f"port={port} is not to be had" in caplog.text
+    assert caplog.messages == [
+        f"ports are in use, so others are taken: {told[0]} for {port}"
+    ]
 
 
 async def test_port_that_is_taken_names_the_flag_that_sets_it(host: Host) -> None:

@@ -215,6 +215,21 @@ def test_change_of_a_nodes_state_is_logged_once(
     ]
 
 
+def test_this_machine_among_the_nodes_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = Plan([], rows=[Listed("us", "", "here", 0.0)])
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.INFO):
+        virtual.run(test())
+
+    assert caplog.messages == []
+
+
 async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
     async def answer(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter

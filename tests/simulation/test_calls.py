@@ -16,7 +16,8 @@ from shoal.domain.work import Call, Feature, Job, Kind, Lane, Priority
 from shoal.domain.worker import Model, Offer
 from shoal.protocols import Protocol, discover
 from shoal.runtime.asker import Ended
-from shoal.runtime.board import Board, Way
+from shoal.runtime.board import Board
+from shoal.runtime.call_group import Way
 from shoal.runtime.call_limits import call_limits
 from shoal.runtime.peers import Peer
 from shoal.worker.blobs import Blobs

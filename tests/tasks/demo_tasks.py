@@ -133,6 +133,15 @@ def steps(count: int) -> int:
     return count
 
 
+@task(name="speaks")
+def speaks(text: str, status: int | None = None) -> None:
+    """Print without a line's end, by Python and beside it; end with a status."""
+    os.write(1, text.encode())
+    print(text, end="")
+    if status is not None:
+        os._exit(status)
+
+
 @task(name="prints")
 def prints(text: str) -> str:
     print(text)

@@ -59,6 +59,24 @@ async def test_crash_is_told_of_the_call_that_crashed_alone() -> None:
     assert returns == {number: number for number in range(20) if number != 7}
 
 
+@pytest.mark.parametrize("timeout", [None, 60.0])
+async def test_crash_tells_nothing_of_what_earlier_calls_have_printed(
+    timeout: float | None,
+) -> None:
+    async with caller_of() as caller:
+        first = Calling.begin(caller.processes, Lane("speaks", timeout=timeout))
+        first.push(("the secret of another",))
+        await first.until(1)
+        assert first.lane is not None
+        first.lane.close()
+        calling = Calling.begin(caller.processes, Lane("speaks", timeout=timeout))
+        calling.push(("one",), ("two",), ("mine", 3))
+        returns = await calling.until(3)
+
+    assert returns[:2] == [(0, None), (1, None)]
+    assert str(returns[2][1]).endswith("with status 3; it said last:\nmine")
+
+
 async def test_recalled_calls_are_not_made(tmp_path: Path, gate: Gate) -> None:
     async with caller_of() as caller:
         calling = Calling.begin(caller.processes, Lane("either"))

@@ -58,7 +58,9 @@ async def test_function_that_ends_the_program_raises_only() -> None:
 
 async def test_result_that_cannot_be_sent_is_an_error_that_names_it() -> None:
     async with caller_of() as caller:
-        with pytest.raises(JobError, match=r"result: a builtins\.object cannot"):
+        with pytest.raises(
+            JobError, match=r"result: a value of the type object cannot"
+        ):
             await caller("demo.unserializable")
 
 
@@ -130,6 +132,16 @@ async def test_end_of_the_process_says_its_status_and_last_words() -> None:
     async with caller_of() as caller:
         with pytest.raises(JobError, match=r"with status 3; it said last:\nso long$"):
             await caller("leave", 3)
+
+
+async def test_only_what_a_call_said_itself_is_told_when_it_crashes() -> None:
+    async with caller_of() as caller:
+        await caller("prints", "the secret of another")
+        await caller("speaks", "and a part of a line")
+        with pytest.raises(JobError) as raised:
+            await caller("speaks", "mine", 4)
+
+        assert str(raised.value).endswith("with status 4; it said last:\nmine")
 
 
 async def test_what_tasks_print_does_not_come_between(
@@ -264,23 +276,59 @@ def _counts() -> object:
     return count
 
 
-async def test_module_that_cannot_be_imported_says_why(tmp_path: Path) -> None:
-    file = tmp_path / "broken.py"
-    file.write_text("import nothing_of_this_name\n")
-    processes = Processes([str(file)], 2, trust_code=False)
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        ("import nothing_of_this_name\n", "No module named 'nothing_of_this_name'"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_module_that_cannot_be_imported_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    last: str,
+    *,
+    by_name: bool,
+) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    module = "broken" if by_name else str(tmp_path / "broken.py")
+    processes = Processes([module], 2, trust_code=False)
 
     with pytest.raises(ConfigError) as raised:
         await processes.start()
 
-    assert "broken.py" in str(raised.value)
-    assert "No module named 'nothing_of_this_name'" in str(raised.value)
+    first, *lines = str(raised.value).splitlines()
+    assert first == f"--tasks {module} could not be imported:"
+    assert last in lines[-1]
+    places = [line for line in lines if line.startswith("  File ")]
+    assert len(places) == 1
+    assert all("broken.py" in line for line in places)
 
 
-async def test_module_that_is_not_there_says_so() -> None:
-    processes = Processes(["tasks.of_nobody"], 1, trust_code=False)
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("tasks.of_nobody", "there is no such module: neither "),
+        ("tasks.demo_tasks:add", "all tasks of a module: --tasks tasks.demo_tasks$"),
+        (".", "this is a folder; expected a module, such as sums, or its file"),
+        ("../sums", "expected a module, such as sums, or its file"),
+        ("json", "no function there is a task; write @shoal.task above"),
+    ],
+)
+async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
+    module: str, why: str
+) -> None:
+    processes = Processes(["tasks.demo_tasks", module], 1, trust_code=False)
 
-    with pytest.raises(ConfigError, match=r"No module named 'tasks\.of_nobody'"):
+    with pytest.raises(ConfigError, match=why) as raised:
         await processes.start()
+
+    assert str(raised.value).startswith(f"--tasks {module}: ")
+    assert "\n" not in str(raised.value)
 
 
 async def test_file_is_imported_by_its_name_with_those_beside_it(

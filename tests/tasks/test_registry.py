@@ -1,5 +1,6 @@
 """Which functions are tasks, under which names, and which cannot be."""
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ class Sums:
     @staticmethod
     def add(x: int, y: int) -> int:
         return x + y
+
+    def of_all(self) -> int:
+        return 0
 
 
 def test_function_stays_as_it_is_and_knows_its_name() -> None:
@@ -136,3 +140,51 @@ def test_file_with_the_name_of_another_module_is_refused(tmp_path: Path) -> None
 
     with pytest.raises(ConfigError, match="another module of the name 'json'"):
         import_tasks([str(tmp_path / "json.py")])
+
+
+TWICE = """import shoal.tasks.registry as r
+
+@r.task
+def f(): return 1
+
+@r.task
+def f(): return 2
+"""
+
+
+def test_two_functions_of_one_name_in_a_file_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "twice.py").write_text(TWICE)
+
+    with pytest.raises(ConfigError, match=r"twice\.f stands twice .* 3 and 6; give"):
+        import_tasks([str(tmp_path / "twice.py")])
+
+
+def test_module_that_has_changed_may_be_loaded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "loaded.py"
+    file.write_text(TWICE.partition("\n@")[0] + TWICE[TWICE.rindex("@r") - 1 :])
+    monkeypatch.syspath_prepend(tmp_path)
+    import_tasks(["loaded"])
+    file.write_text("# a line more\n" + file.read_text())
+
+    importlib.reload(sys.modules["loaded"])
+
+    assert TASKS["loaded.f"].function() == 2
+
+
+def test_method_that_needs_an_object_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"Sums\.of_all: it is a method"):
+        task(Sums.of_all)
+
+
+def test_tasks_of_modules_that_others_have_imported_are_theirs_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "theirs.py").write_text(TWICE[: TWICE.rindex("\n@")])
+    (tmp_path / "gathered.py").write_text("import theirs\nfrom theirs import f\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    import_tasks(["gathered", "theirs", "gathered"])
+
+    assert [*TASKS] == ["theirs.f"]

@@ -163,10 +163,10 @@ def test_array_of_a_blob_lies_on_it_and_is_read_only() -> None:
 
 
 REFUSED: list[tuple[object, str]] = [
-    (lambda: 1, r"^args: a builtins\.function cannot be sent"),
-    ([0, {"k": [print]}], r"^args\[1\]\.k\[0\]: a builtins\."),
-    ({"a b": object()}, r"^args\['a b'\]: a builtins\.object"),
-    (Point(object()), r"^args\.x: a builtins\.object"),  # type: ignore[arg-type]  # on purpose
+    (lambda: 1, r"^args: a value of the type function cannot be sent"),
+    ([0, {"k": [print]}], r"^args\[1\]\.k\[0\]: a value of the type "),
+    ({"a b": object()}, r"^args\['a b'\]: a value of the type object"),
+    (Point(object()), r"^args\.x: a value of the type object"),  # type: ignore[arg-type]  # on purpose
     (np.array([object()]), "^args: an array of object"),
     ([np.zeros(2, "i4,f4")], r"^args\[0\]: an array of"),
     (np.ma.masked_array([1.0], [True]), "masked"),

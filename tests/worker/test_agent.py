@@ -490,6 +490,7 @@ def test_leaving_finishes_what_runs_and_says_so() -> None:
 
         its.agent.leave()
 
+        assert its.happened[-1] == Happening("leaving", "1 job to be finished first")
         assert await its.task == "stopped here"
         assert Draining("the worker is leaving") in its.network.said
         assert isinstance(its.network.said[-1], Completed)

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shoal.worker.own_name import own_name
+import pytest
+
+from shoal.worker.own_name import given_name, own_name
 
 HOST = socket.gethostname()
 
@@ -55,3 +57,21 @@ def test_where_nothing_can_be_locked_a_number_is_added(
 
     with own_name(file) as name:
         assert name == f"{HOST}-{os.getpid()}"
+
+
+def test_a_given_name_that_another_worker_has_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        given_name(tmp_path, "vm", "http://a"),
+        given_name(tmp_path, "vm", "http://b"),
+        given_name(tmp_path, "other", "http://a"),
+    ):
+        assert not caplog.messages
+
+        with given_name(tmp_path, "vm", "http://a") as name:
+            assert name == "vm"
+
+    (said,) = caplog.messages
+    assert "is called vm and joins http://a as well" in said
+    assert "--name" in said

@@ -14,10 +14,11 @@ from urllib.request import Request, urlopen
 from shoal.config import USER_DATA
 from shoal.domain.errors import ConfigError, ShoalError
 from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.runtime.whereabouts import DEFAULT, url_here
 from shoal.transports.tls import context_pinning, context_trusting
 
-HERE = "127.0.0.1:4010"
 TIMEOUT = 600.0  # seconds without a byte
+ELSEWHERE = " One that is elsewhere is named by --url or SHOAL_URL."
 
 
 class ApiError(ShoalError):
@@ -29,7 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default=os.environ.get("SHOAL_URL"),
-        help=f"the coordinator (default: the one on this machine, {HERE}) [SHOAL_URL]",
+        help="the coordinator (default: the one on this machine, whose URL is in "
+        f"--data-dir while it runs; else {DEFAULT}) [SHOAL_URL]",
     )
     parser.add_argument(
         "--api-key",
@@ -57,11 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def place(args: argparse.Namespace) -> str:
     """Return the URL of the coordinator that is meant."""
-    if args.url:
-        return str(args.url)
-    # It leaves its certificate there if it has one.
-    secure = (args.data_dir / CERTIFICATE_FILE).exists()
-    return f"{'https' if secure else 'http'}://{HERE}"
+    return str(args.url) if args.url else url_here(args.data_dir)
 
 
 def ask(
@@ -141,6 +139,7 @@ def _open(
         why = getattr(reason, "strerror", None) or reason
         raise ApiError(
             f"cannot reach {where}: {why}; is `shoal serve` running there?"
+            + ("" if args.url else ELSEWHERE)
         ) from error
     return answer
 

@@ -54,8 +54,9 @@ async def target_of_calls(url: str, wire: str, token: str, data: Path) -> Target
         return replace(there, direct=stands_for_direct(there.url))
     if not direct:
         raise ConfigError(
-            f"{ours.shown} has no port for those that call functions: it says why when "
-            "it starts, or a proxy stands before it"
+            f"{ours.shown} has no port for those that call functions: its --join-token "
+            "is too short for that (its log tells when it starts), or a proxy stands "
+            "before it"
         )
     return replace(there, direct=direct)
 

@@ -20,6 +20,8 @@ def add_config(
         form: dict[str, Any] = {"metavar": each.metadata.get("metavar") or last_word}
         if isinstance(each.default, bool):
             form = {"action": argparse.BooleanOptionalAction}
+            if each.name.startswith("no_"):  # there is no --no-no-…
+                form = {"action": "store_const", "const": True}
         if isinstance(each.default, tuple):
             form["action"] = "append"
         group.add_argument(

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     folder: Path = args.data_dir.expanduser()
     taken = _taken(args, fleets)
     if taken is None:
-        return _show(args, fleets, *_own(wire, fleets, folder, args.config))
+        return _show(args, wire, fleets, *_own(wire, fleets, folder, args.config))
     files = [keep_fleet(folder, fleets, *taken)]
     if args.share:
         files.append(share_token(Path.home(), fleets, taken[0]))
@@ -75,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
     called = f"the fleet {taken[1]!r}" if taken[1] else "the fleet"
     print(shown(f"this machine is of {called} now: {', '.join(map(str, files))}"))
     print("from its next start on, shoal serve takes its nodes in")
+    print(f"to call functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
     return 0
 
 
@@ -92,7 +94,9 @@ def qr_lines(content: str) -> list[str]:
     ]
 
 
-def _show(args: argparse.Namespace, fleets: Fleets, token: str, name: str) -> int:
+def _show(
+    args: argparse.Namespace, wire: Protocol, fleets: Fleets, token: str, name: str
+) -> int:
     url = fleets.invite(token, name)
     if args.share:
         share_token(Path.home(), fleets, token)
@@ -101,8 +105,18 @@ def _show(args: argparse.Namespace, fleets: Fleets, token: str, name: str) -> in
         return 0
     print(f"{url}\n")
     print("\n".join(qr_lines(url)))
-    print("\non the other machine: shoal fleet pair --stdin")
+    print(
+        "\nit holds the fleet's secret: who sees it may serve and ask, until the fleet "
+        "has another token\n\n"
+        "on the other machine:\n  shoal fleet pair --stdin\n"
+        f"  {_join(wire, fleets, socket.gethostname() or 'HOST')}"
+    )
     return 0
+
+
+def _join(wire: Protocol, fleets: Fleets, host: str) -> str:
+    """Return the command by which a machine calls functions for a node."""
+    return shown(f"shoal join --wire {wire.name} {host}:{fleets.port} --tasks MODULE")
 
 
 def _taken(args: argparse.Namespace, fleets: Fleets) -> tuple[str, str] | None:

@@ -93,7 +93,7 @@ def _read(file: Path) -> str:
         with open(file, encoding="utf-8") as kept:
             mode = stat.S_IMODE(os.fstat(kept.fileno()).st_mode)
             text = kept.read(SIZE_MAX).strip()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error

@@ -13,9 +13,14 @@ from shoal.domain.work import Feature, Kind, Work
 from shoal.domain.worker import Offer
 from shoal.tasks.limits import PROCESSES_MAX
 from shoal.tasks.processes import Processes
-from shoal.worker.agent import Agent
+from shoal.worker.agent import Agent, Happening
 from shoal.worker.blobs import Blobs
 from shoal.worker.calls import Functions
+
+CODE_WITHOUT_TOKEN = (
+    "no code that is sent along is run, in spite of --trust-code: without --token "
+    "nobody knows who sends it, as in an open fleet"
+)
 
 
 async def open_functions(config: JoinConfig, stack: AsyncExitStack) -> Functions:
@@ -77,8 +82,15 @@ def membership_of_calls(worker: Worker, functions: Functions) -> Agent:
         "wire": worker.there.protocol.name,
     }
     member = replace(plain_member(worker, worker.name), offers=(offer,))
-    report = partial(worker.report, worker.name, about)
+    report = partial(_report, worker, about)
     return agent_of(worker, member, _nowhere, report, (offer,), functions)
+
+
+def _report(worker: Worker, about: dict[str, object], happening: Happening) -> None:
+    """Tell what happened, and also what is not called although it was asked for."""
+    if happening.event == "joined" and about["trust_code"] and not worker.there.token:
+        happening = replace(happening, reason=CODE_WITHOUT_TOKEN)
+    worker.report(worker.name, about, happening)
 
 
 def _nowhere(work: Work) -> None:

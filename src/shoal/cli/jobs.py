@@ -11,7 +11,16 @@ from shoal.cli.table import day, print_table
 from shoal.cli.terminal import shown
 
 PATH = "/admin/jobs"
-HEAD = ("ID", "STATE", "KIND", "MODEL", "KEY", "SUBMITTED", "ATTEMPTS", "ERROR")
+HEAD = (
+    "ID",
+    "STATE",
+    "KIND",
+    "MODEL/FUNCTION",
+    "KEY",
+    "SUBMITTED",
+    "ATTEMPTS",
+    "ERROR",
+)
 STATES = (
     *("queued", "leased", "streaming"),
     *("done", "failed", "cancelled", "expired"),
@@ -65,12 +74,22 @@ def _show(args: argparse.Namespace) -> int:
     for name, value in job.items():
         if name.endswith("_at"):
             value = day(value)
+        if name == "model" and job["kind"] == "call":
+            name = "function"
         if value not in (None, ""):
             print(f"{name:14}{shown(str(value))}")
     if outcome is not None:
         print()
-        print(shown(outcome["text"]) if not outcome["choices"] else json.dumps(outcome))
+        print(shown(_said(job["kind"], outcome)))
     return 0
+
+
+def _said(kind: str, outcome: dict[str, Any]) -> str:
+    """Return what came of a job: what a function returned is written as JSON."""
+    if kind == "call":
+        return json.dumps(outcome["value"], ensure_ascii=False)
+    text: str = outcome["text"]
+    return json.dumps(outcome) if outcome["choices"] else text
 
 
 def _explain(args: argparse.Namespace) -> int:
@@ -102,5 +121,10 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         job["owner"],
         day(job["submitted_at"]),
         str(job["attempts"]),
-        (job["error"] or "")[:ERROR_MAX],
+        _last_line(job["error"] or "")[:ERROR_MAX],
     )
+
+
+def _last_line(error: str) -> str:
+    """Return what says what went wrong, if the error is a traceback."""
+    return error.rstrip().rpartition("\n")[2]

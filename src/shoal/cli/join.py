@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Sequence
-from contextlib import AsyncExitStack, nullcontext
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +45,7 @@ from shoal.worker.hardware import this_machine
 from shoal.worker.health import Meter
 from shoal.worker.identity import identity, identity_of
 from shoal.worker.offering import Offering
-from shoal.worker.own_name import own_name
+from shoal.worker.own_name import given_name, own_name
 from shoal.worker.ports import Machine
 from shoal.worker.returning import Returning
 
@@ -107,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
         if RAY in engines:
             engines = await engines_of_ray(engines, tasks=with_tasks)
         with_models = bool(engines or args.model) or not with_tasks
-        where = (args.url, config.wire, config.token, data)
+        url = with_scheme(args.url, config.wire)
+        where = (url, config.wire, config.token, data)
         of_calls = await target_of_calls(*where) if with_tasks else None
         of_models = await target(*where) if with_models else None
         if of_models is not None and of_models.protocol.kinds.isdisjoint(INFERENCES):
@@ -121,7 +122,8 @@ def run(args: argparse.Namespace) -> int:
             check_pairing(there)
         for engine in config.engine:
             _refuse_itself(engine, there.url)
-        named = nullcontext(config.name) if config.name else own_name(data)
+        joins = f"{there.shown} with {'functions' if of_calls else 'models'}"
+        named = given_name(data, config.name, joins) if config.name else own_name(data)
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
             joined, meter = asyncio.Event(), Meter()
@@ -174,6 +176,12 @@ async def _models(
         tell_of_others([name for each in kept for name in each.names], left_out)
         await _close_others(sources, kept)
     return memberships(worker, kept)
+
+
+def with_scheme(url: str, wire: str) -> str:
+    """Return a URL as it is meant: HOST:PORT is a coordinator if no wire is named."""
+    bare = url and wire == "auto" and "://" not in url
+    return f"http://{url}" if bare else url
 
 
 def _files(models: Sequence[str]) -> list[tuple[str, Path]]:

@@ -6,8 +6,11 @@ command's module, with everything it imports, is loaded only to run it.
 
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from shoal import __version__
 
@@ -29,6 +32,7 @@ COMMANDS = {
 }
 
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130  # as shells have it: 128 and SIGINT
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,12 +52,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from argparse import ArgumentParser
+    with _ends_quietly():
+        from argparse import ArgumentParser
 
-    from shoal.cli.terminal import shown
-    from shoal.domain.errors import ShoalError
+        from shoal.cli.terminal import shown
+        from shoal.domain.errors import ShoalError
 
-    module = importlib.import_module(f"shoal.cli.{name}")
+        module = importlib.import_module(f"shoal.cli.{name}")
     parser = ArgumentParser(f"shoal {name}", description=module.__doc__)
     try:
         module.add_arguments(parser)
@@ -62,12 +67,29 @@ def _run(name: str, arguments: list[str]) -> int:
         print(f"shoal {name}: {shown(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        return 130
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read has what it wanted; Python would complain again at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return status
+
+
+@contextmanager
+def _ends_quietly() -> Iterator[None]:
+    """Let Ctrl-C end the process at once, while modules are imported.
+
+    Raised there, what stands for it may be taken for another error by a library that
+    is only half imported.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # who calls us so has the signals
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _usage() -> str:

@@ -9,6 +9,7 @@ from shoal.cli.whereto import Target
 from shoal.worker.agent import Happening
 
 NAMED_MAX = 10  # models that a message names
+JOINED = "joined"
 
 
 def reporter(
@@ -31,9 +32,13 @@ def reporter(
             print(json.dumps({**fields, **about}), flush=True)
             return
         kind, what = next(iter(about.items()))
-        if isinstance(what, list):
-            what = _some(what) or "code that is sent along"
-        what = what if kind == "model" else f"{kind.replace('_', ' ')} {what}"
+        # Whoever reads on has seen them when it joined, and looks for the reason.
+        if isinstance(what, list) and happening.event != JOINED and len(what) > 1:
+            what = f"{len(what)} {kind}"
+        elif isinstance(what, list):
+            what = f"{kind} {_some(what) or 'that are sent along'}"
+        elif kind != "model":
+            what = f"{kind.replace('_', ' ')} {what}"
         reason = f": {happening.reason}" if happening.reason else ""
         line = f"{happening.event} {name} with {what}{reason}"
         print(shown(line), file=sys.stderr, flush=True)

@@ -14,7 +14,8 @@ from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols import Protocol, discover
 from shoal.runtime.secret_files import CERTIFICATE_FILE, TOKEN_FILE
-from shoal.transports.http import NotTrusted, ask_json
+from shoal.runtime.whereabouts import url_here
+from shoal.transports.http import NotHttp, NotTrusted, ask_json
 from shoal.transports.tls import fingerprint_of
 
 PORT = 4010  # of a coordinator
@@ -82,8 +83,9 @@ async def _here(named: Protocol | None, token: str, data: Path) -> Target:
     given, fingerprint = without_fingerprint(token or kept)
     if certificate and fingerprint is None:
         fingerprint = fingerprint_of(certificate)
-    scheme = "http" if fingerprint is None else "https"
-    url = f"{scheme}://127.0.0.1:{PORT}"
+    url = url_here(data)
+    if fingerprint is not None:
+        url = url.replace("http://", "https://", 1)
     wire = named or _preferred() or _by_scheme(url)
     if not wire.preferred:
         return Target(url, wire, given, fingerprint)
@@ -95,10 +97,10 @@ async def _here(named: Protocol | None, token: str, data: Path) -> Target:
         if token not in ("", kept):
             with suppress(ConfigError):  # then it may be for this machine's after all
                 return await _nearby(wire, token, str(error))
+        # Why, whoever dials says next, and again and again.
         log.warning(
-            "the coordinator of this machine is away, and waited for (%s); to join "
-            "another: shoal join http://HOST:4010",
-            error,
+            "the coordinator of this machine is away, and waited for; to join another: "
+            "shoal join http://HOST:4010"
         )
         return Target(url, wire, given, fingerprint, stands_for_direct(url))
     direct = _direct(url, wire, health)
@@ -120,7 +122,7 @@ async def _there(
     One that is away is taken for ours: machines start in any order.
 
     Raises ConfigError if it is neither one of ours nor of a wire with a face, or has a
-    certificate that nobody has vouched for.
+    certificate that nobody has vouched for, or speaks no HTTP.
     """
     by_scheme = named or _by_scheme(url)
     parts = urlsplit(url)
@@ -140,13 +142,19 @@ async def _there(
     except Unavailable as error:
         if isinstance(error, NotTrusted) and fingerprint is None:
             raise ConfigError(str(error)) from error
+        if isinstance(error, NotHttp):
+            raise ConfigError(
+                f"{_web(url)}: what answers there speaks no HTTP; give the address "
+                "that `shoal serve` tells, or name another wire with --wire"
+            ) from error
         direct = stands_for_direct(url) if ours.preferred else ""
         # Nobody else's tokens name a certificate.
         if named is None and fingerprint is None:
             log.warning(
-                "taken for a Shoal coordinator that is away (%s); for another kind "
-                "give --wire",
-                error,
+                "%s: taken for a Shoal coordinator that is away, and waited for; if "
+                "the address is wrong, stop this and correct it; for another kind give "
+                "--wire",
+                _web(url),
             )
     return Target(url, ours, token, fingerprint, direct)
 

@@ -34,6 +34,9 @@ class Asked:
     lacking: int = 0  # blobs that are still to be given
     gone: int = 0  # times that the coordinator had lost its blobs
     job_id: str = ""  # once it is accepted, if it is durable
+    home: str = ""  # the module here that has the function
+    coded: bool = False  # whether the function is sent along
+    begun: bool = False  # whether a worker is known to have it
 
     @property
     def size(self) -> int:

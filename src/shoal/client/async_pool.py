@@ -3,14 +3,13 @@
 import asyncio
 import copy
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from shoal.client.carrier import AwaitedCall, Carrier
 from shoal.client.mapped import Mapped, as_they_come, in_order, outcomes
-from shoal.client.options import Changes, Options
+from shoal.client.options import Changes, Options, changed, refuse_unknown
 from shoal.client.packing import (
     Function,
     function_of,
@@ -42,12 +41,17 @@ class AsyncPool:
         trust_code: bool = False,
         data_dir: str | Path | None = None,
         cacert: str | Path | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown("shoal.AsyncPool", unknown)
         place = find(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
         self._carrier = Carrier(place)
         self._numbers = Numbers()
         self._terms = Terms(Options(durable=durable), self._numbers)
+
+    def __repr__(self) -> str:
+        return f"<shoal.AsyncPool of {self._carrier.url}>"
 
     async def __aenter__(self) -> Self:
         await self._carrier.start()
@@ -64,10 +68,11 @@ class AsyncPool:
     def with_options(self, **changes: Unpack[Changes]) -> Self:
         """Return the same pool, on other terms: ``shoal.client.options.Options``.
 
-        Raises InvalidRequest if they make no sense.
+        Raises InvalidRequest if they make no sense, TypeError if there is no such
+        option.
         """
         view = copy.copy(self)
-        view._terms = Terms(replace(self._terms.options, **changes), self._numbers)
+        view._terms = Terms(changed(self._terms.options, changes), self._numbers)
         return view
 
     @overload

@@ -7,10 +7,10 @@ it is busy.
 import asyncio
 import atexit
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -18,14 +18,13 @@ from aiohttp import ClientSession
 
 from shoal.client.asked import Asked
 from shoal.client.blobs import Blob
+from shoal.client.call_future import CallFuture
 from shoal.client.conversation import Conversation
 from shoal.client.dialling import open_session
 from shoal.client.failures import ConnectionLost
 from shoal.client.held import Held
 from shoal.client.place import Place
-from shoal.client.results import Read
 from shoal.client.tasks import Tasks, ask_tasks
-from shoal.domain.errors import Cancelled, ShoalError
 
 T = TypeVar("T")
 
@@ -33,54 +32,6 @@ FORKED = (
     "this pool was made before the process was forked, and its connection stayed with "
     "the parent: make a shoal.Pool in each process, or use the 'spawn' start method"
 )
-
-
-class CallFuture(Future[Any]):
-    """What will become of a call; cancelling it stops the worker.
-
-    ``job_id`` names its job once the coordinator has accepted it, if it is durable.
-    """
-
-    def __init__(self, read: Read, background: "Background") -> None:
-        super().__init__()
-        self._read = read
-        self._background = background
-        self.asked: Asked | None = None  # once it is submitted
-
-    @property
-    def job_id(self) -> str:
-        """The id of its job; empty: there is none, or not yet."""
-        return "" if self.asked is None else self.asked.job_id
-
-    def cancel(self) -> bool:
-        # Whoever releases the call says what becomes of it, and nobody else does.
-        if self.asked is None or not self._background.release(self.asked):
-            return self.cancelled()
-        self._background.drop(self.asked)
-        self._give_up()
-        return True
-
-    def ended(self, value: bytes | None, error: Exception | None) -> None:
-        """Take what became of the call."""
-        result = None
-        if value is not None:
-            try:
-                result = self._read(value)
-            except ShoalError as unreadable:
-                error = unreadable
-        assert self.asked is not None
-        if not self._background.release(self.asked):
-            return  # it was cancelled in the meantime
-        if isinstance(error, Cancelled):  # by somebody else
-            self._give_up()
-        elif error is None:
-            self.set_result(result)
-        else:
-            self.set_exception(error)
-
-    def _give_up(self) -> None:
-        super().cancel()
-        self.set_running_or_notify_cancel()
 
 
 class Background:
@@ -101,6 +52,11 @@ class Background:
         self._loop: asyncio.AbstractEventLoop
         self._session: ClientSession
         self._conversation: Conversation
+
+    @property
+    def url(self) -> str:
+        """The coordinator's."""
+        return self._place.url
 
     def ask(self, future: CallFuture, asked: Asked) -> None:
         """Have a call made; wait while the open ones hold too much memory.
@@ -165,10 +121,18 @@ class Background:
         self._hand_over(lambda: self._conversation.close())
 
     def finish(self) -> None:
-        """Stop, and wait until the thread has ended."""
+        """Stop, and wait until the thread has ended.
+
+        What ends the wait, such as Ctrl-C, cancels what has not ended.
+        """
         self.stop()
-        if self._thread is not None and not self._in_thread():
+        if self._thread is None or self._in_thread():
+            return
+        try:
             self._thread.join()
+        except BaseException:
+            self.cancel_all()
+            raise
 
     def _check(self) -> None:
         """Start the thread if there is none; the caller holds the lock."""
@@ -200,13 +164,19 @@ class Background:
 
     def _carry(self, started: threading.Event) -> None:
         # A pool that nobody shuts down is finished when the program ends.
-        atexit.register(self.finish)
+        atexit.register(self._finish_at_exit)
         try:
             with asyncio.Runner(loop_factory=_fastest()) as runner:
                 runner.run(self._converse(started))
         finally:
-            atexit.unregister(self.finish)
+            atexit.unregister(self._finish_at_exit)
             self._abandon()
+
+    def _finish_at_exit(self) -> None:
+        self.stop()
+        if hasattr(sys, "last_value"):  # the program ended by an error, or by Ctrl-C
+            self.cancel_all()
+        self.finish()
 
     def _abandon(self) -> None:
         """Leave nobody waiting; there is something open only after a bug."""

@@ -141,7 +141,8 @@ async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
             return await attempt()
         except (ClientError, OSError, Unavailable) as error:
             if not left:
-                raise ConnectionLost(f"a large value: {_reason(error)}") from error
+                reason = f"a large value: {_reason(error)}"
+                raise ConnectionLost(reason) from None  # the rest is of libraries
         await asyncio.sleep(pause)
         pause *= 2
     raise AssertionError("the last try returns or raises")

@@ -67,6 +67,11 @@ class Carrier:
         self._conversation: Conversation | None = None
 
     @property
+    def url(self) -> str:
+        """The coordinator's."""
+        return self._place.url
+
+    @property
     def conversation(self) -> Conversation:
         """Raises RuntimeError before ``start`` and after ``stop``."""
         if self._conversation is None:

@@ -8,6 +8,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
+from itertools import islice
 
 from aiohttp import ClientError, ClientSession, ClientWebSocketResponse, WSMsgType
 
@@ -17,14 +18,16 @@ from shoal.client.blobs import Blob, Shelf
 from shoal.client.dialling import Dialler
 from shoal.client.failures import ConnectionLost, failure
 from shoal.client.freight import Freight
+from shoal.client.lookout import LOOKED_AT_MAX, Lookout
 from shoal.client.place import Place
+from shoal.client.telling import tell
 from shoal.domain.errors import InvalidRequest, PeerError, ShoalError
 
 MESSAGE_ROOM = 256 << 10  # bytes of arguments that share a message
 ITEMS_MAX = 1024  # that share a message
 
-# What is out at a time: less than what makes a coordinator stop reading, for then it
-# would not hear of cancelled calls either.
+# What is out at a time: less than what a coordinator takes of one connection, for it
+# refuses what is more.  The rest waits here.
 OUT_MAX = 50_000  # calls
 OUT_SIZE_MAX = 48 << 20  # bytes of their arguments
 
@@ -46,6 +49,8 @@ class Conversation:
         # Calls to be cancelled, and whether the connection knows of them.
         self._dropped: deque[tuple[Asked, bool]] = deque()
         self._out = self._out_size = 0
+        self._heard = 0  # words about calls that workers have, or that have ended
+        self._lookout = Lookout(session, place, self._waiting, lambda: self._heard)
         self._wake = asyncio.Event()
         self._closing = False
         self._tasks: asyncio.TaskGroup | None = None
@@ -100,6 +105,7 @@ class Conversation:
     async def _serve(self, socket: ClientWebSocketResponse) -> None:
         async with asyncio.TaskGroup() as group:
             writing = group.create_task(self._write(socket))
+            looking = group.create_task(self._lookout.run())
             try:
                 while (message := await socket.receive()).type is WSMsgType.BINARY:
                     for news in wire.read(message.data):
@@ -110,6 +116,7 @@ class Conversation:
             except (PeerError, InvalidRequest) as error:
                 self._fail_all(error)
             writing.cancel()
+            looking.cancel()
         await socket.close()
 
     async def _write(self, socket: ClientWebSocketResponse) -> None:
@@ -122,6 +129,11 @@ class Conversation:
                 self._wake.clear()
                 await self._wake.wait()
         await socket.close()
+
+    def _waiting(self) -> list[Asked]:
+        """Return calls that are out, and that no worker is known to have."""
+        some = islice(self._open.values(), LOOKED_AT_MAX)
+        return [asked for asked in some if asked.sent and not asked.begun]
 
     def _items(self) -> list[tuple[object, ...]]:
         """Return what goes into the next message."""
@@ -146,13 +158,15 @@ class Conversation:
 
     def _back(self, asked: Asked) -> None:
         """Count a call as no longer out."""
-        asked.sent = False
+        asked.sent = asked.begun = False
         self._out -= 1
         self._out_size -= asked.size
         if self._unsent:
             self._wake.set()
 
     def _hear(self, news: wire.News) -> None:
+        if not isinstance(news, wire.Accepted):
+            self._heard += 1
         asked = self._open.get(news.number)
         if asked is None:
             return  # it was dropped
@@ -165,14 +179,15 @@ class Conversation:
                 self._back(asked)
                 self._freight.give_again(asked, digests)
             case wire.Failed(_, kind, text, meta):
-                self._end(asked, None, failure(kind, text, meta))
+                self._end(asked, None, failure(kind, text, meta, asked.home))
             case wire.Accepted(_, job_id):
                 asked.job_id = job_id
             case wire.Advanced(_, share, remark):
+                asked.begun = True
                 if asked.advanced is not None:
-                    # Apart: what the caller's own function raises is not ours.
-                    loop = asyncio.get_running_loop()
-                    loop.call_soon(asked.advanced, share, remark)
+                    tell(asked.advanced, share, remark)
+            case wire.Begun():
+                asked.begun = True
 
     def _loaded(self, asked: Asked, error: Exception | None) -> None:
         if error is not None:

@@ -43,6 +43,19 @@ def open_session(place: Place) -> ClientSession:
     )
 
 
+def unreachable(place: Place, error: Exception) -> ConnectionLost:
+    """Return what is raised if there is no connection, saying what may help."""
+    elsewhere = (
+        ""
+        if place.given
+        else " One that is elsewhere is named by SHOAL_URL, or by url=… (--url)."
+    )
+    return ConnectionLost(
+        f"cannot reach {place.url}: {why(error)}; is `shoal serve` running there?"
+        + elsewhere
+    )
+
+
 class Dialler:
     """Opens the WebSocket of calls, again and again."""
 
@@ -81,12 +94,10 @@ class Dialler:
                 max_msg_size=wire.MESSAGE_MAX,
             )
         except WSServerHandshakeError as error:
-            raise self._refusal(error.status) from error
+            raise self._refusal(error.status) from None
         except (ClientError, OSError) as error:
-            raise ConnectionLost(
-                f"cannot reach {self._place.url}: {why(error)}; is `shoal serve` "
-                "running there?"
-            ) from error
+            # Not from the error: its traceback, of three libraries, hides the reason.
+            raise unreachable(self._place, error) from None
 
     def _refusal(self, status: int) -> ShoalError:
         url = self._place.url

@@ -5,6 +5,7 @@ import builtins
 import re
 from collections.abc import Callable, Mapping
 
+from shoal.client.own_errors import own_error, source_of
 from shoal.domain import errors
 from shoal.domain.errors import (
     Cancelled,
@@ -65,23 +66,28 @@ class ConnectionLost(Unavailable, ConnectionError):
     """The coordinator cannot be reached, or the connection to it broke."""
 
 
-def failure(kind: str, text: str, meta: Mapping[str, object]) -> ShoalError | Exception:
+def failure(
+    kind: str, text: str, meta: Mapping[str, object], home: str = ""
+) -> ShoalError | Exception:
     """Return the exception for a call that failed; ``kind`` is the wire's word.
+
+    ``home`` is the module here that has the function; empty: none is known.
 
     Raises PeerError if there is no such kind.
     """
     if (make := _KINDS.get(kind)) is None:
         raise PeerError(f"a call failed in a way that is not known: {kind!r}")
-    return make(text, _job(meta))
+    return make(text, _job(meta), home)
 
 
-def rebuilt(traceback: str, job_id: str = "") -> Exception:
+def rebuilt(traceback: str, job_id: str = "", home: str = "") -> Exception:
     """Return what a function raised, as far as the last lines of its traceback tell.
 
-    Only classes that Python or Shoal itself has are built again: nothing is imported
-    because a peer names it.  Anything else is a TaskError.
+    Only classes that Python, Shoal itself or the function's own module ``home`` has are
+    built again: nothing is imported because a peer names it.  Anything else is a
+    TaskError.
     """
-    error = _named(_last(traceback)) or TaskError(
+    error = _named(_last(traceback), home) or TaskError(
         _last(traceback) or "the function failed without a word", traceback, job_id
     )
     error.__cause__ = RemoteTraceback(traceback)
@@ -102,7 +108,7 @@ def _last(traceback: str) -> str:
     return "\n".join(lines[start:]).strip()
 
 
-def _named(last: str) -> Exception | None:
+def _named(last: str, home: str) -> Exception | None:
     if (found := _NAMED.fullmatch(last)) is None:
         return None
     name, text = found["name"], found["text"]
@@ -112,7 +118,7 @@ def _named(last: str) -> Exception | None:
     )
     class_ = _class(name)
     if class_ is None:
-        return None
+        return own_error(home, name, text or "")
     try:
         return class_(*arguments)
     except TypeError:  # it takes more than a text
@@ -140,17 +146,24 @@ def _literal(text: str) -> object:
     return value
 
 
-_KINDS: Mapping[str, Callable[[str, str], ShoalError | Exception]] = {
+def _unknown(text: str, job_id: str, home: str) -> UnknownTask:
+    if source := source_of(home):
+        end = "" if text.endswith("?") else ";"
+        text += f"{end} a worker with `shoal join … --tasks {source}` would have it"
+    return UnknownTask(text)
+
+
+_KINDS: Mapping[str, Callable[[str, str, str], ShoalError | Exception]] = {
     "raised": rebuilt,
-    "timeout": lambda text, job: TaskTimeout(text, job_id=job),
-    "unknown": lambda text, _: UnknownTask(text),
-    "code": lambda text, _: CodeRefused(text),
-    "values": lambda text, _: PlainValuesOnly(text),
-    "lost": lambda text, _: WorkerLost(text),
-    "cancelled": lambda text, _: Cancelled(text),
-    "busy": lambda text, _: QueueFull(text),
-    "unavailable": lambda text, _: Unavailable(text),
-    "invalid": lambda text, _: InvalidRequest(text),
-    "lacks": lambda text, _: Unavailable(f"the coordinator does not keep {text}"),
-    "too_large": lambda text, _: TooLarge(text),
+    "timeout": lambda text, job, _: TaskTimeout(text, job_id=job),
+    "unknown": _unknown,
+    "code": lambda text, *_: CodeRefused(text),
+    "values": lambda text, *_: PlainValuesOnly(text),
+    "lost": lambda text, *_: WorkerLost(text),
+    "cancelled": lambda text, *_: Cancelled(text),
+    "busy": lambda text, *_: QueueFull(text),
+    "unavailable": lambda text, *_: Unavailable(text),
+    "invalid": lambda text, *_: InvalidRequest(text),
+    "lacks": lambda text, *_: Unavailable(f"the coordinator does not keep {text}"),
+    "too_large": lambda text, *_: TooLarge(text),
 }

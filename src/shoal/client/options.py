@@ -1,7 +1,8 @@
 """On what terms calls are made."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import Literal, TypeAlias, TypedDict
 
 from shoal.domain.errors import InvalidRequest
@@ -72,6 +73,18 @@ class Options:
                 "key=…: only durable calls have one; leave out durable=False",
                 "key",
             )
+        if self.on_progress is not None and self.key:
+            raise InvalidRequest(
+                "on_progress=…: a call with a key goes on without whoever asked for "
+                "it, and tells nobody of its progress; leave out key=…",
+                "on_progress",
+            )
+        if self.on_progress is not None and not self.durable:
+            raise InvalidRequest(
+                "on_progress=…: only durable calls tell of their progress; leave out "
+                "durable=False, or say with_options(durable=True, on_progress=…)",
+                "on_progress",
+            )
 
     def written(self) -> dict[str, object]:
         """Return them as the wire has them, but for the key, which may be counted."""
@@ -87,3 +100,42 @@ class Options:
         if self.on_progress is not None:
             options["progress"] = True
         return options
+
+
+def changed(options: Options, changes: Changes) -> Options:
+    """Return the same terms, but for what is changed.
+
+    Raises InvalidRequest if they make no sense, TypeError if there is no such option.
+    """
+    names = [each.name for each in fields(Options)]
+    for name in changes:
+        if name not in names:
+            near = get_close_matches(name, names, n=1)
+            meant = f"did you mean {near[0]}? " if near else ""
+            raise TypeError(
+                f"with_options() has no {name}=…: {meant}There is {', '.join(names)}"
+            )
+    return replace(options, **changes)
+
+
+def refuse_unknown(what: str, names: Iterable[str]) -> None:
+    """Say where what is no argument of a pool belongs.
+
+    Raises TypeError if there is anything.
+    """
+    for name in names:
+        raise TypeError(f"{what}() has no {name}=…: {_BELONGS.get(name, _NO_SUCH)}")
+
+
+_NO_SUCH = "its arguments are url, api_key, durable, trust_code, data_dir and cacert"
+_SLOTS = "how many calls run at a time is said where they run: shoal join … --slots 4"
+_BELONGS: Mapping[str, str] = {
+    **{
+        each.name: f"say it of calls: pool.with_options({each.name}=…)"
+        for each in fields(Options)
+        if each.name != "durable"
+    },
+    "max_workers": _SLOTS,
+    "processes": _SLOTS,
+    "n_jobs": _SLOTS,
+}

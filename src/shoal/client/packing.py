@@ -9,6 +9,7 @@ from functools import lru_cache
 import msgspec
 
 from shoal.client.blobs import Blob
+from shoal.client.own_errors import home_of
 from shoal.client.results import Read, plain_reading, reading_of
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.domain.work import Feature
@@ -39,13 +40,14 @@ class Function:
     """What is called: by its ``name``, or sent along as ``code``.
 
     ``code`` is a value in MessagePack; empty: workers have it.  ``read`` makes a result
-    of what comes back.
+    of what comes back.  ``home`` is the module here that has it; empty: none is known.
     """
 
     name: str
     read: Read
     code: bytes = b""
     blobs: tuple[Blob, ...] = ()
+    home: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ def function_of(function: Callable[..., object] | str, *, trust: bool) -> Functi
         return _named(function, trust)
     if not callable(function):
         raise InvalidRequest(
-            f"a {type(function).__name__} cannot be called: give a function, or the "
-            "name of a task as text"
+            f"{function!r:.80} cannot be called: give a function, or the name of a "
+            "task as text"
         )
     if (name := name_of(function)) is not None:
         return _task(name, function, trust)
@@ -159,14 +161,19 @@ class _Large:
         return blob.digest
 
 
-@lru_cache(FUNCTIONS_MAX)
 def _named(name: str, trust: bool) -> Function:
-    return Function(name, plain_reading(trust=trust))
+    return _task_there(name, trust, home_of(name))
+
+
+@lru_cache(FUNCTIONS_MAX)
+def _task_there(name: str, trust: bool, home: str) -> Function:
+    return Function(name, plain_reading(trust=trust), home=home)
 
 
 @lru_cache(FUNCTIONS_MAX)
 def _task(name: str, function: Callable[..., object], trust: bool) -> Function:
-    return Function(name, reading_of(name, function, trust=trust))
+    read = reading_of(name, function, trust=trust)
+    return Function(name, read, home=home_of(name, function))
 
 
 def _pack(value: object, root: str, large: _Large, coded: bool) -> Packed:
@@ -190,12 +197,12 @@ def _code(function: Callable[..., object], read: Read) -> Function:
             f"{error}"
         ) from error
     code = _encode(msgspec.msgpack.Ext(PICKLED, pickled))
+    home = home_of(name, function)
     if len(code) < BLOB_MIN:
-        return Function(name, read, code)
+        return Function(name, read, code, home=home)
     blob = _blob(code)
-    return Function(
-        name, read, _encode(msgspec.msgpack.Ext(REFERENCE, blob.digest)), (blob,)
-    )
+    reference = _encode(msgspec.msgpack.Ext(REFERENCE, blob.digest))
+    return Function(name, read, reference, (blob,), home)
 
 
 def _spliced(first: bytes, others: int, array: bytes) -> bytes:

@@ -9,21 +9,22 @@ import platformdirs
 
 from shoal.domain.errors import ConfigError
 from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.runtime.whereabouts import url_here
 from shoal.transports.tls import context_pinning, context_trusting
-
-HERE = "127.0.0.1:4010"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """A coordinator: its URL without a path, the key to show, and whom to trust.
 
-    ``tls`` is None where the system's authorities are good.
+    ``tls`` is None where the system's authorities are good.  ``given`` says whether
+    somebody named it; else it is looked for on this machine.
     """
 
     url: str
     api_key: str = field(repr=False)
     tls: ssl.SSLContext | None = None
+    given: bool = True
 
 
 def find(
@@ -36,31 +37,26 @@ def find(
     """Return the coordinator that is meant.
 
     What is not given is looked for in SHOAL_URL, SHOAL_API_KEY, SHOAL_DATA_DIR and
-    SHOAL_CACERT; after that it is the coordinator of this machine, with the key and the
-    certificate that it keeps in its folder.
+    SHOAL_CACERT; after that it is the coordinator of this machine, with the URL, the
+    key and the certificate that it keeps in its folder.
 
     Raises ConfigError naming what is missing or wrong.
     """
     folder = Path(data_dir or os.environ.get("SHOAL_DATA_DIR") or _own_folder())
-    given = url or os.environ.get("SHOAL_URL") or _here(folder)
+    given = url or os.environ.get("SHOAL_URL")
     known = api_key or os.environ.get("SHOAL_API_KEY")
     authorities = cacert or os.environ.get("SHOAL_CACERT")
-    place = _base(given)
+    place = _base(given or url_here(folder))
     return Place(
         place,
         known or _kept_key(folder),
         _trust(folder, authorities, known) if place.startswith("https:") else None,
+        bool(given),
     )
 
 
 def _own_folder() -> Path:
     return platformdirs.user_data_path("shoal", appauthor=False)
-
-
-def _here(folder: Path) -> str:
-    # A coordinator leaves its certificate there if it has one.
-    secure = (folder / CERTIFICATE_FILE).exists()
-    return f"{'https' if secure else 'http'}://{HERE}"
 
 
 def _base(url: str) -> str:

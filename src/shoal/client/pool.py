@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent import futures
 from concurrent.futures import Executor, Future
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from time import monotonic
-from typing import Any, Literal, ParamSpec, Self, TypeVar, Unpack, overload
+from types import TracebackType
+from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client.background import Background, CallFuture
-from shoal.client.options import Changes, Options
+from shoal.client.background import Background
+from shoal.client.call_future import CallFuture
+from shoal.client.options import Changes, Options, changed, refuse_unknown
 from shoal.client.packing import Function, function_of, pack_call, pack_value
 from shoal.client.place import find
 from shoal.client.tasks import Tasks
@@ -33,6 +34,9 @@ class Pool(Executor):
     A ``shoal.task`` is called by its name, and so is a name that is given as text; any
     other function is sent along, to workers that were started with ``--trust-code``.
     It may be used by several threads, not by a process that was forked from its own.
+
+    Leaving its block waits for the calls that are open; leaving it by an error, such as
+    Ctrl-C, cancels them.
 
     Args:
         url: the coordinator's; else SHOAL_URL, else the one of this machine.
@@ -57,20 +61,35 @@ class Pool(Executor):
         trust_code: bool = False,
         data_dir: str | Path | None = None,
         cacert: str | Path | None = None,
+        **unknown: Never,
     ) -> None:
+        refuse_unknown("shoal.Pool", unknown)
         place = find(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
         self._shared = _Shared(Background(place), Numbers())
         self._terms = Terms(Options(durable=durable), self._shared.numbers)
 
+    def __repr__(self) -> str:
+        return f"<shoal.Pool of {self._shared.background.url}>"
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_val: BaseException | None,
+        exc_tb: TracebackType | None,
+    ) -> bool | None:
+        self.shutdown(cancel_futures=exc_val is not None)
+        return None
+
     def with_options(self, **changes: Unpack[Changes]) -> Self:
         """Return the same pool, on other terms: ``shoal.client.options.Options``.
 
-        Raises InvalidRequest if they make no sense.
+        Raises InvalidRequest if they make no sense, TypeError if there is no such
+        option.
         """
         view = copy.copy(self)
-        changed = replace(self._terms.options, **changes)
-        view._terms = Terms(changed, self._shared.numbers)
+        options = changed(self._terms.options, changes)
+        view._terms = Terms(options, self._shared.numbers)
         return view
 
     @overload
@@ -191,7 +210,8 @@ class Pool(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Take no more calls, on whatever terms, and wait for those that are open.
 
-        Without ``wait`` they go on in the background.
+        Without ``wait`` they go on in the background.  What ends the wait, such as
+        Ctrl-C, cancels them.
         """
         background = self._shared.background
         background.stop()

@@ -4,10 +4,9 @@ import msgspec
 from aiohttp import ClientError, ClientSession
 
 from shoal.client.blobs import check
-from shoal.client.failures import ConnectionLost
+from shoal.client.dialling import unreachable
 from shoal.client.place import Place
 from shoal.domain.errors import PeerError
-from shoal.transports.reasons import why
 
 ANSWER_MAX = 16 << 20  # bytes
 
@@ -50,7 +49,7 @@ async def ask_tasks(session: ClientSession, place: Place) -> Tasks:
                 if len(body) > ANSWER_MAX:
                     raise PeerError(f"{url}: the answer exceeds {ANSWER_MAX} bytes")
     except (ClientError, OSError) as error:
-        raise ConnectionLost(f"cannot reach {place.url}: {why(error)}") from error
+        raise unreachable(place, error) from None  # the rest is of libraries
     try:
         return msgspec.json.decode(body, type=Tasks)
     except msgspec.MsgspecError as error:

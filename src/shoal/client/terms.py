@@ -63,6 +63,8 @@ class Terms:
             self._again,
             parcel.blobs,
             self.options.on_progress,
+            home=function.home,
+            coded=bool(function.code),
         )
 
     def _key(self, number: int, index: int | None) -> str:

@@ -20,6 +20,7 @@ ACCEPTED: Final = 1
 DONE: Final = 2
 FAILED: Final = 3
 ADVANCED: Final = 4
+BEGUN: Final = 5
 
 
 class Accepted(NamedTuple):
@@ -54,7 +55,14 @@ class Advanced(NamedTuple):
     remark: str
 
 
-News: TypeAlias = Accepted | Done | Failed | Advanced
+class Begun(NamedTuple):
+    """A worker has the call; ``attempt`` counts them from 1."""
+
+    number: int
+    attempt: int
+
+
+News: TypeAlias = Accepted | Done | Failed | Advanced | Begun
 
 Options: TypeAlias = Mapping[str, object]
 
@@ -114,9 +122,14 @@ def _advanced(number: int, share: float | None, remark: str) -> Advanced:
     return Advanced(number.__index__(), share, remark)
 
 
+def _begun(number: int, attempt: int) -> Begun:
+    return Begun(number.__index__(), attempt.__index__())
+
+
 _READERS: Mapping[object, Any] = {
     ACCEPTED: _accepted,
     DONE: _done,
     FAILED: _failed,
     ADVANCED: _advanced,
+    BEGUN: _begun,
 }

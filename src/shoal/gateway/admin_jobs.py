@@ -1,5 +1,6 @@
 """What operators ask about jobs: which there are, and why one went as it did."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any
 
@@ -8,8 +9,10 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
-from shoal.domain.ids import JobId
+from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Choice, Outcome
+from shoal.gateway.job_shown import NULL, value_as_json
 from shoal.gateway.parts import Gateway
 from shoal.gateway.query import job_in, read_query
 from shoal.gateway.respond import json_answer
@@ -17,7 +20,7 @@ from shoal.gateway.webhooks import progress
 from shoal.pool.explain import explain
 from shoal.pool.lifecycle import JobState
 from shoal.pool.match import refusal
-from shoal.store.port import Outline, StoredJob, Wanted, outline
+from shoal.store.port import Outline, Recorded, StoredJob, Wanted, outline
 
 LISTED_MAX = 1000
 
@@ -53,11 +56,13 @@ class JobOutcome(msgspec.Struct, frozen=True):
     finish_reason: str
     usage: JobUsage | None
     choices: list[JobChoice]
+    value: msgspec.Raw  # what a function returned, or null
 
 
 class JobDetail(JobSummary, frozen=True):
-    """A job, and what came of it if it is done."""
+    """A job, who had it last, and what came of it if it is done."""
 
+    worker: WorkerId | None
     outcome: JobOutcome | None
 
 
@@ -110,8 +115,10 @@ async def _list(gateway: Gateway, request: web.Request) -> web.Response:
 async def _show(gateway: Gateway, request: web.Request) -> web.Response:
     stored = await _stored(gateway, request, Scope.READ)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
+    story = await gateway.store.story(stored.job.id)
+    summary = msgspec.structs.asdict(_summary(outline(stored)))
     return json_answer(
-        JobDetail(**msgspec.structs.asdict(_summary(outline(stored))), outcome=outcome)
+        JobDetail(**summary, worker=_last_worker(story), outcome=outcome)
     )
 
 
@@ -167,6 +174,22 @@ def _summary(job: Outline) -> JobSummary:
     )
 
 
+def _last_worker(story: Sequence[Recorded]) -> WorkerId | None:
+    """Return who ended a job, or else had it last."""
+    workers: dict[LeaseNumber, WorkerId] = {}
+    last: LeaseNumber | None = None
+    for each in story:
+        match each.fact:
+            case JobLeased(_, worker_id, lease) | JobHedged(_, worker_id, lease):
+                workers[lease] = worker_id
+                last = lease
+            case JobCompleted(_, lease):
+                last = lease
+            case _:  # facts are many, and the others name no worker of the job's
+                pass
+    return None if last is None else workers.get(last)
+
+
 def _outcome(outcome: Outcome) -> JobOutcome:
     usage = outcome.usage
     return JobOutcome(
@@ -176,6 +199,7 @@ def _outcome(outcome: Outcome) -> JobOutcome:
         if usage is None
         else JobUsage(usage.prompt_tokens, usage.completion_tokens),
         [_choice(choice) for choice in outcome.choices],
+        msgspec.Raw(value_as_json(outcome)) if outcome.value or outcome.blobs else NULL,
     )
 
 

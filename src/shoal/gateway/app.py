@@ -36,6 +36,7 @@ from shoal.gateway.request_log import log_request
 __all__ = ["Gateway", "make_app"]
 
 RESPONSE_TIMEOUT = 120.0  # seconds to read an answer that is sent in one piece
+UPGRADED = 101
 LEFT = 499  # nginx's status for a client that went before it was answered
 
 FACES = (
@@ -79,6 +80,8 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             status = response.status
         finally:
             gateway.bodies.let_go(request)
+            if record.upgraded:
+                status = UPGRADED
             now = gateway.clock.now()
             log_request(request, record, status, now - record.began)
             known = gateway.hub.pool.roster.with_model

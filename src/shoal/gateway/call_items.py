@@ -78,7 +78,7 @@ class Recall(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 Item: TypeAlias = Ask | Recall
 
-ACCEPTED, DONE, FAILED, PROGRESS = 1, 2, 3, 4
+ACCEPTED, DONE, FAILED, PROGRESS, BEGUN = 1, 2, 3, 4, 5
 """The kinds of items that the client is told."""
 
 Told: TypeAlias = Sequence[object]

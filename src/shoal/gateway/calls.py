@@ -10,6 +10,7 @@ from shoal.domain.errors import ClientError, InvalidRequest
 from shoal.gateway.call_items import read_items
 from shoal.gateway.calls_desk import Count, Desk
 from shoal.gateway.parts import Gateway
+from shoal.gateway.record import record_of
 from shoal.gateway.unread import Unread
 
 PATH = "/v1/calls"
@@ -39,6 +40,7 @@ async def _calls(
     if not socket.can_prepare(request):
         raise InvalidRequest(f"{PATH} is a WebSocket: connect with ws:// or wss://")
     await socket.prepare(request)
+    record_of(request).upgraded = True
     async with asyncio.TaskGroup() as tasks:
         unread = Unread()
         desk = Desk(gateway, caller, tasks.create_task, unread, count)

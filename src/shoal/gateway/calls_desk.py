@@ -33,7 +33,8 @@ from shoal.gateway.kept_call import KeptCall
 from shoal.gateway.parts import Gateway
 from shoal.gateway.unread import Unread
 from shoal.runtime.asker import Ended
-from shoal.runtime.board import Board, Way
+from shoal.runtime.board import Board
+from shoal.runtime.call_group import Way
 from shoal.runtime.call_limits import QUEUE, call_limits
 
 OPEN_MAX = 1 << 16  # calls of one client that are being made, or wait here

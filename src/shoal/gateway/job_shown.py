@@ -172,6 +172,18 @@ def error_word(end: JobFailed | JobCancelled | JobExpired) -> str:
             return well_formed(error)
 
 
+def value_as_json(outcome: Outcome) -> bytes:
+    """Write what a function returned, or its digest if JSON has no form for it."""
+    value = outcome.value
+    if not value and outcome.blobs:
+        return msgspec.json.encode({"sha256": outcome.blobs[0].hex()})
+    try:
+        return msgspec.json.encode(_plain.decode(value))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
+        digest = hashlib.sha256(value).hexdigest()
+        return msgspec.json.encode({"sha256": digest, "size": len(value)})
+
+
 # Private parts, in the order in which they are called.
 
 
@@ -186,7 +198,7 @@ _objects = msgspec.json.Decoder(dict[str, Raw])
 
 def _result(work: Work, outcome: Outcome) -> bytes:
     if isinstance(work, Call):
-        return _value(outcome)
+        return value_as_json(outcome)
     output = output_of(work, outcome)
     try:
         _whole.decode(output)
@@ -194,18 +206,6 @@ def _result(work: Work, outcome: Outcome) -> bytes:
         # A task's answer is JSON, but that is a worker's word.
         return encode_text(output.decode(errors="replace"))
     return output
-
-
-def _value(outcome: Outcome) -> bytes:
-    """Write what a function returned, or its digest if JSON has no form for it."""
-    value = outcome.value
-    if not value and outcome.blobs:
-        return msgspec.json.encode({"sha256": outcome.blobs[0].hex()})
-    try:
-        return msgspec.json.encode(_plain.decode(value))
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError):
-        digest = hashlib.sha256(value).hexdigest()
-        return msgspec.json.encode({"sha256": digest, "size": len(value)})
 
 
 def _error(word: str) -> Raw:

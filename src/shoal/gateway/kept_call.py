@@ -4,7 +4,7 @@ from typing import Protocol
 
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import LaneReturn
-from shoal.gateway.call_items import ACCEPTED, PROGRESS, Told
+from shoal.gateway.call_items import ACCEPTED, BEGUN, PROGRESS, Told
 from shoal.runtime.asker import Ended
 from shoal.runtime.peers import Peer
 
@@ -35,7 +35,7 @@ class KeptCall:
         self._client.tell((ACCEPTED, self._number, job_id))
 
     def leased(self, job_id: JobId, lease: LeaseNumber, peer: Peer) -> None:
-        pass
+        self._client.tell((BEGUN, self._number, lease))
 
     def advanced(self, job_id: JobId, share: float | None, remark: str) -> None:
         if self._progress:

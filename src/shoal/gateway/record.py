@@ -31,6 +31,7 @@ class Record:
     usage: Usage | None = None
     held: int = 0  # bytes of its body
     error: str = ""  # the error's code, if it came to one
+    upgraded: bool = False  # whether it became a WebSocket, which ends as clients do
 
     def asked(self, job: Job) -> None:
         """Note the job that the request became."""

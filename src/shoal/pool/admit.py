@@ -100,25 +100,27 @@ def impossible(pool: Pool, job: Job, now: float) -> ShoalError | None:
 def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
     """Say why ``job`` should not join the queue, or None: an early no beats a late one.
 
-    ``queue_max`` is how many jobs may wait in all.
+    ``queue_max`` is how many jobs may wait in all.  While nobody is there for a model,
+    nobody can tell how long its jobs wait: they end as others for which there is no
+    worker, when they have waited for as long as they may.
     """
     if pool.waiting >= queue_max:
         soon = _retry_after(pool, job.model)
-        return QueueFull(f"{pool.waiting} jobs are waiting already", soon)
+        return QueueFull(f"{_jobs(pool.waiting, 'waiting')} already", soon)
     mine = pool.queued_by[job.owner]
     if mine >= _share(queue_max):
         return QueueFull(
-            f"{mine} jobs of this key are waiting already; the rest of the queue is "
-            "kept for others",
+            f"{_jobs(mine, 'waiting', ' of this key')} already; the rest of the queue "
+            "is kept for others",
             _retry_after(pool, job.model),
         )
     if (full := _too_large(pool, job)) is not None:
         return QueueFull(full, _retry_after(pool, job.model))
     queue = pool.queues.get(job.model)
     seconds = pool.speeds.job_seconds.get(job.model)
-    if not queue or seconds is None:
+    slots = pool.roster.slots[job.model]
+    if not queue or seconds is None or slots <= 0:
         return None
-    slots = max(1, pool.roster.slots[job.model])
     if pool.waiting * seconds <= job.limits.queue * slots:
         return None  # soon enough even behind all others
     ahead = queue.ahead_of(job.owner, job.priority)
@@ -127,8 +129,8 @@ def hopeless(pool: Pool, job: Job, queue_max: int) -> ShoalError | None:
         return None
     why = refusal(pool, OpenJob(job, 0.0, 0.0, 0.0))
     return QueueFull(
-        f"{ahead} jobs go first, which takes about {expected:.0f} s: more than the "
-        f"{job.limits.queue:g} s that this one may wait ({why})",
+        f"{why}; {_jobs(ahead, 'to be done')} first, which takes about {expected:.0f} "
+        f"s: more than the {job.limits.queue:g} s that this one may wait",
         min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
     )
 
@@ -142,6 +144,12 @@ def room(pool: Pool, owner: str, queue_max: int) -> int:
 def _share(queue_max: int) -> int:
     """Return how many jobs of one owner may wait."""
     return queue_max - queue_max // RESERVE
+
+
+def _jobs(count: int, doing: str, whose: str = "") -> str:
+    """Say of how many jobs it is that they are ``doing`` something."""
+    jobs, are = ("job", "is") if count == 1 else ("jobs", "are")
+    return f"{count} {jobs}{whose} {are} {doing}"
 
 
 def _too_large(pool: Pool, job: Job) -> str | None:

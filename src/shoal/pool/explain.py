@@ -81,7 +81,7 @@ def _lines(fact: Fact) -> Iterator[str]:
             if verdict is not Verdict.UNSIGNED:
                 yield f"  receipt: {verdict.value}"
         case JobFailed(_, error):
-            yield f"failed: {error}"
+            yield f"failed: {_last_line(error)}"
         case JobCancelled(_, reason):
             yield f"cancelled: {reason}"
         case JobExpired(_, _, error):
@@ -120,7 +120,16 @@ def _workers(group: PassedOver) -> str:
     return f"{names} and {others} others" if others > 0 else names
 
 
+def _last_line(error: str) -> str:
+    """Return the line of an error that says what it is: the last one of a traceback."""
+    return error.rstrip().rpartition("\n")[2].strip()
+
+
 def _end(outcome: Outcome) -> str:
+    if outcome.value:
+        return f"it returned a value of {len(outcome.value)} B"
+    if outcome.blobs:
+        return "it returned a value that is kept in a file of its own"
     if outcome.usage is None:
         return outcome.finish_reason
     read, written = outcome.usage.prompt_tokens, outcome.usage.completion_tokens

@@ -15,6 +15,7 @@ LOOKED_AT_MAX = 256  # workers asked what they can do
 NAMED_MAX = 5  # functions named where none comes near
 NEAR_AMONG = 100  # names that a wrong one is compared with, which takes time
 
+ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
     "workers here run no code that is sent along: give the function a name with "
     "@shoal.task where a worker finds it, or start one with `shoal join --trust-code` "
@@ -82,5 +83,5 @@ def _unknown(offers: Sequence[Offer], job: Job) -> str:
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
         return f"{lacking}: did you mean {' or '.join(near)}?"
-    more = "; GET /v1/tasks lists all" if len(every) > NAMED_MAX else ""
+    more = f"; {ALL}" if len(every) > NAMED_MAX else ""
     return f"{lacking}: there is {', '.join(names[:NAMED_MAX])}{more}"

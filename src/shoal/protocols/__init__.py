@@ -63,6 +63,8 @@ class Fleets:
     within: Callable[[str, str], str | None]
     setting: tuple[str, str] = ("token", "fleet")
     opening: str = "open"
+    port: int = 0
+    """At which nodes of a fleet are usually found."""
 
 
 @dataclass(frozen=True, slots=True)

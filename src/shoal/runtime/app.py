@@ -45,6 +45,7 @@ from shoal.runtime.secret_files import (
 from shoal.runtime.settings import NO_X402, Settings, collecting, settings_of
 from shoal.runtime.spot_checks import SpotChecks
 from shoal.runtime.upgrades import STOPPING, Upgrades
+from shoal.runtime.whereabouts import leaving_url
 from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.listening import listening, url_of
@@ -107,7 +108,8 @@ async def coordinator(
         await store.open()
         finally_.push_async_callback(store.close)
         hub = _hub(config, settings, store, clock, kept.signer, Blobs(files))
-        log.info("restored jobs=%d", await hub.restore())
+        if restored := await hub.restore():
+            log.info("restored jobs=%d", restored)
         payments = await finally_.enter_async_context(collecting(x402))
         gateway = await _gateway(
             config, settings, wires, store, clock, hub, kept, payments
@@ -155,6 +157,9 @@ async def coordinator(
             async with reaching(ways, means) as door.direct:
                 upgrades.open(tasks)
                 join = door.invitation(kept.token)
+                finally_.enter_context(
+                    leaving_url(config.data_dir, config.host, port, secure=secure)
+                )
                 yield Coordinator(hub, door.url, port, door.direct, kept.api_key, join)
                 crowds.drain(STOPPING)
                 with suppress(TimeoutError):

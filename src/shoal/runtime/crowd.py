@@ -14,6 +14,7 @@ from shoal.runtime.driver import Driver, End
 from shoal.runtime.guests import Around, Guest, Share, ShareNothing
 from shoal.runtime.hub import GOING_AWAY, Hub
 from shoal.runtime.link import Link
+from shoal.runtime.local_link import LocalLink
 from shoal.runtime.model_peers import NAME_MAX
 from shoal.runtime.neighbours import HOUSE, House
 from shoal.runtime.restocking import Restocking
@@ -63,7 +64,9 @@ class Crowds:
         """
         crowd = _Crowd(self, wire, session, link)
         # Where nothing can be said, nobody is met: it is over before one has looked.
-        level = logging.INFO if session.accepts else logging.DEBUG
+        # And what the coordinator says to itself is no news.
+        news = session.accepts and not isinstance(link, LocalLink)
+        level = logging.INFO if news else logging.DEBUG
         log.log(level, "connected wire=%s peer=%s", wire, link.peer)
         end = End("cut off")
         self._crowds.add(crowd)

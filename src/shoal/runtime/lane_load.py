@@ -1,5 +1,6 @@
 """What one lane has to do, and how much more it should be given ahead of time."""
 
+import math
 from dataclasses import dataclass, field
 
 from shoal.domain.ids import JobId
@@ -17,13 +18,14 @@ STUCK_AFTER = 0.05  # seconds on one call, from which on the others should not w
 class Pending:
     """A call that has not returned; ``attempts`` counts the lanes that it was lost in.
 
-    ``lane`` is who has it; None: it waits.
+    ``lane`` is who has it; None: it waits.  ``due`` is when it is waited for no more.
     """
 
     call: LaneCall
     blobs: tuple[bytes, ...] = ()
     attempts: int = 0
     lane: JobId | None = None
+    due: float = math.inf
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ class LaneLoad:
 
     lane: OpenLane
     opened_at: float
+    patience: float  # seconds that one call may take
     given: dict[int, Pending] = field(default_factory=dict)
     depth: int = 1
     active_at: float = 0.0  # when it was given something while idle, or returned last
@@ -56,6 +59,8 @@ class LaneLoad:
         for each in calls:
             self.given[each.call.number] = each
             each.lane = self.lane.job_id
+            # Perhaps they are made one after the other.
+            each.due = now + self.patience * len(self.given)
         blobs = {digest: None for each in calls for digest in each.blobs}
         self.lane.push([each.call for each in calls], blobs)
 
@@ -78,6 +83,11 @@ class LaneLoad:
         most = DEPTH_MAX if self.lane.stops else DEPTH_KEPT
         ahead = int((WORK_AHEAD + self._trip) / self._seconds)
         self.depth = max(1, min(most, ahead))
+
+    @property
+    def due(self) -> float:
+        """When the call is waited for no more that was given first."""
+        return next((each.due for each in self.given.values()), math.inf)
 
     def stuck(self, now: float) -> list[Pending]:
         """Take back what waits behind a call that takes long; return it."""

@@ -72,8 +72,9 @@ class Named:
 def _check_same(job: Job, known: Job) -> None:
     if job.work != known.work or _for_whom(job) != _for_whom(known):
         raise KeyReused(
-            "the Idempotency-Key stands for another request: send a new key with a new "
-            "request"
+            f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
+            "request: what is asked is not the same; send a new key with a new request "
+            "(in Python: with_options(key=…))"
         )
 
 

@@ -67,6 +67,7 @@ async def reaching(
     """
     ports: dict[str, dict[str, int]] = {}
     announced: list[Announced] = []
+    spares: list[str] = []
     async with AsyncExitStack() as listening:
         for wire, endpoint in endpoints:
             if not isinstance(endpoint, Listener):
@@ -76,8 +77,12 @@ async def reaching(
             bound = await listening.enter_async_context(_listen(wire, endpoint, means))
             ports.setdefault(wire, {})[endpoint.told] = bound.port
             endpoint.bound(bound.port)
+            if endpoint.port not in (0, bound.port):
+                spares.append(f"{bound.port} for {endpoint.port}")
             if endpoint.service is not None and not means.hidden:
                 announced.append(Announced(wire, endpoint.service, bound))
+        if spares:
+            log.info("ports are in use, so others are taken: %s", ", ".join(spares))
         async with _calling(endpoints, announced, means):
             yield ports
 

@@ -143,7 +143,9 @@ class Running:
         for name, each in self._listed.items():
             known = before.get(name)
             if known is None or known.state != each.state:
-                log.info(
+                # One without an address is this machine, which is no news to it.
+                log.log(
+                    logging.INFO if each.address else logging.DEBUG,
                     "node wire=%s name=%r address=%s state=%r remark=%r",
                     self._wire,
                     each.name,

@@ -32,7 +32,7 @@ def first_key(folder: Path, given: str) -> str:
         return _kept(folder / KEY_FILE, "sk-shoal-")
     if not given.isascii() or not given.isprintable() or " " in given:
         raise ConfigError("--api-key: expected printable ASCII without spaces")
-    _write(folder / KEY_FILE, given + "\n")
+    keep_private(folder / KEY_FILE, given + "\n")
     return given
 
 
@@ -72,7 +72,13 @@ def keep_certificate(folder: Path, certificate: str | None) -> None:
     if certificate is None:
         file.unlink(missing_ok=True)
     else:
-        _write(file, certificate)
+        keep_private(file, certificate)
+
+
+def keep_private(file: Path, text: str) -> None:
+    """Write a file that only its user may read.  Raises OSError."""
+    with open(file, "w", opener=_private) as kept:
+        kept.write(text)
 
 
 def _kept(file: Path, prefix: str) -> str:
@@ -86,11 +92,6 @@ def _kept(file: Path, prefix: str) -> str:
     with open(file, "x", opener=_private) as new:
         new.write(made + "\n")
     return made
-
-
-def _write(file: Path, text: str) -> None:
-    with open(file, "w", opener=_private) as kept:
-        kept.write(text)
 
 
 def _private(path: str, flags: int) -> int:

@@ -12,6 +12,7 @@ from shoal.protocols.session import Data, Hello
 from shoal.runtime.clock import Clock, Timer
 from shoal.runtime.driver import READS_IN_A_ROW, End
 from shoal.runtime.link import Link, LinkClosed
+from shoal.runtime.local_link import LocalLink
 from shoal.runtime.outbox import OUTBOX_MAX
 
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
@@ -81,7 +82,9 @@ class Switching:
         number = next(self._numbers)
         ended = asyncio.get_running_loop().create_future()
         self._lines[number] = line = _Line(link, ended)
-        log.info("connected wire=%s peer=%s", self._wire, link.peer)
+        # That the coordinator takes part itself is no news.
+        level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
+        log.log(level, "connected wire=%s peer=%s", self._wire, link.peer)
         end = End("cut off")
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -91,12 +94,8 @@ class Switching:
         finally:
             self._end(number, end)
             self._carry_out(())
-            log.info(
-                "disconnected wire=%s peer=%s reason=%r",
-                self._wire,
-                link.peer,
-                end.reason,
-            )
+            parted = "disconnected wire=%s peer=%s reason=%r"
+            log.log(level, parted, self._wire, link.peer, end.reason)
         if end is STOPPED_READING:
             link.abort()
         await link.close(end.code, end.text)

@@ -19,6 +19,7 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.tasks import orders
 from shoal.tasks.limits import MAPPED_MAX
 from shoal.tasks.pipes import Gone, Pipes
+from shoal.tasks.printed import Printed
 from shoal.tasks.progress import tell_progress_to
 from shoal.tasks.running import Running, Step, prepared
 
@@ -66,6 +67,7 @@ def end_with(parent: int) -> None:
 
 def serve(pipes: Pipes) -> None:
     """Carry out orders until there are no more."""
+    printed = Printed()
     (_, modules, trust), _ = pipes.next_of(orders.PREPARE)
     try:
         tasks = prepared(modules)
@@ -82,13 +84,18 @@ def serve(pipes: Pipes) -> None:
             if len(calls) > 1 and not at_once:
                 pipes.expect_many()
             for number, args, kwargs in calls:
+                # A mark for each would cost quick calls more than they take.
+                if at_once or printed.something:
+                    printed.begin()
                 pipes.give(number, step(args, kwargs))
                 if at_once:
                     pipes.flush()
         elif head[0] == orders.CALL:
+            printed.begin()
             _call(pipes, running, head, tail)
         else:
             assert head[0] == orders.LANE, "the worker says nothing else"
+            printed.begin()
             _, name, code, at_once = head
             step = running.step(name, code=code)
 

@@ -19,7 +19,8 @@ from shoal.tasks.limits import (
     STDERR_KEPT,
     STDERR_LINES,
 )
-from shoal.tasks.running import OURS
+from shoal.tasks.printed import MARK, of_the_last
+from shoal.tasks.tracebacks import OURS
 
 Timeouts: TypeAlias = Mapping[str, float | None]
 """The names of the tasks, and for how long each may run if its caller does not say."""
@@ -98,7 +99,7 @@ class Process(asyncio.SubprocessProtocol):
         self._chunks: list[bytes] = []  # of a message that is not whole
         self._size = 0  # bytes of them
         self._awaited = 0  # bytes that they have to be
-        self._log = b""
+        self._log = b""  # what the call that runs has printed
         self._ready: asyncio.Future[Timeouts] = (
             asyncio.get_running_loop().create_future()
         )
@@ -185,9 +186,10 @@ class Process(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
-            self._log = (self._log + data)[-STDERR_KEPT:]
-            sys.stderr.write(data.decode(errors="replace"))
-            sys.stderr.flush()
+            self._log = of_the_last(self._log, data)[-STDERR_KEPT:]
+            if text := data.replace(MARK, b"").decode(errors="replace"):
+                sys.stderr.write(text)
+                sys.stderr.flush()
             return
         if self._chunks:
             self._chunks.append(data)

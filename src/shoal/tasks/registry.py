@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar, overload
 
 from shoal.domain.errors import ConfigError
@@ -112,6 +112,11 @@ def _checked_name(function: Callable[..., Any], name: str) -> str:
             f"@shoal.task on {place}: it stands in another function, where workers "
             "that import the module do not find it; move it to the module's top"
         )
+    if _takes_an_object(function):
+        raise ConfigError(
+            f"@shoal.task on {place}: it is a method, and workers have no object to "
+            "call it on; make it a function at the module's top"
+        )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
             f"@shoal.task on {place}: it yields; a task returns its value in one piece"
@@ -147,8 +152,40 @@ def _add(new: Registered) -> None:
             f"@shoal.task: {_place(new)} and {_place(old)} both have the name "
             f"{new.name!r}; give one another: @shoal.task(name=...)"
         )
+    if old is not None and _is_second(old, new):
+        raise ConfigError(
+            f"@shoal.task: {_place(new)} stands twice in its module, in lines "
+            f"{_line(old)} and {_line(new)}; give one another name"
+        )
     TASKS[new.name] = new
     setattr(new.function, _MARK, new.name)
+
+
+def _takes_an_object(function: FunctionType) -> bool:
+    """Say whether a function in a class is a method: it need not be a static one."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    return "." in function.__qualname__ and first in ("self", "cls")
+
+
+def _is_second(old: Registered, new: Registered) -> bool:
+    """Say whether both stand in one file, and that is run for the first time.
+
+    One that is run again, or a cell of a notebook, replaces what it had.
+    """
+    codes = [inspect.unwrap(each.function).__code__ for each in (old, new)]
+    if codes[0].co_filename != codes[1].co_filename or _line(old) == _line(new):
+        return False
+    module = sys.modules.get(new.function.__module__)
+    spec = getattr(module, "__spec__", None)
+    if spec is None:
+        return hasattr(module, "__file__")  # a program, which is run once
+    # Python's own mark of an import that is not over; a reload does not set it.
+    return bool(getattr(spec, "_initializing", False))
+
+
+def _line(task: Registered) -> int:
+    code: CodeType = inspect.unwrap(task.function).__code__
+    return code.co_firstlineno
 
 
 def _place(task: Registered) -> str:

@@ -2,24 +2,20 @@
 
 import hashlib
 import inspect
-import traceback
 from collections.abc import Callable
-from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
+from shoal.domain.errors import InvalidRequest, Unavailable
 from shoal.tasks.importing import import_tasks
-from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX, TRACEBACK_MAX
+from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
 from shoal.tasks.reading import GetBlob, Reader, unpickled
 from shoal.tasks.registry import TASKS, not_registered
 from shoal.tasks.schemas import binder
+from shoal.tasks.tracebacks import told
 from shoal.tasks.values import NO_KWARGS, pack
 
 if TYPE_CHECKING:
     import asyncio
-
-OURS = str(Path(__file__).parent)
 
 RAISED, REFUSED, LACKING = range(3)
 """Why nothing came of a call: by itself, for what it is, or for what is not here."""
@@ -43,12 +39,7 @@ def prepared(modules: list[str]) -> dict[str, float | None]:
 
     Raises ConfigError, with the traceback of what a module does when it is imported.
     """
-    try:
-        import_tasks(modules)
-    except ConfigError:
-        raise
-    except BaseException as error:
-        raise ConfigError(told(error)) from error
+    import_tasks(modules)
     return {name: task.timeout for name, task in TASKS.items()}
 
 
@@ -172,20 +163,3 @@ NOT_TRUSTED = (
 
 def _refusing(why: str) -> Step:
     return lambda args, kwargs: Returned(b"", why, REFUSED)
-
-
-def told(error: BaseException) -> str:
-    """Return an error as Python prints it, without the calls that led to the task."""
-    begin = error.__traceback__
-    while begin is not None and _is_ours(begin):
-        begin = begin.tb_next
-    lines = traceback.format_exception(type(error), error, begin)
-    text = "".join(lines).rstrip("\n")
-    if len(text) > TRACEBACK_MAX:
-        half = TRACEBACK_MAX // 2
-        text = f"{text[:half]}\n[...]\n{text[-half:]}"
-    return text
-
-
-def _is_ours(frame: TracebackType) -> bool:
-    return frame.tb_frame.f_code.co_filename.startswith(OURS)

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.domain.errors import InvalidRequest, TooLarge
+from shoal.domain.errors import InvalidRequest
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
 from shoal.tasks.rich import (
     PICKLED,
@@ -18,6 +18,7 @@ from shoal.tasks.rich import (
     take_apart,
     write_array,
 )
+from shoal.tasks.unsendable import of_no_known_type, too_large
 
 Apart: TypeAlias = Callable[[bytes], bytes]
 """Takes a large value in MessagePack, to be sent apart; returns its SHA-256 digest."""
@@ -75,10 +76,7 @@ def pack(
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
     if len(data) > size_max:
-        raise TooLarge(
-            f"{root} has {len(data)} bytes, more than the limit of {size_max}; give "
-            "large parts by shoal.Pool.put, or less at a time"
-        )
+        raise too_large(root, len(data), size_max)
     return Packed(data, packing.rich, packing.pickled, tuple(packing.blobs))
 
 
@@ -193,11 +191,7 @@ class _Packing:
 
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
-            raise InvalidRequest(
-                f"{shown(path)}: a {kind.__module__}.{kind.__qualname__} cannot be "
-                "sent; give what it is made of: lists, maps with texts as keys, texts, "
-                "numbers, bytes, NumPy arrays, dataclasses or Pydantic models"
-            )
+            raise of_no_known_type(shown(path), kind)
         import cloudpickle
 
         self._note(path)

@@ -7,6 +7,7 @@ from aiohttp import (
     ClientConnectorCertificateError,
     ClientError,
     ClientResponse,
+    ClientResponseError,
     ClientSession,
     ClientTimeout,
     Fingerprint,
@@ -25,6 +26,10 @@ class NotTrusted(Unavailable):
     """What answers cannot prove that it is the server that was meant."""
 
 
+class NotHttp(Unavailable):
+    """What answers is no web server."""
+
+
 async def ask_json(
     url: str,
     body: Mapping[str, object] | None = None,
@@ -37,8 +42,8 @@ async def ask_json(
     unless it says that the server is not well.  The caller limits the time.
     ``fingerprint`` is as in ``websocket.dial``.
 
-    Raises Unavailable if the server cannot be asked now, and NotTrusted if that is
-    because of its certificate.
+    Raises Unavailable if the server cannot be asked now, NotTrusted if that is because
+    of its certificate, and NotHttp if it is something else that answers.
     """
     async with ClientSession(timeout=ClientTimeout(total=None)) as session:
         try:
@@ -55,6 +60,8 @@ async def ask_json(
                 answer = await _read(response)
         except (ClientConnectorCertificateError, ServerFingerprintMismatch) as error:
             raise NotTrusted(f"{url}: {why(error)}") from error
+        except ClientResponseError as error:  # only what is no response raises it here
+            raise NotHttp(f"{url}: what answers there speaks no HTTP") from error
         except (ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{url}: {why(error)}") from error
     try:

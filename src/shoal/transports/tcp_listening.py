@@ -96,7 +96,7 @@ async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
     except OSError as error:
         why = why_not(error, port)
         if spare and error.errno == errno.EADDRINUSE:
-            log.warning("port=%d is not to be had, another is taken: %s", port, why)
+            log.debug("port=%d is not to be had, another is taken: %s", port, why)
             return await _bind(host, 0, spare=False)
         raise ConfigError(f"cannot listen on {host} port {port}: {why}") from error
     sock.setblocking(False)

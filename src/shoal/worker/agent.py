@@ -49,8 +49,8 @@ log = logging.getLogger("shoal.worker")
 class Happening:
     """Something a person who watches a worker wants to know."""
 
-    event: str  # joined, lost, waiting (it was not reached at all), left; of an engine
-    # that it is unavailable, and that it is available again
+    event: str  # joined, lost, waiting (it was not reached at all), leaving (once its
+    # jobs are done), left; of an engine that it is unavailable, and available again
     reason: str = ""
 
 
@@ -134,6 +134,9 @@ class Agent:
         self._why_left = reason
         if self._driver is not None and Draining in self._driver.accepts:
             self._driver.issue(Draining(LEAVING if reason == STOPPED else reason))
+        if self._running:
+            jobs = "1 job" if self._running == 1 else f"{self._running} jobs"
+            self._report(Happening("leaving", f"{jobs} to be finished first"))
         self._hang_up_if_done()
 
     def offer(self, offers: tuple[Offer, ...]) -> None:

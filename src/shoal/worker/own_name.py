@@ -1,14 +1,44 @@
 """A worker's name: the host's, and yet of one worker alone."""
 
+import logging
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from pathlib import Path
 
 from shoal.runtime.file_locks import lock
 
 WORKERS_MAX = 64  # on one host that are told apart by a small number
+
+
+TAKEN = (
+    "another worker on this machine is called %s and joins %s as well: the coordinator "
+    "keeps the one that came last; give one another --name"
+)
+
+log = logging.getLogger("shoal.worker")
+
+
+@contextmanager
+def given_name(folder: Path, name: str, joins: str) -> Iterator[str]:
+    """Give a name that was chosen, and warn if another worker has it where it joins.
+
+    Only the coordinator knows for certain, and keeps the one that came last.  Where no
+    files can be locked, nothing is said.
+    """
+    digest = sha256(f"{name}\n{joins}".encode(errors="replace")).hexdigest()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / f"worker-{digest[:16]}.lock").open("a+b")
+    except OSError:
+        yield name
+        return
+    with file:
+        if not lock(file):
+            log.warning(TAKEN, name, joins)
+        yield name
 
 
 @contextmanager

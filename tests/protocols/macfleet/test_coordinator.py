@@ -91,8 +91,13 @@ def test_a_join_token_too_short_for_a_fleet_is_warned_of() -> None:
 
 
 def test_a_short_token_of_the_fleet_is_refused() -> None:
-    with pytest.raises(ConfigError, match="at least 8"):
+    with pytest.raises(ConfigError, match=r"^--macfleet-token: expected 8 char"):
         endpoints(Config(token="short"), around())
+
+
+def test_an_open_fleet_with_a_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="an open fleet has no token"):
+        endpoints(Config(open=True, token="long enough"), around())
 
 
 def test_looking_around_can_be_turned_off() -> None:

@@ -122,6 +122,32 @@ def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
     assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
 
 
+def test_a_worker_called_like_whom_it_pings_pings_again_under_another_name() -> None:
+    dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
+
+    session = dialer.connected({})
+    session.tick(0.0)
+    (close,) = session.receive([b"PONG worker-one\n"], 0.0)
+    assert isinstance(close, Close)
+    assert (close.code, dialer.final(close.code, "")) == (GOING_ON, None)
+
+    (ping,) = answered(dialer.connected({}), b"PONG worker-one\n")
+    assert ping == b"PING worker-one-worker\n"
+    assert dialer.final(GOING_ON, "") is None
+    assert dialer.url == "tcp://host:50052"
+
+
+def test_a_node_that_always_has_our_name_ends_the_tries() -> None:
+    dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
+
+    for name in (b"worker-one", b"worker-one-worker"):
+        answered(dialer.connected({}), b"PONG " + name + b"\n")
+        final = dialer.final(1000, "")
+
+    assert final is not None
+    assert "--name" in final
+
+
 def test_a_coordinator_that_always_has_our_name_is_not_tried_at_once_for_ever() -> None:
     dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), around()).dialer
     closes = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from shoal.domain.credentials import digest_of
+from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
 from shoal.protocols import Endpoint
 from shoal.protocols.crowd import (
@@ -66,6 +67,11 @@ def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
 
     Raises ConfigError for a fleet's token that is none, or an address of a peer.
     """
+    if config.open and config.token:
+        raise ConfigError(
+            "--macfleet-open and --macfleet-token: an open fleet has no token; leave "
+            "one of them out"
+        )
     token = "" if config.open else config.token or setting.token
     if 0 < len(token) < TOKEN_MIN:
         return _without(config, setting)
@@ -122,7 +128,10 @@ def ourselves(
 
 def _without(config: Config, setting: Setting) -> Sequence[Endpoint]:
     if config.token:
-        fleet_key(config.token)  # which says what is wrong with it
+        raise ConfigError(
+            f"--macfleet-token: expected {TOKEN_MIN} characters or more, and it has "
+            f"{len(config.token)}; take a longer one"
+        )
     setting.warn(
         f"the join token has fewer than {TOKEN_MIN} characters, too few for a fleet, "
         "whose ports are not opened: set --macfleet-token, or --macfleet-open for a "

@@ -1,11 +1,10 @@
 """A worker's way to whoever has functions called: one of ours, or any other node."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shoal.domain.credentials import digest_of
-from shoal.domain.errors import ConfigError, PeerError
-from shoal.domain.vocabulary import Command, Event
+from shoal.domain.errors import ConfigError
 from shoal.protocols.as_worker import AsWorker, Stay
 from shoal.protocols.crowd import Protection
 from shoal.protocols.framed_worker import FramedWorker
@@ -19,8 +18,8 @@ from shoal.protocols.macfleet.addresses import (
     transport_url,
 )
 from shoal.protocols.macfleet.conversation import SPOKEN
+from shoal.protocols.macfleet.finding import NAMESAKE, Finding
 from shoal.protocols.macfleet.fleet.limiter import Limiter
-from shoal.protocols.macfleet.fleet.one_line import OneLine
 from shoal.protocols.macfleet.fleet.own import Member as Node
 from shoal.protocols.macfleet.fleet.pinging import PingExchange, Pong
 from shoal.protocols.macfleet.handshake import Outstanding, Own, rejected
@@ -35,19 +34,12 @@ from shoal.protocols.macfleet.peer import Caller
 from shoal.protocols.macfleet.session import PeerSession
 from shoal.protocols.macfleet.wire.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.session import (
-    GOING_ON,
-    Batch,
-    Close,
     Member,
-    Output,
-    Send,
     Uncounted,
-    Welcome,
     WorkerSession,
 )
 
 MESSAGE_MAX = 0  # there are none on a byte stream
-PONG_WITHIN = 10.0  # seconds for the answer to a ping
 APART = "-worker"  # after a worker's name, if its coordinator has the same
 REJECTED_MAX = 3  # times in a row to be hung up on, until that is taken for an answer
 
@@ -70,6 +62,7 @@ class FleetDialer:
         self._stay = Stay()
         self._was_rejected = False
         self._rejections = 0  # in a row
+        self._pings_again = False  # under another name
         self._is_apart = False  # our name is another than the one we were given
         self._own = worker(
             member,
@@ -95,7 +88,7 @@ class FleetDialer:
         if self._pings:
             own = self._own
             node = Node(own.node.node_id, own.key, own.profile, own.node.draw)
-            return Finding(PingExchange(node), self._found)
+            return Finding(PingExchange(node), self._found, self._ping_as_another)
         session = self._session()
         begun = AsWorker(lambda now: session, SPOKEN, self._stay)
         return FramedWorker(begun, session)
@@ -109,7 +102,9 @@ class FleetDialer:
         self._was_rejected = False
         if self._rejections >= REJECTED_MAX:
             return str(rejected(shown(self.url)))
-        if self._pings:
+        if self._pings_again:
+            self._pings_again = False
+        elif self._pings:
             self._pings = False  # go on where we were told, or else here
         elif self._heartbeats and not self._stay.welcome:
             self._pings, self.url, self._expected = True, self._heartbeats, ""
@@ -152,60 +147,14 @@ class FleetDialer:
         self._own = replace(self._own, node=replace(node, node_id=apart))
         return True
 
+    def _ping_as_another(self) -> bool:
+        self._pings_again = self._take_another_name()
+        if not self._pings_again:
+            self._turned_away(f"{NAMESAKE}, as had the one before: give it a --name")
+        return self._pings_again
+
     def _note_rejection(self, where: str) -> None:
         self._was_rejected = True
-
-
-class Finding:
-    """A connection for one ping; ``found`` takes the pong."""
-
-    accepts: frozenset[type] = frozenset()
-
-    def __init__(self, exchange: PingExchange, found: Callable[[Pong], None]) -> None:
-        self._exchange = exchange
-        self._found = found
-        self._line = OneLine()
-        self._closed = False
-        self.deadline: float | None = None
-
-    def tick(self, now: float) -> Sequence[Command | Welcome | Output]:
-        if self._closed:
-            return ()
-        if self.deadline is None:
-            self.deadline = now + PONG_WITHIN
-            return (Send(self._exchange.line()),)
-        if now < self.deadline:
-            return ()
-        return self._close(f"no pong within {PONG_WITHIN:g} s")
-
-    def receive(self, batch: Batch, now: float) -> Sequence[Command | Welcome | Output]:
-        if self._closed:
-            return ()
-        line = self._line.take(batch)
-        return () if line is None else self._answered(line)
-
-    def issue(self, message: Event, now: float) -> Sequence[Output]:
-        return ()
-
-    def parted(self, now: float) -> Sequence[Output]:
-        """Take what came for the whole line, as real nodes do."""
-        if self._closed or not self._line.so_far:
-            return ()
-        return self._answered(self._line.so_far)
-
-    def _answered(self, line: bytes) -> Sequence[Output]:
-        try:
-            self._found(self._exchange.hear(line))
-        except PeerError as error:
-            return self._close(str(error))
-        return self._end(Close("found", GOING_ON))
-
-    def _close(self, reason: str) -> Sequence[Output]:
-        return self._end(Close(reason))
-
-    def _end(self, close: Close) -> Sequence[Output]:
-        self._closed, self.deadline = True, None
-        return (close,)
 
 
 def worker(

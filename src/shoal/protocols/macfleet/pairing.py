@@ -9,6 +9,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from shoal.domain.errors import ConfigError
 from shoal.protocols import Fleets
 from shoal.protocols.macfleet.addresses import within_fleet
+from shoal.protocols.macfleet.config import HEARTBEAT_PORT
 from shoal.protocols.macfleet.wire.keys import TOKEN_FILE, TOKEN_VARIABLE, fleet_key
 
 SCHEME = "macfleet"
@@ -66,4 +67,5 @@ FLEETS = Fleets(
     file=TOKEN_FILE,
     variable=TOKEN_VARIABLE,
     within=within_fleet,
+    port=HEARTBEAT_PORT,
 )

@@ -19,6 +19,10 @@ from shoal.protocols.session import Batch, Close, Output, Send
 ID_MAX = 256  # bytes, as on the transport port
 
 
+class OwnId(PeerError):
+    """A pong bears the id of whoever asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pong:
     """Which node answered; ``profile`` is None where it does not say."""
@@ -51,7 +55,7 @@ class PingExchange:
         if not 0 < len(node_id.encode()) <= ID_MAX:
             raise PeerError(f"a node's id has 1 to {ID_MAX} bytes")
         if node_id == self._own.node_id:
-            raise PeerError("the pong bears our own id: we were called ourselves")
+            raise OwnId("the pong bears our own id: we were called ourselves")
         if self._expected and node_id != self._expected:
             raise PeerError(f"{node_id!r} answers where {self._expected!r} should")
         if (key := self._own.key) is not None:

@@ -1,0 +1,32 @@
+"""How commands are found, and how they end."""
+
+import subprocess
+import sys
+
+import pytest
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys
+from shoal.cli.main import main
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, *rest):
+        if name == "shoal.cli.version":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting())
+raise SystemExit(main(["version"]))
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
+def test_ctrl_c_while_a_command_is_imported_says_nothing() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
