@@ -12,6 +12,7 @@ from shoal.cli.join import with_scheme
         ("127.0.0.1:4010", "auto", "http://127.0.0.1:4010"),
         ("localhost:4010", "auto", "http://localhost:4010"),
         ("https://host", "auto", "https://host"),
+        ("nonsense", "auto", "nonsense"),
         ("192.0.2.7:50051", "macfleet", "192.0.2.7:50051"),
     ],
 )

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -53,6 +54,7 @@ Offered: TypeAlias = Offering | Assortment | Agent | Returning
 
 DRAIN = 60.0  # seconds that running jobs get to end when told to stop
 IDENTITIES = "identities"  # the folder of workers' keys
+_PORT = re.compile(r":[0-9]+$")
 DEVICES = {"DESKTOP": Device.DESKTOP, "SEEKER": Device.PHONE}
 
 
@@ -180,7 +182,7 @@ async def _models(
 
 def with_scheme(url: str, wire: str) -> str:
     """Return a URL as it is meant: HOST:PORT is a coordinator if no wire is named."""
-    bare = url and wire == "auto" and "://" not in url
+    bare = wire == "auto" and "://" not in url and _PORT.search(url) is not None
     return f"http://{url}" if bare else url
 
 

@@ -1,7 +1,8 @@
 """Reaching the coordinator, at once or after it has been away."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from itertools import chain, repeat
 
@@ -29,18 +30,27 @@ from shoal.transports.reasons import why
 HEARTBEAT = 20.0  # seconds between pings; without an answer the connection is over
 CONNECT = 10.0  # seconds for a connection to come about
 SILENCE = 60.0  # seconds without a byte of an answer over HTTP
+FAREWELL = 0.25  # seconds in which TLS ends
 PATIENCE = 60.0  # seconds for which a coordinator that has gone is waited for
 PAUSES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)  # seconds between tries; then the last
 PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def open_session(place: Place) -> ClientSession:
-    """Return a session that shows the key and trusts whom it should."""
-    return ClientSession(
-        connector=TCPConnector(ssl=True if place.tls is None else place.tls),
-        headers={"Authorization": f"Bearer {place.api_key}"},
-        timeout=ClientTimeout(total=None, sock_connect=CONNECT, sock_read=SILENCE),
-    )
+@asynccontextmanager
+async def open_session(place: Place) -> AsyncIterator[ClientSession]:
+    """Give a session that shows the key and trusts whom it should."""
+    try:
+        async with ClientSession(
+            connector=TCPConnector(ssl=True if place.tls is None else place.tls),
+            headers={"Authorization": f"Bearer {place.api_key}"},
+            timeout=ClientTimeout(total=None, sock_connect=CONNECT, sock_read=SILENCE),
+        ) as session:
+            yield session
+    finally:
+        if place.url.startswith("https:"):
+            # aiohttp does not wait for TLS to end, and a loop that is closed before
+            # that complains ("Graceful Shutdown" in its documentation).
+            await asyncio.sleep(FAREWELL)
 
 
 def unreachable(place: Place, error: Exception) -> ConnectionLost:
