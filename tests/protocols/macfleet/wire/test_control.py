@@ -41,7 +41,7 @@ WORDS: list[Word] = [
 ]
 
 
-@pytest.mark.parametrize("word", WORDS, ids=repr)
+@pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
 def test_words_are_read_as_they_were_written(word: Word) -> None:
     assert read_word(write_word(word)) == word
 
