@@ -218,10 +218,12 @@ class Relay:
         if done.exception() is not None:
             raise Gone  # the cluster has lost the desk, or we have lost the cluster
         for slot, code, *about in done.result():
-            if code != orders.LACKS:
-                self._tell(slot, code, *about)
-            elif slot in self._slots:
+            if slot not in self._slots:
+                continue  # it has ended, and its last word was told with that
+            if code == orders.LACKS:
                 self._freight.look_for(slot, about[0])
+            else:
+                self._tell(slot, code, *about)
         self._when(self._desk.news.remote(), self._heard)
 
 
