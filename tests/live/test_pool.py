@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,11 +67,18 @@ def test_values_arrive_as_they_were(coordinator: Pool, pool: shoal.Pool) -> None
     assert list(totals) == [float((array + x).sum()) for x in range(3)]
 
 
-def test_cancelling_frees_the_worker(coordinator: Pool, pool: shoal.Pool) -> None:
+def test_cancelling_frees_the_worker(
+    coordinator: Pool, pool: shoal.Pool, tmp_path: Path
+) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
-    pool.submit(add, 1).result(30)
-    endless = pool.submit(lambda: time.sleep(3600))
-    time.sleep(0.3)  # so that it runs
+    begun = tmp_path / "begun"
+
+    def endless_work() -> None:
+        begun.touch()
+        time.sleep(3600)
+
+    endless = pool.submit(endless_work)
+    eventually(begun.exists, "it runs")
 
     assert endless.cancel()
 
@@ -134,7 +142,6 @@ def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
 
     def work() -> str:
         shoal.progress(0.5, "half")
-        time.sleep(0.2)
         return "done"
 
     with shoal.Pool(coordinator.url, KEY) as pool:
