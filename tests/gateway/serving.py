@@ -160,6 +160,7 @@ async def serving(
     webhooks: Reach = Reach.ANY,
     payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
+    open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
 ) -> AsyncIterator[Pool]:
     """Run a coordinator for the length of the block.
 
@@ -168,7 +169,7 @@ async def serving(
     clock = LoopClock()
     files = BlobFiles(folder / "blobs")
     files.open()
-    store = SqliteStore(folder / "shoal.db", files)
+    store = open_store(folder / "shoal.db", files)
     await store.open()
     numbers = count(1)
     hub = Hub(

@@ -4,15 +4,18 @@ import hashlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
-from gateway.serving import Pool, eventually
+from gateway.serving import Pool, eventually, serving
 from runtime.functions import Functions, pack, unpack
 from shoal.domain.vocabulary import CancelJob, RecallCalls
 from shoal.domain.work import Feature
+from shoal.store.port import StoredJob
+from shoal.store.sqlite import SqliteStore
 
 FUNCTIONS: dict[str, Callable[..., object]] = {
     "add": lambda a, b: a + b,
@@ -245,6 +248,74 @@ async def test_named_calls_wait_for_room_as_others_do(
         await client.ask(*calls)
 
         assert [await client.value(n) for n in range(1500)] == [*range(1, 1501)]
+
+
+class CountingStore(SqliteStore):
+    """Counts how often jobs are looked up by their idempotency keys."""
+
+    lookups = 0
+
+    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+        self.lookups += 1
+        return await super().named(owner, idempotency_key)
+
+
+async def test_a_named_call_is_not_tried_more_often_the_more_calls_wait(
+    tmp_path: Path,
+) -> None:
+    for count in (8, 64, 512):
+        folder = tmp_path / str(count)
+        async with serving(folder, queue_max=4, open_store=CountingStore) as pool:
+            Functions(pool.hub, FUNCTIONS)
+            await pool.joined()
+            assert pool.gateway is not None
+            store = pool.gateway.store
+            assert isinstance(store, CountingStore)
+
+            async with caller(pool) as client:
+                await client.ask(
+                    *(item(n, "add", n, 1, key=f"k{n}") for n in range(count))
+                )
+                for n in range(count):
+                    await client.end(n)
+
+            # Before it waits, and when it is its turn.
+            assert store.lookups == 2 * count
+
+
+async def test_a_named_call_that_was_made_is_told_of_while_the_queue_is_full(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
+        worker = Functions(pool.hub, FUNCTIONS)
+        await pool.joined()
+        await client.call(1, "add", 1, 1, key="made")
+        await client.end(1)
+        worker.holds = True
+        await client.ask(*(item(n, "add", n, 1, key=f"k{n}") for n in range(2, 6)))
+        await eventually(lambda: pool.hub.room("default") <= 0)
+
+        await client.call(6, "add", 1, 1, key="made")
+
+        assert await client.value(6) == 2
+
+
+async def test_a_named_call_that_waits_for_room_can_be_cancelled(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, queue_max=1) as pool, caller(pool) as client:
+        worker = Functions(pool.hub, FUNCTIONS, holds=True)
+        await pool.joined()
+        await client.ask(*(item(n, "add", n, 1, key=f"k{n}") for n in range(4)))
+        await eventually(lambda: bool(worker.runs) and pool.hub.room("default") <= 0)
+
+        await client.ask([2, 2])
+        assert (await client.end(2))[2] == "cancelled"
+
+        worker.holds = False
+        worker.finish(value="first")
+        assert await client.value(3) == 4
+        assert len(worker.runs) == 3
 
 
 async def test_a_large_value_is_fetched_apart(pool: Pool, worker: Functions) -> None:

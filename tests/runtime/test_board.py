@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 import pytest
 
 from runtime.functions import HEARS, Functions, pack, unpack
-from runtime.hubs import Coordinator, moment, play
+from runtime.hubs import Coordinator, coordinator, moment, play
 from shoal.domain.errors import (
     Cancelled,
     NoFirstOutput,
@@ -27,6 +27,7 @@ from shoal.runtime.board import Board
 from shoal.runtime.call_group import IDLE_MAX, TURN, Way
 from shoal.runtime.call_limits import GRACE
 from shoal.runtime.clock import LoopClock
+from simulation import virtual
 
 FUNCTIONS: dict[str, Callable[..., object]] = {"add": lambda a, b: a + b}
 WAY = Way(Lane("add"), Priority.NORMAL, 60.0)
@@ -425,3 +426,22 @@ def test_lanes_never_take_more_than_a_workers_slots(slots: int) -> None:
         assert kinds == {Kind.LANE}
 
     on_a_board(script)
+
+
+def test_ways_that_wait_for_room_ask_for_no_lane_until_there_is_some() -> None:
+    async def scenario() -> None:
+        async with coordinator(queue_max=1) as its:
+            caller = Caller()
+            clock = LoopClock(asyncio.get_running_loop().time)
+            board = Board(its.hub, clock, "me", caller)
+            one = await worker(its, holds=True)
+            ways = [Way(Lane("add", float(n)), Priority.NORMAL, 60.0) for n in range(9)]
+            for number, way in enumerate(ways, 1):
+                await ask(board, number, way=way)
+
+            asked = int(its.hub.new_id().removeprefix("job")) - 1
+            assert len(one.lanes) == 1
+            assert asked == 2, "one has the slot, and one a place"
+            board.close()
+
+    virtual.run(scenario())

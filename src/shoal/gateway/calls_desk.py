@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from itertools import islice
+from functools import partial
 from typing import TypeAlias
 
 from shoal.domain.errors import (
@@ -33,6 +33,7 @@ from shoal.gateway.kept_call import KeptCall
 from shoal.gateway.parts import Gateway
 from shoal.gateway.unread import Unread
 from shoal.runtime.asker import Ended
+from shoal.runtime.backlog import Backlog, Reservation
 from shoal.runtime.board import Board
 from shoal.runtime.call_group import Way
 from shoal.runtime.call_limits import QUEUE, call_limits
@@ -40,6 +41,7 @@ from shoal.runtime.call_limits import QUEUE, call_limits
 OPEN_MAX = 1 << 16  # calls of one client that are being made, or wait here
 OPEN_SIZE_MAX = 64 << 20  # bytes of their arguments; one more is always taken
 WAYS_MAX = 1024  # kinds of calls of one client that are remembered
+LOOKUPS_MAX = 64  # in the store at a time: what is to be written waits behind them
 INLINE_MAX = 1 << 20  # bytes from which on a value is fetched, and not said
 
 Begin: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
@@ -85,11 +87,11 @@ class Desk:
         self._ways: dict[Alike, Way] = {}
         self._sizes: dict[int, int] = {}  # of all open calls, in bytes
         self._size = 0
-        self._backlog: dict[int, tuple[Ask, Way]] = {}  # to be kept, and not yet given
+        self._backlog = Backlog(gateway.hub, caller.name)  # to be kept
         self._jobs: dict[int, JobId] = {}  # of those that are
         self._keyed: dict[int, asyncio.Task[None]] = {}
+        self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
         self._lasting: set[int] = set()  # those that go on without their client
-        self._waiting_for_room = False
 
     def take(self, items: Sequence[Item | Wrong]) -> None:
         """Take what the client says in one message.
@@ -109,8 +111,7 @@ class Desk:
                 case Wrong(number, wrong):
                     self.tell(failed(number, wrong, NOTHING))
         self._board.flush()
-        if self._backlog and not self._waiting_for_room:
-            self._pump()
+        self._backlog.flush()
 
     def close(self) -> None:
         """Make no more calls but those that are to go on: the client has left."""
@@ -142,7 +143,7 @@ class Desk:
             self._keyed[ask.number] = keyed
         elif ask.options.kept or self._price:
             # What costs something has a receipt, and so is a job that is kept.
-            self._backlog[ask.number] = (ask, way)
+            self._backlog.add(ask.number, partial(self._place, ask, way))
         else:
             call = LaneCall(ask.number, ask.args, ask.kwargs)
             self._board.ask(way, call, ask.options.blobs)
@@ -168,7 +169,7 @@ class Desk:
         if (job_id := self._jobs.get(number)) is not None:
             self._hub.withdraw(job_id, BY_OWNER)  # and what follows is told
             return
-        recalled = self._backlog.pop(number, None) is not None
+        recalled = self._backlog.remove(number)
         if (keyed := self._keyed.pop(number, None)) is not None:
             recalled = keyed.cancel()
         if recalled or self._board.recall(number):
@@ -176,24 +177,14 @@ class Desk:
 
     # Calls that are kept.
 
-    def _pump(self) -> None:
-        """Hand over as many calls as the queue has room for."""
-        self._waiting_for_room = False
-        room = max(0, self._hub.room(self._caller.name))
-        for number in [*islice(self._backlog, room)]:
-            ask, way = self._backlog.pop(number)
-            try:
-                self._place(ask, way)
-            except ShoalError as error:
-                self.failed(number, error)
-        if self._backlog:
-            self._waiting_for_room = True
-            self._hub.when_room(self._pump)
-
     def _place(self, ask: Ask, way: Way) -> None:
-        job = self._job(ask, way)
-        progress = ask.options.progress
-        self._hub.place(job, KeptCall(self, ask.number, progress=progress))
+        try:
+            job = self._job(ask, way)
+            progress = ask.options.progress
+            self._hub.place(job, KeptCall(self, ask.number, progress=progress))
+        except ShoalError as error:
+            self.failed(ask.number, error)
+            return
         self._jobs[ask.number] = job.id
         if job.idempotency_key:
             self._lasting.add(ask.number)
@@ -219,21 +210,37 @@ class Desk:
         number = ask.number
         try:
             job = self._job(ask, way)
-            while not await self._answered(number, job):
-                room = asyncio.Event()
-                self._hub.when_room(room.set)
-                await room.wait()
+            # What is known already takes no place, and so waits for none.
+            async with self._lookups:
+                known = await self._hub.known(job)
+            answered = known and await self._answered(number, job)
+            refused = False
+            while not answered:
+                place = await self._backlog.reserve(number, again=refused)
+                try:
+                    answered = await self._answered(number, job, place)
+                    refused = not answered
+                    place.release(refused=refused)
+                finally:
+                    place.release()
         except ShoalError as error:
             self.failed(number, error)
         finally:
             self._keyed.pop(number, None)
 
-    async def _answered(self, number: int, job: Job) -> bool:
-        """Tell the client what comes of a job; False: there is no room for it now."""
+    async def _answered(
+        self, number: int, job: Job, place: Reservation | None = None
+    ) -> bool:
+        """Tell the client what comes of a job; False: there is no room for it now.
+
+        ``place`` is released once the job is accepted.
+        """
         accepted = False
         try:
             async with self._gateway.access.answering(job, self._caller) as reader:
                 accepted = True
+                if place is not None:
+                    place.release()
                 self._jobs[number] = reader.job_id
                 self.tell((ACCEPTED, number, reader.job_id))
                 outcome = await reader.outcome()

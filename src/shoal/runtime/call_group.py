@@ -71,6 +71,7 @@ class Group:
         self._way = way
         self._patience = call_limits(way.lane.timeout).first_output
         self._loads: dict[OpenLane, LaneLoad] = {}
+        self._listening = False  # whether the hub tells of room
 
     @property
     def due(self) -> float:
@@ -183,7 +184,7 @@ class Group:
         if load is None:
             self.opening = None
             if isinstance(error, QueueFull):
-                self._place.hub.when_room(self.flush)
+                self._wait_for_room()
             elif not self._loads:
                 self._fail_waiting(error)
             return
@@ -194,6 +195,16 @@ class Group:
         self._wait_again(calls, str(error))
         self.flush()
         self._place.tidy()
+
+    def _wait_for_room(self) -> None:
+        if not self._listening:
+            self._listening = True
+            self._place.hub.when_room(self._on_room)
+
+    def _on_room(self) -> None:
+        self._listening = False
+        if self.waiting:
+            self.flush()
 
     def _give_up(self, lane: OpenLane) -> None:
         """Wait no more for a call that its worker says nothing of, nor for the lane.
@@ -234,6 +245,10 @@ class Group:
     def _open(self) -> None:
         hub = self._place.hub
         if len(self._loads) >= max(1, hub.pool.roster.slots[CALLS]):
+            return
+        if hub.room(self._place.owner) <= 0:
+            # Of all groups that wait, only as many ask as there are places.
+            self._wait_for_room()
             return
         way = self._way
         try:

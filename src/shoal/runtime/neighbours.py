@@ -43,6 +43,7 @@ from shoal.domain.work import (
     text_of,
 )
 from shoal.ledger.prices import PriceList
+from shoal.runtime.backlog import Backlog
 from shoal.runtime.call_limits import call_limits
 from shoal.runtime.hub import Hub
 from shoal.runtime.peers import Peer
@@ -102,6 +103,7 @@ class Neighbour:
         self._begin = begin
         self._say = say
         self._room = room
+        self._backlog = Backlog(hub, owner)
         self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
 
     def run(self, asked: RunJob) -> None:
@@ -142,7 +144,9 @@ class Neighbour:
         try:
             watch = self._moderated(asked.work)
             if isinstance(asked.work, Call):
-                await self._room_for_calls()
+                # Who maps a function asks for many at once.  The place is taken as the
+                # job is submitted, which is before anything else is waited for.
+                (await self._backlog.reserve(number)).release()
             async with self._hub.answering(job) as reader:
                 while pieces := await reader.read():
                     shown = pieces if watch is None else [*watch.admit(pieces)]
@@ -165,13 +169,6 @@ class Neighbour:
 
     def _give(self, digests: tuple[bytes, ...]) -> None:
         self._hub.blobs.give(self._peer, digests)
-
-    async def _room_for_calls(self) -> None:
-        """Wait until the queue has room: who maps a function asks for many at once."""
-        while self._hub.room(self._owner) <= 0:
-            there = asyncio.Event()
-            self._hub.when_room(there.set)
-            await there.wait()
 
     def _moderated(self, work: Work) -> Watch | None:
         """Begin to watch an answer, if that is wanted.

@@ -1,0 +1,192 @@
+"""Jobs that wait for a place in the queue: how many begin, which, and when."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import pytest
+
+from runtime.functions import Functions, call
+from runtime.hubs import Coordinator, coordinator, moment
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import LaneReturn
+from shoal.domain.work import Job
+from shoal.runtime.asker import Ended
+from shoal.runtime.backlog import Backlog, Reservation
+from shoal.runtime.call_limits import call_limits
+from shoal.runtime.peers import Peer
+from simulation import virtual
+
+QUEUE_MAX = 2
+OWNER = "me"
+
+
+class Silent:
+    """Takes no note of what becomes of a job."""
+
+    def accepted(self, job_id: JobId) -> None:
+        pass
+
+    def leased(self, job_id: JobId, lease: LeaseNumber, peer: Peer) -> None:
+        pass
+
+    def advanced(self, job_id: JobId, share: float | None, remark: str) -> None:
+        pass
+
+    def returned(self, returns: list[LaneReturn]) -> None:
+        pass
+
+    def ended(self, job: Ended) -> None:
+        pass
+
+
+class Bench:
+    """A hub with a worker that holds its only call, and a backlog."""
+
+    def __init__(self, its: Coordinator) -> None:
+        self.hub = its.hub
+        self.worker = Functions(its.hub, {"f": lambda: None}, holds=True)
+        self.backlog = Backlog(its.hub, OWNER)
+        self.begun: list[int] = []
+
+    def submit(self, number: int) -> None:
+        self.begun.append(number)
+        work = call("f")
+        job = Job(self.hub.new_id(), work, call_limits(), OWNER)
+        self.hub.place(job, Silent())
+
+    def add(self, *numbers: int) -> None:
+        for number in numbers:
+            self.backlog.add(number, lambda number=number: self.submit(number))  # type: ignore[misc]  # the default binds it
+        self.backlog.flush()
+
+    async def fill(self) -> None:
+        """Give the worker a call, and the queue as many as it takes."""
+        self.submit(-1)
+        await moment()
+        for _ in range(QUEUE_MAX):
+            self.submit(-1)
+        await moment()
+        assert self.hub.room(OWNER) <= 0
+        self.begun.clear()
+
+    async def end_one(self) -> None:
+        """Let the worker finish, and so take one call out of the queue."""
+        self.worker.finish()
+        await moment()
+
+
+def play(script: Callable[[Bench], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with coordinator(queue_max=QUEUE_MAX) as its:
+            place = Bench(its)
+            await moment()
+            await script(place)
+
+    virtual.run(scenario())
+
+
+def test_jobs_begin_at_once_while_there_are_places() -> None:
+    async def script(place: Bench) -> None:
+        place.add(1)
+
+        assert place.begun == [1]
+
+    play(script)
+
+
+def test_each_place_that_is_free_takes_the_job_that_waits_longest() -> None:
+    async def script(place: Bench) -> None:
+        await place.fill()
+        place.add(1, 2, 3)
+        await moment()
+        assert place.begun == []
+
+        await place.end_one()
+        assert place.begun == [1]
+
+        await place.end_one()
+        assert place.begun == [1, 2]
+
+    play(script)
+
+
+def test_job_that_was_removed_does_not_begin() -> None:
+    async def script(place: Bench) -> None:
+        await place.fill()
+        place.add(1, 2)
+
+        assert place.backlog.remove(1)
+        assert not place.backlog.remove(1)
+        await place.end_one()
+
+        assert place.begun == [2]
+
+    play(script)
+
+
+async def reserved(place: Bench, *numbers: int) -> list["asyncio.Task[Reservation]"]:
+    tasks = [
+        asyncio.create_task(place.backlog.reserve(number), name=str(number))
+        for number in numbers
+    ]
+    await moment()
+    return tasks
+
+
+def test_place_is_reserved_for_one_until_that_is_released() -> None:
+    async def script(place: Bench) -> None:
+        await place.fill()
+        first, second = await reserved(place, 1, 2)
+
+        await place.end_one()
+        assert (first.done(), second.done()) == (True, False)
+        first.result().release()
+        first.result().release()
+        await moment()
+        assert second.done()
+
+    play(script)
+
+
+def cancel(task: "asyncio.Task[Reservation]") -> None:
+    task.cancel()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_reservation_of_who_left_goes_to_the_next(when: str) -> None:
+    async def script(place: Bench) -> None:
+        await place.fill()
+        first, second = await reserved(place, 1, 2)
+        if when == "before":
+            first.cancel()
+            await place.end_one()
+        else:
+            # It is given a place, and does not live to take it.
+            place.hub.when_room(partial(cancel, first))
+            await place.end_one()
+
+        assert first.cancelled()
+        assert second.done()
+
+    play(script)
+
+
+def test_job_that_was_refused_is_the_next_when_the_queue_has_changed() -> None:
+    async def script(place: Bench) -> None:
+        await place.fill()
+        first, second = await reserved(place, 1, 2)
+        await place.end_one()
+
+        first.result().release(refused=True)
+        again = asyncio.create_task(place.backlog.reserve(1, again=True))
+        await moment()
+        assert (again.done(), second.done()) == (False, False)
+
+        await place.end_one()
+        assert (again.done(), second.done()) == (True, False)
+        again.result().release()
+        await moment()
+        assert second.done()
+
+    play(script)
