@@ -39,7 +39,7 @@ async def test_private_job_is_seen_by_its_worker_and_its_owner_alone(
 ) -> None:
     caplog.set_level(logging.DEBUG)
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+    async with serving(tmp_path, wires=wires) as pool:
         mallory = await made(pool, "mallory")
         await pool.hub.tell(Paired("default", USER, A))
         async with (
@@ -70,7 +70,7 @@ async def test_strangers_see_nothing_of_jobs_that_came_with_a_key(
     tmp_path: Path,
 ) -> None:
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+    async with serving(tmp_path, wires=wires) as pool:
         await pool.hub.tell(Paired("default", USER, A))
         async with provider(pool, SIGNERS["A"], proven=True):
             await pool.joined()

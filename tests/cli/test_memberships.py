@@ -21,7 +21,7 @@ from shoal.engines.choose import Source
 from shoal.engines.port import Finished, Item
 from shoal.engines.tasks import TASK_NAMES
 from shoal.ledger.keys import Signer
-from shoal.protocols import Protocol
+from shoal.protocols import WireProtocol
 from shoal.protocols.session import Dialer, Member, WorkerSession
 from shoal.runtime.link import LinkClosed
 from shoal.transports import dialling
@@ -80,10 +80,11 @@ def worker(joined: list[Member], *, joint: bool, **config: Any) -> Worker:
         joined.append(member)
         return Way()
 
-    wire = Protocol(
+    wire = WireProtocol(
         name="wire",
         config=object,
         endpoints=lambda config, setting: [],
+        token=lambda config: "",
         schemes=frozenset({"wire"}),
         dial=dial,
         signs=True,

@@ -27,6 +27,7 @@ from shoal.protocols.session import Hello, WebSocketRoute
 from shoal.runtime.blobs import Blobs
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.door import Door, token_book
+from shoal.runtime.endpoints import anonymous_http
 from shoal.runtime.hub import Hub
 from shoal.runtime.secret_files import new_secret
 from shoal.runtime.serving import serve_worker
@@ -156,7 +157,6 @@ async def serving(
     moderation: Moderation | None = None,
     bypass: frozenset[str] = frozenset(),
     open_loopback: bool = False,
-    open_jobs: bool = False,
     webhooks: Reach = Reach.ANY,
     payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
@@ -193,7 +193,7 @@ async def serving(
         new_secret,
         moderation,
         bypass,
-        open_jobs=open_jobs,
+        anonymous=anonymous_http(wires or {}),
         webhooks=webhooks,
         payments=payments,
     )

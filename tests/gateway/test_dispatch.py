@@ -116,7 +116,7 @@ BELIEVED = {"life-private"}  # cases whose workers need not prove their keys
 @pytest.fixture
 async def open_pool(tmp_path: Path) -> AsyncIterator[Pool]:
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as running:
+    async with serving(tmp_path, wires=wires) as running:
         yield running
 
 
@@ -127,7 +127,7 @@ async def test_clients_and_workers_are_answered_as_recorded(
     config = Config(open=True, trust_unproven=case["id"] in BELIEVED)
     differences = DIFFERENCES.get(case["id"], {})
     async with (
-        serving(tmp_path, open_jobs=True, wires={"dispatch": config}) as pool,
+        serving(tmp_path, wires={"dispatch": config}) as pool,
         AsyncExitStack() as stack,
     ):
         replay = Replay(pool, stack)

@@ -27,7 +27,7 @@ JOB = JobId("j")
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as running:
+    async with serving(tmp_path, wires=wires) as running:
         yield running
 
 

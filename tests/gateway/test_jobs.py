@@ -28,7 +28,7 @@ HOOK = {"url": "https://example.org/hook", "secret": "0123456789abcdef"}
 
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
-    async with serving(tmp_path, open_jobs=True, wires=WIRES) as running:
+    async with serving(tmp_path, wires=WIRES) as running:
         yield running
 
 
@@ -160,7 +160,7 @@ async def test_unknown_model_is_refused(pool: Pool) -> None:
 
 async def test_job_for_which_nobody_comes_says_so(tmp_path: Path) -> None:
     limits = replace(Limits(), queue=0.05)
-    async with serving(tmp_path, open_jobs=True, limits=limits) as pool:
+    async with serving(tmp_path, limits=limits, wires=WIRES) as pool:
         job = await shown(pool, await committed(pool), wait=9)
 
     assert job["status"] == "failed"
@@ -473,9 +473,7 @@ async def test_webhook_inside_the_network_is_refused_at_once(
 
 async def test_payload_and_result_are_moderated(tmp_path: Path) -> None:
     async with (
-        serving(
-            tmp_path, open_jobs=True, wires=WIRES, moderation=Moderation("forbidden")
-        ) as pool,
+        serving(tmp_path, wires=WIRES, moderation=Moderation("forbidden")) as pool,
         provider(pool) as worker,
     ):
         for fields in (
@@ -553,10 +551,10 @@ async def test_any_id_may_be_asked_for(pool: Pool) -> None:
 
 async def test_committed_jobs_survive_a_restart(tmp_path: Path) -> None:
     name = {"Idempotency_Key": "once"}
-    async with serving(tmp_path, open_jobs=True, wires=WIRES) as pool:
+    async with serving(tmp_path, wires=WIRES) as pool:
         path = "/v1/jobs/commit/fast"
         first = await call(pool, "POST", path, COMMIT, **name)
-    async with serving(tmp_path, open_jobs=True, wires=WIRES) as pool:
+    async with serving(tmp_path, wires=WIRES) as pool:
         await pool.hub.restore()
         assert await call(pool, "POST", path, COMMIT, **name) == first
         async with provider(pool) as worker:

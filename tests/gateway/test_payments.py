@@ -22,6 +22,7 @@ from shoal.gateway.x402_payments import Seller, X402Payments
 from shoal.pool.stimuli import Paired
 from shoal.protocols.dispatch import Config
 
+WIRES = {"dispatch": Config(open=True)}
 PAY_TO = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
 ASSET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"
 CHAT = '{"job_type":"LLM_INFER","user_id":"u","payload":{"prompt":"x"}}'
@@ -59,11 +60,8 @@ async def selling(
     payments = X402Payments(
         Seller(facilitator.url, PAY_TO, facilitator.network, ASSET, **options)
     )
-    wires = {"dispatch": Config(open=True)}
     try:
-        async with serving(
-            folder, open_jobs=True, wires=wires, payments=payments
-        ) as pool:
+        async with serving(folder, wires=WIRES, payments=payments) as pool:
             yield pool
     finally:
         await payments.close()
@@ -441,7 +439,7 @@ async def test_nobody_pays_for_what_the_queue_has_no_room_for(
     payments = X402Payments(Seller(facilitator.url, PAY_TO, SOLANA, ASSET))
     try:
         async with serving(
-            tmp_path, open_jobs=True, payments=payments, queue_max=1
+            tmp_path, wires=WIRES, payments=payments, queue_max=1
         ) as pool:
             await pay(pool)
             facilitator.calls.clear()

@@ -24,7 +24,7 @@ WORKER = SIGNERS["A"].public_key.hex()
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     """A coordinator that lets workers in without a token, and jobs without a key."""
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as running:
+    async with serving(tmp_path, wires=wires) as running:
         yield running
 
 

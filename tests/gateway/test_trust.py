@@ -27,7 +27,7 @@ UNSOUND = "00" * 32  # a key of small order: any signature fits it
 @pytest.fixture
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as running:
+    async with serving(tmp_path, wires=wires) as running:
         yield running
 
 
@@ -270,10 +270,10 @@ async def test_workers_of_others_are_nobody_elses(pool: Pool) -> None:
 
 async def test_trust_survives_a_restart(tmp_path: Path) -> None:
     wires = {"dispatch": Config(open=True)}
-    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+    async with serving(tmp_path, wires=wires) as pool:
         await claim(pool, await code_of(pool))
         left = await code_of(pool)
-    async with serving(tmp_path, open_jobs=True, wires=wires) as pool:
+    async with serving(tmp_path, wires=wires) as pool:
         await pool.hub.restore()
         assert await partners(pool) == [A]
         assert (await claim(pool, left, B))[0] == 200

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import segno
 
@@ -95,7 +96,7 @@ def qr_lines(content: str) -> list[str]:
 
 
 def _show(
-    args: argparse.Namespace, wire: Protocol, fleets: Fleets, token: str, name: str
+    args: argparse.Namespace, wire: Protocol, fleets: Fleets[Any], token: str, name: str
 ) -> int:
     url = fleets.invite(token, name)
     if args.share:
@@ -114,12 +115,12 @@ def _show(
     return 0
 
 
-def _join(wire: Protocol, fleets: Fleets, host: str) -> str:
+def _join(wire: Protocol, fleets: Fleets[Any], host: str) -> str:
     """Return the command by which a machine calls functions for a node."""
     return shown(f"shoal join --wire {wire.name} {host}:{fleets.port} --tasks MODULE")
 
 
-def _taken(args: argparse.Namespace, fleets: Fleets) -> tuple[str, str] | None:
+def _taken(args: argparse.Namespace, fleets: Fleets[Any]) -> tuple[str, str] | None:
     """Return the token and the name of a fleet to be of from now on; None: stay."""
     if [args.url is not None, args.stdin, args.theirs].count(True) > 1:
         raise ConfigError("take one of URL, --stdin and --theirs")
@@ -135,11 +136,11 @@ def _taken(args: argparse.Namespace, fleets: Fleets) -> tuple[str, str] | None:
 
 
 def _own(
-    wire: Protocol, fleets: Fleets, folder: Path, file: Path | None
+    wire: Protocol, fleets: Fleets[Any], folder: Path, file: Path | None
 ) -> tuple[str, str]:
     """Return the token and the name of the fleet that ``shoal serve`` has here."""
     config = with_fleet(load(wire.config, wire.name, {}, file), fleets, folder)
-    token, name = (getattr(config, each) for each in fleets.setting)
+    token, name = fleets.credentials(config)
     if not token and (folder / secret_files.TOKEN_FILE).exists():
         token = secret_files.first_token(folder, None)
     if not token:
@@ -150,7 +151,7 @@ def _own(
     return token, name
 
 
-def _wire() -> tuple[Protocol, Fleets]:
+def _wire() -> tuple[Protocol, Fleets[Any]]:
     """Return the wire that has fleets."""
     found = [(each, each.fleets) for each in discover().values() if each.fleets]
     assert found, "there is one"

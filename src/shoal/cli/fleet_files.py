@@ -6,9 +6,8 @@ Ours is the URL that lets machines in, for that has both.  Theirs has the token 
 import os
 import stat
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from shoal.domain.errors import ConfigError
 from shoal.protocols import Fleets
@@ -21,7 +20,7 @@ PRIVATE_FOLDER = 0o700
 SIZE_MAX = 16 << 10  # bytes: no token is that long
 
 
-def keep_fleet(folder: Path, fleets: Fleets, token: str, name: str) -> Path:
+def keep_fleet(folder: Path, fleets: Fleets[Any], token: str, name: str) -> Path:
     """Keep a fleet in the data folder, instead of the last one; return the file.
 
     Raises ConfigError if the token will not do, or nothing can be written there.
@@ -32,7 +31,7 @@ def keep_fleet(folder: Path, fleets: Fleets, token: str, name: str) -> Path:
     return file
 
 
-def kept_fleet(folder: Path, fleets: Fleets) -> tuple[str, str] | None:
+def kept_fleet(folder: Path, fleets: Fleets[Any]) -> tuple[str, str] | None:
     """Return the token and the name of the fleet in the data folder, if there is one.
 
     Raises ConfigError if the file is damaged.
@@ -50,7 +49,7 @@ def kept_fleet(folder: Path, fleets: Fleets) -> tuple[str, str] | None:
     return token, name
 
 
-def with_fleet(config: C, fleets: Fleets | None, folder: Path) -> C:
+def with_fleet(config: C, fleets: Fleets[C] | None, folder: Path) -> C:
     """Return a wire's configuration with the fleet in the data folder.
 
     Not if it names a fleet itself, or is for an open one, or the wire has none.
@@ -59,15 +58,15 @@ def with_fleet(config: C, fleets: Fleets | None, folder: Path) -> C:
     """
     if fleets is None:
         return config
-    token, name = fleets.setting
-    if getattr(config, token) or getattr(config, fleets.opening):
+    token, _ = fleets.credentials(config)
+    if token or fleets.is_open(config):
         return config
     if (kept := kept_fleet(folder, fleets)) is None:
         return config
-    return replace(config, **{token: kept[0], name: kept[1]})  # type: ignore[type-var]  # it is a dataclass, of the wire's own
+    return fleets.with_credentials(config, *kept)
 
 
-def share_token(home: Path, fleets: Fleets, token: str) -> Path:
+def share_token(home: Path, fleets: Fleets[Any], token: str) -> Path:
     """Keep a token where other programs of the fleet look for it; return the file.
 
     Raises ConfigError if nothing can be written there.
@@ -78,7 +77,7 @@ def share_token(home: Path, fleets: Fleets, token: str) -> Path:
     return file
 
 
-def shared_token(home: Path, fleets: Fleets) -> str:
+def shared_token(home: Path, fleets: Fleets[Any]) -> str:
     """Return the token that other programs of the fleet keep; empty: none.
 
     One that others can read is told about on stderr, as those programs do.

@@ -14,6 +14,8 @@ from shoal.gateway import committing, job_events, jobs, quotes, trust
 from shoal.gateway.access import OPEN, Caller
 from shoal.gateway.parts import Gateway
 
+WIRE = "dispatch"
+
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     """Return the paths of this face."""
@@ -24,7 +26,7 @@ def routes(gateway: Gateway) -> list[web.RouteDef]:
 
 async def _enter(gateway: Gateway, request: web.Request, needed: Scope) -> Caller:
     """Let callers in; the original's clients show no key."""
-    stranger = OPEN if gateway.open_jobs else None
+    stranger = OPEN if WIRE in gateway.anonymous else None
     try:
         return await gateway.access.admit(request, needed, stranger=stranger)
     except Unauthorized as error:

@@ -22,8 +22,8 @@ class Gateway:
     """The coordinator, as the HTTP faces see it.
 
     ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
-    the keys whose requests are not moderated.  ``open_jobs`` says that jobs may be
-    asked for without a key, and ``webhooks`` who may be told of their end;
+    the keys whose requests are not moderated.  ``anonymous`` names the wires whose
+    own HTTP API takes no key, and ``webhooks`` says who may be told of a job's end;
     ``payments`` collects what they cost, and ``being_paid`` has the owners and
     idempotency keys of those for which it just does.  ``rounds`` are those of each wire
     that keeps an eye on other nodes.
@@ -40,7 +40,7 @@ class Gateway:
     moderation: Moderation | None = None
     moderation_bypass: frozenset[str] = frozenset()
     prices: PriceList = PriceList()  # noqa: RUF009  # it is frozen
-    open_jobs: bool = False
+    anonymous: frozenset[str] = frozenset()
     webhooks: Reach = Reach.ANY
     payments: Payments = NO_PAYMENTS
     bodies: Bodies = field(default_factory=Bodies)

@@ -4,11 +4,13 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from shoal.domain.work import INFERENCES, Kind
 from shoal.protocols.crowd import Browser, Listener, Outgoing, Rounds, SwitchRoute
 from shoal.protocols.session import Dialer, Member, Setting, WebSocketRoute
+
+C = TypeVar("C")
 
 Endpoint: TypeAlias = (
     WebSocketRoute | SwitchRoute | Listener | Outgoing | Browser | Rounds
@@ -43,16 +45,15 @@ class Pairing:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleets:
+class Fleets(Generic[C]):
     """How machines are let into a fleet of a wire: by its token, and its name.
 
     ``invite`` makes a URL of both, for other machines to scan, and ``read`` reads it;
     ``check`` looks at a token.  All raise ConfigError for what is no good.  Other
     programs of the wire keep the token in ``file``, below the user's home folder, or
-    are given it by ``variable``, of the environment.  ``setting`` names the fields of
-    the wire's configuration for both, and ``opening`` the one for a fleet without them.
-    ``within`` puts a fleet's name into a peer's URL; None: the URL says that the peer
-    is of another fleet, or of one without a token.
+    are given it by ``variable``, of the environment.  ``within`` puts a fleet's name
+    into a peer's URL; None: the URL says that the peer is of another fleet, or of one
+    without a token.
     """
 
     invite: Callable[[str, str], str]
@@ -61,25 +62,31 @@ class Fleets:
     file: str
     variable: str
     within: Callable[[str, str], str | None]
-    setting: tuple[str, str] = ("token", "fleet")
-    opening: str = "open"
+    credentials: Callable[[C], tuple[str, str]]
+    """The token and the name of a fleet in the wire's configuration; empty: none."""
+    with_credentials: Callable[[C, str, str], C]
+    """Returns a configuration with this token and this name."""
+    is_open: Callable[[C], bool]
+    """Whether a configuration is for a fleet without a token."""
     port: int = 0
     """At which nodes of a fleet are usually found."""
 
 
 @dataclass(frozen=True, slots=True)
-class Protocol:
-    """A worker protocol, as the rest of the program sees it.
+class WireProtocol(Generic[C]):
+    """A worker protocol, with a configuration of its own type.
 
     ``config`` is a frozen dataclass whose fields become the section, the flags and the
-    variables of that name; each field's metadata holds its ``help``.  It stays ``Any``
-    here because every protocol has a type of its own and takes only that.
+    variables of that name; each field's metadata holds its ``help``.  Nobody else reads
+    them: what others must know of a configuration is a function here that takes it.
     """
 
     name: str
-    config: type[Any]
-    endpoints: Callable[[Any, Setting], Sequence[Endpoint]]
+    config: type[C]
+    endpoints: Callable[[C, Setting], Sequence[Endpoint]]
     """Takes the configuration, and what is around."""
+    token: Callable[[C], str]
+    """What workers present as their token; empty: the coordinator's join token."""
     schemes: frozenset[str]
     """The URL schemes for which this wire is taken when none is named."""
     dial: Callable[[str, Member], Dialer]
@@ -110,7 +117,19 @@ class Protocol:
 
     Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is no good.
     """
-    fleets: Fleets | None = None
+    fleets: Fleets[C] | None = None
+    anonymous_http: Callable[[C], bool] | None = None
+    """Whether clients of this wire's own HTTP API need no API key there.
+
+    None: it has no such API, or always asks for a key.
+    """
+
+
+Protocol: TypeAlias = WireProtocol[Any]
+"""A worker protocol, as the rest of the program sees it.
+
+Its functions take the configuration that its ``config`` makes, and no other.
+"""
 
 
 def discover() -> Mapping[str, Protocol]:

@@ -10,7 +10,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Any
 
 from shoal.config import ServeConfig, X402Config, check_x402
 from shoal.domain.credentials import DAY
@@ -30,7 +29,7 @@ from shoal.runtime.blobs import Blobs
 from shoal.runtime.clock import LoopClock
 from shoal.runtime.crowd import Crowds
 from shoal.runtime.door import Door, token_book
-from shoal.runtime.endpoints import endpoints
+from shoal.runtime.endpoints import anonymous_http, endpoints
 from shoal.runtime.hub import Hub
 from shoal.runtime.ids import new_id
 from shoal.runtime.neighbours import House
@@ -55,7 +54,7 @@ from shoal.worker.hardware import this_machine
 ASIDE = 4  # signatures that may hold up the loop: half a millisecond of checking them
 PRUNE_EVERY = 3600.0  # seconds
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-NO_WIRES: Mapping[str, Any] = {}
+NO_WIRES: Mapping[str, object] = {}
 
 log = logging.getLogger("shoal.app")
 
@@ -86,7 +85,7 @@ class _Secrets:
 @asynccontextmanager
 async def coordinator(
     config: ServeConfig,
-    wires: Mapping[str, Any] = NO_WIRES,
+    wires: Mapping[str, object] = NO_WIRES,
     x402: X402Config = NO_X402,
 ) -> AsyncIterator[Coordinator]:
     """Run a coordinator for the length of the block.
@@ -218,7 +217,7 @@ def _hub(
 async def _gateway(
     config: ServeConfig,
     settings: Settings,
-    wires: Mapping[str, Any],
+    wires: Mapping[str, object],
     store: SqliteStore,
     clock: LoopClock,
     hub: Hub,
@@ -240,7 +239,7 @@ async def _gateway(
         new_secret,
         settings.moderation,
         prices=settings.prices,
-        open_jobs=any(getattr(wire, "open", False) for wire in wires.values()),
+        anonymous=anonymous_http(wires),
         webhooks=settings.reach,
         payments=payments,
     )

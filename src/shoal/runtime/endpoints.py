@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.ledger.keys import verify
@@ -19,7 +18,7 @@ log = logging.getLogger("shoal.endpoints")
 def endpoints(
     clock: Clock,
     door: Door,
-    wires: Mapping[str, Any],
+    wires: Mapping[str, object],
     token: str,
     identity: Identity,
     draw: Callable[[int], bytes],
@@ -38,7 +37,7 @@ def endpoints(
     found: list[tuple[str, Endpoint]] = []
     for wire, protocol in discover().items():
         config = wires.get(wire) or protocol.config()
-        admission = door.admission(wire, config.token or token)
+        admission = door.admission(wire, protocol.token(config) or token)
         setting = Setting(
             *(start, admission, draw, identity, verify, epoch, name, hardware, door),
             token=token,
@@ -47,3 +46,16 @@ def endpoints(
         )
         found += [(wire, each) for each in protocol.endpoints(config, setting)]
     return found
+
+
+def anonymous_http(wires: Mapping[str, object]) -> frozenset[str]:
+    """Return the wires whose own HTTP API asks its clients for no key.
+
+    ``wires`` holds protocols' configurations by name.
+    """
+    return frozenset(
+        wire
+        for wire, protocol in discover().items()
+        if protocol.anonymous_http is not None
+        and protocol.anonymous_http(wires.get(wire) or protocol.config())
+    )

@@ -6,7 +6,7 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols import Protocol
+from shoal.protocols import WireProtocol
 from shoal.protocols.dispatch.coordinator import ProviderSession
 from shoal.protocols.dispatch.dialer import ProviderDialer
 from shoal.protocols.dispatch.face import FACE, PAIRING
@@ -36,14 +36,16 @@ def endpoints(config: Config, setting: Setting) -> Sequence[WebSocketRoute]:
     return [WebSocketRoute(LAST, lambda hello: True, accept, MESSAGE_MAX)]
 
 
-PROTOCOL = Protocol(
+PROTOCOL = WireProtocol(
     name="dispatch",
     config=Config,
     endpoints=endpoints,
+    token=lambda config: config.token,
     schemes=frozenset({"http", "https"}),
     dial=ProviderDialer,
     models_max=1,
     signs=True,
     face=FACE,
     pairing=PAIRING,
+    anonymous_http=lambda config: config.open,
 )

@@ -6,7 +6,7 @@ servers and nodes; see ``docs/protocols/grandsage.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols import Protocol
+from shoal.protocols import WireProtocol
 from shoal.protocols.grandsage.codec import FRAME_MAX
 from shoal.protocols.grandsage.coordinator import NodeSession
 from shoal.protocols.grandsage.desk import Config, Desk
@@ -54,10 +54,11 @@ def claims(hello: Hello) -> bool:
     return not given.isdisjoint({"token", "model", "max_concurrency"})
 
 
-PROTOCOL = Protocol(
+PROTOCOL = WireProtocol(
     name="grandsage",
     config=Config,
     endpoints=endpoints,
+    token=lambda config: config.token,
     schemes=frozenset({"ws", "wss", "http", "https"}),
     dial=NodeDialer,
 )

@@ -4,7 +4,7 @@ Source: MacFleet's document on heartbeats and transport, and exchanges recorded 
 real programs; see ``docs/protocols/macfleet.md``.
 """
 
-from shoal.protocols import Protocol
+from shoal.protocols import WireProtocol
 from shoal.protocols.macfleet.addresses import SECURE, address
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
@@ -14,10 +14,11 @@ from shoal.protocols.macfleet.pairing import FLEETS
 
 __all__ = ["PROTOCOL", "Config"]
 
-PROTOCOL = Protocol(
+PROTOCOL = WireProtocol(
     name="macfleet",
     config=Config,
     endpoints=endpoints,
+    token=lambda config: config.token,
     schemes=frozenset({SECURE}),  # the others are other wires' unless this is named
     dial=FleetDialer,
     kinds=CARRIED,

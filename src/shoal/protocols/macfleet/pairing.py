@@ -3,13 +3,14 @@
 Source: the MacFleet document, "Pairing".  ``macfleet://pair?token=..&fleet=..``
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
 
 from shoal.domain.errors import ConfigError
 from shoal.protocols import Fleets
 from shoal.protocols.macfleet.addresses import within_fleet
-from shoal.protocols.macfleet.config import HEARTBEAT_PORT
+from shoal.protocols.macfleet.config import HEARTBEAT_PORT, Config
 from shoal.protocols.macfleet.wire.keys import TOKEN_FILE, TOKEN_VARIABLE, fleet_key
 
 SCHEME = "macfleet"
@@ -60,12 +61,19 @@ def read_pairing_url(url: str) -> Invitation:
     return Invitation(fields["token"][0], fields.get("fleet", [""])[0])
 
 
-FLEETS = Fleets(
+def _with_credentials(config: Config, token: str, fleet: str) -> Config:
+    return replace(config, token=token, fleet=fleet)
+
+
+FLEETS: Fleets[Config] = Fleets(
     invite=pairing_url,
     read=read_pairing_url,
     check=fleet_key,
     file=TOKEN_FILE,
     variable=TOKEN_VARIABLE,
     within=within_fleet,
+    credentials=lambda config: (config.token, config.fleet),
+    with_credentials=_with_credentials,
+    is_open=lambda config: config.open,
     port=HEARTBEAT_PORT,
 )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import parse_qsl
 
-from shoal.protocols import Endpoint, Protocol
+from shoal.protocols import Endpoint, WireProtocol
 from shoal.protocols.contacts import Contacting
 from shoal.protocols.crowd import (
     Browser,
@@ -150,10 +150,11 @@ def _meet(
     return None if url is None else _call(own, url, desk, named=False)
 
 
-PROTOCOL = Protocol(
+PROTOCOL = WireProtocol(
     name="tealenet",
     config=Config,
     endpoints=endpoints,
+    token=lambda config: config.token,
     schemes=frozenset({"http", "https", "ws", "wss", "tcp", "tls"}),
     dial=TealeDialer,
     signs=True,
