@@ -10,7 +10,8 @@ from runtime.functions import Functions, call
 from runtime.hubs import Coordinator, coordinator, moment
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import LaneReturn
-from shoal.domain.work import Job
+from shoal.domain.work import Job, Terms
+from shoal.pool.stimuli import Bounded
 from shoal.runtime.asker import Ended
 from shoal.runtime.backlog import Backlog, Reservation
 from shoal.runtime.call_limits import call_limits
@@ -48,11 +49,12 @@ class Bench:
         self.worker = Functions(its.hub, {"f": lambda: None}, holds=True)
         self.backlog = Backlog(its.hub, OWNER)
         self.begun: list[int] = []
+        self.terms = Terms()
 
     def submit(self, number: int) -> None:
         self.begun.append(number)
         work = call("f")
-        job = Job(self.hub.new_id(), work, call_limits(), OWNER)
+        job = Job(self.hub.new_id(), work, call_limits(), OWNER, terms=self.terms)
         self.hub.place(job, Silent())
 
     def add(self, *numbers: int) -> None:
@@ -79,55 +81,55 @@ class Bench:
 def play(script: Callable[[Bench], Awaitable[None]]) -> None:
     async def scenario() -> None:
         async with coordinator(queue_max=QUEUE_MAX) as its:
-            place = Bench(its)
+            bench = Bench(its)
             await moment()
-            await script(place)
+            await script(bench)
 
     virtual.run(scenario())
 
 
 def test_jobs_begin_at_once_while_there_are_places() -> None:
-    async def script(place: Bench) -> None:
-        place.add(1)
+    async def script(bench: Bench) -> None:
+        bench.add(1)
 
-        assert place.begun == [1]
+        assert bench.begun == [1]
 
     play(script)
 
 
 def test_each_place_that_is_free_takes_the_job_that_waits_longest() -> None:
-    async def script(place: Bench) -> None:
-        await place.fill()
-        place.add(1, 2, 3)
+    async def script(bench: Bench) -> None:
+        await bench.fill()
+        bench.add(1, 2, 3)
         await moment()
-        assert place.begun == []
+        assert bench.begun == []
 
-        await place.end_one()
-        assert place.begun == [1]
+        await bench.end_one()
+        assert bench.begun == [1]
 
-        await place.end_one()
-        assert place.begun == [1, 2]
+        await bench.end_one()
+        assert bench.begun == [1, 2]
 
     play(script)
 
 
 def test_job_that_was_removed_does_not_begin() -> None:
-    async def script(place: Bench) -> None:
-        await place.fill()
-        place.add(1, 2)
+    async def script(bench: Bench) -> None:
+        await bench.fill()
+        bench.add(1, 2)
 
-        assert place.backlog.remove(1)
-        assert not place.backlog.remove(1)
-        await place.end_one()
+        assert bench.backlog.remove(1)
+        assert not bench.backlog.remove(1)
+        await bench.end_one()
 
-        assert place.begun == [2]
+        assert bench.begun == [2]
 
     play(script)
 
 
-async def reserved(place: Bench, *numbers: int) -> list["asyncio.Task[Reservation]"]:
+async def reserved(bench: Bench, *numbers: int) -> list["asyncio.Task[Reservation]"]:
     tasks = [
-        asyncio.create_task(place.backlog.reserve(number), name=str(number))
+        asyncio.create_task(bench.backlog.reserve(number), name=str(number))
         for number in numbers
     ]
     await moment()
@@ -135,11 +137,11 @@ async def reserved(place: Bench, *numbers: int) -> list["asyncio.Task[Reservatio
 
 
 def test_place_is_reserved_for_one_until_that_is_released() -> None:
-    async def script(place: Bench) -> None:
-        await place.fill()
-        first, second = await reserved(place, 1, 2)
+    async def script(bench: Bench) -> None:
+        await bench.fill()
+        first, second = await reserved(bench, 1, 2)
 
-        await place.end_one()
+        await bench.end_one()
         assert (first.done(), second.done()) == (True, False)
         first.result().release()
         first.result().release()
@@ -155,16 +157,16 @@ def cancel(task: "asyncio.Task[Reservation]") -> None:
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_reservation_of_who_left_goes_to_the_next(when: str) -> None:
-    async def script(place: Bench) -> None:
-        await place.fill()
-        first, second = await reserved(place, 1, 2)
+    async def script(bench: Bench) -> None:
+        await bench.fill()
+        first, second = await reserved(bench, 1, 2)
         if when == "before":
             first.cancel()
-            await place.end_one()
+            await bench.end_one()
         else:
             # It is given a place, and does not live to take it.
-            place.hub.when_room(partial(cancel, first))
-            await place.end_one()
+            bench.hub.when_room(partial(cancel, first))
+            await bench.end_one()
 
         assert first.cancelled()
         assert second.done()
@@ -173,20 +175,33 @@ def test_reservation_of_who_left_goes_to_the_next(when: str) -> None:
 
 
 def test_job_that_was_refused_is_the_next_when_the_queue_has_changed() -> None:
-    async def script(place: Bench) -> None:
-        await place.fill()
-        first, second = await reserved(place, 1, 2)
-        await place.end_one()
+    async def script(bench: Bench) -> None:
+        await bench.fill()
+        first, second = await reserved(bench, 1, 2)
+        await bench.end_one()
 
         first.result().release(refused=True)
-        again = asyncio.create_task(place.backlog.reserve(1, again=True))
+        again = asyncio.create_task(bench.backlog.reserve(1, again=True))
         await moment()
         assert (again.done(), second.done()) == (False, False)
 
-        await place.end_one()
+        await bench.end_one()
         assert (again.done(), second.done()) == (True, False)
         again.result().release()
         await moment()
         assert second.done()
+
+    play(script)
+
+
+def test_jobs_that_nobody_pays_for_keep_no_others_waiting() -> None:
+    async def script(bench: Bench) -> None:
+        await bench.hub.tell(Bounded(f"user:{OWNER}", 0, "default"))
+        bench.terms = Terms(price=1)
+
+        bench.add(*range(3 * QUEUE_MAX))
+        await moment()
+
+        assert bench.begun == [*range(3 * QUEUE_MAX)]
 
     play(script)

@@ -99,6 +99,7 @@ class Hub:
         self._mailbox: list[Mail] = []
         self._told: list[asyncio.Future[None]] = []  # who waits for the next batch
         self._put_off = False  # whether some of this batch was left for the next
+        self._unpaid = False  # whether some gave back their places, for lack of funds
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._accepting: dict[JobId, asyncio.Future[None] | None] = {}
@@ -298,11 +299,13 @@ class Hub:
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
             told, self._told = self._told, []
-            self._put_off = False
+            self._put_off = self._unpaid = False
             try:
                 decided = self._decide(await self._examiner.examine(batch))
                 if not (decided or told or self._recorder.due):
                     self._count()
+                    if self._unpaid:
+                        self._tell_of_room()  # nothing else may ever happen
                     continue
                 kept = [each.fact for each in decided if each.kept]
                 if kept or told or self._recorder.due:
@@ -397,6 +400,7 @@ class Hub:
                 job = stimulus.job
                 unpaid = self._clerk.refusal(job)
                 full = hopeless(self.pool, job, self._queue_max)
+                self._unpaid |= unpaid is not None
                 if unpaid is None and full is not None and plan(self.pool):
                     # The queue is full only because a burst was not given out yet.  No
                     # lease ends in the batch that it begins in, so the rest waits.
