@@ -8,6 +8,8 @@ import pytest
 import shoal
 from client.coordinator import KEY, Coordinator, coordinating
 from shoal import AsyncPool
+from shoal.client import held
+from shoal.client.asked import Asked
 from shoal.domain.errors import Unauthorized
 
 
@@ -102,6 +104,28 @@ async def test_durable_calls_are_asked_again_under_their_keys() -> None:
     assert keys[1:3] == keys[3:5]
     assert [word[5]["fresh"] for word in there.calls] == [True] * 3 + [False] * 2
     assert called == [0, 1, 2]
+
+
+async def test_each_call_that_ends_lets_one_of_those_in_that_wait_for_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "HELD_MAX", 1 << 20)
+    tries: list[object] = []
+    add = held.Held.add
+
+    def counted(self: held.Held, asked: Asked, *, force: bool = False) -> bool:
+        tries.append(asked)
+        return add(self, asked, force=force)
+
+    monkeypatch.setattr(held.Held, "add", counted)
+    sizes = range(400_000, 400_060)
+    async with coordinating(size=len) as there, pool_of(there) as pool:
+        called = await asyncio.gather(
+            *(pool.call("size", bytes(size)) for size in sizes)
+        )
+
+    assert called == [*sizes]
+    assert len(tries) <= 3 * len(sizes)
 
 
 async def test_call_that_is_not_durable_fails_with_its_connection() -> None:

@@ -63,6 +63,7 @@ class Carrier:
         self._held = Held()
         self._open: dict[int, AwaitedCall] = {}
         self._room = asyncio.Event()
+        self._turn = asyncio.Lock()  # of whoever waits for room, in their order
         self._running = AsyncExitStack()
         self._conversation: Conversation | None = None
 
@@ -88,9 +89,10 @@ class Carrier:
 
     async def ask(self, future: AwaitedCall, asked: Asked) -> None:
         """Have a call made; wait while the open ones hold too much memory."""
-        while not self._held.add(asked):
-            self._room.clear()
-            await self._room.wait()
+        async with self._turn:  # else all who wait would try whenever one call ends
+            while not self._held.add(asked):
+                self._room.clear()
+                await self._room.wait()
         conversation = self.conversation
         future.asked = asked
         self._open[asked.number] = future
