@@ -58,3 +58,14 @@ $(VENV)/.made:
 
 clean:
 	rm -rf $(VENV) build dist .*_cache .hypothesis
+
+# The reference of the Python API, rendered from its docstrings: build/docs/index.html.
+.PHONY: docs
+docs: $(VENV)/.docs
+	rm -rf build/docs
+	$(BIN)/python -W error -m pdoc --docformat google --output-directory build/docs \
+		shoal '!shoal\..*' shoal.domain.errors
+
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[docs]'
+	@touch $@

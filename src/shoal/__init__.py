@@ -1,8 +1,24 @@
 """Shoal turns the machines you have into one AI computer.
 
-What Python programs use of it is loaded when it is first named, so that commands begin
-at once; type checkers read ``__init__.pyi``.
+This package is its Python client: it calls functions on the machines of a pool.
+
+    import shoal
+
+    @shoal.task
+    def square(x: float) -> float:
+        return x * x
+
+    with shoal.Pool() as pool:
+        print(pool.submit(square, 3).result())
+        print(list(pool.map(square, range(1000))))
+
+``Pool`` is for programs that block, ``AsyncPool`` for coroutines, ``register_joblib``
+for joblib and scikit-learn.  A worker runs the tasks of the modules that it was started
+with (``shoal join --tasks MODULE``), and other functions with ``--trust-code``.
 """
+
+# Each name is imported when it is first used, so that commands start at once.  Type
+# checkers read __init__.pyi.
 
 import importlib
 

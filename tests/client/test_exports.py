@@ -1,5 +1,6 @@
 """What ``import shoal`` gives, and when."""
 
+import inspect
 import re
 import subprocess
 import sys
@@ -21,6 +22,19 @@ def test_type_checkers_know_the_same_names() -> None:
     stub = Path(shoal.__file__).with_suffix(".pyi").read_text()
 
     assert sorted(re.findall(r" as (\w+)$", stub, re.MULTILINE)) == NAMES
+
+
+def test_every_name_and_each_of_its_methods_has_a_docstring() -> None:
+    documented = {name: getattr(shoal, name) for name in NAMES}
+    for name, value in [*documented.items()]:
+        methods = inspect.getmembers(value, inspect.isfunction)
+        documented |= {
+            f"{name}.{method}": function
+            for method, function in methods
+            if not method.startswith("_")
+        }
+
+    assert [name for name, it in documented.items() if not inspect.getdoc(it)] == []
 
 
 def test_other_names_are_missed() -> None:

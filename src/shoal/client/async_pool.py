@@ -1,4 +1,4 @@
-"""``shoal.AsyncPool``: what ``shoal.Pool`` does, for coroutines."""
+"""``shoal.AsyncPool``: ``shoal.Pool`` for coroutines."""
 
 import asyncio
 import copy
@@ -26,10 +26,17 @@ R = TypeVar("R")
 
 
 class AsyncPool:
-    """Calls functions on the workers of a coordinator, within ``async with``.
+    """Runs functions on the workers of a coordinator, for coroutines.
 
-    The arguments are those of ``shoal.Pool``.  Leaving the block waits for the calls
-    that are open; leaving it by an error cancels them.
+    It connects within ``async with``, and belongs to the event loop of that block.
+    Leaving the block waits for the open calls; leaving it by an exception cancels them.
+
+        async with shoal.AsyncPool() as pool:
+            print(await pool.call(square, 3))
+            async for result in pool.map(square, range(1000)):
+                print(result)
+
+    The arguments, and what they raise, are those of ``shoal.Pool``.
     """
 
     def __init__(
@@ -66,10 +73,10 @@ class AsyncPool:
         await self.shutdown(cancel_futures=error is not None)
 
     def with_options(self, **changes: Unpack[Changes]) -> Self:
-        """Return the same pool, on other terms: ``shoal.client.options.Options``.
+        """Return a view of this pool whose calls have other options.
 
-        Raises InvalidRequest if they make no sense, TypeError if there is no such
-        option.
+        The options, and what they raise, are those of ``shoal.Pool.with_options``.
+        ``on_progress`` is called in the event loop.
         """
         view = copy.copy(self)
         view._terms = Terms(changed(self._terms.options, changes), self._numbers)
@@ -86,9 +93,24 @@ class AsyncPool:
     async def call(
         self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Call a function; return its value, or raise what it raised.
+        """Call a function on a worker and wait for its result.
 
-        Cancelling it stops the worker.
+        Cancelling the waiting coroutine stops the worker.
+
+        Args:
+            fn: the function, or the name of a task.
+            args: its arguments; ``docs/tasks.md`` lists the types that can be sent.
+            kwargs: its keyword arguments.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            Exception: what the function raised.
+            ShoalError: the call failed for another reason.
+            InvalidRequest: an argument cannot be sent; the message names it.
+            TooLarge: the arguments exceed 64 MiB.
+            RuntimeError: the pool is not within its ``async with`` block.
         """
         return await (await self._submit(self._function(fn), args, kwargs))
 
@@ -105,10 +127,24 @@ class AsyncPool:
     async def submit(
         self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> asyncio.Future[Any]:
-        """Have a function called; return what will become of it.
+        """Call a function on a worker, without waiting for its result.
 
-        Waits while the calls that are open take more than 256 MiB.  Raises as
-        ``shoal.Pool.submit`` does.
+        Waits while the open calls hold more than 256 MiB of arguments.
+
+        Args:
+            fn: the function, or the name of a task.
+            args: its arguments; ``docs/tasks.md`` lists the types that can be sent.
+            kwargs: its keyword arguments.
+
+        Returns:
+            A future to await.  Its ``cancel()`` stops the worker, and its ``job_id``
+            names the job of a durable call once the coordinator has accepted it (empty
+            before).
+
+        Raises:
+            InvalidRequest: an argument cannot be sent; the message names it.
+            TooLarge: the arguments exceed 64 MiB.
+            RuntimeError: the pool is not within its ``async with`` block.
         """
         return await self._submit(self._function(fn), args, kwargs)
 
@@ -146,10 +182,22 @@ class AsyncPool:
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Mapped[Any]:
-        """Call a function for each item, or for what several iterables have together.
+        """Call a function for each item, or for each tuple of several iterables' items.
 
-        What is returned can be awaited, for a list of all results, or iterated over
-        with ``async for``, which begins the calls.  Otherwise as ``shoal.Pool.map``.
+        The calls start when the program first waits for a result: 8192 at once, and
+        another one for each result that it takes, so that the iterables may be
+        infinite.  The first exception is raised in its place and cancels the remaining
+        calls.
+
+        Args:
+            fn: the function, or the name of a task.
+            iterables: one for each parameter; the shortest one ends the calls.
+            ordered: yield results in the order of the items, not of completion.
+            return_exceptions: yield exceptions in the place of results.
+
+        Returns:
+            An object for ``await``, which gives a list of all results, or for ``async
+            for``, which gives one after the other.
         """
         function = self._function(fn)
         submitted = (
@@ -162,7 +210,11 @@ class AsyncPool:
     async def as_completed(
         self, fs: Iterable[asyncio.Future[R]]
     ) -> AsyncIterator[asyncio.Future[R]]:
-        """Yield futures as they complete."""
+        """Yield futures as they complete, each of them once.
+
+        Args:
+            fs: futures that ``submit`` returned.
+        """
         done: asyncio.Queue[asyncio.Future[R]] = asyncio.Queue()
         waited = set(fs)
         for future in waited:
@@ -171,16 +223,20 @@ class AsyncPool:
             yield await done.get()
 
     async def put(self, value: object) -> Ref:
-        """Give a large value to the coordinator, once; return what stands for it.
+        """Upload a value to the coordinator once, for use in many calls.
 
-        As ``shoal.Pool.put``.
+        The argument, the result and what is raised are those of ``shoal.Pool.put``.
         """
         blob = await asyncio.to_thread(pack_value, value)
         await self._carrier.conversation.put(blob)
         return Ref(blob.digest)
 
     async def shutdown(self, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, and wait for those that are open."""
+        """Accept no more calls, and wait for the open ones.
+
+        Args:
+            cancel_futures: cancel the open calls first.
+        """
         await self._carrier.stop(cancel=cancel_futures)
 
     def _function(self, fn: Callable[..., Any] | str) -> Function:

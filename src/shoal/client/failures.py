@@ -27,7 +27,7 @@ _OURS = "shoal.domain.errors."
 
 
 class RemoteTraceback(ShoalError):
-    """Where a function was on its worker when it raised: the cause of an error."""
+    """The traceback on the worker: the ``__cause__`` of what a function raised."""
 
     def __str__(self) -> str:
         # As Python's own process pools show it: apart from the traceback around it.
@@ -35,10 +35,11 @@ class RemoteTraceback(ShoalError):
 
 
 class TaskError(JobError):
-    """A call failed on its worker.
+    """A call failed on its worker, with an exception that cannot be rebuilt here.
 
-    ``traceback`` is the worker's, as text; empty: there is none.  ``job_id`` is for
-    ``shoal jobs explain``; empty: the call was no job of its own.
+    Attributes:
+        traceback: the worker's, as text; empty if there is none.
+        job_id: for ``shoal jobs explain``; empty if the call was not durable.
     """
 
     def __init__(self, message: str, traceback: str = "", job_id: str = "") -> None:
@@ -51,19 +52,19 @@ class TaskError(JobError):
 
 
 class TaskTimeout(TaskError, TimeoutError):
-    """A call ran longer than it was allowed to, or waited longer for a worker."""
+    """A call ran longer than its ``timeout``, or waited longer than its ``queue``."""
 
 
 class CodeRefused(ClientError):
-    """No worker runs functions that are sent along."""
+    """No worker runs functions that clients send: none has ``--trust-code``."""
 
 
 class PlainValuesOnly(ClientError):
-    """The workers that have the function take only what MessagePack has."""
+    """The workers that have the function accept only the types of MessagePack."""
 
 
 class ConnectionLost(Unavailable, ConnectionError):
-    """The coordinator cannot be reached, or the connection to it broke."""
+    """The coordinator is unreachable, or the connection to it broke."""
 
 
 def failure(

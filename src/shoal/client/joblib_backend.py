@@ -34,9 +34,18 @@ Callback: TypeAlias = Callable[[Future[bytes]], object]
 
 
 def register_joblib() -> None:
-    """Make ``joblib.parallel_config(backend="shoal", url=…)`` run jobs on a pool.
+    """Register ``"shoal"`` as a backend of joblib.
 
-    Its further arguments are those of ``shoal.Pool``, or ``pool``, which is one.
+        shoal.register_joblib()
+        with joblib.parallel_config(backend="shoal", url=url, api_key=key):
+            search.fit(X, y)
+
+    Further arguments of ``parallel_config`` are those of ``shoal.Pool``, or ``pool``, a
+    pool to use.  The workers need ``--trust-code`` and the same libraries.  The backend
+    unpickles what they return, so that workers can run any code in this process.
+
+    Without joblib (``pip install 'shoal[joblib]'``), ``shoal.register_joblib`` raises
+    ImportError.
     """
     register_parallel_backend(NAME, PoolBackend)
 

@@ -29,27 +29,35 @@ AHEAD_MAX = 8192  # calls of a ``map`` that are out, beyond those whose results 
 
 
 class Pool(Executor):
-    """Calls functions on the workers of a coordinator.
+    """An executor that runs functions on the workers of a coordinator.
 
-    A ``shoal.task`` is called by its name, and so is a name that is given as text; any
-    other function is sent along, to workers that were started with ``--trust-code``.
-    It may be used by several threads, not by a process that was forked from its own.
+    A function that ``shoal.task`` decorates is called by its name, and a text is such a
+    name.  Any other function, such as a lambda, is pickled and sent; only workers that
+    were started with ``--trust-code`` run it.
 
-    Leaving its block waits for the calls that are open; leaving it by an error, such as
-    Ctrl-C, cancels them.
+    Leaving the ``with`` block waits for the open calls.  Leaving it by an exception,
+    such as KeyboardInterrupt, cancels them.
+
+    Threads can share a pool.  A forked process cannot use its parent's: create a pool
+    in each process.
 
     Args:
-        url: the coordinator's; else SHOAL_URL, else the one of this machine.
-        api_key: else SHOAL_API_KEY, else that of the coordinator of this machine.
-        durable: whether calls are jobs, which survive the loss of whatever there is;
-            without, they are several times as fast.
-        trust_code: whether results may be pickled, which is to let workers run what
-            they want in this process.
-        data_dir: the folder of the coordinator of this machine.
-        cacert: whose certificates are good, in PEM form; else SHOAL_CACERT, else the
-            system's.
+        url: URL of the coordinator.  Default: ``SHOAL_URL``, else the coordinator of
+            this machine.
+        api_key: API key.  Default: ``SHOAL_API_KEY``, else the key in the data folder
+            of the coordinator of this machine.
+        durable: store each call as a job, which survives the loss of its worker and a
+            restart of the coordinator.  False keeps calls in memory, which is several
+            times as fast.
+        trust_code: unpickle results, so that workers can run any code in this process.
+        data_dir: data folder of the coordinator of this machine.  Default:
+            ``SHOAL_DATA_DIR``, else the user's.
+        cacert: PEM file with the certificates of trusted authorities.  Default:
+            ``SHOAL_CACERT``, else the system's.
 
-    Raises ConfigError if there is no key, or another thing makes no sense.
+    Raises:
+        ConfigError: there is no API key, or an argument or variable is invalid.
+        TypeError: there is no such argument.
     """
 
     def __init__(
@@ -82,10 +90,30 @@ class Pool(Executor):
         return None
 
     def with_options(self, **changes: Unpack[Changes]) -> Self:
-        """Return the same pool, on other terms: ``shoal.client.options.Options``.
+        """Return a view of this pool whose calls have other options.
 
-        Raises InvalidRequest if they make no sense, TypeError if there is no such
-        option.
+        The view shares the connection, and options that are not named keep their value.
+
+        Args:
+            timeout: seconds that a call may run, at most 86,400; then its process is
+                killed and it raises ``TaskTimeout``.  None: the task's own timeout.
+            queue: seconds that a call may wait for a worker, at most 86,400; then it
+                raises ``TaskTimeout``.  None: the coordinator's limit.
+            priority: ``"low"``, ``"normal"`` or ``"high"``; calls of a higher priority
+                always go first.
+            durable: store each call as a job, or keep it in memory.
+            key: idempotency key, at most 240 characters.  A later call with the same
+                key, also of another program, returns the first one's result and runs
+                nothing.  Calls of a ``map`` have the keys ``key/0``, ``key/1``, ….
+            on_progress: called with the share and the remark that the function passes
+                to ``shoal.progress``, in the pool's thread.  Its exceptions are logged.
+                Only for durable calls without a key.
+            retry: after a lost connection, send calls that are not durable again; they
+                may run twice.
+
+        Raises:
+            InvalidRequest: an option is invalid, or two exclude each other.
+            TypeError: there is no such option.
         """
         view = copy.copy(self)
         options = changed(self._terms.options, changes)
@@ -103,12 +131,25 @@ class Pool(Executor):
     def submit(
         self, fn: Callable[..., Any] | str, /, *args: Any, **kwargs: Any
     ) -> Future[Any]:
-        """Have a function called; return what will become of it.
+        """Call a function on a worker.
 
-        Waits while the calls that are open take more than 256 MiB.
+        Blocks while the open calls hold more than 256 MiB of arguments.
 
-        Raises InvalidRequest naming an argument that cannot be sent, RuntimeError after
-        ``shutdown``.
+        Args:
+            fn: the function, or the name of a task.
+            args: its arguments; ``docs/tasks.md`` lists the types that can be sent.
+            kwargs: its keyword arguments.
+
+        Returns:
+            A future.  Its ``cancel()`` stops the worker, its ``job_id`` names the job
+            of a durable call once the coordinator has accepted it (empty before), and
+            its ``running()`` is true once a worker has a durable call without a key.
+            Its ``result()`` raises what the function raised, or a ``ShoalError``.
+
+        Raises:
+            InvalidRequest: an argument cannot be sent; the message names it.
+            TooLarge: the arguments exceed 64 MiB.
+            RuntimeError: the pool was shut down, or the process was forked.
         """
         return self._submit(function_of(fn, trust=self._trust), args, kwargs)
 
@@ -154,17 +195,29 @@ class Pool(Executor):
         ordered: bool = True,
         return_exceptions: bool = False,
     ) -> Iterator[Any] | list[Any]:
-        """Call a function for each item, or for what several iterables have together.
+        """Call a function for each item, or for each tuple of several iterables' items.
 
-        The calls begin at once, as far as 8192 of them; as results are taken, further
-        ones follow, so that the iterables may be endless.  The first error is raised in
-        its place, and cancels what is left.
+        The first 8192 calls start at once, and another one for each result that the
+        program takes, so that the iterables may be infinite.  The first exception is
+        raised in its place and cancels the remaining calls.
 
         Args:
-            timeout: seconds from now on until the last result, else TimeoutError.
-            chunksize: of no effect: calls share messages in any case.
-            ordered: results come in the order of the items; else as they come.
-            return_exceptions: return a list of all, with errors in their places.
+            fn: the function, or the name of a task.
+            iterables: one for each parameter; the shortest one ends the calls.
+            timeout: seconds from this call to the last result; then TimeoutError.
+            chunksize: no effect, since small calls share messages in any case; at
+                least 1.
+            ordered: yield results in the order of the items, not of completion.
+            return_exceptions: wait for all calls and return a list, with exceptions in
+                the place of results.
+
+        Returns:
+            An iterator over the results.  Closing it cancels the remaining calls.
+
+        Raises:
+            InvalidRequest: an argument cannot be sent; the message names it.
+            RuntimeError: the pool was shut down, or the process was forked.
+            ValueError: ``chunksize`` is below 1.
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
@@ -185,33 +238,57 @@ class Pool(Executor):
     def as_completed(
         self, fs: Iterable[Future[R]], timeout: float | None = None
     ) -> Iterator[Future[R]]:
-        """Yield futures as they complete, as ``concurrent.futures.as_completed``."""
+        """Yield futures as they complete, as ``concurrent.futures.as_completed`` does.
+
+        Args:
+            fs: futures of this or another pool.
+            timeout: seconds from this call to the last future; then TimeoutError.
+        """
         return futures.as_completed(fs, timeout)
 
     def put(self, value: object) -> Ref:
-        """Give a large value to the coordinator, once; return what stands for it.
+        """Upload a value to the coordinator once, for use in many calls.
 
-        It stands for it in arguments of any later call, also in lists and maps there,
-        as long as the coordinator keeps it: some gigabytes of those used last.
+        Args:
+            value: what can be an argument, up to 256 MiB.
 
-        Raises InvalidRequest if it cannot be sent, ShoalError if it is not taken.
+        Returns:
+            A reference.  It replaces the value in the arguments of later calls, also
+            within lists and dictionaries.  The coordinator keeps some gigabytes of
+            values and evicts the least recently used first.
+
+        Raises:
+            InvalidRequest: the value cannot be sent.
+            TooLarge: the value exceeds 256 MiB.
+            ShoalError: the coordinator does not accept it, or is unreachable.
         """
         blob = pack_value(value)
         self._shared.background.put(blob)
         return Ref(blob.digest)
 
     def tasks(self) -> Tasks:
-        """Return which functions the workers have, and their slots.
+        """List the tasks of all connected workers.
 
-        Raises ShoalError.
+        Returns:
+            ``tasks``, each with its ``name`` and the number of ``workers`` that have it
+            and of their ``slots``; the numbers of all ``workers`` that call functions
+            and of their ``slots``; ``code``, how many of these workers run functions
+            that clients send; and ``unnamed``, how many do not list their functions.
+
+        Raises:
+            ShoalError: the coordinator refuses to answer, or is unreachable.
         """
         return self._shared.background.tasks()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more calls, on whatever terms, and wait for those that are open.
+        """Accept no more calls, from any view, and wait for the open ones.
 
-        Without ``wait`` they go on in the background.  What ends the wait, such as
-        Ctrl-C, cancels them.
+        An exception that ends the wait, such as KeyboardInterrupt, cancels them.
+
+        Args:
+            wait: block until the open calls have ended; else they continue in the
+                background.
+            cancel_futures: cancel the open calls first.
         """
         background = self._shared.background
         background.stop()

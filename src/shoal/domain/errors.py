@@ -1,8 +1,8 @@
-"""Every exception raised on purpose, named for whose fault it is."""
+"""The exceptions that Shoal raises, named for whose fault they are."""
 
 
 class ShoalError(Exception):
-    """Base class: catch this to catch everything raised on purpose."""
+    """Base class of all exceptions that Shoal raises."""
 
 
 class PeerError(ShoalError):

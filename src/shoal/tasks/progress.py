@@ -22,12 +22,17 @@ _where = _Where()
 
 
 def progress(share: float | None = None, remark: str = "") -> None:
-    """Tell whoever waits for this task how far it has come, from 0 to 1.
+    """Report the progress of the current task to the program that called it.
 
-    Outside of a task nothing happens.  Of words that come in quick succession some are
-    dropped, but not the one that says 1.
+    Reports within 0.05 seconds of the previous one are dropped, except a share of 1.
+    Outside a task, this does nothing.
 
-    Raises ValueError if ``share`` is no such number.
+    Args:
+        share: the completed share of the work, from 0 to 1; None if it is unknown.
+        remark: text for people; only the first 200 characters are sent.
+
+    Raises:
+        ValueError: ``share`` is below 0 or above 1.
     """
     if share is not None and not 0 <= share <= 1:
         raise ValueError(f"progress: {share!r}: expected a number from 0 to 1")

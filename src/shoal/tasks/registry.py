@@ -53,18 +53,26 @@ def task(
     schema: type | None = None,
     timeout: float | None = None,
 ) -> Any:
-    """Make a function a task, which workers with its module do by its name.
+    """Make a function a task, which can be called by name on workers with its module.
 
-    The function itself stays as it is.  Its name is that of its module and its own,
-    such as ``sums.add``, if none is given.
+    Use it as ``@shoal.task`` or ``@shoal.task(timeout=60)``.  The function itself does
+    not change: a direct call runs it here.
 
     Args:
-        schema: a Pydantic model, a dataclass or a Struct; the function is given one,
-            made of the one map or of the named arguments that it is called with.
-        timeout: seconds that it may run, if its caller does not say.
+        function: a function at the top of its module.
+        name: name of the task, at most 256 printable characters.  Default: the names of
+            the module and the function, such as ``sums.add``.
+        schema: class of the function's one parameter: a Pydantic model, a dataclass or
+            a Struct.  The worker builds it from the dictionary or the keyword arguments
+            of the call.
+        timeout: seconds that a call may run if the caller sets no timeout.
 
-    Raises ConfigError if another function has that name, or if this one cannot be found
-    by others, as it has no name or stands in another function.
+    Returns:
+        The function, or without one a decorator.
+
+    Raises:
+        ConfigError: another function has the name; the function is a lambda, a method,
+            a generator or within another function; or the timeout is not positive.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:

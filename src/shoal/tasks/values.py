@@ -29,9 +29,10 @@ NO_KWARGS = b"\x80"
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for a value that was sent apart, by its SHA-256 digest."""
+    """A reference to a value that the coordinator stores, returned by ``Pool.put``."""
 
     digest: bytes
+    """SHA-256 of the encoded value, 32 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
