@@ -69,3 +69,15 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(BIN)/pip install --quiet --editable '.[docs]'
 	@touch $@
+
+# What a release publishes, built from a clean checkout and checked: dist/.
+.PHONY: dist
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python scripts/check_dist.py dist
+
+$(VENV)/.release: $(VENV)/.made pyproject.toml
+	$(BIN)/pip install --quiet --editable '.[release]'
+	@touch $@
