@@ -31,6 +31,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet --strict-collection .github
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
