@@ -30,6 +30,14 @@ if sys.platform == "darwin":
     KEEP_ALIVE["TCP_KEEPALIVE"] = KEEP_ALIVE.pop("TCP_KEEPIDLE")
 
 
+# asyncio's own loop of these releases does not say that its buffer is full once it was
+# given a list (CVE-2024-12254): whoever sends would go on for ever.
+_LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
+    3,
+    13,
+) <= sys.version_info < (3, 13, 2)
+
+
 class TcpLink(asyncio.Protocol):
     """A TCP connection of either end.  One task may read it, and one write.
 
@@ -229,7 +237,7 @@ class TcpLink(asyncio.Protocol):
         if self._unsent and not self.transport.is_closing():
             unsent, self._unsent = self._unsent, []
             large, self._unsent_size = self._unsent_size >= JOINED_MAX, 0
-            if large:
+            if large and not _LISTS_FILL_MEMORY:
                 self.transport.writelines(unsent)
             else:
                 self.transport.write(b"".join(unsent))
