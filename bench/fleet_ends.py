@@ -9,19 +9,22 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, RunJob
 from shoal.domain.work import Call
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.crowd import EVERYBODY, From, Met, To
-from shoal.protocols.framing import Whole
-from shoal.protocols.macfleet.fleet.limiter import Limiter
-from shoal.protocols.macfleet.handshake import Outstanding, Own
-from shoal.protocols.macfleet.ourselves import Ourselves, Role
-from shoal.protocols.macfleet.peer import Caller
+from shoal.protocols.macfleet.codec.chunks import ChunkJoiner
+from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
+from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameReader, FrameType
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
+from shoal.protocols.macfleet.local_node import (
+    FleetConnectionInfo,
+    FleetLocalNode,
+    FleetRole,
+)
+from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
-from shoal.protocols.macfleet.voice import Voice
-from shoal.protocols.macfleet.wire.chunks import Joiner
-from shoal.protocols.macfleet.wire.frames import Flag, Frame, FrameReader, FrameType
-from shoal.protocols.macfleet.wire.hardware import Profile
-from shoal.protocols.macfleet.wire.keys import fleet_key
-from shoal.protocols.session import Batch, Output, Session, Uncounted
+from shoal.protocols.seam.framing import FramedMessage
+from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Batch, NoThrottle, Output, Session
 
 TOKEN = "bench-fleet-token"
 NIL = b"\xc0"  # in MessagePack
@@ -45,34 +48,36 @@ class Frames:
         self.body_size = reader.body_size
         self.checksum = reader.checksum
         self._read = reader.read
-        self._joiner = Joiner()
-        self.place = self._joiner.place
-        self._voice = Voice(ours=ours)
+        self._joiner = ChunkJoiner()
+        self.place = self._joiner.buffer_for
+        self._voice = FrameWriter(is_shoal=ours)
 
-    def opened(self, certificate: bytes) -> None:
+    def on_open(self, certificate: bytes) -> None:
         pass
 
     def tick(self, now: float) -> Sequence[Any]:
         return (DONE,)
 
-    def take(self, messages: Sequence[Whole], now: float) -> Sequence[Any]:
+    def receive_messages(
+        self, messages: Sequence[FramedMessage], now: float
+    ) -> Sequence[Any]:
         heard = []
         for message in messages:
             frame: Frame | None = self._read(message)
             if frame is not None and frame.flags & Flag.CHUNKED:
-                frame = self._joiner.take(frame)
+                frame = self._joiner.add(frame)
             if frame is not None:
                 payload = frame.type is FrameType.TASK
                 heard.append(
-                    self._voice.say(FrameType.RESULT, b"") if payload else DONE
+                    self._voice.write(FrameType.RESULT, b"") if payload else DONE
                 )
         return heard
 
     def receive(self, batch: Batch, now: float) -> Sequence[Any]:
         raise AssertionError("its link cuts messages")
 
-    def issue(self, payload: bytes, now: float) -> Sequence[Output]:
-        return (self._voice.say(FrameType.TASK, payload),)
+    def send(self, payload: bytes, now: float) -> Sequence[Output]:
+        return (self._voice.write(FrameType.TASK, payload),)
 
 
 class Calling:
@@ -87,8 +92,8 @@ class Calling:
         self.head_size = session.head_size
         self.body_size = session.body_size
         self.checksum = session.checksum
-        self.place = session.place
-        self.opened = session.opened
+        self.buffer_for = session.buffer_for
+        self.on_open = session.on_open
         self._count = 0
 
     @property
@@ -98,53 +103,59 @@ class Calling:
     def tick(self, now: float) -> Sequence[Any]:
         return self._heard(self._inner.tick(now), now)
 
-    def take(self, messages: Sequence[Whole], now: float) -> Sequence[Any]:
-        return self._heard(self._inner.take(messages, now), now)
+    def receive_messages(
+        self, messages: Sequence[FramedMessage], now: float
+    ) -> Sequence[Any]:
+        return self._heard(self._inner.receive_messages(messages, now), now)
 
     def receive(self, batch: Batch, now: float) -> Sequence[Any]:
         raise AssertionError("its link cuts messages")
 
-    def issue(self, payload: bytes, now: float) -> Sequence[Output]:
+    def send(self, payload: bytes, now: float) -> Sequence[Output]:
         self._count += 1
         args = b"\x91\xc6" + len(payload).to_bytes(4, "big") + payload
         call = Call("f", args, NO_NAMES)
         job = RunJob(JobId(str(self._count)), LEASE, call)
-        return self._inner.issue(To(EVERYBODY, job), now)
+        return self._inner.send(ToPeer(ALL_PEERS, job), now)
 
-    def _heard(self, said: Sequence[From | Output], now: float) -> list[Any]:
+    def _heard(self, said: Sequence[PeerMessage | Output], now: float) -> list[Any]:
         heard: list[Any] = []
         for each in said:
-            if not isinstance(each, From):
+            if not isinstance(each, PeerMessage):
                 heard.append(each)
-            elif isinstance(each.word, Met | Completed):
+            elif isinstance(each.message, PeerJoined | Completed):
                 heard.append(DONE)
-            elif isinstance(word := each.word, RunJob):
+            elif isinstance(word := each.message, RunJob):
                 done = Completed(word.job_id, word.lease, value=NIL)
-                heard += self._inner.issue(To(each.peer, done), now)
+                heard += self._inner.send(ToPeer(each.peer, done), now)
         return heard
 
 
-def node(role: Role, address: str, *, dialled: bool, secure: bool) -> Calling:
+def node(role: FleetRole, address: str, *, dialled: bool, secure: bool) -> Calling:
     """Return a session of a node of ours."""
-    own = Own(
+    own = HandshakeSettings(
         role.value,
         fleet_key(TOKEN, "") if secure else None,
         b"",
         os.urandom,
-        Outstanding(),
+        SentChallenges(),
         digest=hashlib.sha256(TOKEN.encode()).digest() if secure else b"",
         identity=Signer.from_seed(os.urandom(32)),
         verifies=verify,
     )
-    ourselves = Ourselves(role, own, Profile, 4, Limiter(Uncounted()))
-    return Calling(PeerSession(ourselves, Caller(dialled=dialled, address=address)))
+    ourselves = FleetLocalNode(
+        role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())
+    )
+    return Calling(
+        PeerSession(ourselves, FleetConnectionInfo(dialled=dialled, address=address))
+    )
 
 
 WAYS: dict[str, Callable[[str, bool, bool], Session[Any, Any]]] = {
     "a frame": lambda address, dialled, secure: Frames(ours=False),
     "pieces": lambda address, dialled, secure: Frames(ours=True),
     "a call": lambda address, dialled, secure: node(
-        Role.COORDINATOR if dialled else Role.WORKER,
+        FleetRole.COORDINATOR if dialled else FleetRole.WORKER,
         address,
         dialled=dialled,
         secure=secure,

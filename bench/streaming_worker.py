@@ -21,17 +21,16 @@ from typing import Any
 
 from relayed import RelayNode, frame, message, registered
 from shoal.domain.outcome import Usage
-from shoal.domain.work import Chat, Kind, Work
-from shoal.domain.worker import Model, Offer
-from shoal.engines.port import Finished, Item
+from shoal.domain.work import Chat, JobKind, Work
+from shoal.domain.worker import Offer, ServedModel
+from shoal.engines.engine import Finished, Item
 from shoal.ledger.keys import Signer
 from shoal.protocols import discover
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
-from shoal.transports import dialling
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
-from shoal.worker.slots import Slots
+from shoal.protocols.seam.session import WorkerProfile
+from shoal.transports import dialer
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 
 CHUNKS = 200  # of an answer
 PACE = 0.02  # seconds between the chunks of a paced answer
@@ -71,16 +70,16 @@ async def join(way: str, http: int, tcp: int) -> None:
     protocol = discover()[WIRES[way]]
     signer = Signer.from_seed(way.encode().ljust(32))
     clock = LoopClock()
-    model = Model(way)
+    model = ServedModel(way)
     offers = (
         Offer(
-            kinds=frozenset({Kind.CHAT}),
+            kinds=frozenset({JobKind.CHAT}),
             models=frozenset({way}),
             slots=SLOTS,
             public_key=signer.public_key.hex(),
         ),
     )
-    member = Member(
+    member = WorkerProfile(
         name=way,
         model=model,
         slots=SLOTS,
@@ -88,13 +87,13 @@ async def join(way: str, http: int, tcp: int) -> None:
         identity=signer,
         epoch=clock.wall() - clock.now(),
         offers=offers,
-        draw=secrets.token_bytes,
+        random_bytes=secrets.token_bytes,
     )
     url = f"tcp://127.0.0.1:{tcp}" if way == "lan" else f"http://127.0.0.1:{http}"
     agent = Agent(
         protocol.dial(url, member),
-        dialling.dial,
-        only(Ready(), Slots(SLOTS)),
+        dialer.dial,
+        only_model(Ready(), EngineSlots(SLOTS)),
         clock,
         Random(),
         _tell,
@@ -103,7 +102,7 @@ async def join(way: str, http: int, tcp: int) -> None:
     await agent.run()
 
 
-def _tell(happening: Happening) -> None:
+def _tell(happening: WorkerEvent) -> None:
     if happening.event != "joined":
         raise RuntimeError(f"{happening.event}: {happening.reason}")
     print(json.dumps({"joined": True}), flush=True)

@@ -11,10 +11,10 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from shoal.domain.work import Kind
-from shoal.domain.worker import Model, Offer
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer, ServedModel
 from shoal.protocols import discover
-from shoal.protocols.session import Member, Send, Welcome
+from shoal.protocols.seam.session import Admitted, Send, WorkerProfile
 
 HEARTBEAT_EVERY = 5.0  # seconds
 JOINING_AT_ONCE = 100
@@ -29,13 +29,20 @@ async def join(
     Raises RuntimeError if that is refused.
     """
     loop = asyncio.get_running_loop()
-    offer = Offer(frozenset({Kind.CHAT}), frozenset({"m"}), slots=1)
-    member = Member(name, Model("m"), 1, "t", offers=(offer,), draw=secrets.token_bytes)
+    offer = Offer(frozenset({JobKind.CHAT}), frozenset({"m"}), slots=1)
+    member = WorkerProfile(
+        name,
+        ServedModel("m"),
+        1,
+        "t",
+        offers=(offer,),
+        random_bytes=secrets.token_bytes,
+    )
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     dialer = discover()["tealenet"].dial(f"tcp://127.0.0.1:{port}", member)
-    session = dialer.connected({})
+    session = dialer.start_session({})
     outputs = [*session.tick(loop.time())]
-    while not any(isinstance(each, Welcome) for each in outputs):
+    while not any(isinstance(each, Admitted) for each in outputs):
         writer.write(_said(outputs))
         data = await reader.read(READ_MAX)
         if not data:

@@ -21,9 +21,9 @@ import yardstick_transport
 from fleet_ends import DONE, WAYS
 from processes import HERE, Program, program
 from report import Goal, Results
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.driver import Driver
-from shoal.transports.tcp_dialling import dial
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import Driver
+from shoal.transports.tcp_client import dial
 
 ROUNDS = 7
 SIZES = (1, 16, 64)  # MB
@@ -102,10 +102,10 @@ async def _driven(
             await heard.get()
             began, used = time.perf_counter(), time.process_time()
             for _ in range(count):
-                driver.issue(payload)
+                driver.send(payload)
                 await heard.get()
             taken = time.perf_counter() - began, time.process_time() - used
-            driver.hang_up(DONE)
+            driver.disconnect(DONE)
     return taken
 
 

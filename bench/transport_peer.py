@@ -14,24 +14,27 @@ import uvloop
 
 import yardstick_transport
 from fleet_ends import WAYS
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.driver import Driver
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import Driver
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_listening import OPEN, Entrance, listening_tcp
-from shoal.transports.tls import new_certificate
+from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
+from shoal.transports.tls import self_signed_tls
 
 
 async def main() -> None:
-    tls = new_certificate("bench")
+    tls = self_signed_tls("bench")
     ports = {
         "blocking, clear": yardstick_transport.serve(None),
         "blocking, secure": yardstick_transport.serve(tls.context),
     }
     async with AsyncExitStack() as opened:
         for way in WAYS:
-            for security, entrance in (("clear", OPEN), ("secure", Entrance(tls=tls))):
+            for security, entrance in (
+                ("clear", ACCEPT_ALL),
+                ("secure", ConnectionPolicy(tls=tls)),
+            ):
                 serve = partial(_serve, way, security == "secure")
-                listening = listening_tcp("127.0.0.1", 0, serve, entrance)
+                listening = tcp_listener("127.0.0.1", 0, serve, entrance)
                 bound = await opened.enter_async_context(listening)
                 ports[f"{way}, {security}"] = bound.port
         print(json.dumps(ports), flush=True)

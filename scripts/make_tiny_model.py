@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "tests" / "models" / "tiny.gguf"
 sys.path.insert(0, str(ROOT / "tests"))
 
-from models.pairs import PAIRS  # noqa: E402  (the tests are no installed package)
+from models.tiny_answers import PAIRS  # noqa: E402  (the tests are no installed package)
 
 WIDTH, LAYERS, HEADS, HIDDEN = 64, 2, 4, 160
 HEAD = WIDTH // HEADS

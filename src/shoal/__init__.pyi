@@ -1,10 +1,10 @@
 from shoal.client.async_pool import AsyncPool as AsyncPool
-from shoal.client.failures import CodeRefused as CodeRefused
-from shoal.client.failures import ConnectionLost as ConnectionLost
-from shoal.client.failures import PlainValuesOnly as PlainValuesOnly
-from shoal.client.failures import RemoteTraceback as RemoteTraceback
-from shoal.client.failures import TaskError as TaskError
-from shoal.client.failures import TaskTimeout as TaskTimeout
+from shoal.client.errors import CodeRefused as CodeRefused
+from shoal.client.errors import ConnectionLost as ConnectionLost
+from shoal.client.errors import PlainValuesOnly as PlainValuesOnly
+from shoal.client.errors import RemoteTraceback as RemoteTraceback
+from shoal.client.errors import TaskError as TaskError
+from shoal.client.errors import TaskTimeout as TaskTimeout
 from shoal.client.joblib_backend import register_joblib as register_joblib
 from shoal.client.pool import Pool as Pool
 from shoal.domain.errors import ShoalError as ShoalError

@@ -11,12 +11,21 @@ from attacks.siege import TOKEN
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
 from shoal.ledger.keys import Signer
-from shoal.protocols.framing import SIZE
-from shoal.protocols.tealenet.wire.extension import Introduction, Pulse, write
-from shoal.protocols.tealenet.wire.messages import encode
-from shoal.protocols.tealenet.wire.offerings import Offering
-from shoal.protocols.tealenet.wire.proving import base64_of, bytes_of, key_of, proof_of
-from shoal.protocols.tealenet.wire.scalars import passcode_hash
+from shoal.protocols.seam.framing import LENGTH
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.codec.extension import (
+    HeartbeatExtension,
+    IntroductionExtension,
+    WireOffer,
+    write_extension,
+)
+from shoal.protocols.tealenet.codec.scalars import passcode_hash
+from shoal.protocols.tealenet.codec.signatures import (
+    decode_base64,
+    encode_base64,
+    parse_key,
+    proof_text,
+)
 
 PASSCODE = "passcode-that-no-log-may-hold"
 MAC = "550E8400-E29B-41D4-A716-4466554400{:02X}"
@@ -35,7 +44,7 @@ class LanPeer:
         """Send messages: texts and bytes as they are, others as JSON."""
         for each in messages:
             data = each if isinstance(each, bytes) else json.dumps(each).encode()
-            await self.send(SIZE.pack(len(data)) + data)
+            await self.send(LENGTH.pack(len(data)) + data)
 
     async def send(self, data: bytes) -> None:
         """Send bytes without a length before them."""
@@ -47,7 +56,7 @@ class LanPeer:
         """Collect messages until the connection ends."""
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             while True:
-                (size,) = SIZE.unpack(await self.reader.readexactly(SIZE.size))
+                (size,) = LENGTH.unpack(await self.reader.readexactly(LENGTH.size))
                 said = json.loads(await self.reader.readexactly(size))
                 ((kind, payload),) = said.items()
                 self.heard.append((kind, payload.get("_0", payload)))
@@ -121,7 +130,7 @@ async def mac(
 async def ours(
     pool: Pool,
     name: str,
-    *offers: Offering,
+    *offers: WireOffer,
     token: str = TOKEN,
     role: str = "worker",
     passcode: str = "",
@@ -140,13 +149,13 @@ async def ours(
 def greeting(
     key: Signer,
     name: str,
-    offers: tuple[Offering, ...] = (),
+    offers: tuple[WireOffer, ...] = (),
     token: str = TOKEN,
     role: str = "worker",
     passcode: str = "",
 ) -> Any:
     """Return how a peer of ours greets; its device is its name's."""
-    said = Introduction(
+    said = IntroductionExtension(
         version=1,
         features=["cancel", "receipt"],
         name=name,
@@ -154,7 +163,7 @@ def greeting(
         token=token,
         offers=list(offers),
         key=key.public_key.hex(),
-        challenge=base64_of(bytes(32)),
+        challenge=encode_base64(bytes(32)),
     )
     plain = hello(passcode_hash(passcode) if passcode else None, (), name[:100] or "x")
     return type(plain)(
@@ -162,12 +171,14 @@ def greeting(
         1,
         plain.loaded_models,
         plain.cluster_passcode_hash,
-        shoal=write(said),
+        shoal=write_extension(said),
     )
 
 
 def first_beat(key: Signer, ack: dict[str, Any]) -> Any:
     """Return the first heartbeat, which proves the key."""
-    signed = proof_of(bytes_of(ack["challenge"]), key_of(ack["key"]), key.public_key)
-    pulse = Pulse(proof=base64_of(key.sign(signed)))
-    return heartbeat((), shoal=write(pulse))
+    signed = proof_text(
+        decode_base64(ack["challenge"]), parse_key(ack["key"]), key.public_key
+    )
+    pulse = HeartbeatExtension(proof=encode_base64(key.sign(signed)))
+    return heartbeat((), shoal=write_extension(pulse))

@@ -16,9 +16,9 @@ from aiohttp import ClientSession
 from yarl import URL
 
 from gateway.serving import KEY, Node, Pool, eventually
+from shoal.app.server import run_coordinator
 from shoal.config import ServeConfig
 from shoal.protocols.grandsage import Config
-from shoal.runtime.app import coordinator
 
 TOKEN = "join-token-that-no-log-may-hold"
 PROMPT = "prompt-that-no-log-may-hold"
@@ -59,7 +59,7 @@ async def besieged(
     with pytest.MonkeyPatch.context() as patch:
         # Hardly any attacker answers a farewell.
         patch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.1)
-        async with coordinator(config, wires) as running:
+        async with run_coordinator(config, wires) as running:
             async with ClientSession() as session:
                 pool = Pool(running.url, running.hub, session)
                 yield pool
@@ -84,12 +84,16 @@ async def check_rest(pool: Pool) -> None:
     hub = pool.hub
     await eventually(lambda: not hub.pool.jobs)
     await eventually(lambda: not hub.pool.workers)
-    assert not hub.pool.waiting
+    assert not hub.pool.queued
     assert not hub.pool.queues
     assert not hub.pool.roster.with_model
     assert not hub.pool.roster.available
-    await eventually(lambda: not (hub._answers or hub._watch._timers or hub._accepting))
-    await eventually(lambda: not (hub._peers._newest or hub._peers._in_pool))
+    await eventually(
+        lambda: not (hub._answers or hub._deadlines._timers or hub._accepting)
+    )
+    await eventually(
+        lambda: not (hub._connections._newest or hub._connections._in_pool)
+    )
 
 
 def tasks_of_the_program() -> list[asyncio.Task[Any]]:

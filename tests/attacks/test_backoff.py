@@ -8,16 +8,15 @@ from random import Random
 import pytest
 
 from attacks.test_servers import Echo
-from runtime.wires import MemoryLink
-from shoal.domain.worker import Model
-from shoal.protocols.grandsage.worker import NodeDialer
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.link import LinkClosed
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
-from shoal.worker.slots import Slots
+from shoal.domain.worker import ServedModel
+from shoal.protocols.grandsage.worker import GrandSageNodeDialer
+from shoal.protocols.seam.session import WorkerProfile
+from shoal.transports.clock import LoopClock
+from shoal.transports.link import LinkClosed
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 from simulation import virtual
+from transports.memory_links import MemoryLink
 
 HOUR = 3600.0
 Opened = AbstractAsyncContextManager[tuple[MemoryLink, Mapping[str, str]]]
@@ -53,7 +52,7 @@ def test_a_worker_dials_less_and_less_often(
     open_link: Callable[[], MemoryLink],
 ) -> None:
     dialled: list[float] = []
-    told: list[Happening] = []
+    told: list[WorkerEvent] = []
 
     @asynccontextmanager
     async def dial(
@@ -63,11 +62,13 @@ def test_a_worker_dials_less_and_less_often(
         yield open_link(), {}
 
     async def scenario() -> None:
-        dialer = NodeDialer("ws://coordinator", Member("n", Model("m"), 1))
+        dialer = GrandSageNodeDialer(
+            "ws://coordinator", WorkerProfile("n", ServedModel("m"), 1)
+        )
         agent = Agent(
             dialer,
             dial,
-            only(Echo(), Slots(1)),
+            only_model(Echo(), EngineSlots(1)),
             LoopClock(),
             Random(1),
             told.append,

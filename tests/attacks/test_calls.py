@@ -11,12 +11,12 @@ import pytest
 from aiohttp import ClientResponse, WSMsgType, WSServerHandshakeError
 
 from attacks.raw import BINARY, frame, request, upgrade, wire
+from calls.function_workers import Functions, pack
 from gateway.serving import KEY, Pool, eventually
 from gateway.test_calls import FUNCTIONS, caller, item
-from runtime.functions import Functions, pack
+from shoal.calls.session import OPEN_MAX
 from shoal.domain.vocabulary import CancelJob
 from shoal.gateway.calls import MESSAGE_MAX
-from shoal.gateway.calls_desk import OPEN_MAX
 from shoal.store.blobs import BLOB_MAX
 
 MEBI = 1 << 20
@@ -64,7 +64,7 @@ async def test_calls_beyond_the_limit_are_refused_and_what_is_cancelled_is_heard
 async def test_arguments_beyond_the_limit_are_refused(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.gateway.calls_desk.OPEN_SIZE_MAX", MEBI)
+    monkeypatch.setattr("shoal.calls.session.OPEN_SIZE_MAX", MEBI)
     functions = await worker(pool, holds=True)
     async with caller(pool) as client:
         for number in range(3):
@@ -93,7 +93,7 @@ async def test_a_message_that_is_too_large_ends_its_connection_alone(
 async def test_a_client_that_does_not_read_is_hung_up_on_and_others_are_served(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.gateway.unread.UNREAD_MAX", 8 * MEBI)
+    monkeypatch.setattr("shoal.calls.send_queue.UNSENT_MAX", 8 * MEBI)
     monkeypatch.setattr("shoal.gateway.calls.CLOSE_TIMEOUT", 0.1)
     functions = await worker(pool)
 

@@ -15,14 +15,13 @@ from attacks.siege import CHAT, TOKEN, ask, besieged, body, check_log
 from gateway.serving import PATIENCE, Pool, eventually
 from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.engines.tasks import WithTasks
-from shoal.protocols.grandsage.worker import NodeDialer
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
+from shoal.engines.text_tasks import TaskRunner
+from shoal.protocols.grandsage.worker import GrandSageNodeDialer
+from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports import websocket
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
-from shoal.worker.slots import Slots
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 
 KEY = "engine-key-that-no-log-may-hold"
 MODELS = json.dumps({"data": [{"id": "m1"}]}).encode()
@@ -184,12 +183,12 @@ async def worker(pool: Pool, url: str, name: str = "w1") -> AsyncIterator[Agent]
     """Join with an engine that asks the server."""
     engine = OpenAIEngine(url, api_key=KEY)
     await engine.start()
-    told: list[Happening] = []
-    member = Member(name, engine.models[0], 2, TOKEN)
+    told: list[WorkerEvent] = []
+    member = WorkerProfile(name, engine.models[0], 2, TOKEN)
     agent = Agent(
-        NodeDialer(pool.url, member),
+        GrandSageNodeDialer(pool.url, member),
         websocket.dial,
-        only(WithTasks(engine, member.model), Slots(2)),
+        only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         LoopClock(),
         Random(1),
         told.append,

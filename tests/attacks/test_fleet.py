@@ -7,46 +7,46 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.serving import eventually
-from protocols.macfleet.fleet.fleets import KEY, member
-from protocols.macfleet.fleet.served import (
+from protocols.macfleet.fleet_members import KEY, member
+from protocols.macfleet.recorded import case_of
+from protocols.macfleet.served_nodes import (
     HOST,
-    Served,
+    ServedNode,
     connected,
     many_connected,
     ping,
     served,
 )
-from protocols.macfleet.recorded import case_of
-from shoal.protocols.macfleet.fleet.limiter import BARRED_AFTER
-from shoal.protocols.macfleet.fleet.own import Member
-from shoal.protocols.macfleet.fleet.registry import Address
-from shoal.protocols.macfleet.wire.keys import fleet_key
-from shoal.protocols.macfleet.wire.lines import Heard, write_ping
-from shoal.transports.tls import new_certificate
+from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine, encode_ping
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.heartbeat import FleetMember
+from shoal.protocols.macfleet.membership import NodeAddress
+from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER
+from shoal.transports.tls import self_signed_tls
 
 CROWD = 60  # connections at the same time: of one address there are no more than 64
 BARRED = "too many failures of this address"
 
 
-def honest() -> Member:
+def honest() -> FleetMember:
     return member("honest", nonces=1 << 61)
 
 
 def guess(number: int = 0) -> bytes:
     """Return a ping that was signed with another token."""
-    heard = Heard("guesser", number.to_bytes(16))
-    return write_ping(fleet_key(f"guess number {number}"), heard)
+    heard = HeartbeatLine("guesser", number.to_bytes(16))
+    return encode_ping(fleet_key(f"guess number {number}"), heard)
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine taken for another one, which can be barred."""
-    for place in ("protocols.macfleet.fleet.limiter", "transports.tcp_listening"):
+    for place in ("protocols.macfleet.rate_limiter", "transports.tcp_listening"):
         monkeypatch.setattr(f"shoal.{place}.is_loopback", lambda address: False)
 
 
 @asynccontextmanager
-async def besieged(key: bytes | None = KEY) -> AsyncIterator[Served]:
+async def besieged(key: bytes | None = KEY) -> AsyncIterator[ServedNode]:
     """Let a node listen; afterwards it is well, and holds nothing for anybody."""
     async with served(member("node", key, nonces=1 << 60)) as node:
         yield node
@@ -98,10 +98,10 @@ async def test_idle_connections_do_not_bar_anybody_from_an_open_fleet() -> None:
 @pytest.mark.usefixtures("away")
 async def test_connections_that_say_nothing_bar_their_address() -> None:
     async with besieged() as node:
-        async with many_connected(node, BARRED_AFTER) as lines:
+        async with many_connected(node, BANNED_AFTER) as lines:
             for line in lines:
                 assert await line.rest() == b""
-        await eventually(lambda: node.failures() == BARRED_AFTER)
+        await eventually(lambda: node.failures() == BANNED_AFTER)
 
         with pytest.raises(OSError):  # noqa: PT011  # TLS says it in many ways
             await ping(node, honest())
@@ -113,20 +113,22 @@ async def test_guesses_at_the_same_time_do_not_outrun_the_bar() -> None:
         sure = honest()
         for number, line in enumerate(lines[:-1]):
             await line.send(guess(number))
-        await eventually(lambda: node.failures() == BARRED_AFTER)
+        await eventually(lambda: node.failures() == BANNED_AFTER)
 
         # The right line comes too late, and so would the right guess.
-        assert await lines[-1].say(write_ping(KEY, sure.word(hardware=True))) == b""
+        assert (
+            await lines[-1].say(encode_ping(KEY, sure.own_line(hardware=True))) == b""
+        )
         for line in lines:
             assert await line.rest() == b""
         await eventually(lambda: len(node.ends) == CROWD)
-        assert node.failures() == BARRED_AFTER
-        assert node.ends.count(BARRED) == CROWD - BARRED_AFTER
+        assert node.failures() == BANNED_AFTER
+        assert node.ends.count(BARRED) == CROWD - BANNED_AFTER
 
 
 async def test_wrong_guesses_of_this_machine_do_not_lock_it_out() -> None:
     async with besieged() as node:
-        for number in range(BARRED_AFTER + 1):
+        for number in range(BANNED_AFTER + 1):
             async with connected(node) as line:
                 assert await line.say(guess(number)) == b""
 
@@ -161,7 +163,7 @@ async def test_frames_of_the_transport_are_refused() -> None:
 
 
 async def test_ping_that_was_overheard_is_not_answered_again() -> None:
-    overheard = write_ping(KEY, honest().word(hardware=True))
+    overheard = encode_ping(KEY, honest().own_line(hardware=True))
     async with besieged() as node:
         async with connected(node) as line:
             assert (await line.say(overheard)).startswith(b"APONG node ")
@@ -185,10 +187,10 @@ async def test_who_says_back_what_it_hears_is_not_taken_for_a_node(
         await writer.drain()
         writer.close()
 
-    tls = None if key is None else new_certificate("mirror").context
+    tls = None if key is None else self_signed_tls("mirror").context
     async with await asyncio.start_server(mirror, HOST, ssl=tls) as server:
         port = server.sockets[0].getsockname()[1]
-        async with served(member("node", key), [Address(HOST, port)]) as node:
+        async with served(member("node", key), [NodeAddress(HOST, port)]) as node:
             await eventually(lambda: len(heard) > 1)
 
             assert not node.fleet.nodes

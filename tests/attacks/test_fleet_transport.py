@@ -29,10 +29,10 @@ from originals.macfleet import (
     hang_up,
     packed,
 )
-from shoal.client.carrier import AwaitedCall
+from shoal.app.server import RunningCoordinator, run_coordinator
+from shoal.client.async_calls import AwaitedCall
 from shoal.config import ServeConfig
 from shoal.protocols.macfleet import Config
-from shoal.runtime.app import Coordinator, coordinator
 
 TOKEN = "a-fleet-token"
 HUB = "hub"
@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"  # another address of this machine, on Linux
 CROWD = 20  # connections at the same time
 MIB = 1 << 20
-SERVER = "shoal.protocols.macfleet.handshake.server"
+SERVER = "shoal.protocols.macfleet.handshake_server"
 FUNCTIONS: dict[str, Callable[..., Any]] = {"demo.add": lambda a, b: a + b}
 
 
@@ -48,13 +48,13 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {"demo.add": lambda a, b: a + b}
 class Besieged:
     """A coordinator whose transport is attacked."""
 
-    running: Coordinator
+    running: RunningCoordinator
     session: ClientSession
     caplog: pytest.LogCaptureFixture
 
     @property
     def port(self) -> int:
-        return self.running.direct["macfleet"]["transport"]
+        return self.running.ports["macfleet"]["transport"]
 
     async def until_ended(self, reason: str, count: int = 1) -> None:
         """Wait until so many connections of nodes have ended for a reason."""
@@ -112,7 +112,7 @@ async def hub(
     caplog.set_level("INFO")
     settings = ServeConfig(port=0, data_dir=tmp_path, name=HUB, drain=0.0)
     fleet = Config(token=TOKEN, heartbeat_port=0, transport_port=0)
-    async with coordinator(settings, {"macfleet": fleet}) as running:
+    async with run_coordinator(settings, {"macfleet": fleet}) as running:
         headers = {"Authorization": f"Bearer {running.api_key}"}
         async with ClientSession(headers=headers) as session:
             found = Besieged(running, session, caplog)
@@ -142,7 +142,7 @@ async def said(reader: asyncio.StreamReader) -> bytes:
 async def test_who_dawdles_in_the_handshake_is_hung_up_on(
     hub: Besieged, begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module(SERVER), "STEP_LIMIT", 0.5)
+    monkeypatch.setattr(import_module(SERVER), "STEP_TIMEOUT", 0.5)
 
     async def dawdle() -> bytes:
         async with hub.bare() as (reader, writer):

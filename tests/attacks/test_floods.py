@@ -18,9 +18,9 @@ DEAF = "the deaf one"
 @pytest.fixture
 def small_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fill what a peer may leave unread with less than the real flood."""
-    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 16)
-    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_FULL", 1 << 12)
-    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_FULL", 1 << 12)
+    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Less than the deaf node is given at once, and more than the other one is.
-    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 19)
-    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 19)
+    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True):
         await pool.joined()
         asking = [
@@ -77,7 +77,7 @@ async def test_the_jobs_of_a_node_that_reads_nothing_go_to_others(
 async def test_a_node_that_reads_nothing_is_silent_in_the_end(
     impatient: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
     pool = impatient
     async with upgraded(pool, address(DEAF, slots="1024"), deaf=True) as deaf:
         await pool.joined()
@@ -113,7 +113,7 @@ async def test_pings_are_no_sign_of_life(impatient: Pool) -> None:
 async def test_an_answer_without_end_is_cut(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.answer.ANSWER_MAX", 2_000_000)
+    monkeypatch.setattr("shoal.coordinator.answer.ANSWER_MAX", 2_000_000)
     async with join(pool) as node:
         await pool.joined()
         asking = asyncio.create_task(ask(pool, path, stream=stream))
@@ -227,7 +227,7 @@ async def test_hundreds_of_models_are_forgotten(
         await pool.joined(0)
 
     # Those that went in the same moment as the last one are forgotten with the next.
-    assert len(pool.hub.pool.roster.last_seen) <= 50
+    assert len(pool.hub.pool.roster.models_last_seen) <= 50
 
 
 async def test_draining_again_and_again_is_draining_once(

@@ -393,7 +393,7 @@ async def test_the_head_of_a_request_is_not_waited_for_for_ever(
     monkeypatch: pytest.MonkeyPatch,
     beginning: bytes,
 ) -> None:
-    monkeypatch.setattr("shoal.transports.listening.IDLE_MAX", 0.2)
+    monkeypatch.setattr("shoal.transports.http_server.IDLE_MAX", 0.2)
     async with besieged(tmp_path, caplog) as pool, wire(pool) as bare:
         await bare.send(beginning)
 

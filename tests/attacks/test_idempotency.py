@@ -38,7 +38,7 @@ async def test_keys_by_the_hundred_leave_nothing_in_memory(pool: Pool) -> None:
         answering.cancel()
 
         assert len(node.tasks) == MANY
-    named = pool.hub._named
+    named = pool.hub._idempotency
     await eventually(lambda: not (named._open or named._names or pool.hub._answers))
 
 

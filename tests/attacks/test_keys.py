@@ -83,13 +83,13 @@ async def test_key_that_is_revoked_takes_its_jobs_out_of_the_queue(pool: Pool) -
         first = asyncio.create_task(post(pool, KEY))
         await node.task()
         waiting = [asyncio.create_task(post(pool, key)) for _ in range(5)]
-        await eventually(lambda: pool.hub.pool.waiting == 5)
+        await eventually(lambda: pool.hub.pool.queued == 5)
 
         await revoke(pool)
 
         answers = [await each for each in waiting]
         assert {each.status for each in answers} == {401}
-        assert pool.hub.pool.waiting == 0
+        assert pool.hub.pool.queued == 0
         await node.answer(ANSWER)
         assert (await first).status == 200
         assert len(node.tasks) == 1

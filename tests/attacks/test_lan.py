@@ -13,15 +13,15 @@ from attacks.lan import MAC, PASSCODE, LanPeer, chunk, dialled, mac, ours
 from attacks.siege import CHAT, TOKEN, ask, besieged, join
 from gateway.serving import Pool, eventually
 from protocols.tealenet.peers import heartbeat, hello
+from shoal.coordinator.answer import TOKENS_MAX
 from shoal.domain.facts import Fact, WorkerJoined
-from shoal.protocols.framing import SIZE
+from shoal.peers.offer_rate_limit import CHANGES_AT_ONCE
+from shoal.protocols.seam.framing import LENGTH
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.codec.extension import WireOffer
+from shoal.protocols.tealenet.codec.scalars import passcode_hash
 from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.lan import GREETING_MAX
-from shoal.protocols.tealenet.wire.messages import encode
-from shoal.protocols.tealenet.wire.offerings import Offering
-from shoal.protocols.tealenet.wire.scalars import passcode_hash
-from shoal.runtime.answer import TOKENS_MAX
-from shoal.runtime.restocking import CHANGES_AT_ONCE
+from shoal.protocols.tealenet.connections import HELLO_MAX
 
 REQUEST = "AAAAAAAA-0000-4000-8000-0000000000{:02X}"
 
@@ -91,13 +91,13 @@ def answer_to(peer: LanPeer, number: int) -> str:
 
 
 @pytest.mark.parametrize(
-    "size", [0xFFFFFFFF, 64 << 20, GREETING_MAX + 1], ids=["4 GiB", "64 MiB", "hello"]
+    "size", [0xFFFFFFFF, 64 << 20, HELLO_MAX + 1], ids=["4 GiB", "64 MiB", "hello"]
 )
 async def test_a_stranger_that_announces_too_much_is_hung_up_on(
     pool: Pool, size: int
 ) -> None:
     async with talking(pool), dialled(pool) as stranger:
-        await stranger.send(SIZE.pack(size) + b"x" * 1000)
+        await stranger.send(LENGTH.pack(size) + b"x" * 1000)
 
         await stranger.hung_up()
 
@@ -265,7 +265,7 @@ async def test_a_worker_that_calls_itself_a_coordinator_may_not_ask(pool: Pool) 
 
 async def test_models_of_reserved_names_get_the_jobs_of_nobody(pool: Pool) -> None:
     names = ["*", "*task", "", "honest-model,x", "a/b", "\x1b[2J\n", "x" * 256]
-    offers = [Offering(models=[name]) for name in names]
+    offers = [WireOffer(models=[name]) for name in names]
     async with talking(pool), ours(pool, "w", *offers) as worker:
         await eventually(lambda: len(pool.hub.pool.workers) > 1)
 
@@ -281,7 +281,7 @@ async def test_a_peer_that_changes_its_models_all_the_time_costs_little(
         nonlocal joined
         joined += isinstance(fact, WorkerJoined)
 
-    pool.hub.watch(count)
+    pool.hub.subscribe(count)
     async with talking(pool), mac(pool, 3) as peer:
         for number in range(100):
             names = tuple(f"m{number}-{each}" for each in range(200))
@@ -334,7 +334,7 @@ async def test_a_peer_that_reads_nothing_is_dropped(pool: Pool) -> None:
         transport = peer.reader._transport  # type: ignore[attr-defined]  # to read not
         transport.pause_reading()
         beats = b"".join(
-            SIZE.pack(len(each)) + each
+            LENGTH.pack(len(each)) + each
             for each in [encode(heartbeat(("deaf",), device_id=MAC.format(3)))] * 1000
         )
         while len(pool.hub.pool.workers) > 1:
@@ -350,7 +350,7 @@ async def test_many_that_come_and_go_leave_nothing_behind(pool: Pool) -> None:
                 pass
             async with dialled(pool) as stranger:
                 await stranger.send(b"\0\0")
-            async with ours(pool, f"w{number % 3}", Offering(models=["m"])):
+            async with ours(pool, f"w{number % 3}", WireOffer(models=["m"])):
                 pass
         await pool.joined()
     await eventually(lambda: not pool.hub.pool.workers)
@@ -360,9 +360,9 @@ async def test_one_of_a_name_takes_the_others_place_only_if_it_is_let_in(
     pool: Pool,
 ) -> None:
     async with talking(pool):
-        async with ours(pool, "w", Offering(models=["m"])) as worker:
+        async with ours(pool, "w", WireOffer(models=["m"])) as worker:
             await pool.joined(2)
-            async with ours(pool, "w", Offering(models=["m"]), token="wrong") as evil:
+            async with ours(pool, "w", WireOffer(models=["m"]), token="wrong") as evil:
                 await evil.hung_up()
             device = MAC.format(2)  # an honest peer's
             async with dialled(pool) as evil:

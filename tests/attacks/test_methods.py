@@ -9,7 +9,7 @@ from yarl import URL
 from attacks.raw import post, wire
 from attacks.siege import body
 from gateway.serving import Pool
-from shoal.gateway.description import describe
+from shoal.gateway.openapi import openapi_document
 
 METHODS = (
     "GET",
@@ -22,7 +22,16 @@ METHODS = (
     "TRACE",
     "CONNECT",
 )
-PATHS = [*describe()["paths"], "/api/chat", "/", "/v1", "/admin", "/ws", "//", "/v1/"]
+PATHS = [
+    *openapi_document()["paths"],
+    "/api/chat",
+    "/",
+    "/v1",
+    "/admin",
+    "/ws",
+    "//",
+    "/v1/",
+]
 NAMES = ("x", "%2e%2e", "%2F", "%00", "%ff", "%ed%a0%80", "a%20b", "%25", "x" * 4000)
 
 ANSWERED = {200, 400, 401, 403, 404, 405, 413, 415, 426}

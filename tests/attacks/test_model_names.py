@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.tied import files
+from models.transfer_pair import files
 from shoal.domain.errors import InvalidRequest, PeerError
-from shoal.domain.sharing import ModelChunk
+from shoal.domain.model_messages import ModelChunk
 from shoal.models.library import Library
-from shoal.models.names import check_file_name, check_model_name, folder_name
+from shoal.models.names import check_file_name, check_model_name, model_folder_name
 from shoal.models.staging import Staging
 from shoal.models.transfer import IncomingModel
 
@@ -79,13 +79,13 @@ def test_hostile_names_are_refused(name: str) -> None:
 def test_drives_and_streams_are_neither_files_nor_folders(name: str) -> None:
     with pytest.raises(InvalidRequest):
         check_file_name(name)
-    assert ":" not in folder_name(name)
+    assert ":" not in model_folder_name(name)
 
 
 @given(ANY_NAME)
 def test_names_that_are_taken_stay_within_the_folder(name: str) -> None:
     root = Path("/models")
-    for check in (check_file_name, folder_name):
+    for check in (check_file_name, model_folder_name):
         try:
             taken = check(name)
         except InvalidRequest:
@@ -100,7 +100,7 @@ def test_names_that_are_taken_stay_within_the_folder(name: str) -> None:
 def test_names_are_looked_up_and_nothing_else(name: str) -> None:
     library = Library({"shared": Path(__file__)})
 
-    assert (library.look(name) is not None) == (name == "shared")
+    assert (library.find(name) is not None) == (name == "shared")
 
 
 @given(names=st.lists(ANY_NAME, max_size=20))
@@ -115,7 +115,7 @@ def test_peer_writes_nowhere_but_into_its_staging_folder(
 
     for name in names:
         try:
-            staging.write([incoming.chunk(ModelChunk("id", name, 0, b"!"))])
+            staging.write([incoming.add_chunk(ModelChunk("id", name, 0, b"!"))])
         except PeerError:
             continue
         taken.add(name)
@@ -138,7 +138,7 @@ def test_link_in_the_staging_folder_is_not_followed(tmp_path: Path) -> None:
     incoming = IncomingModel("id", "model", None)
 
     with pytest.raises(Exception, match="File exists"):
-        staging.write([incoming.chunk(ModelChunk("id", "x", 0, b"gone"))])
+        staging.write([incoming.add_chunk(ModelChunk("id", "x", 0, b"gone"))])
     staging.remove()
 
     assert outside.read_bytes() == b"precious"

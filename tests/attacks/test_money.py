@@ -10,27 +10,27 @@ from random import Random
 
 import pytest
 
+from coordinator.hubs import Coordinator, Member, SlowStore, coordinator, moment
 from protocols.settings import SIGNER
-from runtime.hubs import Coordinator, Member, SlowStore, coordinator, moment
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.domain.vocabulary import Completed, Failed, Presented, Rejected, RunJob
-from shoal.domain.work import Kind, Limits, Task, Terms
+from shoal.domain.vocabulary import Completed, Failed, ReceiptSent, Rejected, RunJob
+from shoal.domain.work import JobKind, JobTerms, Task, TimeLimits
 from shoal.ledger.keys import Signer, verify
 from shoal.ledger.outputs import output_of
 from shoal.ledger.receipts import PREFIX
-from shoal.ledger.worker_receipts import hash_of
+from shoal.ledger.worker_receipts import output_hash_of
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.store.entries import Filed
-from shoal.store.port import Wanted
+from shoal.store.ledger import LoggedReceipt
+from shoal.store.port import JobFilter
 from simulation import virtual
 
 SEEDS = range(25)
 STEPS = 150
 PRICE = 10_000
 OWNERS = ("al", "bo")
-LIMITS = Limits(queue=20.0, first_output=15.0, silence=15.0, total=60.0)
+LIMITS = TimeLimits(queue=20.0, first_output=15.0, silence=15.0, total=60.0)
 SIGNERS = [Signer.from_seed(bytes([number]) * 32) for number in range(1, 5)]
 
 
@@ -56,27 +56,27 @@ class World:
         number = self.random.randrange(6)
         signer = SIGNERS[number] if number < len(SIGNERS) else None
         key = "" if signer is None else signer.public_key.hex()
-        kinds = frozenset({Kind.CHAT, Kind.TASK})
+        kinds = frozenset({JobKind.CHAT, JobKind.TASK})
         member = Member(
             self.its.hub, f"w{number}", kinds=kinds, slots=2, public_key=key
         )
         self.workers.append((member, signer))
 
     async def ask(self) -> None:
-        terms = Terms(price=PRICE, user=self.random.choice("uv"), detached=True)
-        kind = self.random.choice([Kind.CHAT, Kind.TASK])
+        terms = JobTerms(price=PRICE, user=self.random.choice("uv"), detached=True)
+        kind = self.random.choice([JobKind.CHAT, JobKind.TASK])
         owner = self.random.choice(OWNERS)
         job = self.its.job(limits=LIMITS, owner=owner, kind=kind, terms=terms)
         job = replace(job, id=JobId(f"asked{next(self.ids)}"))
         try:
-            async with self.its.hub.answering(job):
+            async with self.its.hub.run_job(job):
                 self.asked.append(job.id)
         except ShoalError:
             pass  # nobody has the model yet
 
     async def cancel(self) -> None:
         if self.asked:
-            self.its.hub.withdraw(self.random.choice(self.asked), "cancelled")
+            self.its.hub.cancel(self.random.choice(self.asked), "cancelled")
 
     async def wait(self) -> None:
         await asyncio.sleep(self.random.choice([0.0, 0.01, 1.0, 6.0]))
@@ -84,7 +84,7 @@ class World:
     async def leave(self) -> None:
         if self.workers:
             member, _ = self.random.choice(self.workers)
-            member.port.gone("left")
+            member.port.on_disconnect("left")
 
     async def end(self) -> None:
         """Say how a job ended, or something of the kind, rightly signed or not."""
@@ -117,7 +117,7 @@ class World:
         member.say(done)
         if signer is not None and receipt is None and self.random.random() < 0.5:
             signed = self.receipt(run.job_id, output, signer)
-            member.say(Presented(run.job_id, signed))
+            member.say(ReceiptSent(run.job_id, signed))
 
     async def present(self) -> None:
         for member, signer in self.workers:
@@ -125,7 +125,7 @@ class World:
                 job_id = self.random.choice(self.asked)
                 output = json.dumps({"text": "hi"})
                 receipt = self.receipt(job_id, output, signer)
-                member.say(Presented(job_id, receipt))
+                member.say(ReceiptSent(job_id, receipt))
 
     async def again(self) -> None:
         if self.said:
@@ -139,7 +139,7 @@ class World:
         claims = {
             "job_id": job_id,
             "provider_pubkey": signer.public_key.hex(),
-            "output_hash": hash_of(output.encode()),
+            "output_hash": output_hash_of(output.encode()),
         }
         body = json.dumps(claims).encode()
         return SignedReceipt(body, signer.sign(body))
@@ -175,7 +175,7 @@ def test_money_is_neither_made_nor_lost(seed: int) -> None:
 async def check(its: Coordinator) -> None:
     """Compare every account with what the jobs and their receipts say of it."""
     expected: Counter[str] = Counter()
-    for told in await its.store.recent(Wanted(), 10_000):
+    for told in await its.store.recent(JobFilter(), 10_000):
         stored = await its.store.job(told.id)
         assert stored is not None
         assert stored.state in ENDED
@@ -183,20 +183,20 @@ async def check(its: Coordinator) -> None:
         assert bool(filed) == (stored.state is JobState.DONE)
         if stored.outcome is None:
             continue
-        digest = hash_of(output_of(stored.job.work, stored.outcome))
+        digest = output_hash_of(output_of(stored.job.work, stored.outcome))
         assert {each.claims.output_hash for each in filed} == {digest}
         last = filed[-1].claims
         assert len(filed) == 1 or filed[0].claims.verdict is Verdict.MISSING
         _count(expected, f"user:{stored.job.owner}/{stored.job.terms.user}", filed)
         assert last.price in (0, PRICE)
     books = its.hub.books
-    assert {name: books.balance(name) for name in books.names()} == {
+    assert {name: books.balance(name) for name in books.account_names()} == {
         name: amount for name, amount in expected.items() if amount
     }
     assert books.balance("pool:held") == 0
 
 
-def _count(expected: Counter[str], payer: str, filed: list[Filed]) -> None:
+def _count(expected: Counter[str], payer: str, filed: list[LoggedReceipt]) -> None:
     for each in filed:
         assert verify(SIGNER.public_key, each.signature, PREFIX + each.body)
     last = filed[-1].claims

@@ -9,7 +9,7 @@ from gateway.keys import ask, made
 from gateway.providers import call, provider
 from gateway.serving import Pool, eventually, serving
 from protocols.dispatch.recorded import SIGNERS
-from shoal.pool.stimuli import Paired
+from shoal.pool.inputs import WorkerPaired
 from shoal.protocols.dispatch import Config
 
 PROMPT = "prompt-of-a-private-job"
@@ -41,7 +41,7 @@ async def test_private_job_is_seen_by_its_worker_and_its_owner_alone(
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as pool:
         mallory = await made(pool, "mallory")
-        await pool.hub.tell(Paired("default", USER, A))
+        await pool.hub.process(WorkerPaired("default", USER, A))
         async with (
             provider(pool, SIGNERS["A"]) as impostor,  # names the key, no more
             provider(pool, SIGNERS["B"], proven=True) as other,
@@ -71,7 +71,7 @@ async def test_strangers_see_nothing_of_jobs_that_came_with_a_key(
 ) -> None:
     wires = {"dispatch": Config(open=True)}
     async with serving(tmp_path, wires=wires) as pool:
-        await pool.hub.tell(Paired("default", USER, A))
+        await pool.hub.process(WorkerPaired("default", USER, A))
         async with provider(pool, SIGNERS["A"], proven=True):
             await pool.joined()
             job_id = await private_job(pool)

@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 
 from protocols.settings import SIGNER, setting
-from runtime.wires import MemoryLink
+from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError
 from shoal.domain.facts import (
     Fact,
@@ -20,20 +20,20 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, Limits
+from shoal.domain.work import Chat, Job, TimeLimits
+from shoal.peers.worker_session import serve_worker
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.session import Hello
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.hub import Hub
-from shoal.runtime.serving import serve_worker
-from shoal.store.entries import NO_ENTRIES, Entries
+from shoal.protocols.seam.session import UpgradeRequest
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.memory import MemoryStore
-from shoal.store.port import Recorded
+from shoal.store.port import RecordedFact
+from shoal.transports.clock import LoopClock
 from simulation import virtual
+from transports.memory_links import MemoryLink
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 CHAT = Chat("m", ({"role": "user", "content": "hi"},))
-LIMITS = Limits(queue=5.0, first_output=20.0, silence=20.0, total=60.0)
+LIMITS = TimeLimits(queue=5.0, first_output=20.0, silence=20.0, total=60.0)
 PIECES = ("one ", "two ", "three")
 WHOLE = "".join(PIECES)
 TURNS = 30  # of the loop: more than the story takes
@@ -51,8 +51,8 @@ class SlowStore(MemoryStore):
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[Recorded] = (),
-        entries: Entries = NO_ENTRIES,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
         for _ in range(self._turns):
             await asyncio.sleep(0)
@@ -114,7 +114,9 @@ class Table:
     def join(self, name: str) -> None:
         """Let a node join, whether or not there is one of the name."""
         query = f"name={name}&model=m&token=t&max_concurrency=1"
-        accepted = self._route.accept(Hello("/ws", query, EXTENDED), self.clock.now())
+        accepted = self._route.accept(
+            UpgradeRequest("/ws", query, EXTENDED), self.clock.now()
+        )
         link = MemoryLink()
         serving = asyncio.create_task(
             serve_worker(self.hub, self.clock, "w", accepted.session, link)
@@ -147,7 +149,7 @@ class Table:
         assert not self.hub_task.done(), "the hub has ended"
         for client in self.clients:
             client.check()
-        for record in [await self.store.story(job_id) for job_id in self.job_ids]:
+        for record in [await self.store.history(job_id) for job_id in self.job_ids]:
             assert sum(isinstance(each.fact, ENDS) for each in record) == 1, record
         self.join("fresh")
         await self.until(lambda: "w:fresh/m" in self.hub.pool.workers)
@@ -157,15 +159,15 @@ class Table:
         assert self.clients[-1].whole == WHOLE
         for worker in self.hub.pool.workers.values():
             assert worker.leases == {}, worker
-        assert not self.hub._watch._timers
+        assert not self.hub._deadlines._timers
 
     async def end(self) -> None:
         for node in self.all_nodes:
             node.link.cut()
         await asyncio.gather(*[node.serving for node in self.all_nodes])
         await self.until(lambda: not self.hub.pool.workers)
-        await self.until(lambda: not self.hub._peers._in_pool)
-        assert not self.hub._peers._newest
+        await self.until(lambda: not self.hub._connections._in_pool)
+        assert not self.hub._connections._newest
         self.hub_task.cancel()
         with suppress(asyncio.CancelledError):
             await self.hub_task
@@ -188,7 +190,7 @@ class Client:
     async def _ask(self) -> None:
         with suppress(ShoalError, asyncio.CancelledError):
             job = Job(self._hub.new_id(), CHAT, LIMITS)
-            async with self._hub.answering(job) as reader:
+            async with self._hub.run_job(job) as reader:
                 self.job_id = reader.job_id
                 while pieces := await reader.read():
                     self.text += "".join(map(str, pieces))
@@ -207,8 +209,8 @@ def leave(table: Table) -> None:
 
 def withdraw(table: Table) -> None:
     for job_id in table.job_ids:
-        table.hub.withdraw(job_id, "by an operator")
-        table.hub.withdraw(job_id, "twice")
+        table.hub.cancel(job_id, "by an operator")
+        table.hub.cancel(job_id, "twice")
 
 
 def cut_one(table: Table) -> None:
@@ -297,7 +299,7 @@ def break_protocol(table: Table) -> None:
 
 
 def hang_up_all(table: Table) -> None:
-    table.hub.hang_up_all("stopping")
+    table.hub.disconnect_all("stopping")
     table.join("c")
 
 

@@ -14,7 +14,7 @@ from aiohttp import ClientWebSocketResponse, WSMsgType
 from attacks.raw import TEXT, frame, upgraded
 from gateway.serving import PATIENCE, Pool
 from shoal.ledger.keys import Signer
-from shoal.protocols.tealenet.relay.messages import MESSAGE_MAX
+from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX
 
 SESSION = "550e8400-e29b-41d4-a716-446655440000"
 
@@ -269,7 +269,7 @@ async def test_a_flood_of_garbage_holds_nobody_up(pool: Pool) -> None:
 async def test_a_node_that_reads_nothing_is_dropped(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.switching.OUTBOX_MAX", 1 << 20)
+    monkeypatch.setattr("shoal.peers.relay.OUTBOX_MAX", 1 << 20)
     async with talking(pool), node(pool, 3) as sender:
         async with upgraded(pool, "/ws?node=x", deaf=True) as deaf:
             await deaf.send(frame(TEXT, json.dumps(registration(5)).encode()))

@@ -17,16 +17,15 @@ from attacks.raw import BINARY, CLOSE, PING, TEXT, frame
 from attacks.siege import ANSWER, PROMPT, TOKEN, check_log
 from gateway.serving import PATIENCE, eventually
 from shoal.domain.work import Chat, Work
-from shoal.domain.worker import Model
-from shoal.engines.port import Finished, Item
+from shoal.domain.worker import ServedModel
+from shoal.engines.engine import Finished, Item
 from shoal.protocols.grandsage.tasks import decode_work
-from shoal.protocols.grandsage.worker import NodeDialer
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
+from shoal.protocols.grandsage.worker import GrandSageNodeDialer
+from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports import websocket
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
-from shoal.worker.slots import Slots
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 
 HONEST_ID = 77
 GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # RFC 6455, section 1.3
@@ -111,7 +110,7 @@ def task(task_id: int, **more: object) -> str:
 class Echo:
     """An engine that answers at once, or never, or at length."""
 
-    models: Sequence[Model] = (Model("m1"),)
+    models: Sequence[ServedModel] = (ServedModel("m1"),)
     slots: int = 2
     stuck: bool = False
     loud: int = 0  # pieces that come before the answer
@@ -147,7 +146,7 @@ class Siege:
 
     agent: Agent
     engine: Echo
-    told: list[Happening]
+    told: list[WorkerEvent]
     served: asyncio.Event
     connections: int = 0
 
@@ -185,12 +184,12 @@ async def worker_of(
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     server = await asyncio.start_server(serve, sock=listening)
     port = server.sockets[0].getsockname()[1]
-    engine, told = Echo(stuck=stuck), list[Happening]()
-    member = Member("n1", engine.models[0], engine.slots, token=TOKEN)
+    engine, told = Echo(stuck=stuck), list[WorkerEvent]()
+    member = WorkerProfile("n1", engine.models[0], engine.slots, token=TOKEN)
     agent = Agent(
-        NodeDialer(f"ws://127.0.0.1:{port}", member),
+        GrandSageNodeDialer(f"ws://127.0.0.1:{port}", member),
         websocket.dial,
-        only(engine, Slots(engine.slots)),
+        only_model(engine, EngineSlots(engine.slots)),
         LoopClock(),
         Random(1),
         told.append,
@@ -510,8 +509,8 @@ async def test_a_task_that_is_stopped_and_begun_again_is_another() -> None:
 async def test_a_server_that_reads_nothing_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 16)
-    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 16)
+    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:
         await peer.accept(EXTENDED)
@@ -531,8 +530,8 @@ async def test_a_server_that_only_wants_pongs_is_left_in_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Reader and writer then wait for the same room.
-    monkeypatch.setattr("shoal.runtime.outbox.OUTBOX_MAX", 1 << 15)
-    monkeypatch.setattr("shoal.runtime.driver.FLUSH_TIMEOUT", 0.1)
+    monkeypatch.setattr("shoal.transports.outbox.OUTBOX_MAX", 1 << 15)
+    monkeypatch.setattr("shoal.transports.driver.FLUSH_TIMEOUT", 0.1)
 
     async def attack(peer: Peer) -> None:
         await peer.accept(EXTENDED)

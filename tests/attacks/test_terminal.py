@@ -9,9 +9,12 @@ from attacks.siege import join
 from gateway.serving import KEY, Pool
 from protocols.tealenet.peers import heartbeat
 from shoal.cli.main import main
-from shoal.protocols.tealenet.wire.extension import Pulse, write
-from shoal.protocols.tealenet.wire.messages import encode
-from shoal.protocols.tealenet.wire.offerings import Offering
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.codec.extension import (
+    HeartbeatExtension,
+    WireOffer,
+    write_extension,
+)
 
 EVIL = "\x1b[2J\x9b1m\x07\r\nshoal: all is well\0"
 SEEN = r"\x1b[2J\x9b1m\x07\x0d"
@@ -43,10 +46,10 @@ async def test_names_are_spelled_out_a_line_each(
 async def test_names_of_peers_are_spelled_out(
     pool: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with ours(pool, EVIL, Offering(models=[EVIL], price=EVIL)) as peer:
+    async with ours(pool, EVIL, WireOffer(models=[EVIL], price=EVIL)) as peer:
         await pool.joined()
-        pulse = Pulse(unfit=EVIL, draining=EVIL)
-        await peer.say(encode(heartbeat((EVIL,), shoal=write(pulse))))
+        pulse = HeartbeatExtension(unfit=EVIL, draining=EVIL)
+        await peer.say(encode(heartbeat((EVIL,), shoal=write_extension(pulse))))
         await peer.hears("heartbeatAck", 1)
 
         assert await command(pool, "status") == 0

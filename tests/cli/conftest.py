@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from cli.coordinators import NEVER, Answers, Sites
-from client.beside import beside
+from client.coordinator_thread import beside
 
 __all__ = ["beside"]
 

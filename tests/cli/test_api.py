@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.cli.api import place
-from shoal.runtime.secret_files import CERTIFICATE_FILE
+from shoal.cli.api import base_url
+from shoal.config.secret_files import CERTIFICATE_FILE
 
 
 @pytest.mark.parametrize(("certificate", "scheme"), [(False, "http"), (True, "https")])
@@ -16,10 +16,12 @@ def test_coordinator_of_this_machine_is_asked_as_it_serves(
     if certificate:
         (tmp_path / CERTIFICATE_FILE).touch()
 
-    asked = place(Namespace(url=None, data_dir=tmp_path))
+    asked = base_url(Namespace(url=None, data_dir=tmp_path))
 
     assert asked == f"{scheme}://127.0.0.1:4010"
 
 
 def test_url_that_is_given_is_asked(tmp_path: Path) -> None:
-    assert place(Namespace(url="http://pool:1", data_dir=tmp_path)) == "http://pool:1"
+    assert (
+        base_url(Namespace(url="http://pool:1", data_dir=tmp_path)) == "http://pool:1"
+    )

@@ -12,12 +12,12 @@ import pytest
 
 from protocols.macfleet.recorded import case_of
 from shoal.cli.fleet import qr_lines
-from shoal.cli.fleet_files import FILE, kept_fleet, with_fleet
+from shoal.cli.fleet_files import FILE, load_fleet, with_fleet
 from shoal.cli.main import main
+from shoal.config.secret_files import TOKEN_FILE
 from shoal.domain.errors import ConfigError
+from shoal.protocols.macfleet.addresses import FLEETS
 from shoal.protocols.macfleet.config import Config
-from shoal.protocols.macfleet.pairing import FLEETS
-from shoal.runtime.secret_files import TOKEN_FILE
 
 URL = "macfleet://pair?token=tok%20en-1234&fleet=lab%207"
 MODULES = 25  # of a side of a QR code of version 2
@@ -58,7 +58,7 @@ def test_a_machine_that_was_paired_keeps_token_and_name(
     assert main(["fleet", "pair", URL]) == 0
     assert "the fleet 'lab 7'" in capsys.readouterr().out
 
-    assert kept_fleet(folder, FLEETS) == ("tok en-1234", "lab 7")
+    assert load_fleet(folder, FLEETS) == ("tok en-1234", "lab 7")
     assert main(["fleet", "pair", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"url": URL, "fleet": "lab 7"}
 
@@ -139,12 +139,12 @@ def test_the_token_of_other_programs_can_be_taken(
 
     assert main(["fleet", "pair", "--theirs"]) == 0
 
-    assert kept_fleet(folder, FLEETS) == ("their-token", "")
+    assert load_fleet(folder, FLEETS) == ("their-token", "")
     if os.name == "posix":
         assert f"chmod 600 {shared}" in capsys.readouterr().err
     monkeypatch.setenv("MACFLEET_TOKEN", "their-variable")
     assert main(["fleet", "pair", "--theirs"]) == 0
-    assert kept_fleet(folder, FLEETS) == ("their-variable", "")
+    assert load_fleet(folder, FLEETS) == ("their-variable", "")
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     (folder / FILE).write_text("nonsense\n")
 
     with pytest.raises(ConfigError, match=r"fleet: this is no pairing URL.*delete it"):
-        kept_fleet(folder, FLEETS)
+        load_fleet(folder, FLEETS)
 
 
 def test_a_qr_code_says_what_that_of_real_programs_says() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import JoinConfig, ServeConfig
-from shoal.config.loading import USER_FILE, check_file, load
+from shoal.config.loader import USER_FILE, check_file, load
 from shoal.domain.errors import ConfigError
 from shoal.protocols import discover
 
@@ -89,7 +89,7 @@ def test_file_that_nobody_named_need_not_be_there(
     monkeypatch: pytest.MonkeyPatch, file: Path
 ) -> None:
     assert USER_FILE.name == "shoal.toml"
-    monkeypatch.setattr("shoal.config.loading.USER_FILE", file)
+    monkeypatch.setattr("shoal.config.loader.USER_FILE", file)
 
     assert settings(file=file) == ServeConfig()
 

@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.beside import Beside
 from client.coordinator import KEY
+from client.coordinator_thread import CoordinatorThread
 from shoal.cli import tasks
 from shoal.domain.errors import ConfigError, UnknownTask
 
 
-def run(there: Beside, *words: str) -> int:
+def run(there: CoordinatorThread, *words: str) -> int:
     parser = argparse.ArgumentParser()
     tasks.add_arguments(parser)
-    reach = ("--url", there.there.url, "--api-key", KEY)
+    reach = ("--url", there.coordinator.url, "--api-key", KEY)
     return tasks.run(parser.parse_args([*words, *reach]))
 
 
 def test_functions_are_listed(
-    beside: Beside,
+    beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     beside.functions(**{"sums.add": lambda a, b: a + b})
@@ -34,7 +34,7 @@ def test_functions_are_listed(
 
 
 def test_functions_are_listed_as_json(
-    beside: Beside,
+    beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     beside.functions(add=lambda a, b: a + b)
@@ -53,7 +53,7 @@ def test_functions_are_listed_as_json(
     ],
 )
 def test_arguments_are_json_or_text(
-    beside: Beside,
+    beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
     words: list[str],
     printed: str,
@@ -76,7 +76,7 @@ def test_arguments_are_json_or_text(
     ],
 )
 def test_values_are_printed_for_people_and_programs(
-    beside: Beside,
+    beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
     value: Any,
     flags: list[str],
@@ -90,7 +90,7 @@ def test_values_are_printed_for_people_and_programs(
 
 
 def test_error_of_a_function_is_its_traceback_and_nothing_of_ours(
-    beside: Beside,
+    beside: CoordinatorThread,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail() -> None:
@@ -105,11 +105,11 @@ def test_error_of_a_function_is_its_traceback_and_nothing_of_ours(
     assert told.endswith("ValueError: zap\n")
 
 
-def test_unknown_function_is_named(beside: Beside) -> None:
+def test_unknown_function_is_named(beside: CoordinatorThread) -> None:
     with pytest.raises(UnknownTask, match="nobody"):
         run(beside, "run", "nobody")
 
 
-def test_named_argument_without_a_name_is_refused(beside: Beside) -> None:
+def test_named_argument_without_a_name_is_refused(beside: CoordinatorThread) -> None:
     with pytest.raises(ConfigError, match="NAME=VALUE"):
         run(beside, "run", "echo", "--kwarg", "5")

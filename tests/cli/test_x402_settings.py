@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shoal.config import X402Config, check_x402
-from shoal.config.loading import check_file, load
+from shoal.config.loader import check_file, load
 from shoal.domain.errors import ConfigError
 
 WHOLE = X402Config("https://f.example", "payee", "solana:x", "token")

@@ -1,5 +1,5 @@
 """A coordinator beside the test."""
 
-from client.beside import beside
+from client.coordinator_thread import beside
 
 __all__ = ["beside"]

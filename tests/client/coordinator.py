@@ -14,10 +14,9 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
-from shoal.client.place import Place
-from shoal.tasks.reading import Reader, unpickled
-from shoal.tasks.tracebacks import told
-from shoal.tasks.values import pack
+from shoal.client.coordinator import CoordinatorAddress
+from shoal.tasks.errors import format_task_error
+from shoal.tasks.values import ValueReader, load_pickle, pack
 
 KEY = "sk-test"
 VALUE_MAX = 1 << 20  # bytes of a value in an answer
@@ -52,8 +51,8 @@ class Coordinator:
         return f"http://127.0.0.1:{self.port}"
 
     @property
-    def place(self) -> Place:
-        return Place(self.url, KEY)
+    def place(self) -> CoordinatorAddress:
+        return CoordinatorAddress(self.url, KEY)
 
     @property
     def calls(self) -> list[Word]:
@@ -167,15 +166,15 @@ class Coordinator:
             return [3, "code", "workers here run no code that is sent along", {}]
         if not code and name not in self.functions:
             return [3, "unknown", f"no worker has the task {name!r}", {}]
-        reader = Reader(
-            lambda digest: self.blobs[digest.hex()], unpickled if code else None
+        reader = ValueReader(
+            lambda digest: self.blobs[digest.hex()], load_pickle if code else None
         )
         positional, named = reader.read(args), reader.read(kwargs)
         function = positional.pop(0) if code else self.functions[name]
         try:
             value = pack(function(*positional, **named), pickles=code).data
         except Exception as error:
-            return [3, "raised", told(error), {"job": "job1"}]
+            return [3, "raised", format_task_error(error), {"job": "job1"}]
         if len(value) <= VALUE_MAX:
             return [2, value, {}]
         digest = hashlib.sha256(value).hexdigest()
@@ -216,7 +215,9 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def coordinating(**functions: Callable[..., Any]) -> AsyncIterator[Coordinator]:
+async def running_coordinator(
+    **functions: Callable[..., Any],
+) -> AsyncIterator[Coordinator]:
     """Run one for the length of the block."""
     there = Coordinator(functions=functions)
     await there.start()

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import shoal
-from client.coordinator import KEY, Coordinator, coordinating
+from client.coordinator import KEY, Coordinator, running_coordinator
 from shoal import AsyncPool
-from shoal.client import held
-from shoal.client.asked import Asked
+from shoal.client import pending_calls
+from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import Unauthorized
 
 
@@ -18,12 +18,18 @@ def pool_of(there: Coordinator, *, durable: bool = True) -> AsyncPool:
 
 
 async def test_function_is_called_by_its_name() -> None:
-    async with coordinating(add=lambda a, b: a + b) as there, pool_of(there) as pool:
+    async with (
+        running_coordinator(add=lambda a, b: a + b) as there,
+        pool_of(there) as pool,
+    ):
         assert await pool.call("add", 1, b=2) == 3
 
 
 async def test_results_come_in_order_or_as_they_come() -> None:
-    async with coordinating(double=lambda x: 2 * x) as there, pool_of(there) as pool:
+    async with (
+        running_coordinator(double=lambda x: 2 * x) as there,
+        pool_of(there) as pool,
+    ):
         assert await pool.map("double", range(100)) == [*range(0, 200, 2)]
 
         came = [x async for x in pool.map("double", range(100), ordered=False)]
@@ -33,7 +39,7 @@ async def test_results_come_in_order_or_as_they_come() -> None:
 
 async def test_lambda_is_sent_along() -> None:
     y = 5
-    async with coordinating() as there, pool_of(there) as pool:
+    async with running_coordinator() as there, pool_of(there) as pool:
         assert await pool.call(lambda x: x + y, 2) == 7
 
 
@@ -41,7 +47,7 @@ async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
     def fail() -> None:
         raise ValueError("zap")
 
-    async with coordinating(fail=fail) as there, pool_of(there) as pool:
+    async with running_coordinator(fail=fail) as there, pool_of(there) as pool:
         with pytest.raises(ValueError, match="zap") as caught:
             await pool.call("fail")
 
@@ -52,7 +58,7 @@ async def test_remote_error_is_raised_with_its_traceback_as_the_cause() -> None:
 async def test_large_argument_is_uploaded_once() -> None:
     big = np.arange(100_000, dtype=np.float64)
     async with (
-        coordinating(total=lambda a, k: float(a.sum()) + k) as there,
+        running_coordinator(total=lambda a, k: float(a.sum()) + k) as there,
         pool_of(there) as pool,
     ):
         totals = await pool.map("total", [big] * 5, range(5))
@@ -63,7 +69,7 @@ async def test_large_argument_is_uploaded_once() -> None:
 
 async def test_large_result_is_fetched() -> None:
     async with (
-        coordinating(zeros=lambda n: np.zeros(n)) as there,
+        running_coordinator(zeros=lambda n: np.zeros(n)) as there,
         pool_of(there) as pool,
     ):
         zeros = await pool.call("zeros", 1_000_000)
@@ -72,7 +78,7 @@ async def test_large_result_is_fetched() -> None:
 
 
 async def test_cancelling_the_caller_cancels_the_call() -> None:
-    async with coordinating(wait=lambda: None) as there, pool_of(there) as pool:
+    async with running_coordinator(wait=lambda: None) as there, pool_of(there) as pool:
         there.held = True
         calling = asyncio.create_task(pool.call("wait"))
         await there.heard(1)
@@ -90,7 +96,7 @@ async def test_durable_calls_are_asked_again_under_their_keys() -> None:
         called.append(x)
         return x
 
-    async with coordinating(note=note) as there, pool_of(there) as pool:
+    async with running_coordinator(note=note) as there, pool_of(there) as pool:
         assert await pool.call("note", 0) == 0
         there.held = True
         calls = [await pool.submit("note", x) for x in (1, 2)]
@@ -109,17 +115,19 @@ async def test_durable_calls_are_asked_again_under_their_keys() -> None:
 async def test_each_call_that_ends_lets_one_of_those_in_that_wait_for_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(held, "HELD_MAX", 1 << 20)
+    monkeypatch.setattr(pending_calls, "CALL_MEMORY_MAX", 1 << 20)
     tries: list[object] = []
-    add = held.Held.add
+    add = pending_calls.CallMemory.add
 
-    def counted(self: held.Held, asked: Asked, *, force: bool = False) -> bool:
+    def counted(
+        self: pending_calls.CallMemory, asked: ClientCall, *, force: bool = False
+    ) -> bool:
         tries.append(asked)
         return add(self, asked, force=force)
 
-    monkeypatch.setattr(held.Held, "add", counted)
+    monkeypatch.setattr(pending_calls.CallMemory, "add", counted)
     sizes = range(400_000, 400_060)
-    async with coordinating(size=len) as there, pool_of(there) as pool:
+    async with running_coordinator(size=len) as there, pool_of(there) as pool:
         called = await asyncio.gather(
             *(pool.call("size", bytes(size)) for size in sizes)
         )
@@ -130,7 +138,7 @@ async def test_each_call_that_ends_lets_one_of_those_in_that_wait_for_memory(
 
 async def test_call_that_is_not_durable_fails_with_its_connection() -> None:
     async with (
-        coordinating(wait=lambda: None) as there,
+        running_coordinator(wait=lambda: None) as there,
         pool_of(there, durable=False) as pool,
     ):
         there.held = True
@@ -143,14 +151,14 @@ async def test_call_that_is_not_durable_fails_with_its_connection() -> None:
 
 
 async def test_wrong_key_is_said_at_once() -> None:
-    async with coordinating() as there, AsyncPool(there.url, "sk-other") as pool:
+    async with running_coordinator() as there, AsyncPool(there.url, "sk-other") as pool:
         with pytest.raises(Unauthorized, match="SHOAL_API_KEY"):
             await pool.call("add")
 
 
 async def test_progress_is_told() -> None:
     told = []
-    async with coordinating(work=lambda: 1) as there, pool_of(there) as pool:
+    async with running_coordinator(work=lambda: 1) as there, pool_of(there) as pool:
         there.held = True
         watched = pool.with_options(on_progress=lambda *word: told.append(word))
         call = await watched.submit("work")

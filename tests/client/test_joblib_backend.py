@@ -11,8 +11,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 
 import shoal
-from client.beside import Beside
 from client.coordinator import KEY
+from client.coordinator_thread import CoordinatorThread
 
 
 @pytest.fixture(autouse=True)
@@ -42,15 +42,17 @@ def in_threads(array: np.ndarray) -> tuple[bool, str]:
     return array.flags.writeable, threading.current_thread().name
 
 
-def test_jobs_run_on_the_pool(beside: Beside) -> None:
-    with joblib.parallel_config(backend="shoal", url=beside.there.url, api_key=KEY):
+def test_jobs_run_on_the_pool(beside: CoordinatorThread) -> None:
+    with joblib.parallel_config(
+        backend="shoal", url=beside.coordinator.url, api_key=KEY
+    ):
         doubled = joblib.Parallel()(joblib.delayed(double)(x) for x in range(50))
 
     assert doubled == [*range(0, 100, 2)]
-    assert beside.there.calls
+    assert beside.coordinator.calls
 
 
-def test_pool_that_there_is_can_be_used(beside: Beside) -> None:
+def test_pool_that_there_is_can_be_used(beside: CoordinatorThread) -> None:
     with (
         beside.pool(durable=False) as pool,
         joblib.parallel_config(backend="shoal", pool=pool),
@@ -60,20 +62,20 @@ def test_pool_that_there_is_can_be_used(beside: Beside) -> None:
         )
         assert list(doubled) == [*range(0, 40, 2)]
 
-    assert {word[5]["kept"] for word in beside.there.calls} == {False}
+    assert {word[5]["kept"] for word in beside.coordinator.calls} == {False}
 
 
-def test_large_array_is_sent_once_for_all_jobs(beside: Beside) -> None:
+def test_large_array_is_sent_once_for_all_jobs(beside: CoordinatorThread) -> None:
     array = np.ones(200_000)
 
     with beside.pool() as pool, joblib.parallel_config(backend="shoal", pool=pool):
         totals = joblib.Parallel()(joblib.delayed(total)(array, x) for x in range(8))
 
     assert totals == [200_000.0 + x for x in range(8)]
-    assert len(beside.there.put) == 1
+    assert len(beside.coordinator.put) == 1
 
 
-def test_error_of_a_job_is_raised_as_it_was(beside: Beside) -> None:
+def test_error_of_a_job_is_raised_as_it_was(beside: CoordinatorThread) -> None:
     with (
         beside.pool() as pool,
         joblib.parallel_config(backend="shoal", pool=pool),
@@ -84,8 +86,10 @@ def test_error_of_a_job_is_raised_as_it_was(beside: Beside) -> None:
     assert "in fail" in str(caught.value.__cause__)
 
 
-def test_pool_without_workers_for_it_says_what_to_start(beside: Beside) -> None:
-    beside.there.trusts_code = False
+def test_pool_without_workers_for_it_says_what_to_start(
+    beside: CoordinatorThread,
+) -> None:
+    beside.coordinator.trusts_code = False
 
     with (
         beside.pool() as pool,
@@ -95,7 +99,7 @@ def test_pool_without_workers_for_it_says_what_to_start(beside: Beside) -> None:
         joblib.Parallel()(joblib.delayed(double)(x) for x in range(2))
 
 
-def test_grid_search_finds_what_it_finds_alone(beside: Beside) -> None:
+def test_grid_search_finds_what_it_finds_alone(beside: CoordinatorThread) -> None:
     features, classes = make_classification(2000, 40, random_state=1)
     search = GridSearchCV(
         LogisticRegression(max_iter=200), {"C": [0.01, 0.1, 1.0]}, cv=3
@@ -106,5 +110,5 @@ def test_grid_search_finds_what_it_finds_alone(beside: Beside) -> None:
         search.set_params(n_jobs=-1).fit(features, classes)
 
     assert search.cv_results_["mean_test_score"] == pytest.approx(alone)
-    assert len(beside.there.calls) >= 2
-    assert len({*beside.there.put}) == len(beside.there.put)
+    assert len(beside.coordinator.calls) >= 2
+    assert len({*beside.coordinator.put}) == len(beside.coordinator.put)

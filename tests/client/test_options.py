@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from shoal import AsyncPool, Pool
-from shoal.client.options import Options, changed
+from shoal.client.options import Options, with_changes
 from shoal.domain.errors import InvalidRequest
 
 
@@ -32,8 +32,8 @@ def test_option_that_makes_no_sense_is_named(wrong: dict[str, Any], field: str) 
 
 
 def test_only_what_differs_is_written() -> None:
-    assert Options().written() == {}
-    assert Options(durable=False, timeout=2).written() == {
+    assert Options().encode() == {}
+    assert Options(durable=False, timeout=2).encode() == {
         "kept": False,
         "timeout": 2.0,
     }
@@ -41,7 +41,7 @@ def test_only_what_differs_is_written() -> None:
 
 def test_option_that_there_is_not_is_told_with_those_there_are() -> None:
     with pytest.raises(TypeError, match=r"no timeot=….*mean timeout.*priority"):
-        changed(Options(), {"timeot": 3})  # type: ignore[typeddict-unknown-key]
+        with_changes(Options(), {"timeot": 3})  # type: ignore[typeddict-unknown-key]
 
 
 @pytest.mark.parametrize("make", [Pool, AsyncPool])

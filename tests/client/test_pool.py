@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import shoal
-from client.beside import Beside
-from shoal.client import held
+from client.coordinator_thread import CoordinatorThread
+from shoal.client import pending_calls
 from shoal.domain.errors import (
     InvalidRequest,
     QueueFull,
@@ -23,23 +23,23 @@ from shoal.domain.errors import (
 from tasks import demo_tasks
 
 
-def test_function_is_called_by_its_name(beside: Beside) -> None:
+def test_function_is_called_by_its_name(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool() as pool:
         assert pool.submit("add", 1, b=2).result() == 3
 
 
-def test_task_goes_by_the_name_that_it_has(beside: Beside) -> None:
+def test_task_goes_by_the_name_that_it_has(beside: CoordinatorThread) -> None:
     beside.functions(**{"demo.add": lambda a, b: a + b})
 
     with beside.pool() as pool:
         assert pool.submit(demo_tasks.add, 1, 2).result() == 3
 
-    assert beside.there.calls[0][2] == "demo.add"
+    assert beside.coordinator.calls[0][2] == "demo.add"
 
 
-def test_it_is_an_executor(beside: Beside) -> None:
+def test_it_is_an_executor(beside: CoordinatorThread) -> None:
     beside.functions(double=lambda x: 2 * x)
 
     with beside.pool() as pool:
@@ -53,7 +53,7 @@ def test_it_is_an_executor(beside: Beside) -> None:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_map_gives_every_result(beside: Beside, ordered: bool) -> None:
+def test_map_gives_every_result(beside: CoordinatorThread, ordered: bool) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool(durable=False) as pool:
@@ -64,7 +64,9 @@ def test_map_gives_every_result(beside: Beside, ordered: bool) -> None:
         assert sums == sorted(sums)
 
 
-def test_map_of_something_endless_is_taken_as_far_as_needed(beside: Beside) -> None:
+def test_map_of_something_endless_is_taken_as_far_as_needed(
+    beside: CoordinatorThread,
+) -> None:
     beside.functions(double=lambda x: 2 * x)
 
     with beside.pool(durable=False) as pool:
@@ -75,16 +77,16 @@ def test_map_of_something_endless_is_taken_as_far_as_needed(beside: Beside) -> N
     assert first == [*range(0, 40, 2)]
 
 
-def test_many_calls_share_few_messages(beside: Beside) -> None:
+def test_many_calls_share_few_messages(beside: CoordinatorThread) -> None:
     beside.functions(same=lambda x: x)
 
     with beside.pool(durable=False) as pool:
         assert list(pool.map("same", range(5000))) == [*range(5000)]
 
-    assert beside.there.messages < 500
+    assert beside.coordinator.messages < 500
 
 
-def test_errors_are_returned_in_their_places(beside: Beside) -> None:
+def test_errors_are_returned_in_their_places(beside: CoordinatorThread) -> None:
     beside.functions(inverse=lambda x: 1 / x)
 
     with beside.pool() as pool:
@@ -94,42 +96,44 @@ def test_errors_are_returned_in_their_places(beside: Beside) -> None:
     assert isinstance(results[1], ZeroDivisionError)
 
 
-def test_first_error_of_a_map_cancels_what_is_left(beside: Beside) -> None:
-    beside.there.refusals.append(["raised", "ValueError: bad", {}])
-    beside.there.held = True
+def test_first_error_of_a_map_cancels_what_is_left(beside: CoordinatorThread) -> None:
+    beside.coordinator.refusals.append(["raised", "ValueError: bad", {}])
+    beside.coordinator.held = True
 
     with beside.pool() as pool, pytest.raises(ValueError, match="bad"):
         list(pool.map("some", range(3)))
 
-    numbers = [word[1] for word in beside.there.calls]
-    assert beside.there.cancelled == numbers[1:]
+    numbers = [word[1] for word in beside.coordinator.calls]
+    assert beside.coordinator.cancelled == numbers[1:]
 
 
-def test_map_that_takes_too_long_is_given_up(beside: Beside) -> None:
-    beside.there.held = True
+def test_map_that_takes_too_long_is_given_up(beside: CoordinatorThread) -> None:
+    beside.coordinator.held = True
 
     with beside.pool() as pool, pytest.raises(TimeoutError):
         list(pool.map("some", [1], timeout=0.01))
 
 
-def test_cancelled_future_cancels_the_call(beside: Beside) -> None:
-    beside.there.held = True
+def test_cancelled_future_cancels_the_call(beside: CoordinatorThread) -> None:
+    beside.coordinator.held = True
 
     with beside.pool() as pool:
         call = pool.submit("some")
-        beside.do(beside.there.heard(1))
+        beside.run(beside.coordinator.heard(1))
 
         assert call.cancel()
         assert call.cancel(), "again, as for any future"
         assert [*futures.as_completed([call])] == [call]
 
-    assert beside.there.cancelled == [beside.there.calls[0][1]]
+    assert beside.coordinator.cancelled == [beside.coordinator.calls[0][1]]
     with pytest.raises(futures.CancelledError):
         call.result()
 
 
-def test_call_that_somebody_else_cancels_is_cancelled_here(beside: Beside) -> None:
-    beside.there.refusals.append(["cancelled", "cancelled by its owner", {}])
+def test_call_that_somebody_else_cancels_is_cancelled_here(
+    beside: CoordinatorThread,
+) -> None:
+    beside.coordinator.refusals.append(["cancelled", "cancelled by its owner", {}])
 
     with beside.pool() as pool:
         call = pool.submit("some")
@@ -137,18 +141,18 @@ def test_call_that_somebody_else_cancels_is_cancelled_here(beside: Beside) -> No
             call.result()
 
 
-def test_lambda_and_its_arguments_are_sent_along(beside: Beside) -> None:
+def test_lambda_and_its_arguments_are_sent_along(beside: CoordinatorThread) -> None:
     scale = 3
     with beside.pool() as pool:
         assert pool.submit(lambda x, y: scale * x + y, 2, y=1).result() == 7
 
-    assert beside.there.calls[0][5]["needs"] == ["code"]
+    assert beside.coordinator.calls[0][5]["needs"] == ["code"]
 
 
 def test_function_sent_along_without_a_worker_for_it_says_what_to_start(
-    beside: Beside,
+    beside: CoordinatorThread,
 ) -> None:
-    beside.there.trusts_code = False
+    beside.coordinator.trusts_code = False
 
     with beside.pool() as pool, pytest.raises(shoal.CodeRefused, match="no code"):
         pool.submit(lambda: 1).result()
@@ -164,7 +168,7 @@ class Own:
         return 1
 
 
-def test_pickled_result_is_read_only_with_trust(beside: Beside) -> None:
+def test_pickled_result_is_read_only_with_trust(beside: CoordinatorThread) -> None:
     with beside.pool() as pool, pytest.raises(InvalidRequest, match="trust_code=True"):
         pool.submit(lambda: Own()).result()
 
@@ -172,7 +176,7 @@ def test_pickled_result_is_read_only_with_trust(beside: Beside) -> None:
         assert pool.submit(lambda: Own()).result() == Own()
 
 
-def test_argument_that_cannot_be_sent_is_named(beside: Beside) -> None:
+def test_argument_that_cannot_be_sent_is_named(beside: CoordinatorThread) -> None:
     with beside.pool() as pool, pytest.raises(InvalidRequest, match=r"args\[0\]\.x"):
         pool.submit("some", {"x": Own()})
 
@@ -190,15 +194,15 @@ def test_argument_that_cannot_be_sent_is_named(beside: Beside) -> None:
     ],
 )
 def test_every_kind_of_failure_has_its_exception(
-    beside: Beside, kind: str, error: type[Exception]
+    beside: CoordinatorThread, kind: str, error: type[Exception]
 ) -> None:
-    beside.there.refusals.append([kind, "so it is", {"job": "j7"}])
+    beside.coordinator.refusals.append([kind, "so it is", {"job": "j7"}])
 
     with beside.pool() as pool, pytest.raises(error, match="so it is"):
         pool.submit("some").result()
 
 
-def test_remote_traceback_is_the_cause(beside: Beside) -> None:
+def test_remote_traceback_is_the_cause(beside: CoordinatorThread) -> None:
     def fail() -> None:
         raise KeyError("zap")
 
@@ -211,7 +215,7 @@ def test_remote_traceback_is_the_cause(beside: Beside) -> None:
     assert 'raise KeyError("zap")' in str(caught.value.__cause__)
 
 
-def test_large_value_is_put_once_and_referred_to(beside: Beside) -> None:
+def test_large_value_is_put_once_and_referred_to(beside: CoordinatorThread) -> None:
     beside.functions(total=lambda a: float(a["x"].sum()))
     array = np.ones(200_000)
 
@@ -220,31 +224,35 @@ def test_large_value_is_put_once_and_referred_to(beside: Beside) -> None:
         totals = list(pool.map("total", [{"x": ref}] * 3))
 
     assert totals == [200_000.0] * 3
-    assert len(beside.there.put) == 1
+    assert len(beside.coordinator.put) == 1
 
 
-def test_blob_that_the_coordinator_lost_is_given_again(beside: Beside) -> None:
+def test_blob_that_the_coordinator_lost_is_given_again(
+    beside: CoordinatorThread,
+) -> None:
     beside.functions(total=lambda a: float(a.sum()))
     array = np.ones(200_000)
 
     with beside.pool() as pool:
         assert pool.submit("total", array).result() == 200_000.0
-        beside.there.blobs.clear()
+        beside.coordinator.blobs.clear()
         assert pool.submit("total", array).result() == 200_000.0
 
-    assert len(beside.there.put) == 2
+    assert len(beside.coordinator.put) == 2
 
 
-def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(beside: Beside) -> None:
+def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(
+    beside: CoordinatorThread,
+) -> None:
     with beside.pool() as pool:
         ref = pool.put(np.ones(200_000))
-        beside.there.blobs.clear()
+        beside.coordinator.blobs.clear()
 
         with pytest.raises(ShoalError, match="put the value again"):
             pool.submit("total", ref).result()
 
 
-def test_wrong_key_is_said_at_once(beside: Beside) -> None:
+def test_wrong_key_is_said_at_once(beside: CoordinatorThread) -> None:
     with beside.pool(key="sk-other") as pool, pytest.raises(Unauthorized):
         pool.submit("some").result()
 
@@ -258,43 +266,45 @@ def test_coordinator_that_is_not_there_is_said_at_once() -> None:
 
 
 def test_durable_calls_outlive_a_coordinator_that_is_started_again(
-    beside: Beside,
+    beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
-    there = beside.there
+    there = beside.coordinator
 
     with beside.pool() as pool:
         pool.submit("same", 0).result()
         there.held = True
         calls = [pool.submit("same", x) for x in range(3)]
-        beside.do(there.heard(4))
-        beside.do(there.stop())
+        beside.run(there.heard(4))
+        beside.run(there.stop())
         there.held = False
-        beside.do(there.start())
+        beside.run(there.start())
 
         assert [call.result() for call in calls] == [0, 1, 2]
 
 
 def test_call_that_is_not_durable_is_asked_again_only_if_that_is_wanted(
-    beside: Beside,
+    beside: CoordinatorThread,
 ) -> None:
     beside.functions(same=lambda x: x)
 
     with beside.pool(durable=False) as pool:
         pool.submit("same", 0).result()
-        beside.there.held = True
+        beside.coordinator.held = True
         lost = pool.submit("same", 1)
         again = pool.with_options(retry=True).submit("same", 2)
-        beside.do(beside.there.heard(3))
-        beside.there.held = False
-        beside.do(beside.there.hang_up())
+        beside.run(beside.coordinator.heard(3))
+        beside.coordinator.held = False
+        beside.run(beside.coordinator.hang_up())
 
         assert again.result() == 2
         with pytest.raises(ConnectionError, match="retry=True"):
             lost.result()
 
 
-def test_own_key_names_a_call_and_counts_those_of_a_map(beside: Beside) -> None:
+def test_own_key_names_a_call_and_counts_those_of_a_map(
+    beside: CoordinatorThread,
+) -> None:
     beside.functions(same=lambda x: x)
 
     with beside.pool() as pool:
@@ -302,18 +312,18 @@ def test_own_key_names_a_call_and_counts_those_of_a_map(beside: Beside) -> None:
         nightly.submit("same", 1).result()
         list(nightly.map("same", range(2)))
 
-    keys = [word[5]["key"] for word in beside.there.calls]
+    keys = [word[5]["key"] for word in beside.coordinator.calls]
     assert keys == ["nightly", "nightly/0", "nightly/1"]
 
 
-def test_options_are_said_on_the_wire(beside: Beside) -> None:
+def test_options_are_said_on_the_wire(beside: CoordinatorThread) -> None:
     beside.functions(same=lambda x: x)
 
     with beside.pool() as pool:
         hasty = pool.with_options(timeout=1.5, queue=20, priority="high", durable=False)
         hasty.submit("same", 1).result()
 
-    assert beside.there.calls[0][5] == {
+    assert beside.coordinator.calls[0][5] == {
         "timeout": 1.5,
         "queue": 20.0,
         "priority": "high",
@@ -321,7 +331,7 @@ def test_options_are_said_on_the_wire(beside: Beside) -> None:
     }
 
 
-def test_pool_that_was_shut_down_takes_no_calls(beside: Beside) -> None:
+def test_pool_that_was_shut_down_takes_no_calls(beside: CoordinatorThread) -> None:
     pool = beside.pool()
     pool.shutdown()
 
@@ -329,24 +339,24 @@ def test_pool_that_was_shut_down_takes_no_calls(beside: Beside) -> None:
         pool.submit("some")
 
 
-def test_shutdown_can_cancel_what_is_open(beside: Beside) -> None:
-    beside.there.held = True
+def test_shutdown_can_cancel_what_is_open(beside: CoordinatorThread) -> None:
+    beside.coordinator.held = True
     pool = beside.pool()
     call = pool.submit("some")
-    beside.do(beside.there.heard(1))
+    beside.run(beside.coordinator.heard(1))
 
     pool.shutdown(cancel_futures=True)
 
     assert call.cancelled()
-    assert len(beside.there.cancelled) == 1
+    assert len(beside.coordinator.cancelled) == 1
 
 
 def test_submitting_waits_while_open_calls_take_too_much(
-    beside: Beside, monkeypatch: pytest.MonkeyPatch
+    beside: CoordinatorThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "HELD_MAX", 1 << 20)
+    monkeypatch.setattr(pending_calls, "CALL_MEMORY_MAX", 1 << 20)
     beside.functions(size=len)
-    beside.there.held = True
+    beside.coordinator.held = True
     third = threading.Event()
 
     with beside.pool() as pool:
@@ -358,9 +368,9 @@ def test_submitting_waits_while_open_calls_take_too_much(
 
         submitting = threading.Thread(target=submit)
         submitting.start()
-        beside.do(beside.there.heard(2))
+        beside.run(beside.coordinator.heard(2))
         assert not third.is_set()
-        beside.do(beside.there.let_go())
+        beside.run(beside.coordinator.let_go())
         submitting.join()
 
     assert third.is_set()
@@ -373,7 +383,7 @@ def _submit_in_child(pool: shoal.Pool, said: Connection) -> None:
         said.send(str(error))
 
 
-def test_forked_process_is_told_to_make_its_own_pool(beside: Beside) -> None:
+def test_forked_process_is_told_to_make_its_own_pool(beside: CoordinatorThread) -> None:
     ours, theirs = multiprocessing.Pipe()
     forking = multiprocessing.get_context("fork")
 
@@ -386,7 +396,7 @@ def test_forked_process_is_told_to_make_its_own_pool(beside: Beside) -> None:
     assert "make a shoal.Pool in each process" in told
 
 
-def test_functions_of_the_workers_are_listed(beside: Beside) -> None:
+def test_functions_of_the_workers_are_listed(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool() as pool:
@@ -396,42 +406,44 @@ def test_functions_of_the_workers_are_listed(beside: Beside) -> None:
     assert there.slots == 2
 
 
-def test_leaving_the_block_by_an_error_cancels_what_is_open(beside: Beside) -> None:
+def test_leaving_the_block_by_an_error_cancels_what_is_open(
+    beside: CoordinatorThread,
+) -> None:
     beside.functions(add=lambda: 1)
-    beside.there.held = True
+    beside.coordinator.held = True
 
     pool = beside.pool()
     calls = [pool.submit("add") for _ in range(3)]
-    beside.do(beside.there.heard(3))
+    beside.run(beside.coordinator.heard(3))
     with pytest.raises(KeyboardInterrupt), pool:
         raise KeyboardInterrupt
 
     assert all(call.cancelled() for call in calls)
-    assert sorted(beside.there.cancelled) == [1, 2, 3]
+    assert sorted(beside.coordinator.cancelled) == [1, 2, 3]
 
 
-def test_call_runs_from_when_a_worker_has_it(beside: Beside) -> None:
+def test_call_runs_from_when_a_worker_has_it(beside: CoordinatorThread) -> None:
     beside.functions(add=lambda: 1)
-    there = beside.there
+    there = beside.coordinator
     there.held = True
 
     with beside.pool() as pool:
         call = pool.submit("add")
-        beside.do(there.heard(1))
+        beside.run(there.heard(1))
         before = call.running()
-        beside.do(there.say([5, there.calls[0][1], 1]))
-        beside.do(there.eventually(call.running))
-        beside.do(there.let_go())
+        beside.run(there.say([5, there.calls[0][1], 1]))
+        beside.run(there.eventually(call.running))
+        beside.run(there.let_go())
         call.result()
 
     assert (before, call.running()) == (False, False)
 
 
 def test_error_of_on_progress_is_logged_and_ends_nothing(
-    beside: Beside, caplog: pytest.LogCaptureFixture
+    beside: CoordinatorThread, caplog: pytest.LogCaptureFixture
 ) -> None:
     beside.functions(add=lambda: 1)
-    there = beside.there
+    there = beside.coordinator
     there.held = True
 
     def broken(share: float | None, remark: str) -> None:
@@ -439,16 +451,16 @@ def test_error_of_on_progress_is_logged_and_ends_nothing(
 
     with beside.pool() as pool:
         call = pool.with_options(on_progress=broken).submit("add")
-        beside.do(there.heard(1))
-        beside.do(there.say([4, there.calls[0][1], 0.5, "half"]))
-        beside.do(there.let_go())
+        beside.run(there.heard(1))
+        beside.run(there.say([4, there.calls[0][1], 0.5, "half"]))
+        beside.run(there.let_go())
 
         assert call.result() == 1
     assert "on_progress raised an error" in caplog.text
 
 
 def test_function_of_the_program_that_nobody_has_is_told_with_its_module(
-    beside: Beside,
+    beside: CoordinatorThread,
 ) -> None:
     with (
         beside.pool() as pool,
@@ -457,7 +469,9 @@ def test_function_of_the_program_that_nobody_has_is_told_with_its_module(
         pool.submit(demo_tasks.add, 1, 2).result()
 
 
-def test_future_among_the_arguments_is_told_with_what_to_give(beside: Beside) -> None:
+def test_future_among_the_arguments_is_told_with_what_to_give(
+    beside: CoordinatorThread,
+) -> None:
     beside.functions(add=lambda a, b: a + b)
 
     with beside.pool() as pool:
@@ -477,6 +491,6 @@ def test_unreachable_coordinator_is_told_without_tracebacks_of_libraries() -> No
     assert caught.value.__suppress_context__
 
 
-def test_pool_shows_where_it_is_and_not_its_key(beside: Beside) -> None:
+def test_pool_shows_where_it_is_and_not_its_key(beside: CoordinatorThread) -> None:
     with beside.pool() as pool:
-        assert repr(pool) == f"<shoal.Pool of {beside.there.url}>"
+        assert repr(pool) == f"<shoal.Pool of {beside.coordinator.url}>"

@@ -1,6 +1,6 @@
 import pytest
 
-from shoal.domain.addresses import is_loopback, owner_of
+from shoal.domain.addresses import is_loopback, network_key
 
 
 @pytest.mark.parametrize(
@@ -37,4 +37,4 @@ def test_addresses_of_this_machine_are_known(address: str, own: bool) -> None:
 def test_owner_of_an_address_is_told_by_its_network(
     one: str, other: str, same: bool
 ) -> None:
-    assert (owner_of(one) == owner_of(other)) == same
+    assert (network_key(one) == network_key(other)) == same

@@ -6,14 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.credentials import (
-    NAME,
+    NAME_PATTERN,
     JoinToken,
     Key,
     Scope,
     digest_of,
-    ended_before,
     estimated_tokens,
     may_offer,
+    was_unusable_before,
     with_fingerprint,
     without_fingerprint,
 )
@@ -35,14 +35,14 @@ def test_each_scope_includes_those_before_it() -> None:
 
 @pytest.mark.parametrize("name", ["a", "Alice", "ci-7.2_x", "me@example.org", "9" * 64])
 def test_name_for_people_and_machines_is_one(name: str) -> None:
-    assert NAME.fullmatch(name)
+    assert NAME_PATTERN.fullmatch(name)
 
 
 @pytest.mark.parametrize(
     "name", ["", "-a", ".a", "a b", "a/b", "a\n", "é", "9" * 65, "a\0", "\u202ea", "@"]
 )
 def test_name_that_a_table_or_a_path_would_misread_is_none(name: str) -> None:
-    assert not NAME.fullmatch(name)
+    assert not NAME_PATTERN.fullmatch(name)
 
 
 @given(st.text())
@@ -103,17 +103,17 @@ def test_token_is_for_the_models_that_its_patterns_match(
 
 def test_what_has_ended_is_of_no_use_to_anybody() -> None:
     for credential in (KEY, TOKEN):
-        assert not ended_before(credential, 1e12)
-        assert ended_before(replace(credential, revoked_at=5.0), 6.0)
-        assert not ended_before(replace(credential, revoked_at=5.0), 5.0)
-        assert ended_before(replace(credential, expires_at=5.0), 6.0)
+        assert not was_unusable_before(credential, 1e12)
+        assert was_unusable_before(replace(credential, revoked_at=5.0), 6.0)
+        assert not was_unusable_before(replace(credential, revoked_at=5.0), 5.0)
+        assert was_unusable_before(replace(credential, expires_at=5.0), 6.0)
 
 
 def test_expired_token_may_still_bring_back_those_who_have_used_it() -> None:
     token = replace(TOKEN, expires_at=5.0, uses_max=1)
 
-    assert not ended_before(token, 6.0)
-    assert ended_before(replace(token, revoked_at=5.0), 6.0)
+    assert not was_unusable_before(token, 6.0)
+    assert was_unusable_before(replace(token, revoked_at=5.0), 6.0)
 
 
 @given(st.text(max_size=40))

@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.moderation import FRESH_MAX, OVERLAP, Moderation
-from shoal.domain.outcome import Piece
+from shoal.domain.moderation import OVERLAP, UNCHECKED_MAX, Moderation
+from shoal.domain.outcome import AnswerPiece
 
 LIST = Moderation("badword\n\nfoo.?bar\n")
 
@@ -21,11 +21,11 @@ LIST = Moderation("badword\n\nfoo.?bar\n")
     ],
 )
 def test_the_last_three_messages_are_looked_at(texts: list[str], refused: bool) -> None:
-    assert LIST.refuses(texts) is refused
+    assert LIST.blocks(texts) is refused
 
 
 def test_empty_lines_match_nothing() -> None:
-    assert not Moderation("\n\n").refuses([""])
+    assert not Moderation("\n\n").blocks([""])
 
 
 @pytest.mark.parametrize("line", ["(", "a{2,1}", "a{99999999999999999999}"])
@@ -42,39 +42,39 @@ def test_each_line_stands_for_itself() -> None:
 
 
 def test_a_piece_that_is_refused_is_not_shown() -> None:
-    watch = LIST.watch()
+    watch = LIST.moderate_answer()
     pieces = ["x" * 30, "y" * 30, "badword" + "z" * 60, "more"]
 
-    assert watch.admit(pieces) == pieces[:2]
-    assert watch.refused
+    assert watch.filter(pieces) == pieces[:2]
+    assert watch.blocked
 
 
 def test_a_word_cut_in_two_is_found() -> None:
-    watch = LIST.watch()
+    watch = LIST.moderate_answer()
 
-    assert watch.admit(["z" * 60 + "bad"]) == ["z" * 60 + "bad"]
-    assert watch.admit(["word" + "z" * 60]) == []
-    assert watch.refused
+    assert watch.filter(["z" * 60 + "bad"]) == ["z" * 60 + "bad"]
+    assert watch.filter(["word" + "z" * 60]) == []
+    assert watch.blocked
 
 
 def test_a_short_answer_is_looked_at_when_it_ends() -> None:
-    watch = LIST.watch()
+    watch = LIST.moderate_answer()
 
-    assert watch.admit(["badword"]) == ["badword"]
-    assert not watch.refused
-    assert watch.refuses_end()
+    assert watch.filter(["badword"]) == ["badword"]
+    assert not watch.blocked
+    assert watch.blocks_end()
 
 
 @given(st.lists(st.text("abdorwBADORW ", max_size=80), max_size=20))
 def test_a_word_no_longer_than_the_overlap_is_always_found(pieces: list[str]) -> None:
-    watch = Moderation("badword").watch()
+    watch = Moderation("badword").moderate_answer()
 
-    shown: list[Piece] = []
+    shown: list[AnswerPiece] = []
     for piece in pieces:
-        shown += watch.admit([piece])
-        if watch.refused:
+        shown += watch.filter([piece])
+        if watch.blocked:
             break
-    refused = watch.refused or watch.refuses_end()
+    refused = watch.blocked or watch.blocks_end()
 
     assert refused is ("badword" in "".join(pieces).lower())
     assert len("badword") <= OVERLAP
@@ -90,8 +90,8 @@ def test_the_work_grows_with_the_text_and_not_with_its_square() -> None:
             looked_at += len(text)
             return False
 
-    watch = Counting("").watch()
+    watch = Counting("").moderate_answer()
     for _ in range(10_000):
-        watch.admit(["abcde"])
+        watch.filter(["abcde"])
 
-    assert looked_at <= 50_000 * (1 + OVERLAP / FRESH_MAX)
+    assert looked_at <= 50_000 * (1 + OVERLAP / UNCHECKED_MAX)

@@ -8,15 +8,15 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Delta
 from shoal.domain.work import (
     JSON,
-    WORKS,
+    WORK_TYPES,
     Chat,
     Completion,
     Embedding,
     Feature,
     Job,
-    Kind,
+    JobKind,
     Work,
-    text_of,
+    message_text,
 )
 
 
@@ -38,7 +38,7 @@ from shoal.domain.work import (
 def test_text_of_a_message_is_its_text_parts_joined(
     message: Mapping[str, JSON], text: str
 ) -> None:
-    assert text_of(message) == text
+    assert message_text(message) == text
 
 
 @pytest.mark.parametrize(
@@ -97,18 +97,18 @@ def test_completion_needs_what_its_prompt_and_options_ask_for(
 @pytest.mark.parametrize(
     ("work", "kind", "text"),
     [
-        (Chat("m", ({"content": "a"}, {"content": None})), Kind.CHAT, "a\n"),
-        (Completion("m", "go on"), Kind.COMPLETION, "go on"),
-        (Completion("m", [1, 2]), Kind.COMPLETION, ""),
-        (Embedding("m", ("a", "long", "b")), Kind.EMBEDDING, "long"),
-        (Embedding("m", ()), Kind.EMBEDDING, ""),
+        (Chat("m", ({"content": "a"}, {"content": None})), JobKind.CHAT, "a\n"),
+        (Completion("m", "go on"), JobKind.COMPLETION, "go on"),
+        (Completion("m", [1, 2]), JobKind.COMPLETION, ""),
+        (Embedding("m", ("a", "long", "b")), JobKind.EMBEDDING, "long"),
+        (Embedding("m", ()), JobKind.EMBEDDING, ""),
     ],
 )
 def test_work_is_of_a_kind_and_has_a_text_to_read(
-    work: Work, kind: Kind, text: str
+    work: Work, kind: JobKind, text: str
 ) -> None:
     assert (work.kind, work.text) == (kind, text)
-    assert WORKS[kind] is type(work)
+    assert WORK_TYPES[kind] is type(work)
 
 
 @pytest.mark.parametrize(
@@ -137,4 +137,4 @@ def test_size_of_a_delta_is_at_least_that_of_what_it_holds(delta: Delta) -> None
 def test_job_is_of_the_kind_and_model_of_its_work() -> None:
     job = Job(JobId("j"), Chat("m", ()))
 
-    assert (job.kind, job.model) == (Kind.CHAT, "m")
+    assert (job.kind, job.model) == (JobKind.CHAT, "m")

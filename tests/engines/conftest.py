@@ -9,10 +9,10 @@ import pytest
 from aiohttp import web
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, PoolingType
 
-from engines.asking import TINY
-from shoal.engines.llama import LlamaEngine
+from engines.outputs import TINY
+from shoal.engines.engine import Engine
+from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.engines.port import Engine
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Serve = Callable[[Handler], Awaitable[str]]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.domain.errors import ContextExceeded, JobError, ShoalError, Unavailable
-from shoal.domain.outcome import Delta, Piece, Usage
+from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.work import JSON
 from shoal.engines.answers import AnswerReader
-from shoal.engines.port import Finished
+from shoal.engines.engine import Finished
 
 
 def event(*choices: dict[str, Any], **chunk: Any) -> bytes:
@@ -73,7 +73,7 @@ LIKELY: JSON = {"content": [{"token": "a", "logprob": -0.5}]}
     ],
 )
 def test_one_read_becomes_few_pieces_in_order(
-    choices: list[dict[str, Any]], pieces: list[Piece]
+    choices: list[dict[str, Any]], pieces: list[AnswerPiece]
 ) -> None:
     assert AnswerReader().feed(b"".join(map(event, choices))) == pieces
 
@@ -196,7 +196,7 @@ def test_any_split_of_the_bytes_gives_the_same_texts(
     whole, split = AnswerReader(), AnswerReader()
     ends = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
 
-    pieces: list[Piece] = []
+    pieces: list[AnswerPiece] = []
     for begin, end in pairwise(ends):
         pieces += split.feed(stream[begin:end])
 
@@ -204,7 +204,7 @@ def test_any_split_of_the_bytes_gives_the_same_texts(
     assert split.done
 
 
-def texts_of(pieces: list[Piece]) -> list[tuple[object, str]]:
+def texts_of(pieces: list[AnswerPiece]) -> list[tuple[object, str]]:
     """Every character with whose it is, so that how they are joined does not matter."""
     found: list[tuple[object, str]] = []
     for piece in pieces:

@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from engines.asking import chat_of
 from engines.conftest import Fakes
+from engines.outputs import chat_of
 from shoal.domain.errors import Unavailable
-from shoal.domain.work import Feature, Kind
-from shoal.domain.worker import Model
-from shoal.engines.flavours import (
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import ServedModel
+from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.server_kinds import (
     EMBEDDINGS,
     LLAMA_SERVER,
     LM_STUDIO,
@@ -22,9 +23,8 @@ from shoal.engines.flavours import (
     TEXT,
     UNKNOWN,
     VLLM,
-    Flavour,
+    ServerKind,
 )
-from shoal.engines.openai_server import OpenAIEngine
 
 TOOLS, IMAGES = Feature.TOOLS, Feature.IMAGES
 
@@ -44,7 +44,7 @@ def listing(*names: str, **fields: object) -> dict[str, object]:
     return {"object": "list", "data": entries}
 
 
-def by_name(engine: OpenAIEngine) -> dict[str, Model]:
+def by_name(engine: OpenAIEngine) -> dict[str, ServedModel]:
     return {model.name: model for model in engine.models}
 
 
@@ -82,7 +82,7 @@ async def test_ollama_tells_what_its_models_can_do(fake: Fakes) -> None:
 
     async with engine_at(await fake(routes)) as engine:
         models = by_name(engine)
-        assert engine.flavour is OLLAMA
+        assert engine.server_kind is OLLAMA
         assert engine.slots == OLLAMA.slots
         assert list(models) == names, "what runs elsewhere is left out"
         assert TOOLS in models["llama3.2:latest"].features
@@ -127,7 +127,7 @@ async def test_a_real_llama_server_tells_its_context_and_slots(server_url: str) 
     async with engine_at(server_url) as engine:
         (model,) = engine.models
 
-        assert engine.flavour is LLAMA_SERVER
+        assert engine.server_kind is LLAMA_SERVER
         assert engine.slots == 4
         assert model.context == 2048
         assert model.kinds == TEXT
@@ -210,7 +210,7 @@ async def test_lm_studio_tells_types_and_what_is_loaded(fake: Fakes) -> None:
     }
     async with engine_at(await fake(routes)) as engine:
         models = by_name(engine)
-        assert engine.flavour is LM_STUDIO
+        assert engine.server_kind is LM_STUDIO
         assert TOOLS in models["llama"].features
         assert TOOLS not in models["seer"].features
         assert IMAGES in models["seer"].features
@@ -229,7 +229,7 @@ async def test_lm_studio_tells_types_and_what_is_loaded(fake: Fakes) -> None:
     [("vllm", VLLM), ("sglang", SGLANG), ("someone", UNKNOWN), (5, UNKNOWN)],
 )
 async def test_other_servers_are_known_by_the_owner_of_their_models(
-    fake: Fakes, owner: object, flavour: Flavour
+    fake: Fakes, owner: object, flavour: ServerKind
 ) -> None:
     models = listing(
         "Qwen/Qwen3-8B",
@@ -241,13 +241,15 @@ async def test_other_servers_are_known_by_the_owner_of_their_models(
     async with engine_at(await fake({"GET /v1/models": models})) as engine:
         found = by_name(engine)
 
-        assert engine.flavour is flavour
+        assert engine.server_kind is flavour
         assert engine.slots == flavour.slots
         assert {model.context for model in engine.models} == {4096}
-        assert found["Qwen/Qwen3-8B"].kinds == {Kind.CHAT, Kind.COMPLETION}
+        assert found["Qwen/Qwen3-8B"].kinds == {JobKind.CHAT, JobKind.COMPLETION}
         assert IMAGES not in found["Qwen/Qwen3-8B"].features
         assert IMAGES in found["Qwen/Qwen2.5-VL-7B"].features
-        assert found["BAAI/bge-m3"] == Model("BAAI/bge-m3", EMBEDDINGS, context=4096)
+        assert found["BAAI/bge-m3"] == ServedModel(
+            "BAAI/bge-m3", EMBEDDINGS, context=4096
+        )
 
 
 async def test_mlx_is_known_by_the_server_it_is_made_of(fake: Fakes) -> None:
@@ -256,7 +258,7 @@ async def test_mlx_is_known_by_the_server_it_is_made_of(fake: Fakes) -> None:
         return web.json_response(listing("mlx-community/x"), headers=headers)
 
     async with engine_at(await fake({"GET /v1/models": models})) as engine:
-        assert engine.flavour is MLX
+        assert engine.server_kind is MLX
         assert Feature.SCHEMA not in engine.models[0].features, "it ignores schemas"
 
 
@@ -285,4 +287,4 @@ async def test_another_server_at_the_same_place_is_recognised(fake: Fakes) -> No
         routes["GET /v1/models"] = listing("a", owned_by="sglang")
         await engine.refresh()
 
-        assert engine.flavour is SGLANG
+        assert engine.server_kind is SGLANG

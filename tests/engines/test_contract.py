@@ -6,24 +6,24 @@ from contextlib import aclosing
 
 import pytest
 
-from engines.asking import ENDLESS, ask, chat_of, pieces_of
-from models.pairs import COUNT, PAIRS, STORY
+from engines.outputs import ENDLESS, ask, chat_of, pieces_of
+from models.tiny_answers import ANSWERS, COUNT, STORY
 from shoal.domain.errors import ContextExceeded, InvalidRequest
 from shoal.domain.outcome import Delta, Usage
-from shoal.domain.work import JSON, Completion, Feature, Kind
-from shoal.engines.port import Engine
+from shoal.domain.work import JSON, Completion, Feature, JobKind
+from shoal.engines.engine import Engine
 
 
 async def test_every_answer_is_exact(engine: Engine) -> None:
-    answers = {question: (await ask(engine, question)).text for question in PAIRS}
+    answers = {question: (await ask(engine, question)).text for question in ANSWERS}
 
-    assert answers == PAIRS
+    assert answers == ANSWERS
 
 
 async def test_chats_beside_each_other_do_not_mix(engine: Engine) -> None:
-    outcomes = await asyncio.gather(*[ask(engine, question) for question in PAIRS])
+    outcomes = await asyncio.gather(*[ask(engine, question) for question in ANSWERS])
 
-    assert [outcome.text for outcome in outcomes] == list(PAIRS.values())
+    assert [outcome.text for outcome in outcomes] == list(ANSWERS.values())
 
 
 async def test_tokens_read_and_written_are_counted(engine: Engine) -> None:
@@ -163,7 +163,7 @@ async def test_a_model_is_described_as_it_is(engine: Engine) -> None:
 
     (model,) = engine.models
     assert (model.name, model.context) == ("tiny", 2048)
-    assert model.kinds == {Kind.CHAT, Kind.COMPLETION}
+    assert model.kinds == {JobKind.CHAT, JobKind.COMPLETION}
     assert not model.features & {Feature.TOOLS, Feature.IMAGES, Feature.AUDIO}
 
 

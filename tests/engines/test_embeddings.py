@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shoal.domain.errors import InvalidRequest, JobError, ShoalError
-from shoal.engines.embeddings import read_vectors
+from shoal.engines.answers import decode_embeddings
 
 
 def answer(*vectors: object) -> bytes:
@@ -35,13 +35,13 @@ def test_what_is_no_embedding_is_an_error(
     body: bytes, error: type[ShoalError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        read_vectors(body, 1)
+        decode_embeddings(body, 1)
 
 
 @pytest.mark.parametrize("usage", ["null", '{"prompt_tokens": -1}', "{}"])
 def test_odd_counts_spoil_no_embedding(usage: str) -> None:
     body = b'{"data":[{"embedding":[1.0],"index":0}],"usage":%b}' % usage.encode()
 
-    pieces, _ = read_vectors(body, 1)
+    pieces, _ = decode_embeddings(body, 1)
 
     assert len(pieces) == 1

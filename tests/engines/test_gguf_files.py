@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from engines.asking import TINY
+from engines.outputs import TINY
 from shoal.engines.gguf_files import (
-    Place,
+    ModelFolder,
+    find_model,
+    find_models,
+    is_embedding_model,
     is_gguf,
-    largest_that_fits,
-    makes_embeddings,
-    models_in,
-    named,
-    size_of,
-    usual_places,
+    largest_fitting_model,
+    model_folders,
+    model_size,
 )
 
 POOLING = b"GGUF....\x12\0\0\0bert.pooling_type\x04\0\0\0"
@@ -29,11 +29,11 @@ def test_the_largest_that_fits_is_taken(tmp_path: Path) -> None:
     write(tmp_path / "small.gguf", 100)
     middle = write(tmp_path / "deep" / "middle.gguf", 200)
     write(tmp_path / "large.gguf", 400)
-    places = [Place(tmp_path, "**/*.gguf")]
+    places = [ModelFolder(tmp_path, "**/*.gguf")]
 
-    assert largest_that_fits(places, memory=300) == middle
-    assert largest_that_fits(places, memory=299) == tmp_path / "small.gguf"
-    assert largest_that_fits(places, memory=100) is None
+    assert largest_fitting_model(places, memory=300) == middle
+    assert largest_fitting_model(places, memory=299) == tmp_path / "small.gguf"
+    assert largest_fitting_model(places, memory=100) is None
 
 
 def test_what_is_no_model_of_its_own_is_passed_over(tmp_path: Path) -> None:
@@ -42,34 +42,41 @@ def test_what_is_no_model_of_its_own_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path / "unfinished.gguf", 100, b"\0\0\0\0")
     write(tmp_path / "empty.gguf", 0, b"")
 
-    assert largest_that_fits([Place(tmp_path, "*.gguf")], memory=10**9) is None
+    assert (
+        largest_fitting_model([ModelFolder(tmp_path, "*.gguf")], memory=10**9) is None
+    )
 
 
 def test_what_is_still_being_copied_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path / ".incoming" / "id" / "files" / "half.gguf", 100)
 
-    assert largest_that_fits([Place(tmp_path, "**/*.gguf")], memory=1000) is None
+    assert (
+        largest_fitting_model([ModelFolder(tmp_path, "**/*.gguf")], memory=1000) is None
+    )
 
 
 def test_a_model_in_parts_is_as_large_as_all_of_them(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"m-0000{n}-of-00003.gguf", 100) for n in (1, 2, 3)]
-    places = [Place(tmp_path, "*.gguf")]
+    places = [ModelFolder(tmp_path, "*.gguf")]
 
-    assert list(models_in(places)) == parts[:1]
-    assert size_of(parts[0]) == 300
-    assert largest_that_fits(places, memory=449) is None
-    assert largest_that_fits(places, memory=450) == parts[0]
+    assert list(find_models(places)) == parts[:1]
+    assert model_size(parts[0]) == 300
+    assert largest_fitting_model(places, memory=449) is None
+    assert largest_fitting_model(places, memory=450) == parts[0]
     parts[2].unlink()
-    assert largest_that_fits(places, memory=450) is None, "a part is missing"
+    assert largest_fitting_model(places, memory=450) is None, "a part is missing"
 
 
 def test_a_file_is_found_by_its_name(tmp_path: Path) -> None:
     path = write(tmp_path / "Qwen3-8B-Q4_K_M.gguf", 100)
-    places = [Place(tmp_path / "not there", "*.gguf"), Place(tmp_path, "*.gguf")]
+    places = [
+        ModelFolder(tmp_path / "not there", "*.gguf"),
+        ModelFolder(tmp_path, "*.gguf"),
+    ]
 
-    assert named(places, "Qwen3-8B-Q4_K_M") == path
-    assert named(places, "Qwen3*") == path
-    assert named(places, "qwen") is None
+    assert find_model(places, "Qwen3-8B-Q4_K_M") == path
+    assert find_model(places, "Qwen3*") == path
+    assert find_model(places, "qwen") is None
 
 
 @pytest.mark.parametrize(
@@ -80,15 +87,15 @@ def test_a_model_for_embeddings_tells_how_they_are_made(
 ) -> None:
     path = write(tmp_path / "m.gguf", 100, POOLING + bytes([kind, 0, 0, 0]))
 
-    assert makes_embeddings(path) is embeds
-    assert not makes_embeddings(TINY)
+    assert is_embedding_model(path) is embeds
+    assert not is_embedding_model(TINY)
 
 
 def test_what_cannot_be_read_is_no_model(tmp_path: Path) -> None:
     assert is_gguf(TINY)
     assert not is_gguf(tmp_path)
     assert not is_gguf(tmp_path / "none.gguf")
-    assert size_of(tmp_path / "none.gguf") == 0
+    assert model_size(tmp_path / "none.gguf") == 0
 
 
 def test_the_usual_places_can_be_set(tmp_path: Path) -> None:
@@ -100,6 +107,6 @@ def test_the_usual_places_can_be_set(tmp_path: Path) -> None:
         write(tmp_path / "l" / "cache.gguf", 10),
     ]
 
-    found = list(models_in(usual_places(tmp_path / "data", environment)[:3]))
+    found = list(find_models(model_folders(tmp_path / "data", environment)[:3]))
 
     assert found == expected

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.domain.nesting import NESTING_MAX
-from shoal.engines.json_in_text import compact, json_in, sayable, written
+from shoal.domain.json_limits import NESTING_MAX
+from shoal.engines.json_in_text import compact, escape_surrogates, find_json, to_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -18,7 +18,7 @@ data = st.lists(values) | st.dictionaries(st.text(), values)
 
 
 def found(text: str, openings: str = "{[") -> list[str]:
-    return [each.text for each in json_in(text, openings)]
+    return [each.text for each in find_json(text, openings)]
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_values_come_back_in_their_order(originals: list[object]) -> None:
 
 @given(st.text(alphabet='{}[]",:1a \\'))
 def test_whatever_is_found_is_json(text: str) -> None:
-    for each in json_in(text):
+    for each in find_json(text):
         assert each.value == json.loads(each.text)
 
 
@@ -89,12 +89,12 @@ def test_what_is_nested_too_deeply_counts_only_inside() -> None:
 )
 def test_brackets_without_end_have_an_end(text: str) -> None:
     with pytest.raises(ValueError, match="begins like JSON"):
-        list(json_in(text))
+        list(find_json(text))
 
 
 @given(values)
 def test_what_is_written_can_be_sent_and_read(value: object) -> None:
-    assert json.loads(written(value).encode()) == value
+    assert json.loads(to_json(value).encode()) == value
 
 
 @given(values)
@@ -105,5 +105,5 @@ def test_spaces_go_and_nothing_else(value: object) -> None:
 
 
 def test_half_a_character_is_escaped() -> None:
-    assert sayable('"a\ud800b"') == '"a\\ud800b"'
-    assert written({"é": "\udfff"}) == '{"é":"\\udfff"}'
+    assert escape_surrogates('"a\ud800b"') == '"a\\ud800b"'
+    assert to_json({"é": "\udfff"}) == '{"é":"\\udfff"}'

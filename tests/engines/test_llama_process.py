@@ -5,36 +5,42 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from engines.asking import TINY
+from engines.outputs import TINY
 from shoal.domain.errors import LimitExceeded, Unavailable
-from shoal.domain.work import Kind
+from shoal.domain.work import JobKind
+from shoal.engines.llama_messages import (
+    MESSAGE_MAX,
+    AnswerEnded,
+    JobRefused,
+    OpenModel,
+    StartJob,
+)
 from shoal.engines.llama_process import (
-    Answer,
+    JobOutput,
     LlamaProcess,
-    complaint,
-    how_it_ended,
+    describe_exit,
+    first_error,
     last_words,
 )
-from shoal.engines.llama_wire import MESSAGE_MAX, Ended, Load, Refused, Run
 
 PATIENCE = 10.0  # seconds until what should happen is taken not to
 PING = {"messages": [{"role": "user", "content": "ping"}], "temperature": 0}
 
 
-def ping(**options: object) -> Run:
-    return Run(0, Kind.CHAT, PING | options)
+def ping(**options: object) -> StartJob:
+    return StartJob(0, JobKind.CHAT, PING | options)
 
 
 @pytest.fixture
 async def process() -> AsyncIterator[LlamaProcess]:
     """One slot with room for 500 tokens."""
     process = await LlamaProcess.spawn()
-    await process.open(Load(str(TINY), slots=1, context=500, threads=1))
+    await process.open(OpenModel(str(TINY), slots=1, context=500, threads=1))
     yield process
     await process.close()
 
 
-async def end_of(answer: Answer) -> Ended | Refused:
+async def end_of(answer: JobOutput) -> AnswerEnded | JobRefused:
     while isinstance(item := await answer.read(), list):
         pass
     return item
@@ -46,7 +52,7 @@ async def test_an_aborted_chat_stops_before_its_end(process: LlamaProcess) -> No
 
     process.abort(id)
 
-    assert await end_of(answer) == Refused(id, "aborted")
+    assert await end_of(answer) == JobRefused(id, "aborted")
     assert process.jobs == 0
 
 
@@ -58,8 +64,8 @@ async def test_a_chat_that_waits_for_a_slot_can_be_aborted(
 
     process.abort(waiting)
 
-    assert await end_of(answer) == Ended(running, "length", 24, 512 - 24)
-    assert await end_of(other) == Refused(waiting, "aborted")
+    assert await end_of(answer) == AnswerEnded(running, "length", 24, 512 - 24)
+    assert await end_of(other) == JobRefused(waiting, "aborted")
 
 
 async def test_unread_pieces_are_joined(process: LlamaProcess) -> None:
@@ -106,7 +112,7 @@ LOG = """\
 def test_the_first_error_of_a_log_is_the_one_to_tell(
     log: str, message: str | None
 ) -> None:
-    assert complaint(log) == message
+    assert first_error(log) == message
 
 
 @pytest.mark.parametrize(
@@ -134,4 +140,4 @@ def test_last_words_are_no_routine_entry(log: str, words: str) -> None:
     ],
 )
 def test_an_exit_code_is_put_into_words(code: int, words: str) -> None:
-    assert how_it_ended(code) == words
+    assert describe_exit(code) == words

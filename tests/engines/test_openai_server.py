@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from aiohttp import web
 
-from engines.asking import ask, chat_of, pieces_of
 from engines.conftest import Fakes, Handler, Serve
+from engines.outputs import ask, chat_of, pieces_of
 from shoal.domain.errors import (
     ConfigError,
     InvalidRequest,
@@ -18,10 +18,10 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.outcome import Delta, Outcome, Usage
-from shoal.domain.work import Completion, Embedding, Kind
-from shoal.engines import openai_server, trials
+from shoal.domain.work import Completion, Embedding, JobKind
+from shoal.engines import openai_server, server_errors
+from shoal.engines.engine import Finished
 from shoal.engines.openai_server import OpenAIEngine
-from shoal.engines.port import Finished
 
 HELLO = b'data: {"choices":[{"delta":{"content":"hel"}}]}\n\n'
 LO = b'data: {"choices":[{"delta":{"content":"lo"},"finish_reason":null}]}\n\n'
@@ -258,7 +258,7 @@ async def test_the_request_says_what_the_chat_does(serve: Serve) -> None:
 async def test_all_models_of_the_list_are_there(serve: Serve) -> None:
     async with running(await serve(streams(DONE))) as engine:
         assert [model.name for model in engine.models] == ["tiny"]
-        assert engine.models[0].kinds == {Kind.CHAT, Kind.COMPLETION}
+        assert engine.models[0].kinds == {JobKind.CHAT, JobKind.COMPLETION}
 
 
 @pytest.mark.parametrize("end", ["/v2", "/v1/models"])
@@ -397,7 +397,7 @@ async def test_embeddings_come_as_float32_whatever_the_server_sends(
 async def test_a_large_answer_is_read_beside_the_loop(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_server, "LARGE", 10)
+    monkeypatch.setattr(openai_server, "DECODE_INLINE_MAX", 10)
     answer = {"data": [{"index": 0, "embedding": [1.0]}]}
     url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
 
@@ -410,7 +410,7 @@ async def test_a_large_answer_is_read_beside_the_loop(
 async def test_an_endless_answer_is_left(
     fake: Fakes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(openai_server, "ANSWER_MAX", 10)
+    monkeypatch.setattr(openai_server, "EMBEDDINGS_MAX", 10)
     answer = {"data": [{"index": 0, "embedding": [1.0]}]}
     url = await fake({"GET /v1/models": LIST, "POST /v1/embeddings": answer})
 
@@ -435,7 +435,7 @@ async def test_a_model_that_is_listed_and_refused_is_not_offered_until_it_works(
         await engine.refresh()
         assert engine.models == [], "the list alone is not believed"
 
-        monkeypatch.setattr(trials, "TRY_AGAIN", 0.0)
+        monkeypatch.setattr(server_errors, "RETRY_AFTER", 0.0)
         with pytest.raises(Unavailable):
             await ask(engine, "hello?")
         routes["POST /v1/chat/completions"] = streams(HELLO, STOP, DONE)
@@ -458,7 +458,7 @@ async def test_work_that_a_server_does_not_do_is_not_offered_again(
             await ask(engine, Completion("tiny", "Once"))
 
         (model,) = engine.models
-        assert model.kinds == {Kind.CHAT}
+        assert model.kinds == {JobKind.CHAT}
         assert (await ask(engine, "hello?")).text == "hel"
 
 
@@ -476,7 +476,7 @@ async def test_a_model_that_vanishes_is_forgotten_with_what_was_said_of_it(
         routes["GET /v1/models"] = LIST
         await engine.refresh()
 
-        assert engine.models[0].kinds == {Kind.CHAT, Kind.COMPLETION}
+        assert engine.models[0].kinds == {JobKind.CHAT, JobKind.COMPLETION}
 
 
 async def test_a_refresh_fails_while_the_server_is_away(fake: Fakes) -> None:

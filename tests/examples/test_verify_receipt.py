@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from ledger.given import EXAMPLE, KEY, OUTPUT, WORKER, grown
-from shoal.ledger import bundle, growth
+from shoal.ledger import bundle, consistency
 
 LINES_MAX = 100
 
@@ -57,7 +57,7 @@ def test_another_coordinators_key_verifies_nothing(tmp_path: Path) -> None:
 
 def test_a_log_that_grew_is_verified(tmp_path: Path) -> None:
     file = tmp_path / "growth.json"
-    file.write_bytes(growth.write(grown(7).growth(3, 7)))
+    file.write_bytes(consistency.write(grown(7).growth(3, 7)))
 
     done = run(file, "--key", KEY.hex())
 

@@ -7,26 +7,33 @@ from pathlib import Path
 from typing import Any
 
 from protocols.tealenet.network import Network
-from protocols.tealenet.network import own_side as node_side
-from protocols.tealenet.peers import OFFER, RUN, Two, own_side, signer, worker_side
+from protocols.tealenet.network import coordinator_side as node_side
+from protocols.tealenet.peers import (
+    OFFER,
+    RUN,
+    PeerPair,
+    coordinator_side,
+    signer,
+    worker_side,
+)
 from shoal.domain.ids import JobId
+from shoal.domain.model_messages import ModelAnswer, ModelChunk, ModelDone, ModelQuery
 from shoal.domain.outcome import Delta, Usage
 from shoal.domain.receipts import SignedReceipt
-from shoal.domain.sharing import ModelAnswer, ModelChunk, ModelDone, ModelQuery
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     Completed,
-    Conditioned,
     Draining,
     Failed,
-    Offered,
-    Progress,
+    LoadChanged,
+    OffersChanged,
     Rejected,
     RunJob,
 )
-from shoal.domain.worker import Condition
-from shoal.protocols.crowd import EVERYBODY
-from shoal.protocols.framing import SIZE
-from shoal.protocols.session import by_token
+from shoal.domain.worker import WorkerLoad
+from shoal.protocols.seam.framing import LENGTH
+from shoal.protocols.seam.multi_peer import ALL_PEERS
+from shoal.protocols.seam.session import require_token
 
 VECTORS = Path(__file__).parents[1] / "protocols" / "tealenet" / "vectors"
 CASES: list[dict[str, Any]] = json.loads((VECTORS / "tealenet.json").read_text())[
@@ -52,36 +59,38 @@ def said_between(*, extended: bool) -> tuple[list[bytes], list[bytes]]:
 
     Without ``extended`` they are two coordinators, who do not know the other's jobs.
     """
-    one = worker_side("w", "t") if extended else own_side("b", offers=(OFFER,))
-    two = Two(one, own_side("a", admission=by_token("t"), open=not extended))
+    one = worker_side("w", "t") if extended else coordinator_side("b", offers=(OFFER,))
+    two = PeerPair(
+        one, coordinator_side("a", admission=require_token("t"), open=not extended)
+    )
     two.settle()
     asker, doer = two.acceptor, two.dialler
     for number in range(4):
-        asker.take(asker.conversation.issue(_numbered(number), 1.0))
+        asker.take(asker.conversation.send(_numbered(number), 1.0))
         two.settle()
         run: RunJob = doer.of(RunJob)[-1]
         job = (run.job_id, run.lease)
         tool = Delta(0, {"tool_calls": [{"index": 0, "id": "x"}]})
-        doer.take(doer.conversation.issue(Progress(*job, ["a", tool]), 1.0))
+        doer.take(doer.conversation.send(AnswerChunk(*job, ["a", tool]), 1.0))
         ends = (
             Completed(*job, usage=Usage(3, 4), receipt=SignedReceipt(b"{}", b"s")),
             Rejected(*job, "busy"),
             Failed(*job, "broken"),
             Completed(*job, "length"),
         )
-        doer.take(doer.conversation.issue(ends[number], 1.0))
+        doer.take(doer.conversation.send(ends[number], 1.0))
         two.settle()
     for end in (asker, doer):
         for about in (
-            Offered((OFFER,)),
-            Conditioned(Condition("hot", 3, 0.5)),
+            OffersChanged((OFFER,)),
+            LoadChanged(WorkerLoad("hot", 3, 0.5)),
             ModelQuery("m"),
             ModelAnswer("m", True, 5),
             ModelChunk("550E8400-E29B-41D4-A716-446655440000", "a.bin", 0, b"12345"),
             ModelDone("550E8400-E29B-41D4-A716-446655440000", "m"),
             Draining("soon"),
         ):
-            end.take(end.conversation.issue(about, 3.0))
+            end.take(end.conversation.send(about, 3.0))
     two.until(6.0)
     return doer.sent, asker.sent
 
@@ -94,7 +103,7 @@ def said_on_relay() -> tuple[list[bytes], list[bytes]]:
     """Return what nodes say to a relay of ours, and it to them, without secrets."""
     network = Network()
     host = network.attach(node_side())
-    network.tell(host, EVERYBODY, Offered((OFFER,)))
+    network.tell(host, ALL_PEERS, OffersChanged((OFFER,)))
     worker = network.attach(worker_side("w"))
     raw = network.attach_raw()
     key = signer("raw")
@@ -131,4 +140,4 @@ def said_on_relay() -> tuple[list[bytes], list[bytes]]:
 
 def framed(messages: Iterable[bytes]) -> bytes:
     """Return messages as they go over TCP."""
-    return b"".join(SIZE.pack(len(each)) + each for each in messages)
+    return b"".join(LENGTH.pack(len(each)) + each for each in messages)

@@ -24,48 +24,52 @@ from protocols.calling import (
     packed,
     unconnected,
 )
-from protocols.macfleet.nodes import Beside, coordinator_beside, worker_beside
 from protocols.macfleet.recorded import CASES
+from protocols.macfleet.upstream_node import (
+    UpstreamNode,
+    coordinator_with_node,
+    worker_with_node,
+)
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import (
-    Advanced,
-    BlobLacked,
+    BlobMissing,
+    CallProgress,
+    CallResult,
     CallsReturned,
+    CancelCalls,
     CancelJob,
     Completed,
-    Conditioned,
     Draining,
-    GiveBlob,
-    LaneCall,
-    LaneReturn,
-    Offered,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
     PushCalls,
-    RecallCalls,
-    Reported,
     RunJob,
+    SendBlob,
+    StreamedCall,
 )
-from shoal.domain.work import Lane
-from shoal.domain.worker import Condition, Health
-from shoal.protocols.crowd import EVERYBODY, From, To
+from shoal.domain.work import CallStream
+from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols.macfleet import PROTOCOL
-from shoal.protocols.macfleet.wire.beyond import Barrier, write_barrier
-from shoal.protocols.macfleet.wire.chunks import split
-from shoal.protocols.macfleet.wire.frames import (
+from shoal.protocols.macfleet.codec.chunks import split_payload
+from shoal.protocols.macfleet.codec.frames import (
     Flag,
     Frame,
     FrameReader,
     FrameType,
-    encode,
+    encode_frame,
 )
-from shoal.protocols.macfleet.wire.tasks import write_result
-from shoal.protocols.session import Close
+from shoal.protocols.macfleet.codec.reserved_frames import Barrier, encode_barrier
+from shoal.protocols.macfleet.codec.tasks import encode_result
+from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Close
 
 Say: TypeAlias = Callable[[Any, float], object]
 
 HEADER = 3  # bytes before the payload in a part of the input
 IN_LANE = replace(RUN, job_id=JobId("lane"), work=LANE)
-LANE_CALL = LaneCall(1, packed([1, 2]), packed({}))
+LANE_CALL = StreamedCall(1, packed([1, 2]), packed({}))
 NOT_SOUND = {"taskrun/bad crc", "taskrun/unknown frame type"}
 LATE = 1000.0  # when nothing of the conversation can go on any more
 
@@ -78,7 +82,7 @@ def fleet_coordinator(data: bytes) -> None:
 def fleet_worker(data: bytes) -> None:
     """What a worker hears of a coordinator of ours."""
     session = _met().worker
-    _listen(session, lambda word, now: session.issue(word, now), data)
+    _listen(session, lambda word, now: session.send(word, now), data)
 
 
 def fleet_asked(data: bytes) -> None:
@@ -88,15 +92,15 @@ def fleet_asked(data: bytes) -> None:
 
 def fleet_asking(data: bytes) -> None:
     """What a worker hears of a real node."""
-    session = worker_beside().session
-    _listen(session, lambda word, now: session.issue(word, now), data)
+    session = worker_with_node().session
+    _listen(session, lambda word, now: session.send(word, now), data)
 
 
 # How it is heard.
 
 
 def _crowd(session: Any, data: bytes) -> None:
-    _listen(session, lambda word, now: session.issue(To(EVERYBODY, word), now), data)
+    _listen(session, lambda word, now: session.send(ToPeer(ALL_PEERS, word), now), data)
 
 
 def _listen(session: Any, say: Say, data: bytes) -> None:
@@ -119,7 +123,7 @@ def _frames(data: bytes) -> Iterable[bytes]:
             continue
         kind = FrameType(part[0] % len(FrameType) + 1)
         flags, stream = part[1], part[2]
-        yield encode(Frame(kind, stream, flags, pieces[stream], part[HEADER:]))
+        yield encode_frame(Frame(kind, stream, flags, pieces[stream], part[HEADER:]))
         if flags & Flag.CHUNKED:
             pieces[stream] = 0 if flags & Flag.LAST else pieces[stream] + 1
 
@@ -127,18 +131,18 @@ def _frames(data: bytes) -> Iterable[bytes]:
 def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
     """Do what is asked for; return whether the connection has ended."""
     for each in outputs:
-        match each.word if isinstance(each, From) else each:
+        match each.message if isinstance(each, PeerMessage) else each:
             case Close():
                 return True
             case RunJob(job_id, lease, work):
-                say(Advanced(job_id, lease, 0.5, "half"), now)
-                if not isinstance(work, Lane):
+                say(CallProgress(job_id, lease, 0.5, "half"), now)
+                if not isinstance(work, CallStream):
                     say(Completed(job_id, lease, value=packed(1)), now)
             case PushCalls(job_id, lease, calls):
-                returns = [LaneReturn(call.number, packed(2)) for call in calls]
+                returns = [CallResult(call.number, packed(2)) for call in calls]
                 say(CallsReturned(job_id, lease, returns), now)
-            case BlobLacked(digest):
-                say(GiveBlob(digest, b"blob"), now)
+            case BlobMissing(digest):
+                say(SendBlob(digest, b"blob"), now)
             case _:
                 pass
     return False
@@ -149,22 +153,22 @@ def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
 
 def _met() -> Pair:
     """Let both ends meet; the worker is given a task, and a lane with a call."""
-    member = replace(MEMBER, draw=counting("worker"))
+    member = replace(MEMBER, random_bytes=counting("worker"))
     pair = unconnected(PROTOCOL, member, around())
     pair.begin()
-    pair.event(Offered(member.offers))
+    pair.event(OffersChanged(member.offers))
     pair.command(RUN)
     pair.command(IN_LANE)
     pair.command(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
     return pair
 
 
-def _asking() -> Beside:
+def _asking() -> UpstreamNode:
     """Let a real node call a coordinator, which gives it a task and a lane."""
-    beside = coordinator_beside(setting=around(""))
-    beside.issue(RUN)
-    beside.issue(IN_LANE)
-    beside.issue(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
+    beside = coordinator_with_node(setting=around(""))
+    beside.send(RUN)
+    beside.send(IN_LANE)
+    beside.send(PushCalls(IN_LANE.job_id, IN_LANE.lease, [LANE_CALL]))
     return beside
 
 
@@ -176,15 +180,15 @@ def _said_between() -> Pair:
     pair = _met()
     job, lane = (each for each in pair.commands if isinstance(each, RunJob))
     blob = b"blob" * 100
-    pair.event(Conditioned(Condition("warm", 2, 0.5)))
-    pair.event(Reported(Health(cpu=10.0, memory=20.0)))
-    pair.event(Advanced(job.job_id, job.lease, 0.5, "half"))
-    pair.event(BlobLacked(digest_of("a blob")))
+    pair.event(LoadChanged(WorkerLoad("warm", 2, 0.5)))
+    pair.event(HealthReported(MachineHealth(cpu=10.0, memory=20.0)))
+    pair.event(CallProgress(job.job_id, job.lease, 0.5, "half"))
+    pair.event(BlobMissing(digest_of("a blob")))
     pair.event(Completed(job.job_id, job.lease, value=packed(42)))
-    pair.event(CallsReturned(lane.job_id, lane.lease, [LaneReturn(1, packed(3))]))
+    pair.event(CallsReturned(lane.job_id, lane.lease, [CallResult(1, packed(3))]))
     pair.event(Draining("it leaves"))
-    pair.command(GiveBlob(sha256(blob).digest(), blob))
-    pair.command(RecallCalls(IN_LANE.job_id, IN_LANE.lease, (1, 2)))
+    pair.command(SendBlob(sha256(blob).digest(), blob))
+    pair.command(CancelCalls(IN_LANE.job_id, IN_LANE.lease, (1, 2)))
     pair.command(CancelJob(IN_LANE.job_id, IN_LANE.lease))
     pair.tick(3.0)  # a heartbeat of each
     return pair
@@ -193,7 +197,7 @@ def _said_between() -> Pair:
 def _seeds(said: Iterable[bytes]) -> list[bytes]:
     """Return messages as input: each by itself, and all together."""
     reader = FrameReader()
-    frames = [reader.read(each) for data in said for each in reader.cut(data)]
+    frames = [reader.read(each) for data in said for each in reader.split(data)]
     parts = [_written(each) for each in frames if each.stream]
     return [*parts, SEPARATOR.join(parts)]
 
@@ -206,15 +210,17 @@ def _written(frame: Frame) -> bytes:
 def _of_ours() -> list[bytes]:
     """Return what is said by a worker, and what by a coordinator."""
     pair = _said_between()
-    whole = Frame(FrameType.BARRIER, 3, 0, 0, write_barrier(Barrier("step", 3, 1)))
-    pieces = split(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
-    return _seeds([*pair.said, *pair.told, encode(whole), *map(encode, pieces)])
+    whole = Frame(FrameType.BARRIER, 3, 0, 0, encode_barrier(Barrier("step", 3, 1)))
+    pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")
+    return _seeds(
+        [*pair.said, *pair.told, encode_frame(whole), *map(encode_frame, pieces)]
+    )
 
 
 def _of_real_nodes() -> list[bytes]:
     beside = _asking()
     results = [
-        write_result(str(msgspec.msgpack.decode(each.payload)["task_id"]), packed(1))
+        encode_result(str(msgspec.msgpack.decode(each.payload)["task_id"]), packed(1))
         for each in beside.frames
         if each.type is FrameType.TASK
     ]
@@ -225,7 +231,7 @@ def _of_real_nodes() -> list[bytes]:
         if case["kind"] == "task_worker" and case["name"] not in NOT_SOUND
         for each in case["input"]["frames_hex"]
     ]
-    return _seeds([*map(encode, frames), *tasks])
+    return _seeds([*map(encode_frame, frames), *tasks])
 
 
 SESSIONS: Mapping[str, tuple[Callable[[bytes], None], Callable[[], Sequence[bytes]]]]

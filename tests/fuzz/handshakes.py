@@ -7,12 +7,12 @@ the rest of a frame is found before a handshake sees it.
 from collections.abc import Callable, Sequence
 
 from fuzz.mutations import SEPARATOR
-from protocols.macfleet.handshake.ends import (
+from protocols.macfleet.handshake_ends import (
     ANNE,
     AS_ORIGINALS,
     BELA,
     UNTIL_V1,
-    End,
+    HandshakeEnd,
     client,
     frame_of,
     giving,
@@ -21,8 +21,8 @@ from protocols.macfleet.handshake.ends import (
     server,
 )
 from protocols.macfleet.recorded import CASES
-from shoal.protocols.macfleet.handshake import Agreed, Refusal
-from shoal.protocols.macfleet.wire.frames import Frame, FrameReader, FrameType
+from shoal.protocols.macfleet.codec.frames import Frame, FrameReader, FrameType
+from shoal.protocols.macfleet.handshake import Agreed, HandshakeRefused
 
 
 def handshakes(data: bytes) -> None:
@@ -35,13 +35,13 @@ def handshakes(data: bytes) -> None:
             kind = FrameType(message[0] % len(FrameType) + 1)
             frame = Frame(kind, 0, message[1], 0, memoryview(message)[2:])
             try:
-                if isinstance(end.hear(frame, float(number)), Agreed):
+                if isinstance(end.receive(frame, float(number)), Agreed):
                     break
-            except Refusal:
+            except HandshakeRefused:
                 break
 
 
-def _said(end: End) -> bytes:
+def _said(end: HandshakeEnd) -> bytes:
     return SEPARATOR.join(map(_written, end.sent))
 
 
@@ -74,21 +74,21 @@ def _whole(data: bytes) -> bytes:
     return bytes([(kind - 1) % len(FrameType), flags]) + data[size:]
 
 
-def _recorded_server() -> End:
+def _recorded_server() -> HandshakeEnd:
     return server(node("node-a", accepts=AS_ORIGINALS, draw=giving(B)))
 
 
-def _recorded_client() -> End:
+def _recorded_client() -> HandshakeEnd:
     return client(node("node-b", accepts=AS_ORIGINALS, draw=giving(A)))
 
 
 A, B = bytes(range(32)), bytes(range(0x80, 0xA0))  # what was drawn in the recordings
 
-OURS: tuple[Callable[[], End], ...] = (
+OURS: tuple[Callable[[], HandshakeEnd], ...] = (
     lambda: client(node("node-b", accepts=UNTIL_V1, identity=BELA)),
     lambda: server(node("node-a", accepts=UNTIL_V1, identity=ANNE)),
 )
-OPEN: tuple[Callable[[], End], ...] = (
+OPEN: tuple[Callable[[], HandshakeEnd], ...] = (
     lambda: client(node("node-b", None, identity=BELA)),
     lambda: server(node("node-a", None, identity=ANNE)),
 )

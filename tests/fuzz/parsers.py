@@ -14,40 +14,39 @@ from fuzz import corpus, fleet_sessions, handshakes, sessions
 from fuzz.fleets import FLEETS
 from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
-from shoal.domain.sharing import ModelChunk, ModelDone
+from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
-from shoal.protocols.crowd import Browser
+from shoal.protocols.seam.multi_peer import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
-from shoal.protocols.tealenet.greetings import read_greeting
-from shoal.protocols.tealenet.node.known import Directory, Pinned
-from shoal.protocols.tealenet.relay.messages import DiscoverResponse
-from shoal.protocols.tealenet.relay.messages import decode as decode_relayed
-from shoal.protocols.tealenet.relay.messages import encode as encode_relayed
-from shoal.protocols.tealenet.wire.chunks import ChunkReader
-from shoal.protocols.tealenet.wire.extension import (
-    read_ending,
-    read_failing,
+from shoal.protocols.tealenet.codec.chunks import ChunkReader
+from shoal.protocols.tealenet.codec.envelope import decode, encode
+from shoal.protocols.tealenet.codec.extension import (
+    read_completion,
+    read_error,
+    read_heartbeat,
     read_introduction,
-    read_pulse,
+    read_offers,
 )
-from shoal.protocols.tealenet.wire.messages import (
+from shoal.protocols.tealenet.codec.messages import (
     Hello,
     HelloAck,
     InferenceChunk,
     InferenceRequest,
     ModelTransferChunk,
     ModelTransferComplete,
-    decode,
-    encode,
 )
-from shoal.protocols.tealenet.wire.offerings import offers_of
-from shoal.protocols.tealenet.wire.requests import (
-    name_in_receipts,
+from shoal.protocols.tealenet.codec.model_sharing import read_model_message
+from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
+from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
+from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed
+from shoal.protocols.tealenet.codec.requests import (
     read_request,
+    receipt_job_name,
     wants_usage,
 )
-from shoal.protocols.tealenet.wire.sharing import word_of
-from shoal.transports.bonjour import sighting_of
+from shoal.protocols.tealenet.greeting import read_greeting
+from shoal.protocols.tealenet.membership.node_directory import NodeDirectory, PinnedKeys
+from shoal.transports.mdns import sighting_of
 
 TRANSFER = "550E8400-E29B-41D4-A716-446655440000"
 KIND = "_teale._tcp.local."
@@ -73,7 +72,7 @@ def requests(data: bytes) -> None:
     """A request, of a peer of ours or another."""
     message = decode(data)
     if isinstance(message, InferenceRequest):
-        name_in_receipts(message)
+        receipt_job_name(message)
         wants_usage(message)
         read_request(message)
         read_request(message, extended=True)
@@ -96,11 +95,11 @@ def chunks(data: bytes) -> None:
 def extension(data: bytes) -> None:
     """Our field, in each of its places."""
     raw = msgspec.Raw(data)
-    read_failing(raw)
-    pulse, said = read_pulse(raw), read_introduction(raw)
+    read_error(raw)
+    pulse, said = read_heartbeat(raw), read_introduction(raw)
     for offers in (pulse and pulse.offers, said and said.offers):
-        offers_of(offers or ())
-    read_ending(raw)
+        read_offers(offers or ())
+    read_completion(raw)
 
 
 def introduction(data: bytes) -> None:
@@ -119,10 +118,10 @@ def models(data: bytes) -> None:
     for line in data.split(SEPARATOR):
         message = decode(line)
         if isinstance(message, ModelTransferChunk | ModelTransferComplete):
-            match word_of(message):
-                case ModelChunk() as word if incoming.asked_for(word):
-                    incoming.chunk(word)
-                case ModelDone() as word if incoming.asked_for(word):
+            match read_model_message(message):
+                case ModelChunk() as word if incoming.belongs(word):
+                    incoming.add_chunk(word)
+                case ModelDone() as word if incoming.belongs(word):
                     incoming.complete(word)
                 case _:
                     pass
@@ -139,9 +138,9 @@ def directory(data: bytes) -> None:
     """What a relay tells of other nodes, or what one says that it has."""
     message = decode_relayed(data)
     if isinstance(message, DiscoverResponse):
-        known = Directory("0" * 64, Pinned())
-        known.hear(message.peers, 0.0)
-        assert all(known.of(node.id) == node for node in known.all())
+        known = NodeDirectory("0" * 64, PinnedKeys())
+        known.update(message.peers, 0.0)
+        assert all(known.get(node.id) == node for node in known.all())
 
 
 def capabilities(data: bytes) -> None:
@@ -158,9 +157,9 @@ def txt(data: bytes) -> None:
     (browser,) = (
         each
         for each in endpoints(Config(browse=True), setting())
-        if isinstance(each, Browser)
+        if isinstance(each, ServiceBrowser)
     )
-    browser.meet(sighting_of(info, KIND), 0.0)
+    browser.on_found(sighting_of(info, KIND), 0.0)
 
 
 def _cluster() -> list[bytes]:

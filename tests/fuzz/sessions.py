@@ -10,42 +10,52 @@ from fuzz import corpus
 from fuzz.corpus import framed
 from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
-from protocols.tealenet.network import HOST, drawn
-from protocols.tealenet.network import own_side as node_side
+from protocols.tealenet.network import HOST, deterministic_bytes
+from protocols.tealenet.network import coordinator_side as node_side
 from protocols.tealenet.peers import (
     OFFER,
     RUN,
-    asked,
     chunk,
+    coordinator_side,
     encoded,
     heartbeat,
     hello,
-    own_side,
+    inference_request,
     signer,
     worker_side,
 )
 from shoal.domain.errors import PeerError
-from shoal.domain.vocabulary import Completed, Offered, Progress, RunJob
+from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
 from shoal.ledger.keys import Signer
-from shoal.protocols.as_worker import AsWorker, Stay
-from shoal.protocols.crowd import EVERYBODY, CrowdSession, From, Met, To
-from shoal.protocols.session import Close, Hello, Send
-from shoal.protocols.tealenet.conversation import SPOKEN
-from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.encryption.channels import Numbered, Teale
-from shoal.protocols.tealenet.encryption.noise import Initiator, Responder
-from shoal.protocols.tealenet.encryption.secure import Ends, Secure
+from shoal.protocols.seam.multi_peer import (
+    ALL_PEERS,
+    MultiPeerSession,
+    PeerJoined,
+    PeerMessage,
+    ToPeer,
+)
+from shoal.protocols.seam.session import Close, Send, UpgradeRequest
+from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
+from shoal.protocols.tealenet.connections import lan_session
+from shoal.protocols.tealenet.encryption.noise import NoiseInitiator, NoiseResponder
+from shoal.protocols.tealenet.encryption.secure_session import (
+    NoiseChannel,
+    SecureSession,
+    SessionParties,
+    TealeChannel,
+)
 from shoal.protocols.tealenet.encryption.teale_channel import (
-    Packets,
     TealeInitiator,
+    TealePackets,
     TealeResponder,
 )
-from shoal.protocols.tealenet.lan import lan_session
-from shoal.protocols.tealenet.node.node import Node
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.relay.relay import Relay
-from shoal.protocols.tealenet.wire.messages import encode
-from shoal.protocols.tealenet.wire.proving import base64_of, noise_binding
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer_session import SENDABLE
+from shoal.protocols.tealenet.relay.server import RelayServer
 
 PIECE = 1000  # bytes of a stream that are read at a time
 ANNE, BELA = signer("anne"), signer("bela")
@@ -65,9 +75,10 @@ def lan(data: bytes) -> None:
     _stream(session, framed([encode(hello()), encode(heartbeat())]))
     outputs = [*session.tick(1.0), *session.receive([framed([encode(heartbeat())])], 1)]
     assert any(
-        isinstance(each, From) and isinstance(each.word, Met) for each in outputs
+        isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined)
+        for each in outputs
     )
-    asked = session.issue(To("1", RUN), 1.0)
+    asked = session.send(ToPeer("1", RUN), 1.0)
     (sent,) = (each.data for each in asked if isinstance(each, Send))
     assert isinstance(sent, bytes)
     place = sent.index(b'"requestID":"') + 13
@@ -78,18 +89,20 @@ def lan(data: bytes) -> None:
 def worker(data: bytes) -> None:
     """What a worker hears of the coordinator that it joined."""
 
-    def begin(now: float) -> CrowdSession:
+    def begin(now: float) -> MultiPeerSession:
         own = worker_side("w", "t")
-        return lan_session(own, Caller(True), Desk(own.device_id, 30.0))
+        return lan_session(
+            own, TealeConnection(True), DeviceConnections(own.device_id, 30.0)
+        )
 
-    session = AsWorker(begin, SPOKEN, Stay())
+    session = MultiPeerWorkerSession(begin, SENDABLE, MembershipState())
     session.tick(0.0)
     for message in data.split(SEPARATOR):
         for each in session.receive([framed([message])], 1.0):
             if isinstance(each, RunJob):
                 job = (each.job_id, each.lease)
-                session.issue(Progress(*job, ["x"]), 1.0)
-                session.issue(Completed(*job), 1.0)
+                session.send(AnswerChunk(*job, ["x"]), 1.0)
+                session.send(Completed(*job), 1.0)
             elif isinstance(each, Close):
                 return
     session.tick(100.0)
@@ -97,9 +110,9 @@ def worker(data: bytes) -> None:
 
 def node(data: bytes) -> None:
     """What a node hears of its relay."""
-    node = Node(node_side(), 0.0)
+    node = RelayNode(node_side(), 0.0)
     node.tick(0.0)
-    node.issue(To(EVERYBODY, Offered((OFFER,))), 0.0)
+    node.send(ToPeer(ALL_PEERS, OffersChanged((OFFER,))), 0.0)
     own = node.id.encode()
     for number, line in enumerate(data.split(SEPARATOR)):
         _take(node, node.receive([line.replace(b"0" * 64, own)], float(number)))
@@ -109,57 +122,65 @@ def node(data: bytes) -> None:
 
 def relay(data: bytes) -> None:
     """What a relay hears of three nodes, of which two have registered."""
-    given = replace(setting(), identity=HOST, draw=drawn(b"relay"))
-    relay = Relay(given)
+    given = replace(
+        setting(), identity=HOST, random_bytes=deterministic_bytes(b"relay")
+    )
+    relay = RelayServer(given)
     for link, key in enumerate((ANNE, BELA, HOST)):
-        relay.connected(link, Hello("/ws", address="here"), 0.0)
+        relay.link_opened(link, UpgradeRequest("/ws", address="here"), 0.0)
         if key is not HOST:
             relay.receive(link, [registration(key)], 0.0)
     for number, line in enumerate(data.split(SEPARATOR)):
         relay.receive(number % 3, [line], 1.0 + number)
         relay.tick(1.0 + number)
     for link in range(3):
-        relay.gone(link, 100.0)
+        relay.link_closed(link, 100.0)
     relay.tick(1000.0)
 
 
 def noise(data: bytes) -> None:
     """Each message of Noise's handshake, and what follows it."""
-    initiator = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
-    first = initiator.begin(b"hi")
+    initiator = NoiseInitiator(
+        ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1")
+    )
+    first = initiator.write_first(b"hi")
     with suppress(PeerError):
-        Responder(BELA, PROLOGUE, data)
+        NoiseResponder(BELA, PROLOGUE, data)
     with suppress(PeerError):
-        initiator.finish(data)
-    second, theirs = Responder(BELA, PROLOGUE, first).answer(drawn(b"2"))
-    _, ours = initiator.finish(second)
+        initiator.read_second(data)
+    second, theirs = NoiseResponder(BELA, PROLOGUE, first).write_second(
+        deterministic_bytes(b"2")
+    )
+    _, ours = initiator.read_second(second)
     for secrets in (theirs, ours):
-        Numbered(secrets).open(data)
+        NoiseChannel(secrets).open(data)
 
 
 def teale(data: bytes) -> None:
     """The same of TealeNet's own channel."""
-    initiator = TealeInitiator(ANNE, BELA.exchange_key, drawn(b"1"))
-    first = initiator.begin(bytes(12))
+    initiator = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
+    first = initiator.write_first(bytes(12))
     with suppress(PeerError):
         TealeResponder(BELA, data)
     with suppress(PeerError):
-        initiator.finish(data)
-    second, theirs = TealeResponder(BELA, first).answer(drawn(b"2"), bytes(12))
-    ours = initiator.finish(second)
+        initiator.read_second(data)
+    second, theirs = TealeResponder(BELA, first).write_second(
+        deterministic_bytes(b"2"), bytes(12)
+    )
+    ours = initiator.read_second(second)
     for secrets in (theirs, ours):
-        Teale(Packets(secrets)).open(data)
+        TealeChannel(TealePackets(secrets)).open(data)
 
 
 def secure(data: bytes) -> None:
     """What a session on a relay hears before and after it is protected."""
     for begins in (True, False):
         for keys in ("", "n", "t", "nt"):
-            one = Secure(_ends(keys), begins=begins)
-            one.open(0.0)
+            one = SecureSession(_ends(keys), initiates=begins)
+            one.start(0.0)
             for line in data.split(SEPARATOR):
                 one.receive(line, 0.0)
-            one.say(b"{}")
+            one.send(b"{}")
             with suppress(PeerError):
                 one.tick(100.0)
 
@@ -167,37 +188,39 @@ def secure(data: bytes) -> None:
 # Private parts.
 
 
-def _accepted() -> CrowdSession:
-    own = own_side("a", offers=(OFFER,))
-    session = lan_session(own, Caller(False), Desk(own.device_id, 30.0))
+def _accepted() -> MultiPeerSession:
+    own = coordinator_side("a", offers=(OFFER,))
+    session = lan_session(
+        own, TealeConnection(False), DeviceConnections(own.device_id, 30.0)
+    )
     session.tick(0.0)
     return session
 
 
-def _stream(session: CrowdSession, data: bytes) -> None:
+def _stream(session: MultiPeerSession, data: bytes) -> None:
     for at in range(0, len(data), PIECE):
         _take(session, session.receive([data[at : at + PIECE]], 1.0))
     _take(session, session.tick(2.0))
 
 
-def _take(session: CrowdSession, outputs: Iterable[Any]) -> None:
+def _take(session: MultiPeerSession, outputs: Iterable[Any]) -> None:
     """Do what is asked for."""
     for each in outputs:
-        if isinstance(each, From) and isinstance(each.word, RunJob):
-            job = (each.word.job_id, each.word.lease)
-            session.issue(To(each.peer, Progress(*job, ["x"])), 1.0)
-            session.issue(To(each.peer, Completed(*job)), 1.0)
-        elif isinstance(each, From) and isinstance(each.word, Met):
-            session.issue(To(each.peer, RUN), 1.0)
+        if isinstance(each, PeerMessage) and isinstance(each.message, RunJob):
+            job = (each.message.job_id, each.message.lease)
+            session.send(ToPeer(each.peer, AnswerChunk(*job, ["x"])), 1.0)
+            session.send(ToPeer(each.peer, Completed(*job)), 1.0)
+        elif isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined):
+            session.send(ToPeer(each.peer, RUN), 1.0)
 
 
-def _ends(keys: str) -> Ends:
-    return Ends(
+def _ends(keys: str) -> SessionParties:
+    return SessionParties(
         own=ANNE,
         own_id=ANNE.public_key.hex(),
         peer_id=BELA.public_key.hex(),
         session_id=SESSION,
-        draw=drawn(b"1"),
+        random_bytes=deterministic_bytes(b"1"),
         is_bound=lambda key, signature: True,
         signature=ANNE.sign(noise_binding(ANNE.exchange_key)),
         noise_key=BELA.exchange_key if "n" in keys else None,
@@ -228,7 +251,7 @@ def _streams() -> list[bytes]:
 
 
 def _scripts() -> list[bytes]:
-    asking = [encode(asked()), encoded(chunk(REQUEST.decode(), "hi"))]
+    asking = [encode(inference_request()), encoded(chunk(REQUEST.decode(), "hi"))]
     said = corpus.said_between(extended=False)
     lines = [*corpus.recorded("cluster_swift_emits", "cluster_rust_emits"), *asking]
     return [*lines, SEPARATOR.join(lines), *map(SEPARATOR.join, said)]
@@ -251,9 +274,9 @@ def _on_relay() -> list[bytes]:
         {"relayData": ends | {"data": "e30="}},
         {"relayClose": back},
         {"relayOpen": to_us},
-        {"relayData": to_us | {"data": base64_of(encode(hello()))}},
-        {"relayData": to_us | {"data": base64_of(encode(heartbeat()))}},
-        {"relayData": to_us | {"data": base64_of(encode(asked()))}},
+        {"relayData": to_us | {"data": encode_base64(encode(hello()))}},
+        {"relayData": to_us | {"data": encode_base64(encode(heartbeat()))}},
+        {"relayData": to_us | {"data": encode_base64(encode(inference_request()))}},
         {"registerAck": {"nodeID": one, "registeredAt": 1.0, "ttlSeconds": 300}},
         {"registerChallenge": {"challenge": "00" * 32}},
         {"peerLeft": {"nodeID": one, "displayName": "x"}},
@@ -268,9 +291,15 @@ def _on_relay() -> list[bytes]:
 
 def _first_messages() -> list[bytes]:
     """Return the beginnings of both handshakes, and what may follow."""
-    noise = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
-    teale = TealeInitiator(ANNE, BELA.exchange_key, drawn(b"1"))
-    bare = [noise.begin(b"hi"), teale.begin(bytes(12)), bytes(60), bytes(32), b"{}"]
+    noise = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, deterministic_bytes(b"1"))
+    teale = TealeInitiator(ANNE, BELA.exchange_key, deterministic_bytes(b"1"))
+    bare = [
+        noise.write_first(b"hi"),
+        teale.write_first(bytes(12)),
+        bytes(60),
+        bytes(32),
+        b"{}",
+    ]
     marked = [
         *(bytes([kind]) + each for each in bare for kind in (0x11, 0x12, 0x01, 0x02)),
         b"\x13" + bytes(8) + bytes(20),

@@ -17,8 +17,8 @@ from protocols.dispatch.recorded import SIGNERS
 from protocols.settings import SIGNER
 from shoal.domain.ids import JobId
 from shoal.ledger.keys import Signer
-from shoal.pool.stimuli import Withdrawn
-from shoal.protocols.dispatch.extension import HEADER, proof_of, read_header
+from shoal.pool.inputs import Cancellation
+from shoal.protocols.dispatch.codec.extension import HEADER, proof_message, read_header
 
 BARRIER = "Unknown type: barrier"
 TASK = {"job_type": "TASK", "task_type": "classify", "input": "great"}
@@ -149,7 +149,9 @@ async def provider(
         }
         if proven:
             answer = read_header(each.socket._response.headers[HEADER])
-            proof = proof_of(answer.challenge, SIGNER.public_key, signer.public_key)
+            proof = proof_message(
+                answer.challenge, SIGNER.public_key, signer.public_key
+            )
             text = base64.b64encode(signer.sign(proof)).decode()
             register["shoal"] = {"proof": text}
         await each.say(written(register))
@@ -159,7 +161,7 @@ async def provider(
 
 async def settled(pool: Pool) -> None:
     """Wait until the hub has decided about all that it was told before."""
-    await pool.hub.tell(Withdrawn(JobId("nobody's"), ""))
+    await pool.hub.process(Cancellation(JobId("nobody's"), ""))
 
 
 async def call(

@@ -13,27 +13,27 @@ from typing import Any
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
 from protocols.settings import SIGNER, setting
+from shoal.app.endpoints import anonymous_http
+from shoal.config.secret_files import new_secret
+from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.hub import Hub
 from shoal.domain.errors import Refused
 from shoal.domain.ids import JobId
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import Limits
-from shoal.gateway.access import Access, key_book
+from shoal.domain.work import TimeLimits
 from shoal.gateway.app import Gateway, make_app
-from shoal.gateway.auth import Keyring
-from shoal.gateway.payments import NO_PAYMENTS, Payments
-from shoal.gateway.reach import Reach
+from shoal.gateway.http.access import Access, key_cache
+from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.jobs.egress_policy import EgressPolicy
+from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.peers.worker_session import serve_worker
 from shoal.protocols import discover
-from shoal.protocols.session import Hello, WebSocketRoute
-from shoal.runtime.blobs import Blobs
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.door import Door, token_book
-from shoal.runtime.endpoints import anonymous_http
-from shoal.runtime.hub import Hub
-from shoal.runtime.secret_files import new_secret
-from shoal.runtime.serving import serve_worker
+from shoal.protocols.seam.session import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket
+from shoal.transports.clock import LoopClock
 
 KEY = "sk-test"
 TOKEN = "nt"
@@ -152,12 +152,12 @@ async def serving(
     folder: Path,
     *,
     queue_max: int = 1000,
-    limits: Limits | None = None,
+    limits: TimeLimits | None = None,
     keys: Mapping[str, str] | None = None,
     moderation: Moderation | None = None,
     bypass: frozenset[str] = frozenset(),
     open_loopback: bool = False,
-    webhooks: Reach = Reach.ANY,
+    webhooks: EgressPolicy = EgressPolicy.ANY,
     payments: Payments = NO_PAYMENTS,
     wires: Mapping[str, Any] | None = None,
     open_store: Callable[[Path, BlobFiles], SqliteStore] = SqliteStore,
@@ -178,10 +178,10 @@ async def serving(
         lambda: JobId(f"job{next(numbers)}"),
         SIGNER,
         queue_max,
-        blobs=Blobs(files),
+        blobs=BlobTransfer(files),
     )
-    keyring = Keyring(await key_book(store.keys), keys or {"default": KEY})
-    door = Door(await token_book(store.keys), store.keys, clock)
+    keyring = Keyring(await key_cache(store.keys), keys or {"default": KEY})
+    door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     gateway = Gateway(
         hub,
         store,
@@ -189,12 +189,12 @@ async def serving(
         store.keys,
         Access(hub, clock, keyring, store.keys, open_loopback=open_loopback),
         door,
-        limits or Limits(),
+        limits or TimeLimits(),
         new_secret,
         moderation,
         bypass,
         anonymous=anonymous_http(wires or {}),
-        webhooks=webhooks,
+        egress_policy=webhooks,
         payments=payments,
     )
     runner = web.AppRunner(
@@ -227,13 +227,13 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 def _upgrades(
-    hub: Hub, clock: LoopClock, door: Door, wires: Mapping[str, Any]
+    hub: Hub, clock: LoopClock, door: WorkerAdmission, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     routes = []
     for name, protocol in discover().items():
         config = wires.get(name) or protocol.config()
-        given = setting(START, door.admission(name, TOKEN))
-        given = replace(given, draw=secrets.token_bytes)
+        given = setting(START, door.policy_for(name, TOKEN))
+        given = replace(given, random_bytes=secrets.token_bytes)
         routes += [
             (name, route)
             for route in protocol.endpoints(config, given)
@@ -244,7 +244,7 @@ def _upgrades(
     async def upgrade(request: web.Request) -> web.StreamResponse:
         path, _, query = request.raw_path.partition("?")
         headers = {name.lower(): value for name, value in request.headers.items()}
-        hello = Hello(path, query, headers, request.remote or "")
+        hello = UpgradeRequest(path, query, headers, request.remote or "")
         wire, route = next(each for each in routes if each[1].claims(hello))
         try:
             accepted = route.accept(hello, clock.now())
@@ -252,11 +252,11 @@ def _upgrades(
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
             return response
-        await door.record(accepted.admitted)
+        await door.record_use(accepted.grant)
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
-        with door.entered(accepted.admitted, link):
+        with door.track(accepted.grant, link):
             await serve_worker(hub, clock, wire, accepted.session, link)
         return response
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
+from calls.function_workers import Functions, pack, unpack
 from gateway.serving import Pool, eventually, serving
-from runtime.functions import Functions, pack, unpack
-from shoal.domain.vocabulary import CancelJob, RecallCalls
+from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
 from shoal.store.sqlite import SqliteStore
@@ -193,7 +193,7 @@ async def test_a_call_is_cancelled(pool: Pool, kept: bool) -> None:
         await client.ask([2, 1])
 
         assert (await client.end(1))[2] == "cancelled"
-        await eventually(lambda: isinstance(worker.told[-1], CancelJob | RecallCalls))
+        await eventually(lambda: isinstance(worker.told[-1], CancelJob | CancelCalls))
 
 
 async def test_calls_of_a_client_that_leaves_are_stopped(pool: Pool) -> None:
@@ -255,9 +255,11 @@ class CountingStore(SqliteStore):
 
     lookups = 0
 
-    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+    async def by_idempotency_key(
+        self, owner: str, idempotency_key: str
+    ) -> StoredJob | None:
         self.lookups += 1
-        return await super().named(owner, idempotency_key)
+        return await super().by_idempotency_key(owner, idempotency_key)
 
 
 async def test_a_named_call_is_not_tried_more_often_the_more_calls_wait(
@@ -293,7 +295,7 @@ async def test_a_named_call_that_was_made_is_told_of_while_the_queue_is_full(
         await client.end(1)
         worker.holds = True
         await client.ask(*(item(n, "add", n, 1, key=f"k{n}") for n in range(2, 6)))
-        await eventually(lambda: pool.hub.room("default") <= 0)
+        await eventually(lambda: pool.hub.queue_room("default") <= 0)
 
         await client.call(6, "add", 1, 1, key="made")
 
@@ -307,7 +309,9 @@ async def test_a_named_call_that_waits_for_room_can_be_cancelled(
         worker = Functions(pool.hub, FUNCTIONS, holds=True)
         await pool.joined()
         await client.ask(*(item(n, "add", n, 1, key=f"k{n}") for n in range(4)))
-        await eventually(lambda: bool(worker.runs) and pool.hub.room("default") <= 0)
+        await eventually(
+            lambda: bool(worker.runs) and pool.hub.queue_room("default") <= 0
+        )
 
         await client.ask([2, 2])
         assert (await client.end(2))[2] == "cancelled"
@@ -348,8 +352,8 @@ async def test_what_a_call_refers_to_is_kept_and_given_once(
             assert await client.value(number) == 2
 
     kinds = [type(each).__name__ for each in worker.told]
-    assert kinds.count("GiveBlob") == 1
-    assert kinds[0] == "GiveBlob"
+    assert kinds.count("SendBlob") == 1
+    assert kinds[0] == "SendBlob"
 
 
 async def test_a_blob_under_a_wrong_name_is_refused(pool: Pool) -> None:

@@ -205,7 +205,7 @@ async def test_a_cancelled_job_is_an_error_line(pool: Pool) -> None:
         await pool.joined()
         tasks.create_task(chat.ask(pool, BODY, KEYS["alice"]))
         await node.task()
-        pool.hub.withdraw(JobId("job1"), "cancelled by an operator")
+        pool.hub.cancel(JobId("job1"), "cancelled by an operator")
 
     assert chat.text == '{"err":"cancelled"}\n'
 

@@ -14,13 +14,13 @@ from gateway.replay import KEYS, Replay, Step
 from gateway.serving import serving
 from protocols.grandsage.recorded import CASES, Case, of_kind
 from shoal.domain.moderation import Moderation
-from shoal.domain.work import Limits
+from shoal.domain.work import TimeLimits
 
 # The recordings' clock ran 20 times faster than the original's.
-LIMITS: dict[str, Limits] = {
-    "timeout-30s": Limits(queue=0.1),
-    "timeout-600s": Limits(total=0.5),
-    "timeout-600s-lost-node": Limits(queue=0.4, total=1.5),
+LIMITS: dict[str, TimeLimits] = {
+    "timeout-30s": TimeLimits(queue=0.1),
+    "timeout-600s": TimeLimits(total=0.5),
+    "timeout-600s-lost-node": TimeLimits(queue=0.4, total=1.5),
 }
 
 

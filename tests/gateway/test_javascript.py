@@ -67,12 +67,12 @@ def test_the_integer_a_text_begins_with(value: Any, number: int) -> None:
 )
 def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
-        javascript.parse(data)
+        javascript.parse_json(data)
 
 
 def test_bytes_that_are_no_text_become_replacement_characters() -> None:
-    assert javascript.parse(b'"a\xffb"') == "a\ufffdb"
+    assert javascript.parse_json(b'"a\xffb"') == "a\ufffdb"
 
 
 def test_texts_are_counted_in_utf_16() -> None:
-    assert javascript.units("h😀y") == 4
+    assert javascript.utf16_length("h😀y") == 4

@@ -37,9 +37,9 @@ async def busy(pool: Pool) -> AsyncIterator[Node]:
 
 
 async def queued(pool: Pool, said: str, key: str = KEY, **headers: str) -> Any:
-    waiting = pool.hub.pool.waiting
+    waiting = pool.hub.pool.queued
     asking = asyncio.create_task(post(pool, said, key, **headers))
-    await eventually(lambda: pool.hub.pool.waiting == waiting + 1)
+    await eventually(lambda: pool.hub.pool.queued == waiting + 1)
     return asking
 
 
@@ -106,7 +106,7 @@ async def test_a_full_disk_makes_no_key_and_stops_no_work(tmp_path: Path) -> Non
         )
         with pytest.raises(StoreError):
             await _fill(pool)
-        kept = list(pool.access.keyring.book)
+        kept = list(pool.access.keyring.cache)
         await store.transact(
             lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone()
         )

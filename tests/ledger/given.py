@@ -10,14 +10,14 @@ from cryptography.exceptions import InvalidSignature
 
 from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict
-from shoal.ledger import bundle, growth, merkle
-from shoal.ledger.bundle import Bundle
-from shoal.ledger.growth import Growth
+from shoal.ledger import bundle, consistency, merkle
+from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.consistency import ConsistencyProof
 from shoal.ledger.keys import Signer
 from shoal.ledger.merkle import EMPTY_ROOT, Frontier
-from shoal.ledger.notary import Logged, Notary, Sealed
+from shoal.ledger.notary import Notary, SealedBatch, SealedReceipt
 from shoal.ledger.receipts import Claims
-from shoal.ledger.worker_receipts import hash_of
+from shoal.ledger.worker_receipts import output_hash_of
 
 COORDINATOR = Signer.from_seed(b"c" * 32)
 WORKER = Signer.from_seed(b"w" * 32)
@@ -40,7 +40,7 @@ def signed(
     fields = {
         "job_id": JOB,
         "provider_pubkey": signer.public_key.hex(),
-        "output_hash": hash_of(output.encode()),
+        "output_hash": output_hash_of(output.encode()),
         "completed_at": "2026-02-09T12:00:05.000Z",
         "payment_ref": None,
     }
@@ -54,7 +54,7 @@ def claims(**changed: Any) -> Claims:
         "job_id": JOB,
         "worker": "w-1",
         "worker_key": WORKER.public_key.hex(),
-        "output_hash": hash_of(OUTPUT.encode()),
+        "output_hash": output_hash_of(OUTPUT.encode()),
         "prompt_tokens": 7,
         "completion_tokens": 3,
         "price": 10_000,
@@ -83,10 +83,10 @@ class Log:
     def __init__(self, signer: Signer = COORDINATOR) -> None:
         self.notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
         self.nodes: dict[tuple[int, int], bytes] = {}
-        self.receipts: list[Logged] = []
+        self.receipts: list[SealedReceipt] = []
         self.notes: dict[int, str] = {}
 
-    def add(self, *batch: Claims) -> Sealed:
+    def add(self, *batch: Claims) -> SealedBatch:
         sealed = self.notary.seal(batch, AT + self.notary.size)
         self.notary.commit(sealed)
         self.nodes |= {(level, at): hash for level, at, hash in sealed.nodes}
@@ -97,11 +97,11 @@ class Log:
     def hash_at(self, level: int, position: int) -> bytes:
         return self.nodes[level, position]
 
-    def bundle(self, index: int = 0, output: str | None = OUTPUT) -> Bundle:
+    def bundle(self, index: int = 0, output: str | None = OUTPUT) -> ReceiptBundle:
         """Return a receipt's bundle, with the newest checkpoint."""
         size = self.notary.size
         logged = self.receipts[index]
-        return Bundle(
+        return ReceiptBundle(
             coordinator_key=self.notary.public_key.hex(),
             receipt=logged.body.decode(),
             signature=logged.signature,
@@ -111,9 +111,9 @@ class Log:
             output=output,
         )
 
-    def growth(self, first: int, second: int) -> Growth:
+    def growth(self, first: int, second: int) -> ConsistencyProof:
         path = merkle.consistency_path(first, second, self.hash_at)
-        return Growth(self.notes[first], self.notes[second], tuple(path))
+        return ConsistencyProof(self.notes[first], self.notes[second], tuple(path))
 
 
 def grown(sizes: int) -> Log:
@@ -130,7 +130,7 @@ def bundle_holds(data: bytes, key: bytes = KEY) -> bool:
 
 
 def growth_holds(data: bytes, key: bytes = KEY) -> bool:
-    return all(check.ok for check in growth.verify(data, key))
+    return all(check.ok for check in consistency.verify(data, key))
 
 
 def second_verifier() -> Any:

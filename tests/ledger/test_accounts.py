@@ -18,11 +18,11 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.money import Micros
 from shoal.ledger.accounts import (
+    BASIS_POINTS,
+    EXTERNAL,
     FEES,
     HELD,
     UNPROVEN,
-    WHOLE,
-    WORLD,
     Books,
     Transfer,
     credit,
@@ -32,18 +32,18 @@ from shoal.ledger.accounts import (
     release,
     reserve,
     settle,
-    user,
+    user_account,
     withhold,
-    worker,
+    worker_account,
 )
 
 Asked: TypeAlias = tuple[JobId, str, int]
 """A job, who asked for it, and its price."""
 
 JOB = JobId("j")
-ANN = user("ann")
-CAT = user("ann", "cat")
-WORKER = worker(WorkerId("w"))
+ANN = user_account("ann")
+CAT = user_account("ann", "cat")
+WORKER = worker_account(WorkerId("w"))
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ WORKER = worker(WorkerId("w"))
 def test_an_account_is_named_for_its_key_and_whom_it_asks_for(
     key: str, sub: str, account: str
 ) -> None:
-    assert user(key, sub) == account
-    assert parent(account) == (user(key) if sub else None)
+    assert user_account(key, sub) == account
+    assert parent(account) == (user_account(key) if sub else None)
 
 
 @given(st.text(min_size=1))
 def test_no_name_of_a_user_makes_another_account(sub: str) -> None:
-    assert user("ann", sub).count("/") == 1
-    assert parent(user("ann", sub)) == ANN
+    assert user_account("ann", sub).count("/") == 1
+    assert parent(user_account("ann", sub)) == ANN
 
 
 def test_workers_have_accounts_of_their_own() -> None:
-    assert worker(WorkerId("w/1")) == "worker:w/1"
+    assert worker_account(WorkerId("w/1")) == "worker:w/1"
     assert parent("worker:w/1") is None
 
 
@@ -96,7 +96,13 @@ def test_a_job_that_is_not_proved_is_paid_once_it_is() -> None:
 
 @pytest.mark.parametrize(
     ("price", "share", "fee"),
-    [(100, 0, 0), (100, WHOLE, 100), (99, 100, 0), (100, 100, 1), (1, WHOLE, 1)],
+    [
+        (100, 0, 0),
+        (100, BASIS_POINTS, 100),
+        (99, 100, 0),
+        (100, 100, 1),
+        (1, BASIS_POINTS, 1),
+    ],
 )
 def test_what_cannot_be_divided_is_the_workers(
     price: int, share: int, fee: int
@@ -121,7 +127,7 @@ def test_what_costs_nothing_moves_nothing(made: Callable[[], list[Transfer]]) ->
 
 
 def test_credit_comes_from_the_world() -> None:
-    assert credit(ANN, 5) == [Transfer(WORLD, ANN, Micros(5), "credited")]
+    assert credit(ANN, 5) == [Transfer(EXTERNAL, ANN, Micros(5), "credited")]
     with pytest.raises(InvalidRequest, match=r"expected an amount above \$0, got -\$0"):
         credit(ANN, -5)
 
@@ -130,10 +136,10 @@ def test_books_go_on_from_what_was_stored() -> None:
     books = Books({ANN: -3, CAT: -2, WORKER: 5})
     books.apply(credit(ANN, 10))
 
-    assert books.names() == sorted([CAT, ANN, WORKER, WORLD])
-    assert [books.balance(name) for name in (WORKER, WORLD)] == [5, -10]
-    assert (books.balance(ANN), books.standing(ANN), books.standing(CAT)) == (7, 5, -2)
-    assert books.balance("user:nobody") == books.standing("user:nobody") == 0
+    assert books.account_names() == sorted([CAT, ANN, WORKER, EXTERNAL])
+    assert [books.balance(name) for name in (WORKER, EXTERNAL)] == [5, -10]
+    assert (books.balance(ANN), books.total_of(ANN), books.total_of(CAT)) == (7, 5, -2)
+    assert books.balance("user:nobody") == books.total_of("user:nobody") == 0
     assert books.total() == 0
 
 
@@ -142,8 +148,8 @@ def test_accounts_on_which_nothing_is_left_are_forgotten() -> None:
     books.apply(reserve(JOB, CAT, 60))
     books.apply(release(JOB, CAT, 60))
 
-    assert books.names() == []
-    assert books.standing(ANN) == books.total() == 0
+    assert books.account_names() == []
+    assert books.total_of(ANN) == books.total() == 0
 
 
 def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,67 +157,67 @@ def test_users_of_a_key_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     books = Books({})
     books.apply(reserve(JOB, CAT, 60))
 
-    assert books.refusal(user("ann", "dog"), 1) == (
+    assert books.why_unaffordable(user_account("ann", "dog"), 1) == (
         "user:ann has 1 users with something on their accounts, and this would be one "
         "more: ask for those, or under another key"
     )
-    assert books.refusal(CAT, 1) is None
-    assert books.refusal(ANN, 1) is None
-    assert books.refusal(user("bo", "dog"), 1) is None
+    assert books.why_unaffordable(CAT, 1) is None
+    assert books.why_unaffordable(ANN, 1) is None
+    assert books.why_unaffordable(user_account("bo", "dog"), 1) is None
 
     books.apply(release(JOB, CAT, 60))
-    assert books.refusal(user("ann", "dog"), 1) is None
+    assert books.why_unaffordable(user_account("ann", "dog"), 1) is None
 
 
 def test_without_a_budget_anything_is_affordable() -> None:
-    assert Books({}).refusal(ANN, 10**15) is None
+    assert Books({}).why_unaffordable(ANN, 10**15) is None
 
 
 def test_a_budget_says_how_far_below_zero_one_may_go() -> None:
     books = Books({}, {ANN: 100})
 
-    assert books.refusal(ANN, 100) is None
+    assert books.why_unaffordable(ANN, 100) is None
     books.apply(reserve(JOB, ANN, 60))
-    assert books.refusal(ANN, 40) is None
-    assert books.refusal(ANN, 41) == (
+    assert books.why_unaffordable(ANN, 40) is None
+    assert books.why_unaffordable(ANN, 41) == (
         "user:ann has $0.00004 left to spend, and this costs $0.000041: "
         "have it credited, or its budget raised"
     )
     books.apply(credit(ANN, 1))
-    assert books.refusal(ANN, 41) is None
+    assert books.why_unaffordable(ANN, 41) is None
 
 
 def test_a_budget_of_nothing_allows_what_was_credited() -> None:
     books = Books({}, {ANN: 0})
     books.apply(credit(ANN, 10))
 
-    assert books.refusal(ANN, 10) is None
-    assert books.refusal(ANN, 11) is not None
-    assert books.refusal(ANN, 0) is None
+    assert books.why_unaffordable(ANN, 10) is None
+    assert books.why_unaffordable(ANN, 11) is not None
+    assert books.why_unaffordable(ANN, 0) is None
 
 
 def test_the_budget_of_a_key_binds_all_it_asks_for() -> None:
     books = Books({}, {ANN: 100})
     books.apply(reserve(JOB, CAT, 60))
-    books.apply(reserve(JOB, user("ann", "dog"), 30))
+    books.apply(reserve(JOB, user_account("ann", "dog"), 30))
 
-    refusal = books.refusal(CAT, 11)
+    refusal = books.why_unaffordable(CAT, 11)
 
     assert refusal is not None
     assert refusal.startswith("user:ann has $0.00001 left")
-    assert books.refusal(ANN, 11) is not None
-    assert books.refusal(ANN, 10) is None
-    assert books.refusal(user("bob"), 11) is None
+    assert books.why_unaffordable(ANN, 11) is not None
+    assert books.why_unaffordable(ANN, 10) is None
+    assert books.why_unaffordable(user_account("bob"), 11) is None
 
 
 def test_a_budget_of_its_own_binds_a_sub_account_as_well() -> None:
     books = Books({}, {ANN: 100, CAT: 10})
 
-    refusal = books.refusal(CAT, 11)
+    refusal = books.why_unaffordable(CAT, 11)
 
     assert refusal is not None
     assert refusal.startswith("user:ann/cat has $0.00001 left")
-    assert books.refusal(ANN, 100) is None
+    assert books.why_unaffordable(ANN, 100) is None
 
 
 def test_a_budget_may_change_and_go() -> None:
@@ -219,18 +225,24 @@ def test_a_budget_may_change_and_go() -> None:
 
     books.set_budget(ANN, 20)
     assert books.budget(ANN) == 20
-    assert books.refusal(ANN, 1) == (
+    assert books.why_unaffordable(ANN, 1) == (
         "user:ann has $0.000 left to spend, and this costs $0.000001: "
         "have it credited, or its budget raised"
     )
     books.set_budget(ANN, None)
     assert books.budget(ANN) is None
-    assert books.refusal(ANN, 1) is None
+    assert books.why_unaffordable(ANN, 1) is None
 
 
-USERS = [ANN, CAT, user("ann", "dog"), user("bob"), user("bob", "cat")]
-WORKERS = [WORKER, worker(WorkerId("v"))]
-BUDGETS = {ANN: 300, CAT: 100, user("bob"): 0}
+USERS = [
+    ANN,
+    CAT,
+    user_account("ann", "dog"),
+    user_account("bob"),
+    user_account("bob", "cat"),
+]
+WORKERS = [WORKER, worker_account(WorkerId("v"))]
+BUDGETS = {ANN: 300, CAT: 100, user_account("bob"): 0}
 
 
 class Accounting(RuleBasedStateMachine):
@@ -248,7 +260,7 @@ class Accounting(RuleBasedStateMachine):
 
     @rule(target=held, payer=st.sampled_from(USERS), price=st.integers(0, 120))
     def ask(self, payer: str, price: int) -> Asked | MultipleResults[Asked]:
-        if self.books.refusal(payer, price) is not None:
+        if self.books.why_unaffordable(payer, price) is not None:
             return multiple()
         self.jobs += 1
         job_id = JobId(str(self.jobs))
@@ -256,7 +268,11 @@ class Accounting(RuleBasedStateMachine):
         self.open[job_id] = price
         return (job_id, payer, price)
 
-    @rule(job=consumes(held), to=st.sampled_from(WORKERS), share=st.integers(0, WHOLE))
+    @rule(
+        job=consumes(held),
+        to=st.sampled_from(WORKERS),
+        share=st.integers(0, BASIS_POINTS),
+    )
     def pay(self, job: Asked, to: str, share: int) -> None:
         job_id, _, price = job
         self.books.apply(settle(job_id, to, price, share))

@@ -13,7 +13,7 @@ from ledger.given import (
     second_holds,
 )
 from shoal.domain.errors import InvalidRequest
-from shoal.ledger import bundle, checkpoint, growth
+from shoal.ledger import bundle, checkpoint, consistency
 
 LOG = grown(5)
 
@@ -43,7 +43,7 @@ def test_every_bit_of_a_bundle_counts(index: int, output: str | None) -> None:
 
 
 def test_every_bit_of_a_proof_of_growth_counts() -> None:
-    data = growth.write(LOG.growth(3, 5))
+    data = consistency.write(LOG.growth(3, 5))
 
     assert growth_holds(data)
     assert second_holds(data)

@@ -22,38 +22,38 @@ from ledger.given import (
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger import checkpoint, merkle, receipts
-from shoal.ledger.bundle import Bundle, read, verify, write
-from shoal.ledger.checks import Check, Step
+from shoal.ledger.bundle import ReceiptBundle, read, verify, write
+from shoal.ledger.checks import StepResult, VerificationStep
 from shoal.ledger.files import FILE_MAX
 from shoal.ledger.receipts import Claims
 
 ALL = [
-    Step.FORM,
-    Step.KEY,
-    Step.SIGNATURE,
-    Step.RECEIPT,
-    Step.CHECKPOINT,
-    Step.LOGGED,
-    Step.OUTPUT,
-    Step.WORKER,
+    VerificationStep.FORM,
+    VerificationStep.KEY,
+    VerificationStep.SIGNATURE,
+    VerificationStep.RECEIPT,
+    VerificationStep.CHECKPOINT,
+    VerificationStep.LOGGED,
+    VerificationStep.OUTPUT,
+    VerificationStep.WORKER,
 ]
 
 
-def of(*batch: Claims) -> Bundle:
+def of(*batch: Claims) -> ReceiptBundle:
     """Return the first receipt's bundle."""
     log = Log()
     log.add(*batch)
     return log.bundle()
 
 
-def last(bundle: Bundle, key: bytes = KEY) -> Check:
+def last(bundle: ReceiptBundle, key: bytes = KEY) -> StepResult:
     """Return the last step of verifying; what is wrong is wrong for both verifiers."""
     checks = verify(write(bundle), key)
     assert second_holds(write(bundle), key) is checks[-1].ok
     return checks[-1]
 
 
-def forged(given: Claims, index: int = 0, **changed: Any) -> Bundle:
+def forged(given: Claims, index: int = 0, **changed: Any) -> ReceiptBundle:
     """Return the bundle of a coordinator that signs whatever it likes."""
     named = changed.pop("checkpoint_size", 0)
     body = changed.pop("body", None) or receipts.body(given, named, merkle.EMPTY_ROOT)
@@ -67,7 +67,7 @@ def forged(given: Claims, index: int = 0, **changed: Any) -> Bundle:
         "checkpoint": checkpoint.make(COORDINATOR, 1, hash, AT),
         "output": OUTPUT,
     }
-    return Bundle(**(fields | changed))
+    return ReceiptBundle(**(fields | changed))
 
 
 def test_a_bundle_is_read_as_it_was_written() -> None:
@@ -92,7 +92,7 @@ def test_an_output_need_not_go_along() -> None:
 
     steps = [check.step for check in verify(data, KEY)]
 
-    assert steps == [step for step in ALL if step is not Step.OUTPUT]
+    assert steps == [step for step in ALL if step is not VerificationStep.OUTPUT]
     assert bundle_holds(data)
     assert second_holds(data)
 
@@ -115,7 +115,7 @@ def test_what_a_worker_signed_is_judged_again(
 ) -> None:
     said = of(claims(verdict=verdict, worker_receipt=receipt), unsigned())
 
-    assert last(said) == Check(Step.WORKER)
+    assert last(said) == StepResult(VerificationStep.WORKER)
 
 
 def test_a_coordinator_that_calls_a_bad_receipt_good_is_caught() -> None:
@@ -123,28 +123,28 @@ def test_a_coordinator_that_calls_a_bad_receipt_good_is_caught() -> None:
 
     check = last(of(claims(worker_receipt=bad)))
 
-    assert check.step is Step.WORKER
-    assert check.wrong is not None
-    assert check.wrong.startswith("the signature is not the worker's, and yet")
+    assert check.step is VerificationStep.WORKER
+    assert check.problem is not None
+    assert check.problem.startswith("the signature is not the worker's, and yet")
 
 
 def test_a_coordinator_that_calls_none_good_is_caught() -> None:
-    assert last(of(claims(worker_receipt=None))).step is Step.WORKER
-    assert last(of(claims(worker_key=None))).step is Step.WORKER
+    assert last(of(claims(worker_receipt=None))).step is VerificationStep.WORKER
+    assert last(of(claims(worker_key=None))).step is VerificationStep.WORKER
 
 
 def test_a_coordinator_that_calls_a_good_receipt_bad_is_caught() -> None:
     data = write(of(claims(verdict=Verdict.BAD_SIGNATURE)))
 
-    assert verify(data, KEY)[-1].step is Step.WORKER
+    assert verify(data, KEY)[-1].step is VerificationStep.WORKER
     assert not bundle_holds(data)
 
 
 def test_another_coordinators_bundle_is_refused() -> None:
     check = last(grown(2).bundle(), WORKER.public_key)
 
-    assert check == Check(
-        Step.KEY,
+    assert check == StepResult(
+        VerificationStep.KEY,
         f"it is about {KEY.hex()}, the key given is {WORKER.public_key.hex()}",
     )
 
@@ -154,53 +154,57 @@ def test_the_key_in_the_file_does_not_vouch_for_it() -> None:
     log.add(claims())
     bundle = replace(log.bundle(), coordinator_key=KEY.hex())
 
-    assert last(bundle).step is Step.SIGNATURE
+    assert last(bundle).step is VerificationStep.SIGNATURE
 
 
 def test_a_signature_for_something_else_is_refused() -> None:
     body = receipts.body(claims(), 0, merkle.EMPTY_ROOT)
 
     assert last(forged(claims(), signature=COORDINATOR.sign(body))).step is (
-        Step.SIGNATURE
+        VerificationStep.SIGNATURE
     )
 
 
 def test_a_signed_receipt_that_is_none_is_refused() -> None:
     body = b'{"type":"shoal/other"}'
 
-    assert last(forged(claims(), body=body)).step is Step.RECEIPT
+    assert last(forged(claims(), body=body)).step is VerificationStep.RECEIPT
 
 
 def test_a_checkpoint_of_another_is_refused() -> None:
     log = grown(2)
     note = checkpoint.make(WORKER, 2, bytes(32), AT)
 
-    assert last(replace(log.bundle(), checkpoint=note)).step is Step.CHECKPOINT
+    assert (
+        last(replace(log.bundle(), checkpoint=note)).step is VerificationStep.CHECKPOINT
+    )
 
 
 def test_a_receipt_beyond_the_log_is_refused() -> None:
     log = grown(3)
     older = replace(log.bundle(2), checkpoint=log.notes[2])
 
-    assert last(older).step is Step.LOGGED
+    assert last(older).step is VerificationStep.LOGGED
 
 
 @pytest.mark.parametrize("index", [-1, 0, 2, 3, 2**53 - 1])
 def test_a_receipt_at_another_place_is_refused(index: int) -> None:
-    assert last(replace(grown(3).bundle(1), index=index)).step is Step.LOGGED
+    assert (
+        last(replace(grown(3).bundle(1), index=index)).step is VerificationStep.LOGGED
+    )
 
 
 def test_a_receipt_before_the_checkpoint_it_names_is_refused() -> None:
     check = last(forged(claims(), checkpoint_size=1))
 
-    assert check == Check(
-        Step.LOGGED, "leaf 0 cannot come after a checkpoint of 1 receipts"
+    assert check == StepResult(
+        VerificationStep.LOGGED, "leaf 0 cannot come after a checkpoint of 1 receipts"
     )
 
 
 def test_another_output_is_refused() -> None:
-    assert last(replace(grown(2).bundle(), output="{}")).step is Step.OUTPUT
-    assert last(replace(grown(2).bundle(), output="")).step is Step.OUTPUT
+    assert last(replace(grown(2).bundle(), output="{}")).step is VerificationStep.OUTPUT
+    assert last(replace(grown(2).bundle(), output="")).step is VerificationStep.OUTPUT
 
 
 @pytest.mark.parametrize(
@@ -226,9 +230,9 @@ def test_another_output_is_refused() -> None:
 def test_what_is_not_in_the_one_form_is_refused(data: bytes) -> None:
     (check,) = verify(data, KEY)
 
-    assert check.step is Step.FORM
-    assert check.wrong is not None
-    assert check.wrong.startswith("the file cannot be read: ")
+    assert check.step is VerificationStep.FORM
+    assert check.problem is not None
+    assert check.problem.startswith("the file cannot be read: ")
 
 
 def test_a_file_beyond_the_limit_is_refused() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ledger.given import VECTORS
-from shoal.ledger.keys import Signer, is_sound, public_key_of, verify
+from shoal.ledger.keys import Signer, is_valid_key, public_key_of, verify
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -114,7 +114,7 @@ def test_keys_of_small_order_are_refused_in_every_form() -> None:
 
     assert len(small_points()) == 8
     assert len(keys) == 14  # the eight, and all other ways to write them
-    assert not any(is_sound(key) for key in keys)
+    assert not any(is_valid_key(key) for key in keys)
 
 
 @pytest.mark.parametrize("above", range(19))
@@ -122,7 +122,7 @@ def test_a_key_is_written_in_one_way(above: int) -> None:
     for sign in (0, 1):
         key = (P + above | sign << 255).to_bytes(32, "little")
 
-        assert not is_sound(key)
+        assert not is_valid_key(key)
 
 
 def test_a_key_of_small_order_signs_nothing() -> None:
@@ -134,7 +134,7 @@ def test_a_key_of_small_order_signs_nothing() -> None:
 
 @pytest.mark.parametrize("size", [0, 31, 33, 64])
 def test_a_key_has_32_bytes(size: int) -> None:
-    assert not is_sound(bytes([7]) * size)
+    assert not is_valid_key(bytes([7]) * size)
 
 
 @given(st.binary(min_size=32, max_size=32))

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from shoal.ledger.merkle import (
     EMPTY_ROOT,
     Frontier,
-    Place,
+    NodePosition,
     consistency_path,
-    frontier_places,
+    frontier_positions,
     inclusion_path,
     leaf_hash,
     nodes_for_consistency,
@@ -56,7 +56,7 @@ class Tree:
 
     def __init__(self, leaves: Sequence[bytes]) -> None:
         self.frontier = Frontier()
-        self.nodes: dict[Place, bytes] = {}
+        self.nodes: dict[NodePosition, bytes] = {}
         for leaf in leaves:
             for level, position, hash in self.frontier.append(leaf):
                 assert (level, position) not in self.nodes
@@ -163,9 +163,9 @@ def test_proof_reads_the_nodes_it_says_and_few(size: int) -> None:
     tree = Tree(LEAVES[:size])
     few = 2 * size.bit_length()
     for other in range(1, size):
-        read: list[Place] = []
+        read: list[NodePosition] = []
 
-        def noted(level: int, position: int, read: list[Place] = read) -> bytes:
+        def noted(level: int, position: int, read: list[NodePosition] = read) -> bytes:
             read.append((level, position))
             return tree.at(level, position)
 
@@ -182,7 +182,7 @@ def test_proof_reads_the_nodes_it_says_and_few(size: int) -> None:
 @pytest.mark.parametrize("size", [0, *SIZES])
 def test_a_tree_goes_on_from_its_stored_nodes(size: int) -> None:
     tree = Tree(LEAVES)
-    hashes = [tree.nodes[place] for place in frontier_places(size)]
+    hashes = [tree.nodes[place] for place in frontier_positions(size)]
 
     again = Frontier(size, hashes)
     for leaf in LEAVES[size:]:

@@ -78,7 +78,7 @@ def test_a_notary_goes_on_after_a_restart() -> None:
         whole.add(unsigned(f"job-{number}"))
         sealed = log.add(unsigned(f"job-{number}"))
         size = sealed.checkpoint.size
-        hashes = [log.nodes[place] for place in merkle.frontier_places(size)]
+        hashes = [log.nodes[place] for place in merkle.frontier_positions(size)]
         head = checkpoint.verify(sealed.note, KEY)
         frontier = Frontier(size, hashes)
         log.notary = Notary(COORDINATOR, frontier, head.size, head.root)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shoal.domain.assembly import assemble
+from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import Delta
 from shoal.domain.work import JSON, Chat
 from shoal.ledger.outputs import output_of

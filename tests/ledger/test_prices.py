@@ -1,26 +1,26 @@
 import pytest
 
 from shoal.domain.money import Micros, dollars
-from shoal.domain.work import Kind, Policy
+from shoal.domain.work import JobKind, Policy
 from shoal.ledger.prices import PriceList
 
 
 @pytest.mark.parametrize(
     ("policy", "kind", "price"),
     [
-        (Policy.FAST, Kind.CHAT, "$0.010"),
-        (Policy.FAST, Kind.COMPLETION, "$0.010"),
-        (Policy.FAST, Kind.TASK, "$0.003"),
-        (Policy.FAST, Kind.EMBEDDING, "$0.003"),
-        (Policy.CHEAP, Kind.CHAT, "$0.005"),
-        (Policy.CHEAP, Kind.COMPLETION, "$0.005"),
-        (Policy.CHEAP, Kind.TASK, "$0.001"),
-        (Policy.CHEAP, Kind.EMBEDDING, "$0.001"),
-        (Policy.FAST, Kind.CALL, "$0.000"),
+        (Policy.FAST, JobKind.CHAT, "$0.010"),
+        (Policy.FAST, JobKind.COMPLETION, "$0.010"),
+        (Policy.FAST, JobKind.TASK, "$0.003"),
+        (Policy.FAST, JobKind.EMBEDDING, "$0.003"),
+        (Policy.CHEAP, JobKind.CHAT, "$0.005"),
+        (Policy.CHEAP, JobKind.COMPLETION, "$0.005"),
+        (Policy.CHEAP, JobKind.TASK, "$0.001"),
+        (Policy.CHEAP, JobKind.EMBEDDING, "$0.001"),
+        (Policy.FAST, JobKind.CALL, "$0.000"),
     ],
 )
 def test_a_job_costs_what_the_documents_say(
-    policy: Policy, kind: Kind, price: str
+    policy: Policy, kind: JobKind, price: str
 ) -> None:
     assert dollars(PriceList().price(policy, kind)) == price
 
@@ -28,6 +28,6 @@ def test_a_job_costs_what_the_documents_say(
 def test_every_job_has_the_price_that_was_set_for_it() -> None:
     prices = PriceList(Micros(1), Micros(2), Micros(3), Micros(4), Micros(5))
 
-    found = [prices.price(policy, kind) for policy in Policy for kind in Kind]
+    found = [prices.price(policy, kind) for policy in Policy for kind in JobKind]
 
     assert sorted(set(found)) == [1, 2, 3, 4, 5]

@@ -12,7 +12,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.ledger.merkle import EMPTY_ROOT
 from shoal.ledger.receipts import Claims, Receipt, body, read
-from shoal.ledger.worker_receipts import hash_of
+from shoal.ledger.worker_receipts import output_hash_of
 
 ROOT = bytes(range(32))
 
@@ -24,7 +24,7 @@ CLAIMS = st.builds(
     job_id=TEXTS.map(JobId),
     worker=TEXTS,
     worker_key=st.none() | st.binary(min_size=32, max_size=32).map(bytes.hex),
-    output_hash=st.binary().map(hash_of),
+    output_hash=st.binary().map(output_hash_of),
     prompt_tokens=st.none() | MANY,
     completion_tokens=st.none() | MANY,
     price=MANY,
@@ -45,7 +45,7 @@ def test_a_receipt_says_all_under_plain_names() -> None:
         "job_id": "job-1",
         "worker": "w-1",
         "worker_key": WORKER.public_key.hex(),
-        "output_hash": hash_of(OUTPUT.encode()),
+        "output_hash": output_hash_of(OUTPUT.encode()),
         "prompt_tokens": 7,
         "completion_tokens": 3,
         "price": 10_000,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from ledger.given import COORDINATOR, JOB, OUTPUT, VECTORS, WORKER, signed
 from shoal.domain.ids import JobId
-from shoal.domain.receipts import SIGNED_MAX, SignedReceipt, Verdict
-from shoal.ledger.worker_receipts import hash_of, verify, verify_hash
+from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
+from shoal.ledger.worker_receipts import output_hash_of, verify, verify_output_hash
 
 
 def judged(receipt: SignedReceipt, **changed: Any) -> Verdict:
@@ -39,11 +39,11 @@ def test_receipts_of_real_workers_are_valid(case: dict[str, Any]) -> None:
     )
 
     assert verdict is Verdict.VALID
-    assert hash_of(output) == f"sha256:{case['output_hash']}"
+    assert output_hash_of(output) == f"sha256:{case['output_hash']}"
 
 
 def test_hash_may_come_with_its_name_or_without() -> None:
-    named = hash_of(OUTPUT.encode())
+    named = output_hash_of(OUTPUT.encode())
 
     assert judged(signed(output_hash=named)) is Verdict.VALID
     assert judged(signed(output_hash=named[7:])) is Verdict.VALID
@@ -111,7 +111,7 @@ def test_signature_that_does_not_fit_is_told(change: str) -> None:
         signed(output_hash={}).body,
         b"[" * 100_000,
         signed(extra=[[]] * 101).body,
-        signed(extra="x" * SIGNED_MAX).body,
+        signed(extra="x" * RECEIPT_SIZE_MAX).body,
     ],
     ids=lambda body: repr(body[:20]),
 )
@@ -157,11 +157,11 @@ def test_every_receipt_gets_a_verdict(fields: dict[str, Any]) -> None:
 
 
 def test_the_hash_of_the_output_is_enough() -> None:
-    found = verify_hash(
+    found = verify_output_hash(
         signed(),
         job_id=JOB,
         public_key=WORKER.public_key,
-        output_hash=hash_of(OUTPUT.encode()),
+        output_hash=output_hash_of(OUTPUT.encode()),
     )
 
     assert found is Verdict.VALID

@@ -17,8 +17,8 @@ from urllib.request import Request, urlopen
 
 from openai import OpenAI
 
-from models.pairs import PAIRS
-from shoal.domain.work import text_of
+from models.tiny_answers import ANSWERS
+from shoal.domain.work import message_text
 
 TESTS = Path(__file__).parents[1]
 TINY = TESTS / "models" / "tiny.gguf"
@@ -220,7 +220,7 @@ class GatedModel:
     """
 
     def __init__(
-        self, pause: int, pairs: Mapping[str, Sequence[str]] = PAIRS, port: int = 0
+        self, pause: int, pairs: Mapping[str, Sequence[str]] = ANSWERS, port: int = 0
     ) -> None:
         self.asked = 0
         self._pairs = pairs
@@ -261,7 +261,7 @@ class GatedModel:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 model.asked += 1
                 self._head("text/event-stream")
-                answer = model._pairs[text_of(body["messages"][-1])]
+                answer = model._pairs[message_text(body["messages"][-1])]
                 for number, piece in enumerate(answer):
                     if number == model._pause:
                         model.go_on.wait(PATIENCE)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from live.programs import KEY, PATIENCE, GatedModel, Pool, Programs, eventually
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 
 def shoal(*arguments: str, typed: str = "") -> subprocess.CompletedProcess[str]:
@@ -32,7 +32,7 @@ def test_chat_puts_its_input_where_the_dash_is(pool: Pool) -> None:
         "chat", *asking(pool), "--temperature", "0", *words, typed="two plus two?"
     )
 
-    assert done.stdout == PAIRS["What is two plus two?"] + "\n"
+    assert done.stdout == ANSWERS["What is two plus two?"] + "\n"
 
 
 @pytest.mark.parametrize("words", [[], [""], ["-"]])
@@ -110,7 +110,7 @@ def test_chat_answers_one_question(pool: Pool) -> None:
     done = shoal("chat", *asking(pool), "--temperature", "0", "Write", "a", "haiku.")
 
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == PAIRS["Write a haiku."] + "\n"
+    assert done.stdout == ANSWERS["Write a haiku."] + "\n"
 
 
 def test_chat_reads_its_question_from_a_pipe(pool: Pool) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from live.machines import two_machines
-from live.places import Place
 from live.programs import Pool, Programs, eventually
+from live.sites import Site
 
 FLEET = ("--macfleet-token", "a token for the fleet")
 PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
@@ -80,7 +80,7 @@ def test_node_with_another_token_is_told_apart(
 def test_machines_of_a_fleet_find_each_other_by_themselves(tmp_path: Path) -> None:
     everywhere = ("--host", "0.0.0.0", *FLEET)
     with two_machines() as machines:
-        one, other = (Place(machine, tmp_path) for machine in machines)
+        one, other = (Site(machine, tmp_path) for machine in machines)
         try:
             pools = [place.serve(*everywhere) for place in (one, other)]
             check_found(one, pools[0], other)
@@ -90,7 +90,7 @@ def test_machines_of_a_fleet_find_each_other_by_themselves(tmp_path: Path) -> No
             other.programs.close()
 
 
-def check_found(place: Place, pool: Pool, there: Place) -> None:
+def check_found(place: Site, pool: Pool, there: Site) -> None:
     """Check that a coordinator has found the one of another machine."""
     name = there.machine.name
     with place.machine.inside():

@@ -6,7 +6,7 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from live.programs import PATIENCE, GatedModel, Pool, Programs, eventually
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 COMMIT = {
@@ -57,7 +57,7 @@ def test_committed_job_outlives_a_coordinator_and_a_worker_that_are_killed(
 
     status, job = ask(pool, "GET", f"{path}?wait={PATIENCE}")
     assert (status, job["status"], job["attempts"]) == (200, "completed", 2)
-    assert job["result"] == {"model": "tiny", "text": "".join(PAIRS[STORY])}
+    assert job["result"] == {"model": "tiny", "text": "".join(ANSWERS[STORY])}
     assert job["user_id"] == "ada"
 
 

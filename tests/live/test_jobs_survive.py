@@ -24,7 +24,7 @@ from live import checker, databases, laws
 from live.clients import digest_of_result
 from live.programs import KEY, PATIENCE, Programs
 from live.siege import KILLS, Siege
-from shoal.ledger import bundle, growth
+from shoal.ledger import bundle, consistency
 
 SIEGES = 17
 VERIFIER = Path(__file__).parents[2] / "examples" / "verify_receipt.py"
@@ -224,7 +224,7 @@ def test_the_log_only_grew_since_every_checkpoint_that_was_given_out(
         data = fetch(siege, f"/v1/log/growth?since={size}")
 
         assert json.loads(data)["first"] == note
-        assert all(check.ok for check in growth.verify(data, public_key)), size
+        assert all(check.ok for check in consistency.verify(data, public_key)), size
         assert list(verify_apart(data, public_key)), size
 
 

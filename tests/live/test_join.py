@@ -19,16 +19,16 @@ from live.programs import (
     eventually,
     text_in,
 )
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 ENDS = ("JobCompleted", "JobFailed", "JobCancelled", "JobExpired")
 
 
-@pytest.mark.parametrize("question", PAIRS)
+@pytest.mark.parametrize("question", ANSWERS)
 def test_official_client_gets_the_exact_text(pool: Pool, question: str) -> None:
     with pool.client() as client, answer_to(client, question) as stream:
-        assert "".join(text_in(stream)) == PAIRS[question]
+        assert "".join(text_in(stream)) == ANSWERS[question]
 
 
 def test_answer_in_one_piece_is_the_same(pool: Pool) -> None:
@@ -39,7 +39,7 @@ def test_answer_in_one_piece_is_the_same(pool: Pool) -> None:
             temperature=0,
         )
 
-    assert answer.choices[0].message.content == PAIRS[STORY]
+    assert answer.choices[0].message.content == ANSWERS[STORY]
     assert answer.choices[0].finish_reason == "stop"
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 100
@@ -103,7 +103,7 @@ def test_worker_that_is_told_to_stop_finishes_its_answer(
         eventually(lambda: pool.workers()[0]["draining"], "it is draining")
         slow_model.go_on.set()
 
-        assert first + "".join(pieces) == PAIRS[STORY]
+        assert first + "".join(pieces) == ANSWERS[STORY]
     assert worker.wait() == 0
 
 
@@ -133,7 +133,7 @@ def test_killed_worker_leaves_a_whole_answer_behind(
         slow_model.go_on.set()
         text += "".join(pieces)
 
-    assert text == PAIRS[STORY]
+    assert text == ANSWERS[STORY]
     told = "\n".join(pool.admin(f"jobs/{job_id}/explain")["lines"])
     assert "worker lost" in told
     assert "attempt 2" in told
@@ -163,7 +163,7 @@ def test_jobs_of_a_killed_coordinator_all_end_once(
     assert len(jobs) == 6
     for job in jobs:
         assert (job["state"], job["error"]) == ("done", None)
-        assert job["outcome"]["text"] == PAIRS[STORY]
+        assert job["outcome"]["text"] == ANSWERS[STORY]
     assert pool.program.terminate() == 0
     marks = ", ".join("?" * len(ENDS))
     query = f"SELECT count(*) FROM facts WHERE type IN ({marks}) GROUP BY job_id"

@@ -19,7 +19,7 @@ from live.programs import (
     eventually,
     text_in,
 )
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 TINY_MODEL = ("--model", f"tiny={TINY}")
@@ -56,7 +56,7 @@ def another_port(port: int) -> int:
 
 def answers(pool: Pool, question: str = "ping", model: str = "tiny") -> bool:
     with pool.client() as client, answer_to(client, question, model) as stream:
-        return "".join(text_in(stream)) == PAIRS[question]
+        return "".join(text_in(stream)) == ANSWERS[question]
 
 
 def test_all_models_come_and_go_with_one_connection(programs: Programs) -> None:

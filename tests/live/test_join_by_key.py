@@ -19,7 +19,7 @@ from live.programs import (
     Programs,
     eventually,
 )
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 TINY_MODEL = ("--model", f"tiny={TINY}")
@@ -83,7 +83,7 @@ def test_a_worker_does_chats_and_tasks_and_signs_them(pool: Pool) -> None:
         pool, commit(pool, "TASK", task_type="extract_json", input='so {"a": 1}')
     )
 
-    assert chat["result"] == {"text": PAIRS["ping"], "model": "tiny"}
+    assert chat["result"] == {"text": ANSWERS["ping"], "model": "tiny"}
     assert task["result"] == {"extracted": [{"a": 1}], "count": 1}
     for job in (chat, task):
         assert job["receipt"]["provider_pubkey"] == said["public_key"]
@@ -122,7 +122,7 @@ def test_a_worker_that_a_user_trusts_gets_private_jobs(pool: Pool) -> None:
 
     job = ended(pool, commit(pool, "LLM_INFER", "PRIVATE", prompt="ping"))
 
-    assert job["result"]["text"] == PAIRS["ping"]
+    assert job["result"]["text"] == ANSWERS["ping"]
     assert job["privacy_class"] == "PRIVATE"
 
 
@@ -155,7 +155,7 @@ def test_a_worker_that_is_told_to_stop_finishes_its_job(
     eventually(lambda: pool.workers()[0]["draining"], "it is draining")
     slow_model.go_on.set()
 
-    assert ended(pool, job)["result"]["text"] == PAIRS[STORY]
+    assert ended(pool, job)["result"]["text"] == ANSWERS[STORY]
     assert worker.wait() == 0
 
 
@@ -170,7 +170,7 @@ def test_a_job_of_a_worker_that_was_killed_goes_to_another(
     _, said = joined(pool, "beaver")
 
     done = ended(pool, job)
-    assert done["result"]["text"] == PAIRS[STORY]
+    assert done["result"]["text"] == ANSWERS[STORY]
     assert done["receipt"]["provider_pubkey"] == said["public_key"]
 
 

@@ -15,13 +15,13 @@ from live.programs import (
     answer_to,
     text_in,
 )
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 from tasks.demo_tasks import add, pid
 from tasks.ray_cluster import DEMO_FILE
 
 LONG = "join-me-please"
 PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
-QUESTION = next(iter(PAIRS))
+QUESTION = next(iter(ANSWERS))
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_cluster_does_tasks_and_chats_and_comes_back_when_it_was_lost(
     assert functions["slots"] == 2
     assert models["model"] == "tiny"
     with coordinator.client() as client, answer_to(client, QUESTION) as stream:
-        assert "".join(text_in(stream)) == PAIRS[QUESTION]
+        assert "".join(text_in(stream)) == ANSWERS[QUESTION]
     with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
         assert [*quick.map(add, range(500))] == [*range(500)]
     with shoal.Pool(coordinator.url, KEY) as pool:

@@ -8,12 +8,12 @@ import pytest
 from openai import APIStatusError
 
 from live.machines import two_machines
-from live.places import Place, check_takeover, with_model
 from live.programs import (
     TINY,
     eventually,
 )
-from models.pairs import PAIRS
+from live.sites import Site, check_takeover, with_model
+from models.tiny_answers import ANSWERS
 from transports.certificates import issue
 
 STORY = "Tell me a story."
@@ -23,9 +23,9 @@ PORT = 4321  # of a machine's own, so that nobody else has it
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
+def places(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
     with two_machines() as machines:
-        one, other = (Place(machine, tmp_path) for machine in machines)
+        one, other = (Site(machine, tmp_path) for machine in machines)
         try:
             yield one, other
         finally:
@@ -34,7 +34,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Place, Place]]:
 
 
 def test_machines_find_each_other_and_serve_each_others_models(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     here, there = one.serve(*LOOKING), other.serve(*LOOKING)
@@ -44,13 +44,13 @@ def test_machines_find_each_other_and_serve_each_others_models(
 
     eventually(lambda: one.models(here) >= {"tiny", "twin"}, "one has both")
     eventually(lambda: other.models(there) >= {"tiny", "twin"}, "the other has both")
-    for question, answer in PAIRS.items():
+    for question, answer in ANSWERS.items():
         assert one.ask(here, question, "twin") == answer
         assert other.ask(there, question, "tiny") == answer
 
 
 def test_models_go_with_their_machine_and_come_back_with_it(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     here, there = one.serve(*LOOKING), other.serve(*LOOKING)
@@ -63,11 +63,11 @@ def test_models_go_with_their_machine_and_come_back_with_it(
     there = other.serve(*LOOKING)
     with_model(other, there, "twin")
     eventually(lambda: "twin" in one.models(here), "it is back")
-    assert one.ask(here, STORY, "twin") == PAIRS[STORY]
+    assert one.ask(here, STORY, "twin") == ANSWERS[STORY]
 
 
 def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     here, there = one.serve(*LOOKING), other.serve(*LOOKING)
@@ -75,7 +75,7 @@ def test_machine_killed_in_an_answer_is_replaced_without_a_gap(
 
 
 def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     here, there = one.serve(*LOOKING), other.serve(*LOOKING)
@@ -90,7 +90,7 @@ def test_cable_that_is_cut_takes_the_model_along_and_brings_it_back(
     assert one.ask(here, "ping", "twin") == "pong"
 
 
-def test_another_cluster_is_left_alone(places: tuple[Place, Place]) -> None:
+def test_another_cluster_is_left_alone(places: tuple[Site, Site]) -> None:
     one, other = places
     here = one.serve(*LOOKING)
     there = other.serve(*LOOKING[:-1], "other reef")
@@ -107,7 +107,7 @@ def test_another_cluster_is_left_alone(places: tuple[Place, Place]) -> None:
 
 
 def test_peers_are_named_where_multicast_is_blocked(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     for place in places:
@@ -123,19 +123,19 @@ def test_peers_are_named_where_multicast_is_blocked(
 
 
 def test_worker_that_is_told_of_no_coordinator_finds_the_one_nearby(
-    places: tuple[Place, Place],
+    places: tuple[Site, Site],
 ) -> None:
     one, other = places
     here = one.serve(*EVERYWHERE)
     worker = other.join("--name", "far", "--model", f"tiny={TINY}")
     worker.said("joined")
 
-    assert one.ask(here, STORY, "tiny") == PAIRS[STORY]
+    assert one.ask(here, STORY, "tiny") == ANSWERS[STORY]
     assert worker.terminate() == 0
 
 
 def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
-    places: tuple[Place, Place], tmp_path: Path
+    places: tuple[Site, Site], tmp_path: Path
 ) -> None:
     one, other = places
     here = one.serve(*EVERYWHERE, *issue(tmp_path / "tls").flags)
@@ -154,7 +154,7 @@ def test_worker_joins_over_tls_a_coordinator_that_has_a_certificate(
 
 @pytest.mark.parametrize("flags", [LOOKING, LOOKING[:-2]], ids=["passcode", "nothing"])
 def test_stranger_on_the_network_gets_nothing(
-    places: tuple[Place, Place], flags: tuple[str, ...]
+    places: tuple[Site, Site], flags: tuple[str, ...]
 ) -> None:
     one, other = places
     here = one.serve(*EVERYWHERE)  # with a join token, and no passcode

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from live.programs import PATIENCE, TOKEN, Program, Programs, eventually
-from models.tied import files
+from models.transfer_pair import files
 
 BIG = 300_000_000  # bytes; long enough under way to be interrupted
 

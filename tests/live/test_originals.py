@@ -8,7 +8,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 from originals.mac import Mac
 from originals.relay import OriginalRelay
 from originals.relay_peers import RustGateway, RustNode
@@ -108,7 +108,7 @@ async def test_a_mac_asks_the_pool(programs: Programs) -> None:
         done = await mac.until("inferenceComplete")
 
     assert done["requestID"].upper() == request_id
-    assert mac.answered(request_id) == PAIRS[STORY]
+    assert mac.answered(request_id) == ANSWERS[STORY]
     assert mac.dropped == []
 
 
@@ -174,7 +174,7 @@ async def test_a_gateway_at_our_relay_asks_the_pool(programs: Programs) -> None:
             asked = await provider(gateway, "tiny")
         answer = await gateway.chat(asked, "tiny", STORY)
 
-    assert text_of(answer) == PAIRS[STORY]
+    assert text_of(answer) == ANSWERS[STORY]
     assert list(answer[-1]) == ["inferenceComplete"]
 
 
@@ -195,7 +195,7 @@ async def test_our_worker_serves_a_gateway_at_the_original_relay(
 
         answer = await gateway.chat(found["nodeID"], "tiny", STORY)
 
-    assert text_of(answer) == PAIRS[STORY]
+    assert text_of(answer) == ANSWERS[STORY]
 
 
 async def test_our_coordinator_uses_a_node_at_the_original_relay(
@@ -238,14 +238,14 @@ async def test_the_original_relay_cannot_read_what_ours_say(
         )
         await asyncio.to_thread(worker.said, "joined")
         await until_offered(pool, "tiny")
-        assert await chat(pool, "tiny") == PAIRS[STORY]
+        assert await chat(pool, "tiny") == ANSWERS[STORY]
 
     crossed = [payload["data"] for kind, payload in relay.crossed if "data" in payload]
     assert crossed
     said = b"".join(base64.b64decode(data) for data in crossed)
     assert b"inferenceRequest" not in said
     assert STORY.encode() not in said
-    assert PAIRS[STORY][:20].encode() not in said
+    assert ANSWERS[STORY][:20].encode() not in said
 
 
 def text_of(answer: list[dict[str, Any]]) -> str:

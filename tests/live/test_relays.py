@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from live.machines import two_networks
-from live.places import Place, check_takeover, with_model
 from live.programs import TINY, Pool, eventually
-from models.pairs import PAIRS
+from live.sites import Site, check_takeover, with_model
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 PORT = 4010  # of the machine in the middle, which has it to itself
 RELAY = ("--host", "0.0.0.0", "--port", str(PORT))
 PATIENCE = 90.0  # seconds: who lost a relay looks for it every 30 at last
 
-Places = tuple[Place, Place, Place]
+Places = tuple[Site, Site, Site]
 
 
 @pytest.fixture
 def places(tmp_path: Path) -> Iterator[Places]:
     """The outer machines, and the one in the middle last."""
     with two_networks() as (one, middle, other):
-        here, there, between = (Place(each, tmp_path) for each in (one, other, middle))
+        here, there, between = (Site(each, tmp_path) for each in (one, other, middle))
         try:
             yield here, there, between
         finally:
@@ -31,7 +31,7 @@ def places(tmp_path: Path) -> Iterator[Places]:
                 place.programs.close()
 
 
-def member(place: Place) -> Pool:
+def member(place: Site) -> Pool:
     """Start a coordinator that takes part in the relay in the middle."""
     relay = f"ws://{place.machine.neighbour}:{PORT}/ws"
     return place.serve("--tealenet-relays", relay, "--tealenet-open")
@@ -48,7 +48,7 @@ def test_pools_of_two_networks_serve_each_others_models(places: Places) -> None:
 
     eventually(lambda: one.models(here) >= {"tiny", "twin"}, "one has both")
     eventually(lambda: other.models(there) >= {"tiny", "twin"}, "the other has both")
-    for question, answer in PAIRS.items():
+    for question, answer in ANSWERS.items():
         assert one.ask(here, question, "twin") == answer
         assert other.ask(there, question, "tiny") == answer
     # Their own worker, and through the relay the other's.
@@ -91,7 +91,7 @@ def test_relay_that_is_killed_and_back_is_found_again(places: Places) -> None:
     between.serve(*RELAY)
 
     eventually(lambda: "twin" in one.models(here), "it is back", PATIENCE)
-    assert one.ask(here, STORY, "twin") == PAIRS[STORY]
+    assert one.ask(here, STORY, "twin") == ANSWERS[STORY]
 
 
 def test_worker_goes_through_the_relay_where_the_other_port_is_blocked(
@@ -113,4 +113,4 @@ def test_worker_goes_through_the_relay_where_the_other_port_is_blocked(
     )
     worker.said("joined")
     assert between.protections(middle) == {"noise"}
-    assert between.ask(middle, STORY, "tiny") == PAIRS[STORY]
+    assert between.ask(middle, STORY, "tiny") == ANSWERS[STORY]

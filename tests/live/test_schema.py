@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from live.programs import KEY, TINY, Pool, Programs
-from shoal.gateway.description import describe
+from shoal.gateway.openapi import openapi_document
 
 EXAMPLES = 25  # requests for each operation
 
@@ -25,7 +25,7 @@ EXAMPLES = 25  # requests for each operation
 # as a schema: a tool that is chosen must be among the tools.
 EXCLUDED = [ignored_auth, positive_data_acceptance]
 
-schema = schemathesis.openapi.from_dict(describe())
+schema = schemathesis.openapi.from_dict(openapi_document())
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from live.programs import (
     eventually,
     text_in,
 )
-from models.pairs import PAIRS
+from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
 
@@ -67,7 +67,7 @@ def test_second_worker_is_given_what_the_first_is_silent_about(
         answer = asking.result()
     model.close()
 
-    assert answer == "".join(PAIRS[STORY])
+    assert answer == "".join(ANSWERS[STORY])
 
 
 def test_key_that_is_given_is_kept_for_commands_on_this_machine(
@@ -187,7 +187,7 @@ def test_stopping_finishes_the_open_answer_first(
         eventually(lambda: _stopping(programs, pool.url), "it stops taking work")
         slow_model.go_on.set()
 
-        assert first + "".join(pieces) == PAIRS[STORY]
+        assert first + "".join(pieces) == ANSWERS[STORY]
     assert pool.program.wait() == 0
 
 

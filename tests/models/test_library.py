@@ -7,11 +7,11 @@ import pytest
 from shoal.domain.errors import ConfigError
 from shoal.models.library import (
     CHUNK,
-    CannotShare,
     Library,
-    library_of,
-    pieces,
-    shareable,
+    NotShareable,
+    open_library,
+    read_pieces,
+    shareable_library,
 )
 
 
@@ -29,10 +29,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_folder_is_sent_file_by_file_in_the_order_of_their_names(folder: Path) -> None:
-    model = Library({"m": folder}).look("m")
+    model = Library({"m": folder}).find("m")
     assert model is not None
 
-    sent = [(p.file_name, p.offset, len(p.data), p.last) for p in pieces(model)]
+    sent = [(p.file_name, p.offset, len(p.data), p.last) for p in read_pieces(model)]
 
     assert model.size == 2 + CHUNK + CHUNK + 4
     assert sent == [
@@ -47,10 +47,10 @@ def test_folder_is_sent_file_by_file_in_the_order_of_their_names(folder: Path) -
 def test_last_file_that_is_empty_is_the_last_piece(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     (tmp_path / "b").touch()
-    model = Library({"m": tmp_path}).look("m")
+    model = Library({"m": tmp_path}).find("m")
     assert model is not None
 
-    assert [piece.last for piece in pieces(model)] == [False, True]
+    assert [piece.last for piece in read_pieces(model)] == [False, True]
 
 
 def test_file_alone_is_a_model(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_file_alone_is_a_model(tmp_path: Path) -> None:
     file.write_bytes(b"GGUF")
     (tmp_path / "other").touch()
 
-    model = Library({"m": file}).look("m")
+    model = Library({"m": file}).find("m")
 
     assert model is not None
     assert [each.path for each in model.files] == [file]
@@ -68,7 +68,7 @@ def test_file_in_parts_is_sent_with_all_of_them(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / f"big-0000{number}-of-00002.gguf").write_bytes(b"GGUF")
 
-    model = Library({"m": tmp_path / "big-00001-of-00002.gguf"}).look("m")
+    model = Library({"m": tmp_path / "big-00001-of-00002.gguf"}).find("m")
 
     assert model is not None
     assert (len(model.files), model.size) == (2, 8)
@@ -78,21 +78,21 @@ def test_file_in_parts_is_sent_with_all_of_them(tmp_path: Path) -> None:
 def test_nothing_but_the_names_in_the_table_is_there(folder: Path, name: str) -> None:
     (folder.parent / "secret").touch()
 
-    assert Library({"m": folder}).look(name) is None
+    assert Library({"m": folder}).find(name) is None
 
 
 def test_folder_with_folders_is_not_shared(folder: Path) -> None:
     (folder / "onnx").mkdir()
 
-    with pytest.raises(CannotShare, match="onnx is a folder, and only files of one"):
-        Library({"m": folder}).look("m")
+    with pytest.raises(NotShareable, match="onnx is a folder, and only files of one"):
+        Library({"m": folder}).find("m")
 
 
 def test_files_that_peers_could_not_keep_are_not_shared(folder: Path) -> None:
     (folder / "with blank").touch()
 
-    with pytest.raises(CannotShare, match="'with blank' cannot be the name"):
-        Library({"m": folder}).look("m")
+    with pytest.raises(NotShareable, match="'with blank' cannot be the name"):
+        Library({"m": folder}).find("m")
 
 
 @pytest.mark.parametrize("missing", ["nothing", "empty"])
@@ -100,15 +100,15 @@ def test_what_is_not_there_is_not_shared(tmp_path: Path, missing: str) -> None:
     (tmp_path / "empty").mkdir()
 
     with pytest.raises(ConfigError, match=f"m cannot be shared: .*{missing}"):
-        library_of([("m", tmp_path / missing)])
+        open_library([("m", tmp_path / missing)])
 
 
 def test_model_that_goes_away_later_is_missed_when_asked_for(folder: Path) -> None:
-    library = library_of([("m", folder)])
+    library = open_library([("m", folder)])
     folder.rename(folder.with_name("elsewhere"))
 
-    with pytest.raises(CannotShare, match="there is no file"):
-        library.look("m")
+    with pytest.raises(NotShareable, match="there is no file"):
+        library.find("m")
 
 
 @pytest.mark.parametrize(
@@ -117,22 +117,24 @@ def test_model_that_goes_away_later_is_missed_when_asked_for(folder: Path) -> No
 def test_file_that_changes_while_it_is_sent_is_not_sent_to_its_end(
     folder: Path, content: bytes, change: str
 ) -> None:
-    model = Library({"m": folder}).look("m")
+    model = Library({"m": folder}).find("m")
     assert model is not None
     (folder / "weights.bin").write_bytes(content)
 
-    with pytest.raises(CannotShare, match=f"weights.bin became {change}"):
-        list(pieces(model))
+    with pytest.raises(NotShareable, match=f"weights.bin became {change}"):
+        list(read_pieces(model))
 
 
 def test_names_that_are_no_good_are_told_when_they_are_given(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"'\.\./m' cannot be the name of a shared"):
-        library_of([("../m", folder)])
+        open_library([("../m", folder)])
     with pytest.raises(ConfigError, match="m is to be shared from"):
-        library_of([("m", folder), ("m", folder / "config.json")])
+        open_library([("m", folder), ("m", folder / "config.json")])
 
 
 def test_offered_models_that_cannot_be_shared_are_left_out(folder: Path) -> None:
-    library = shareable([("m", folder), ("n", folder / "none"), ("not this", folder)])
+    library = shareable_library(
+        [("m", folder), ("n", folder / "none"), ("not this", folder)]
+    )
 
     assert library.names == ["m"]

@@ -7,7 +7,7 @@ from shoal.models.names import (
     NAME_MAX,
     check_file_name,
     check_model_name,
-    folder_name,
+    model_folder_name,
 )
 
 MODELS = ["llama", "mlx-community/Qwen3-8B-4bit", "qwen3:8b", "hf.co/org/name:Q4_K_M"]
@@ -86,4 +86,4 @@ def test_refusal_does_not_repeat_a_long_name() -> None:
 
 
 def test_tag_becomes_a_folder_that_every_system_can_have() -> None:
-    assert folder_name("org/qwen3:8b") == "org/qwen3-8b"
+    assert model_folder_name("org/qwen3:8b") == "org/qwen3-8b"

@@ -9,9 +9,9 @@ import pytest
 
 from shoal.domain.errors import ConfigError
 from shoal.models.staging import INCOMING, Staging
-from shoal.models.transfer import Write
+from shoal.models.transfer import FileWrite
 
-WRITES = [Write("b", 0, b"1"), Write("a", 0, b""), Write("b", 1, b"2")]
+WRITES = [FileWrite("b", 0, b"1"), FileWrite("a", 0, b""), FileWrite("b", 1, b"2")]
 
 
 def staging(
@@ -110,13 +110,13 @@ import resource, signal
 from pathlib import Path
 from shoal.domain.errors import ConfigError
 from shoal.models.staging import Staging
-from shoal.models.transfer import Write
+from shoal.models.transfer import FileWrite
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1_500_000, 1_500_000))
 new = Staging(Path({str(tmp_path)!r}), "m", "id", 0, False)
 new.begin()
 try:
-    new.write([Write("w", at, bytes(1_000_000)) for at in (0, 1_000_000)])
+    new.write([FileWrite("w", at, bytes(1_000_000)) for at in (0, 1_000_000)])
 except ConfigError as error:
     print(error)
 finally:
@@ -136,10 +136,10 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
 import os
 from pathlib import Path
 from shoal.models.staging import Staging
-from shoal.models.transfer import Write
+from shoal.models.transfer import FileWrite
 new = Staging(Path({str(tmp_path)!r}), "m", "killed", 0, False)
 new.begin()
-new.write([Write("w", 0, b"half")])
+new.write([FileWrite("w", 0, b"half")])
 os._exit(9)
 """
     subprocess.run([sys.executable, "-c", program], check=False)

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from shoal.domain.errors import LimitExceeded, PeerError
-from shoal.domain.sharing import ModelChunk, ModelDone
-from shoal.models.transfer import FILES_MAX, IncomingModel, Write
+from shoal.domain.model_messages import ModelChunk, ModelDone
+from shoal.models.transfer import FILES_MAX, FileWrite, IncomingModel
 
 ID = "550e8400-e29b-41d4-a716-446655440000"
 
@@ -26,16 +26,16 @@ def test_chunks_are_written_where_they_belong() -> None:
     model = incoming()
 
     writes = [
-        model.chunk(chunk("a", 0, b"AAAA")),
-        model.chunk(chunk("b", 0, b"BB")),
-        model.chunk(chunk("a", 4, b"CC")),
+        model.add_chunk(chunk("a", 0, b"AAAA")),
+        model.add_chunk(chunk("b", 0, b"BB")),
+        model.add_chunk(chunk("a", 4, b"CC")),
     ]
     model.complete(DONE)
 
     assert writes == [
-        Write("a", 0, b"AAAA"),
-        Write("b", 0, b"BB"),
-        Write("a", 4, b"CC"),
+        FileWrite("a", 0, b"AAAA"),
+        FileWrite("b", 0, b"BB"),
+        FileWrite("a", 4, b"CC"),
     ]
 
 
@@ -44,28 +44,28 @@ def test_chunks_are_written_where_they_belong() -> None:
 )
 def test_chunks_out_of_place_are_refused(offset: int, defect: str) -> None:
     model = incoming(size=None)
-    model.chunk(chunk("a", 0, b"AAAA"))
+    model.add_chunk(chunk("a", 0, b"AAAA"))
 
     with pytest.raises(PeerError, match=f"a: chunk at {offset}, expected 4"):
-        model.chunk(chunk("a", offset, b"BBBB"))
+        model.add_chunk(chunk("a", offset, b"BBBB"))
 
 
 def test_file_does_not_begin_in_its_middle() -> None:
     with pytest.raises(PeerError, match="a: chunk at 4, expected 0"):
-        incoming().chunk(chunk("a", 4, b"AAAA"))
+        incoming().add_chunk(chunk("a", 4, b"AAAA"))
 
 
 def test_more_than_announced_is_refused() -> None:
     model = incoming(size=8)
-    model.chunk(chunk("a", 0, b"12345678"))
+    model.add_chunk(chunk("a", 0, b"12345678"))
 
     with pytest.raises(LimitExceeded, match="of 9 bytes exceeds the limit of 8"):
-        model.chunk(chunk("b", 0, b"9"))
+        model.add_chunk(chunk("b", 0, b"9"))
 
 
 def test_less_than_announced_is_not_complete() -> None:
     model = incoming(size=8)
-    model.chunk(chunk("a", 0, b"1234567"))
+    model.add_chunk(chunk("a", 0, b"1234567"))
 
     with pytest.raises(PeerError, match="ended after 7 of 8 bytes"):
         model.complete(DONE)
@@ -78,7 +78,7 @@ def test_nothing_at_all_is_no_model() -> None:
 
 def test_end_of_another_model_is_refused() -> None:
     model = incoming(size=1)
-    model.chunk(chunk("a", 0, b"1"))
+    model.add_chunk(chunk("a", 0, b"1"))
 
     with pytest.raises(PeerError, match=re.escape("'../x' is complete")):
         model.complete(ModelDone(ID, "../x"))
@@ -88,36 +88,36 @@ def test_unsafe_name_is_refused_before_anything_is_kept() -> None:
     model = incoming()
 
     with pytest.raises(PeerError, match=re.escape("'../x' cannot be the name")):
-        model.chunk(chunk("../x", 0, b"1"))
+        model.add_chunk(chunk("../x", 0, b"1"))
 
     assert (model.received, model.files) == (0, 0)
 
 
 def test_names_that_some_systems_take_for_one_are_refused() -> None:
     model = incoming()
-    model.chunk(chunk("Model", 0, b"1"))
+    model.add_chunk(chunk("Model", 0, b"1"))
 
     with pytest.raises(PeerError, match="model differs from Model in case alone"):
-        model.chunk(chunk("model", 0, b"2"))
+        model.add_chunk(chunk("model", 0, b"2"))
 
 
 def test_empty_file_comes_once() -> None:
     model = incoming()
-    model.chunk(chunk("empty", 0, b""))
+    model.add_chunk(chunk("empty", 0, b""))
 
     with pytest.raises(PeerError, match="empty: an empty chunk at 0"):
-        model.chunk(chunk("empty", 0, b""))
+        model.add_chunk(chunk("empty", 0, b""))
 
 
 def test_there_is_an_end_to_the_number_of_files() -> None:
     model = incoming()
     for number in range(FILES_MAX):
-        model.chunk(chunk(f"file{number}", 0, b""))
+        model.add_chunk(chunk(f"file{number}", 0, b""))
 
     with pytest.raises(PeerError, match=f"more than {FILES_MAX} files"):
-        model.chunk(chunk("another", 0, b""))
+        model.add_chunk(chunk("another", 0, b""))
 
 
 def test_number_of_a_transfer_may_come_back_in_capitals() -> None:
-    assert incoming().asked_for(ModelDone(ID.upper(), "org/name"))
-    assert not incoming().asked_for(ModelDone("another", "org/name"))
+    assert incoming().belongs(ModelDone(ID.upper(), "org/name"))
+    assert not incoming().belongs(ModelDone("another", "org/name"))

@@ -1,18 +1,18 @@
 """Jobs, workers and pools, as tests of decisions need them."""
 
-from shoal.domain.facts import Fact, JobLeased, WorkerConditioned, WorkerJoined
+from shoal.domain.facts import Fact, JobLeased, WorkerJoined, WorkerLoadChanged
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Chat, Feature, Job, Kind, Limits, Priority
-from shoal.domain.worker import Condition, Offer
+from shoal.domain.work import Chat, Feature, Job, JobKind, Priority, TimeLimits
+from shoal.domain.worker import Offer, WorkerLoad
+from shoal.pool.inputs import HubInput
 from shoal.pool.plan import plan
 from shoal.pool.react import react
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import Stimulus
+from shoal.pool.state import PoolState
 
-CHAT_ONLY = frozenset({Kind.CHAT})
+CHAT_ONLY = frozenset({JobKind.CHAT})
 NOTHING: frozenset[Feature] = frozenset()
 NOBODY: frozenset[str] = frozenset()
-LIMITS = Limits()
+LIMITS = TimeLimits()
 
 
 def chat(model: str = "m", *, stop: bool = False, prompt: str = "hi") -> Chat:
@@ -23,7 +23,7 @@ def chat(model: str = "m", *, stop: bool = False, prompt: str = "hi") -> Chat:
 def job(
     name: str = "j",
     model: str = "m",
-    limits: Limits = LIMITS,
+    limits: TimeLimits = LIMITS,
     *,
     stop: bool = False,
     owner: str = "",
@@ -41,7 +41,7 @@ def joined(
     slots: int = 1,
     cancels: bool = True,
     features: frozenset[Feature] = NOTHING,
-    kinds: frozenset[Kind] = CHAT_ONLY,
+    kinds: frozenset[JobKind] = CHAT_ONLY,
     context: int = 0,
     only_for: frozenset[str] = NOBODY,
     remark: str = "",
@@ -62,23 +62,23 @@ def joined(
 
 def conditioned(
     name: str = "w", unfit: str = "", queued: int = 0, speed: float = 1.0
-) -> WorkerConditioned:
-    return WorkerConditioned(WorkerId(name), Condition(unfit, queued, speed))
+) -> WorkerLoadChanged:
+    return WorkerLoadChanged(WorkerId(name), WorkerLoad(unfit, queued, speed))
 
 
 def leased(name: str = "j", worker: str = "w", lease: int = 1) -> JobLeased:
     return JobLeased(JobId(name), WorkerId(worker), LeaseNumber(lease), "")
 
 
-def pool_after(*facts: Fact, now: float = 0.0) -> Pool:
+def pool_after(*facts: Fact, now: float = 0.0) -> PoolState:
     """Return a pool in which these things have happened."""
-    pool = Pool()
+    pool = PoolState()
     for fact in facts:
         pool.apply(fact, now)
     return pool
 
 
-def tell(pool: Pool, stimulus: Stimulus, now: float = 0.0) -> list[Fact]:
+def tell(pool: PoolState, stimulus: HubInput, now: float = 0.0) -> list[Fact]:
     """Let the pool react to something; return what follows, which is applied."""
     facts = react(pool, stimulus)
     for fact in facts:
@@ -86,7 +86,7 @@ def tell(pool: Pool, stimulus: Stimulus, now: float = 0.0) -> list[Fact]:
     return facts
 
 
-def hand_out(pool: Pool, now: float = 0.0) -> list[tuple[str, str]]:
+def hand_out(pool: PoolState, now: float = 0.0) -> list[tuple[str, str]]:
     """Give out what can be given out; return who got what, in order."""
     leases = plan(pool)
     for lease in leases:

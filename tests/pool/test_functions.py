@@ -4,27 +4,36 @@ import pytest
 
 from pool.given import pool_after
 from shoal.domain.errors import CannotDo, Forbidden, UnknownTask
-from shoal.domain.facts import JobFailed, JobSubmitted, WorkerJoined, WorkerLost
+from shoal.domain.facts import JobFailed, JobSubmitted, WorkerJoined, WorkerLeft
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import Completed
-from shoal.domain.work import Call, Feature, Job, Kind, Lane, Named, Task, Terms
+from shoal.domain.work import (
+    Call,
+    CallStream,
+    Feature,
+    Job,
+    JobKind,
+    JobTerms,
+    NamedWork,
+    Task,
+)
 from shoal.domain.worker import Offer
-from shoal.pool.admit import impossible
+from shoal.pool.eligibility import why_no_worker
 from shoal.pool.functions import ALL
-from shoal.pool.match import refusal
+from shoal.pool.inputs import LeaseResult, Submission, WorkerDisconnected
+from shoal.pool.job_admission import why_impossible
 from shoal.pool.own_offers import own_offers
 from shoal.pool.plan import plan
 from shoal.pool.react import react
 from shoal.pool.roster import MODEL_MEMORY
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import Answered, Departed, Submitted
-from shoal.pool.worker import AHEAD_MAX, AHEAD_WITHIN
+from shoal.pool.state import PoolState
+from shoal.pool.worker import PREFETCH_BELOW, PREFETCH_MAX
 
 PLAIN: frozenset[Feature] = frozenset()
 OURS = frozenset({Feature.VALUES})
 TRUSTING = frozenset({Feature.VALUES, Feature.CODE})
-CALLING = frozenset({Kind.TASK, Kind.CALL, Kind.LANE})
+CALLING = frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM})
 
 
 def calls(
@@ -50,19 +59,19 @@ def call(name: str = "f", needs: frozenset[Feature] = PLAIN) -> Call:
     return Call(name, b"\x90", b"\x80", needs=needs)
 
 
-def job(work: Named | None = None, name: str = "j", *, near: bool = False) -> Job:
-    return Job(JobId(name), work or call(), terms=Terms(near=near))
+def job(work: NamedWork | None = None, name: str = "j", *, near: bool = False) -> Job:
+    return Job(JobId(name), work or call(), terms=JobTerms(near=near))
 
 
 def test_a_call_may_wait_while_nobody_calls_functions() -> None:
-    assert impossible(Pool(), job(), 0.0) is None
+    assert why_impossible(PoolState(), job(), 0.0) is None
 
 
-@pytest.mark.parametrize("work", [call("g"), Lane("g"), call("f")])
-def test_a_function_that_somebody_has_may_be_called(work: Named) -> None:
+@pytest.mark.parametrize("work", [call("g"), CallStream("g"), call("f")])
+def test_a_function_that_somebody_has_may_be_called(work: NamedWork) -> None:
     pool = pool_after(calls("a", "f"), calls("b", "g"))
 
-    assert impossible(pool, job(work), 0.0) is None
+    assert why_impossible(pool, job(work), 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ def test_a_function_that_somebody_has_may_be_called(work: Named) -> None:
 def test_a_name_that_nobody_has_is_told_with_those_there_are(
     tasks: tuple[str, ...], name: str, words: str
 ) -> None:
-    error = impossible(pool_after(calls("w", *tasks)), job(call(name)), 0.0)
+    error = why_impossible(pool_after(calls("w", *tasks)), job(call(name)), 0.0)
 
     assert isinstance(error, UnknownTask)
     assert str(error) == f"no worker has the function {name!r}: {words}"
@@ -90,33 +99,33 @@ def test_a_name_that_nobody_has_is_told_with_those_there_are(
 def test_who_names_no_functions_may_have_any_unless_it_is_one_of_ours() -> None:
     stranger, ours = calls(features=PLAIN), calls(features=OURS)
 
-    assert impossible(pool_after(stranger), job(), 0.0) is None
-    assert isinstance(impossible(pool_after(ours), job(), 0.0), UnknownTask)
+    assert why_impossible(pool_after(stranger), job(), 0.0) is None
+    assert isinstance(why_impossible(pool_after(ours), job(), 0.0), UnknownTask)
 
 
 def test_a_function_whose_worker_just_left_is_waited_for() -> None:
-    gone = WorkerLost(WorkerId("a"), "gone")
+    gone = WorkerLeft(WorkerId("a"), "gone")
     pool = pool_after(calls("a", "f"), calls("b", "g"), gone)
 
-    assert impossible(pool, job(), 0.0) is None
-    assert impossible(pool, job(), MODEL_MEMORY + 1) is not None
+    assert why_impossible(pool, job(), 0.0) is None
+    assert why_impossible(pool, job(), MODEL_MEMORY + 1) is not None
 
 
 def test_code_is_for_those_who_trust_it() -> None:
     sent = job(call("<lambda>", frozenset({Feature.CODE})))
 
-    error = impossible(pool_after(calls("w", "f")), sent, 0.0)
+    error = why_impossible(pool_after(calls("w", "f")), sent, 0.0)
 
     assert isinstance(error, CannotDo)
     assert error.field == "code"
     assert "shoal join --trust-code" in str(error)
-    assert impossible(pool_after(calls(features=TRUSTING)), sent, 0.0) is None
+    assert why_impossible(pool_after(calls(features=TRUSTING)), sent, 0.0) is None
 
 
 def test_rich_values_are_for_workers_of_ours() -> None:
     rich = job(call("f", OURS))
 
-    error = impossible(pool_after(calls("w", "f", features=PLAIN)), rich, 0.0)
+    error = why_impossible(pool_after(calls("w", "f", features=PLAIN)), rich, 0.0)
 
     assert isinstance(error, CannotDo)
     assert error.field == "values"
@@ -125,13 +134,13 @@ def test_rich_values_are_for_workers_of_ours() -> None:
 def test_workers_of_others_are_not_asked() -> None:
     pool = pool_after(calls("w", "f", only_for=frozenset({"somebody"})))
 
-    assert isinstance(impossible(pool, job(), 0.0), Forbidden)
+    assert isinstance(why_impossible(pool, job(), 0.0), Forbidden)
 
 
 def test_what_came_from_a_pool_does_not_go_to_another() -> None:
     pool = pool_after(calls("w", "f", neighbour=True), calls("v", "g"))
 
-    assert isinstance(impossible(pool, job(near=True), 0.0), UnknownTask)
+    assert isinstance(why_impossible(pool, job(near=True), 0.0), UnknownTask)
 
 
 @pytest.mark.parametrize(
@@ -149,47 +158,47 @@ def test_what_came_from_a_pool_does_not_go_to_another() -> None:
     ids=["function", "task", "values", "code"],
 )
 def test_who_cannot_take_a_call_says_why_in_a_users_words(
-    worker: WorkerJoined, work: Named, why: str
+    worker: WorkerJoined, work: NamedWork, why: str
 ) -> None:
     pool = pool_after(worker, JobSubmitted(job(work)))
 
     assert plan(pool) == []
-    assert f"{why} (1)" in refusal(pool, pool.jobs[JobId("j")])
+    assert f"{why} (1)" in why_no_worker(pool, pool.jobs[JobId("j")])
 
 
 def test_a_lane_is_lost_with_its_worker_and_a_call_is_not() -> None:
     pool = pool_after(calls("w", "f", slots=2))
-    for work, name in ((Lane("f"), "lane"), (call(), "call")):
+    for work, name in ((CallStream("f"), "lane"), (call(), "call")):
         pool.apply(JobSubmitted(job(work, name)), 0.0)
     for lease in plan(pool):
         pool.apply(lease, 0.0)
 
-    facts = react(pool, Departed(WorkerId("w"), "gone"))
+    facts = react(pool, WorkerDisconnected(WorkerId("w"), "gone"))
 
     assert facts[0] == JobFailed(JobId("lane"), "worker lost: gone", lost=True)
-    assert [type(each).__name__ for each in facts[1:]] == ["JobRequeued", "WorkerLost"]
+    assert [type(each).__name__ for each in facts[1:]] == ["JobRequeued", "WorkerLeft"]
 
 
-def done(pool: Pool, count: int, took: float) -> None:
+def done(pool: PoolState, count: int, took: float) -> None:
     """Let a worker do calls one after the other."""
     for number in range(count):
         name = f"{took}-{number}"
-        for fact in react(pool, Submitted(job(name=name))):
+        for fact in react(pool, Submission(job(name=name))):
             pool.apply(fact, 0.0)
         for lease in plan(pool):
             pool.apply(lease, 0.0)
         event = Completed(JobId(name), LeaseNumber(1), value=b"\xc0")
-        answered = Answered(WorkerId("w"), event, Outcome("", value=b"\xc0"))
+        answered = LeaseResult(WorkerId("w"), event, Outcome("", value=b"\xc0"))
         for fact in react(pool, answered):
             pool.apply(fact, took)
 
 
-def waiting(pool: Pool, work: Named, count: int) -> None:
+def waiting(pool: PoolState, work: NamedWork, count: int) -> None:
     for number in range(count):
         pool.apply(JobSubmitted(job(work, f"{type(work).__name__}{number}")), 0.0)
 
 
-def leased(pool: Pool) -> list[str]:
+def leased(pool: PoolState) -> list[str]:
     leases = plan(pool)
     for lease in leases:
         pool.apply(lease, 0.0)
@@ -207,22 +216,22 @@ def test_short_calls_are_given_ahead_of_time_more_and_more() -> None:
 def test_what_is_given_ahead_has_a_limit() -> None:
     pool = pool_after(calls("w", "f", slots=2))
 
-    done(pool, 2 * AHEAD_MAX, took=0.001)
+    done(pool, 2 * PREFETCH_MAX, took=0.001)
 
-    assert pool.workers[WorkerId("w")].ahead == AHEAD_MAX
+    assert pool.workers[WorkerId("w")].prefetch == PREFETCH_MAX
 
 
 def test_long_calls_are_not() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
-    done(pool, 10, took=AHEAD_WITHIN + 1)
+    done(pool, 10, took=PREFETCH_BELOW + 1)
     waiting(pool, call(), 50)
 
     assert len(leased(pool)) == 2
 
 
-@pytest.mark.parametrize("work", [Lane("f"), Task("f")])
-def test_nothing_but_calls_is_given_ahead(work: Named) -> None:
+@pytest.mark.parametrize("work", [CallStream("f"), Task("f")])
+def test_nothing_but_calls_is_given_ahead(work: NamedWork) -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
     waiting(pool, work, 50)
@@ -233,10 +242,10 @@ def test_nothing_but_calls_is_given_ahead(work: Named) -> None:
 def test_no_call_is_put_behind_a_lane() -> None:
     pool = pool_after(calls("w", "f", slots=2))
     done(pool, 10, took=0.001)
-    waiting(pool, Lane("f"), 1)
+    waiting(pool, CallStream("f"), 1)
     waiting(pool, call(), 50)
 
-    assert leased(pool) == ["Lane0", "Call0"]
+    assert leased(pool) == ["CallStream0", "Call0"]
     assert leased(pool) == []
 
 
@@ -246,7 +255,7 @@ def test_a_lane_that_waits_is_not_kept_waiting_by_calls_ahead() -> None:
     waiting(pool, call(), 5)
     assert len(leased(pool)) == 5
 
-    waiting(pool, Lane("f"), 1)
+    waiting(pool, CallStream("f"), 1)
     pool.apply(JobSubmitted(job(name="late")), 0.0)
 
     assert leased(pool) == []
@@ -257,6 +266,6 @@ def test_a_pool_offers_its_functions_to_others_but_no_lanes() -> None:
 
     (offer,) = own_offers(pool)
 
-    assert offer.kinds == {Kind.TASK, Kind.CALL}
+    assert offer.kinds == {JobKind.TASK, JobKind.CALL}
     assert offer.tasks == {"f", "g"}
     assert offer.slots == 4

@@ -6,7 +6,6 @@ import pytest
 
 from pool.given import hand_out, job, joined, leased, pool_after, tell
 from shoal.domain.facts import (
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -17,27 +16,28 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    LateResult,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.vocabulary import CancelJob, Completed, Failed, Rejected
-from shoal.domain.work import Completion, Embedding, Feature, Kind, Limit, Work
-from shoal.pool.hedge import LOOKS_MAX, hedges, next_hedge
-from shoal.pool.lifecycle import JobState
-from shoal.pool.react import react, recalls
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import (
-    Answered,
-    Began,
-    Departed,
-    Overdue,
-    Spoiled,
-    Stimulus,
-    Withdrawn,
+from shoal.domain.work import Completion, Embedding, Feature, JobKind, TimeLimit, Work
+from shoal.pool.hedge import EXAMINED_MAX, hedges, next_hedge
+from shoal.pool.inputs import (
+    AnswerRejected,
+    Cancellation,
+    FirstOutput,
+    HubInput,
+    LeaseResult,
+    LimitReached,
+    WorkerDisconnected,
 )
+from shoal.pool.lifecycle import JobState
+from shoal.pool.react import react, revocations
+from shoal.pool.state import PoolState
 
 J = JobId("j")
 A, B = WorkerId("a"), WorkerId("b")
@@ -45,24 +45,24 @@ ONE, TWO, THREE = LeaseNumber(1), LeaseNumber(2), LeaseNumber(3)
 AFTER = 5.0  # seconds
 DONE = Outcome("done")
 QUICKER = "the other was quicker"
-KINDS = frozenset(Kind)
+KINDS = frozenset(JobKind)
 
 
-def silent(*facts: Fact) -> Pool:
+def silent(*facts: Fact) -> PoolState:
     """Return a pool in which "a" has had a job since 0.0, and then more happened."""
     return pool_after(joined("a"), JobSubmitted(job()), leased("j", "a"), *facts)
 
 
-def hedged(*, cancels: bool = True) -> Pool:
+def hedged(*, cancels: bool = True) -> PoolState:
     """Return a pool in which "a" has had a job since 0.0, and "b" since 5.0."""
     pool = silent(joined("b", cancels=cancels))
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
-    assert pool.hedges == 1
+    assert pool.hedged == 1
     return pool
 
 
-def given(pool: Pool, now: float = AFTER) -> list[tuple[str, str]]:
+def given(pool: PoolState, now: float = AFTER) -> list[tuple[str, str]]:
     return [(fact.job_id, fact.worker_id) for fact in hedges(pool, now, AFTER)]
 
 
@@ -132,7 +132,7 @@ def test_of_idle_workers_the_quickest_is_asked() -> None:
     pool = silent(joined("b"), joined("c"))
     quick = pool.workers[WorkerId("c")]
     quick.pace = 100.0
-    pool.roster.file(quick)
+    pool.roster.index(quick)
 
     assert given(pool) == [("j", "c")]
 
@@ -155,7 +155,7 @@ def test_embeddings_are_not_worth_it(work: Work, is_hedged: bool) -> None:
     "facts",
     [
         [JobStarted(J, ONE)],
-        [JobRequeued(J, ONE, "worker lost"), WorkerLost(A, ""), joined("a"),
+        [JobRequeued(J, ONE, "worker lost"), WorkerLeft(A, ""), joined("a"),
          leased("j", "a", 2)],
         [JobStarted(J, ONE), JobRequeued(J, ONE, "?", A), joined("c"),
          leased("j", "c", 2)],
@@ -188,7 +188,7 @@ def test_job_has_a_second_worker_once() -> None:
     pool.apply(joined("c"), AFTER)
     assert given(pool, now=100.0) == []
 
-    tell(pool, Departed(B, "reset"), 101.0)
+    tell(pool, WorkerDisconnected(B, "reset"), 101.0)
 
     assert given(pool, now=200.0) == []
 
@@ -196,7 +196,7 @@ def test_job_has_a_second_worker_once() -> None:
 # How many.
 
 
-def crowd(running: int, idle: int = 100) -> Pool:
+def crowd(running: int, idle: int = 100) -> PoolState:
     """Return a pool in which so many jobs are silent, each at a worker of its own."""
     pool = pool_after(*(joined(f"w{number}") for number in range(running)))
     for number in range(running):
@@ -229,7 +229,7 @@ def test_room_that_one_leaves_is_for_the_next() -> None:
     (first,) = hedges(pool, AFTER, AFTER)
     pool.apply(first, AFTER)
 
-    tell(pool, Began(first.job_id, first.lease), 6.0)
+    tell(pool, FirstOutput(first.job_id, first.lease), 6.0)
 
     assert given(pool, now=6.0) == [("j1", "idle1")]
 
@@ -240,7 +240,7 @@ def test_one_idle_worker_is_given_one_job() -> None:
 
 def test_jobs_that_nobody_can_take_do_not_hide_the_others() -> None:
     pool = pool_after(joined("x", "x", slots=200), joined("m", slots=20))
-    for number in range(LOOKS_MAX * 2):
+    for number in range(EXAMINED_MAX * 2):
         pool.apply(JobSubmitted(job(f"x{number}", "x")), 0.0)
     pool.apply(JobSubmitted(job()), 0.0)
     hand_out(pool)
@@ -260,14 +260,14 @@ def test_whoever_begins_goes_on_and_the_other_is_stopped(
     pool = hedged()
     stopped = JobUnhedged(J, loser, QUICKER, cut=True)
     other = B if worker == A else A
-    assert recalls(pool, stopped) == [(other, CancelJob(J, loser))]
+    assert revocations(pool, stopped) == [(other, CancelJob(J, loser))]
 
-    facts = tell(pool, Began(J, winner), 6.0)
+    facts = tell(pool, FirstOutput(J, winner), 6.0)
 
     assert facts == [stopped, JobStarted(J, winner)]
     each = pool.jobs[J]
     assert list(each.holders) == [(worker, winner)]
-    assert (each.state, each.given) == (JobState.STREAMING, TWO)
+    assert (each.state, each.last_lease) == (JobState.STREAMING, TWO)
     assert pool.workers[other].free_slots == 1
 
 
@@ -275,7 +275,7 @@ def test_whoever_begins_goes_on_and_the_other_is_stopped(
 def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> None:
     pool = hedged()
 
-    facts = tell(pool, Answered(worker, Completed(J, winner), DONE), 6.0)
+    facts = tell(pool, LeaseResult(worker, Completed(J, winner), DONE), 6.0)
 
     loser = TWO if winner == ONE else ONE
     assert facts == [
@@ -287,20 +287,20 @@ def test_empty_answer_wins_as_well(winner: LeaseNumber, worker: WorkerId) -> Non
 
 def test_second_of_two_that_ends_is_late() -> None:
     pool = hedged()
-    tell(pool, Began(J, TWO), 6.0)
+    tell(pool, FirstOutput(J, TWO), 6.0)
 
-    assert tell(pool, Began(J, ONE), 6.0) == []
-    late = tell(pool, Answered(A, Completed(J, ONE), DONE), 6.0)
+    assert tell(pool, FirstOutput(J, ONE), 6.0) == []
+    late = tell(pool, LeaseResult(A, Completed(J, ONE), DONE), 6.0)
 
-    assert late == [CameLate(J, ONE, A, "completed")]
+    assert late == [LateResult(J, ONE, A, "completed")]
 
 
 def test_loser_that_cannot_be_told_keeps_its_slot_until_it_is_done() -> None:
     pool = hedged(cancels=False)
-    tell(pool, Began(J, ONE), 6.0)
+    tell(pool, FirstOutput(J, ONE), 6.0)
     assert pool.workers[B].free_slots == 0
 
-    tell(pool, Answered(B, Completed(J, TWO), DONE), 7.0)
+    tell(pool, LeaseResult(B, Completed(J, TWO), DONE), 7.0)
 
     assert pool.workers[B].free_slots == 1
 
@@ -309,11 +309,11 @@ def test_loser_that_cannot_be_told_is_not_given_the_same_job_again() -> None:
     pool = silent(joined("b", slots=2, cancels=False))
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
-    tell(pool, Began(J, ONE), 6.0)
-    tell(pool, Departed(A, "reset"), 7.0)
+    tell(pool, FirstOutput(J, ONE), 6.0)
+    tell(pool, WorkerDisconnected(A, "reset"), 7.0)
     assert hand_out(pool, now=7.0) == []
 
-    tell(pool, Answered(B, Completed(J, TWO), DONE), 8.0)
+    tell(pool, LeaseResult(B, Completed(J, TWO), DONE), 8.0)
 
     assert hand_out(pool, now=8.0) == [("j", "b")]
     # The number of the lease that was lost is not used twice.
@@ -328,16 +328,16 @@ def test_worker_that_is_lost_leaves_the_other_at_work(
 ) -> None:
     pool = hedged()
 
-    facts = tell(pool, Departed(gone, "reset"), 6.0)
+    facts = tell(pool, WorkerDisconnected(gone, "reset"), 6.0)
 
     assert facts == [
         JobUnhedged(J, lease, "worker lost: reset", lost=True),
-        WorkerLost(gone, "reset"),
+        WorkerLeft(gone, "reset"),
     ]
     each = pool.jobs[J]
     assert list(each.holders) == [left]
     assert (each.lost, each.state) == (1, JobState.LEASED)
-    assert pool.waiting == 0
+    assert pool.queued == 0
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_worker_that_does_not_do_it_leaves_the_other_at_work(
 ) -> None:
     pool = hedged()
 
-    facts = tell(pool, Answered(worker, kind(J, lease, "loading")), 6.0)
+    facts = tell(pool, LeaseResult(worker, kind(J, lease, "loading")), 6.0)
 
     assert facts == [JobUnhedged(J, lease, reason)]
     each = pool.jobs[J]
@@ -364,18 +364,18 @@ def test_worker_that_does_not_do_it_leaves_the_other_at_work(
 
 def test_last_of_two_workers_is_lost_as_any_other() -> None:
     pool = hedged()
-    tell(pool, Departed(A, "reset"), 6.0)
+    tell(pool, WorkerDisconnected(A, "reset"), 6.0)
 
-    facts = tell(pool, Departed(B, "reset"), 7.0)
+    facts = tell(pool, WorkerDisconnected(B, "reset"), 7.0)
 
     assert facts[0] == JobRequeued(J, TWO, "worker lost: reset")
-    assert (pool.jobs[J].lost, pool.waiting) == (2, 1)
+    assert (pool.jobs[J].lost, pool.queued) == (2, 1)
 
 
 def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> None:
     pool = hedged()
 
-    tell(pool, Departed(A, "reset"), 6.0)
+    tell(pool, WorkerDisconnected(A, "reset"), 6.0)
 
     assert (pool.jobs[J].since, pool.jobs[J].leased_at) == (AFTER, AFTER)
 
@@ -383,25 +383,25 @@ def test_time_for_the_first_output_begins_anew_for_a_worker_that_is_left() -> No
 @pytest.mark.parametrize(
     ("stimulus", "end"),
     [
-        (Withdrawn(J, "left"), JobCancelled),
-        (Overdue(J, Limit.FIRST_OUTPUT), JobExpired),
-        (Spoiled(J, "too long", lost=False), JobFailed),
+        (Cancellation(J, "left"), JobCancelled),
+        (LimitReached(J, TimeLimit.FIRST_OUTPUT), JobExpired),
+        (AnswerRejected(J, "too long", lost=False), JobFailed),
     ],
 )
 @pytest.mark.parametrize("cancels", [True, False])
 def test_end_of_the_job_ends_both(
-    stimulus: Stimulus, end: type[Fact], cancels: bool
+    stimulus: HubInput, end: type[Fact], cancels: bool
 ) -> None:
     pool = hedged(cancels=cancels)
     (fact,) = react(pool, stimulus)
     assert isinstance(fact, end)
 
-    stopped = recalls(pool, fact)
+    stopped = revocations(pool, fact)
     pool.apply(fact, 6.0)
 
     assert stopped == [(A, CancelJob(J, ONE)), (B, CancelJob(J, TWO))]
     assert pool.jobs == {}
-    assert pool.hedges == 0
+    assert pool.hedged == 0
     assert pool.workers[A].free_slots == 1
     assert pool.workers[B].free_slots == int(cancels)
 
@@ -413,7 +413,7 @@ def test_conversation_goes_on_where_it_was_answered() -> None:
     for fact in hedges(pool, AFTER, AFTER):
         pool.apply(fact, AFTER)
 
-    tell(pool, Began(J, TWO), 6.0)
+    tell(pool, FirstOutput(J, TWO), 6.0)
 
     assert pool.sessions == {"talk": (B, J)}
 

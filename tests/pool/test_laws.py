@@ -25,34 +25,34 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
-    WorkerLost,
+    WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
-from shoal.domain.work import Feature, Job, Limit, Priority, Terms
-from shoal.domain.worker import Condition, Offer
-from shoal.pool.hedge import SHARE, hedges, next_hedge
+from shoal.domain.work import Feature, Job, JobTerms, Priority, TimeLimit
+from shoal.domain.worker import Offer, WorkerLoad
+from shoal.pool.eligibility import why_ineligible
+from shoal.pool.hedge import HEDGED_SHARE, hedges, next_hedge
+from shoal.pool.inputs import (
+    AnswerRejected,
+    Cancellation,
+    DrainAnnounced,
+    FirstOutput,
+    HubInput,
+    LeaseResult,
+    LimitReached,
+    LoadReported,
+    Submission,
+    WorkerConnected,
+    WorkerDisconnected,
+)
 from shoal.pool.lifecycle import ENDED, JobState
-from shoal.pool.match import why_not
 from shoal.pool.open_job import OpenJob
 from shoal.pool.plan import plan
-from shoal.pool.react import react, recalls
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import (
-    Altered,
-    Answered,
-    Arrived,
-    Began,
-    Departed,
-    Overdue,
-    Retiring,
-    Spoiled,
-    Stimulus,
-    Submitted,
-    Withdrawn,
-)
-from shoal.pool.worker import Level, Worker
+from shoal.pool.react import react, revocations
+from shoal.pool.state import PoolState
+from shoal.pool.worker import CostLevel, Worker
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 WORKERS = st.sampled_from([WorkerId(name) for name in "stuv"])
@@ -69,12 +69,12 @@ OFFERS = st.builds(
     neighbour=st.booleans(),
 )
 CONDITIONS = st.builds(
-    Condition,
+    WorkerLoad,
     st.sampled_from(["", "", "is too hot"]),
     st.integers(0, 5),
     st.sampled_from([0.01, 0.5, 1.0]),
 )
-TERMS = st.builds(Terms, near=st.booleans())
+TERMS = st.builds(JobTerms, near=st.booleans())
 JOBS = st.builds(
     job,
     st.just("unnamed"),
@@ -92,7 +92,7 @@ class PoolLaws(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.pool = Pool()
+        self.pool = PoolState()
         self.now = 0.0
         self.submitted = 0
         self.ends: Counter[JobId] = Counter()
@@ -102,28 +102,28 @@ class PoolLaws(RuleBasedStateMachine):
     # What may happen.
 
     @rule(jobs=st.lists(JOBS, min_size=1, max_size=6), terms=TERMS)
-    def submit(self, jobs: list[Job], terms: Terms) -> None:
+    def submit(self, jobs: list[Job], terms: JobTerms) -> None:
         for each in jobs:
             self.submitted += 1
             job_id = JobId(f"j{self.submitted}")
-            self.tell(Submitted(replace(each, id=job_id, terms=terms)))
+            self.tell(Submission(replace(each, id=job_id, terms=terms)))
 
     @rule(worker_id=WORKERS, offer=OFFERS, cancels=st.booleans())
     def arrive(self, worker_id: WorkerId, offer: Offer, cancels: bool) -> None:
-        self.tell(Arrived(worker_id, offer, cancels))
+        self.tell(WorkerConnected(worker_id, offer, cancels))
 
     @rule(worker_id=WORKERS)
     def depart(self, worker_id: WorkerId) -> None:
-        self.tell(Departed(worker_id, "gone"))
+        self.tell(WorkerDisconnected(worker_id, "gone"))
 
     @rule(worker_id=WORKERS)
     def retire(self, worker_id: WorkerId) -> None:
-        self.tell(Retiring(worker_id, Draining("")))
+        self.tell(DrainAnnounced(worker_id, Draining("")))
 
     @rule(worker_id=WORKERS, condition=CONDITIONS)
-    def alter(self, worker_id: WorkerId, condition: Condition) -> None:
-        self.tell(Altered(worker_id, condition))
-        assert react(self.pool, Altered(worker_id, condition)) == [], "told twice"
+    def alter(self, worker_id: WorkerId, condition: WorkerLoad) -> None:
+        self.tell(LoadReported(worker_id, condition))
+        assert react(self.pool, LoadReported(worker_id, condition)) == [], "told twice"
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), end=st.sampled_from([Completed, Rejected, Failed]))
@@ -137,7 +137,7 @@ class PoolLaws(RuleBasedStateMachine):
         self.at_work.discard((lease.worker_id, lease.job_id, lease.lease))
         event = end(lease.job_id, lease.lease, "")
         written = Usage(1, data.draw(st.integers(0, 1000)))
-        self.tell(Answered(lease.worker_id, event, Outcome("", usage=written)))
+        self.tell(LeaseResult(lease.worker_id, event, Outcome("", usage=written)))
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
@@ -145,7 +145,7 @@ class PoolLaws(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(self.leases))
         opened = self.pool.jobs.get(lease.job_id)
         if opened is not None and opened.state is not JobState.STREAMING:
-            facts = react(self.pool, Began(lease.job_id, lease.lease))
+            facts = react(self.pool, FirstOutput(lease.job_id, lease.lease))
             for fact in facts:
                 self.apply(fact)
             if facts:
@@ -154,17 +154,17 @@ class PoolLaws(RuleBasedStateMachine):
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def withdraw(self, data: st.DataObject) -> None:
-        self.tell(Withdrawn(self.any_job(data), "left"))
+        self.tell(Cancellation(self.any_job(data), "left"))
 
     @precondition(lambda self: self.submitted)
-    @rule(data=st.data(), limit=st.sampled_from(Limit))
-    def expire(self, data: st.DataObject, limit: Limit) -> None:
-        self.tell(Overdue(self.any_job(data), limit))
+    @rule(data=st.data(), limit=st.sampled_from(TimeLimit))
+    def expire(self, data: st.DataObject, limit: TimeLimit) -> None:
+        self.tell(LimitReached(self.any_job(data), limit))
 
     @precondition(lambda self: self.submitted)
     @rule(data=st.data())
     def spoil(self, data: st.DataObject) -> None:
-        self.tell(Spoiled(self.any_job(data), "diverged", lost=True))
+        self.tell(AnswerRejected(self.any_job(data), "diverged", lost=True))
 
     @rule(seconds=st.floats(0.0, 1000.0))
     def wait(self, seconds: float) -> None:
@@ -172,13 +172,15 @@ class PoolLaws(RuleBasedStateMachine):
 
     @rule()
     def hand_out(self) -> None:
-        again = self.pool.forgive(self.now)
+        again = self.pool.expire_penalties(self.now)
         assert again is None or again > self.now
         for lease in plan(self.pool):
             opened = self.pool.jobs[lease.job_id]
             worker = self.pool.workers[lease.worker_id]
-            assert why_not(opened, worker) is None, "given to one that cannot take it"
-            assert not worker.condition.unfit, "given to one that is unfit"
+            assert why_ineligible(opened, worker) is None, (
+                "given to one that cannot take it"
+            )
+            assert not worker.load.unfit, "given to one that is unfit"
             assert not (opened.job.terms.near and worker.offer.neighbour)
             self.check_is_new(lease)
             self.apply(lease)
@@ -191,16 +193,20 @@ class PoolLaws(RuleBasedStateMachine):
 
     @rule(after=st.sampled_from([0.0, 1.0, 100.0]))
     def hedge(self, after: float) -> None:
-        running = len(self.pool.jobs) - self.pool.waiting
+        running = len(self.pool.jobs) - self.pool.queued
         given = hedges(self.pool, self.now, after)
-        assert not given or self.pool.hedges + len(given) <= max(1, running // SHARE)
+        assert not given or self.pool.hedged + len(given) <= max(
+            1, running // HEDGED_SHARE
+        )
         for hedge in given:
             opened = self.pool.jobs[hedge.job_id]
             worker = self.pool.workers[hedge.worker_id]
-            assert why_not(opened, worker) is None, "given to one that cannot take it"
+            assert why_ineligible(opened, worker) is None, (
+                "given to one that cannot take it"
+            )
             assert not worker.leases, "given to one that has something to do"
-            assert worker.condition.queued == 0, "given to one that others use"
-            assert not worker.condition.unfit, "given to one that is unfit"
+            assert worker.load.queued == 0, "given to one that others use"
+            assert not worker.load.unfit, "given to one that is unfit"
             assert opened.state is JobState.LEASED
             assert opened.leased_at + after <= self.now
             self.check_is_new(hedge)
@@ -229,12 +235,12 @@ class PoolLaws(RuleBasedStateMachine):
         queued = [
             job.job.id
             for queue in self.pool.queues.values()
-            for job, _ in queue.in_turn(self.pool.running)
+            for job, _ in queue.in_order(self.pool.running_by_owner)
         ]
         waiting = [job for job in self.pool.jobs.values() if job.worker_id is None]
 
         assert sorted(queued) == sorted(job.job.id for job in waiting)
-        assert self.pool.waiting == len(waiting)
+        assert self.pool.queued == len(waiting)
         assert all(self.pool.queues.values()), "an empty queue is left behind"
         assert all(job.state not in ENDED for job in self.pool.jobs.values())
 
@@ -255,7 +261,7 @@ class PoolLaws(RuleBasedStateMachine):
         for worker_id, job_id, _ in taken - held:
             # Cut short where nobody can be told.
             assert not self.pool.workers[worker_id].cancels
-            assert job_id in self.ends or self.pool.jobs[job_id].given > 1
+            assert job_id in self.ends or self.pool.jobs[job_id].last_lease > 1
 
     @invariant()
     def counts_agree_with_counting_anew(self) -> None:
@@ -263,29 +269,29 @@ class PoolLaws(RuleBasedStateMachine):
         running = Counter(job.job.owner for job in jobs if job.worker_id is not None)
         waiting = Counter(job.job.owner for job in jobs if job.worker_id is None)
 
-        assert self.pool.running == running
-        assert self.pool.queued_by == waiting
-        assert self.pool.hedges == sum(job.hedge is not None for job in jobs)
-        for silent in self.pool.silent.values():
+        assert self.pool.running_by_owner == running
+        assert self.pool.queued_by_owner == waiting
+        assert self.pool.hedged == sum(job.hedge is not None for job in jobs)
+        for silent in self.pool.without_output.values():
             assert silent.state is JobState.LEASED
             assert silent.hedge is None
-        since = [silent.leased_at for silent in self.pool.silent.values()]
+        since = [silent.leased_at for silent in self.pool.without_output.values()]
         assert since == sorted(since)
 
     @invariant()
     def index_agrees_with_counting_anew(self) -> None:
         with_model: dict[str, set[WorkerId]] = {}
-        available: dict[str, dict[Level, set[WorkerId]]] = {}
+        available: dict[str, dict[CostLevel, set[WorkerId]]] = {}
         slots: Counter[str] = Counter()
         for worker in self.pool.workers.values():
             for model in worker.offer.queues:
                 with_model.setdefault(model, set()).add(worker.id)
-                if worker.draining or worker.condition.unfit:
+                if worker.draining or worker.load.unfit:
                     continue
                 slots[model] += worker.offer.slots
                 if worker.free_slots > 0:
                     levels = available.setdefault(model, {})
-                    levels.setdefault(worker.level(), set()).add(worker.id)
+                    levels.setdefault(worker.cost_level(), set()).add(worker.id)
 
         roster = self.pool.roster
         assert {m: set(ws) for m, ws in roster.with_model.items()} == with_model
@@ -298,12 +304,12 @@ class PoolLaws(RuleBasedStateMachine):
 
     # How it is done.
 
-    def tell(self, stimulus: Stimulus) -> None:
+    def tell(self, stimulus: HubInput) -> None:
         for fact in react(self.pool, stimulus):
             self.apply(fact)
 
     def apply(self, fact: Fact) -> None:
-        for worker_id, cancel in recalls(self.pool, fact):
+        for worker_id, cancel in revocations(self.pool, fact):
             if self.pool.workers[worker_id].cancels:
                 self.at_work.discard((worker_id, cancel.job_id, cancel.lease))
         if isinstance(fact, ENDS):
@@ -315,7 +321,7 @@ class PoolLaws(RuleBasedStateMachine):
             ):
                 self.leases.append(fact)
                 self.at_work.add((worker_id, job_id, lease))
-            case WorkerLost(worker_id):
+            case WorkerLeft(worker_id):
                 self.at_work = {each for each in self.at_work if each[0] != worker_id}
             case JobSubmitted(each):
                 assert each.id in self.pool.jobs
@@ -333,7 +339,7 @@ class PoolLaws(RuleBasedStateMachine):
 
 
 def takes(worker: Worker, opened: OpenJob) -> bool:
-    return why_not(opened, worker) is None
+    return why_ineligible(opened, worker) is None
 
 
 PoolLaws.TestCase.settings = settings(

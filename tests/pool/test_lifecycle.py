@@ -22,7 +22,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Limit
+from shoal.domain.work import TimeLimit
 from shoal.pool.lifecycle import (
     ENDED,
     TRANSITIONS,
@@ -45,7 +45,7 @@ FACTS: dict[type[JobFact], JobFact] = {
         JobCompleted(ID, ONE, Outcome("")),
         JobFailed(ID, ""),
         JobCancelled(ID, ""),
-        JobExpired(ID, Limit.TOTAL, ""),
+        JobExpired(ID, TimeLimit.TOTAL, ""),
     )
 }
 

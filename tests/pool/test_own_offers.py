@@ -13,14 +13,14 @@ from shoal.domain.facts import (
     WorkerMarked,
 )
 from shoal.domain.ids import JobId, WorkerId
-from shoal.domain.work import Feature, Kind
-from shoal.domain.worker import CHATS, Condition, Offer
-from shoal.pool.own_offers import MODELS_MAX, own_condition, own_offers
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import CHAT_ONLY, Offer, WorkerLoad
+from shoal.pool.own_offers import MODELS_MAX, own_load, own_offers
 
 W = WorkerId("w")
 CAN = frozenset({Feature.STOP, Feature.TOOLS, Feature.CONTINUE})
 STOPS = frozenset({Feature.STOP, Feature.CONTINUE})
-TASK = frozenset({Kind.TASK})
+TASK = frozenset({JobKind.TASK})
 
 
 def doing(name: str, *tasks: str, model: str = "") -> WorkerJoined:
@@ -39,7 +39,7 @@ def test_workers_with_one_model_are_one_offer() -> None:
     # Nobody begins with an answer that has begun: the pool has its own text.
     features = frozenset({Feature.STOP})
     assert own_offers(pool) == (
-        Offer(CHATS, frozenset({"m"}), 6, features, 4096, neighbour=True),
+        Offer(CHAT_ONLY, frozenset({"m"}), 6, features, 4096, neighbour=True),
     )
 
 
@@ -81,7 +81,7 @@ def test_tasks_are_offered_by_name_or_all_of_them() -> None:
     assert not named.models
     assert named.tasks == {"x", "y"}
     assert any_.tasks == frozenset()
-    assert [each.kinds for each in with_model] == [CHATS | TASK]
+    assert [each.kinds for each in with_model] == [CHAT_ONLY | TASK]
     assert with_model[0].tasks == {"x"}
 
 
@@ -107,4 +107,4 @@ def test_pool_is_as_busy_as_it_has_open_jobs() -> None:
     pool = pool_after(joined(), JobSubmitted(job("a")), JobSubmitted(job("b")))
     pool.apply(leased("a"), 0.0)
 
-    assert own_condition(pool) == Condition(queued=2)
+    assert own_load(pool) == WorkerLoad(queued=2)

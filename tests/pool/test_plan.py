@@ -10,13 +10,13 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     WorkerDraining,
-    WorkerLost,
+    WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Feature
 from shoal.pool.plan import plan
-from shoal.pool.state import Pool
+from shoal.pool.state import PoolState
 from shoal.pool.worker import LOAD_SLOTS_MAX
 
 CONTINUES = frozenset({Feature.CONTINUE})
@@ -27,12 +27,12 @@ def submit(*names: str, model: str = "m") -> list[JobSubmitted]:
     return [JobSubmitted(job(name, model)) for name in names]
 
 
-def apply_all(pool: Pool, facts: list[JobSubmitted]) -> None:
+def apply_all(pool: PoolState, facts: list[JobSubmitted]) -> None:
     for fact in facts:
         pool.apply(fact, 0.0)
 
 
-def complete(pool: Pool, name: str) -> None:
+def complete(pool: PoolState, name: str) -> None:
     lease = pool.jobs[JobId(name)].lease
     pool.apply(JobCompleted(JobId(name), lease, Outcome("")), 0.0)
 
@@ -45,7 +45,7 @@ def test_plan_changes_nothing() -> None:
     pool = pool_after(joined(slots=2), *submit("a", "b", "c"))
 
     assert plan(pool) == plan(pool)
-    assert pool.waiting == 3
+    assert pool.queued == 3
 
 
 def test_oldest_job_goes_first() -> None:
@@ -100,7 +100,7 @@ def test_returned_job_goes_before_fresh_ones() -> None:
         leased("old", "lost"),
         *submit("fresh2"),
         JobRequeued(JobId("old"), ONE, "worker lost"),
-        WorkerLost(WorkerId("lost"), ""),
+        WorkerLeft(WorkerId("lost"), ""),
         joined("w", slots=2),
     )
 
@@ -109,8 +109,8 @@ def test_returned_job_goes_before_fresh_ones() -> None:
 
 def test_job_from_before_a_restart_goes_before_fresh_ones_if_it_had_begun() -> None:
     pool = pool_after(*submit("fresh"))
-    pool.reopen(job("waited"), LeaseNumber(0), 0.0)
-    pool.reopen(job("begun"), LeaseNumber(3), 0.0)
+    pool.restore(job("waited"), LeaseNumber(0), 0.0)
+    pool.restore(job("begun"), LeaseNumber(3), 0.0)
     pool.apply(joined(slots=3), 0.0)
 
     leases = plan(pool)
@@ -119,14 +119,14 @@ def test_job_from_before_a_restart_goes_before_fresh_ones_if_it_had_begun() -> N
     assert [lease.lease for lease in leases] == [4, 1, 1]
 
 
-def begun_job(*workers_after: JobLeased) -> Pool:
+def begun_job(*workers_after: JobLeased) -> PoolState:
     return pool_after(
         joined("first"),
         *submit("j"),
         leased("j", "first"),
         JobStarted(JobId("j"), ONE),
         JobRequeued(JobId("j"), ONE, "worker lost"),
-        WorkerLost(WorkerId("first"), ""),
+        WorkerLeft(WorkerId("first"), ""),
         *workers_after,
     )
 

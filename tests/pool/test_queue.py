@@ -11,7 +11,7 @@ from pool.given import job
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Priority
 from shoal.pool.open_job import OpenJob
-from shoal.pool.queue import Queue
+from shoal.pool.queue import JobQueue
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 NOTHING: Counter[str] = Counter()
@@ -24,21 +24,21 @@ def waiting(
     return OpenJob(each, 0.0, 0.0, 0.0, lease=LeaseNumber(lease))
 
 
-def queue_of(*jobs: OpenJob) -> Queue:
-    queue = Queue()
+def queue_of(*jobs: OpenJob) -> JobQueue:
+    queue = JobQueue()
     for each in jobs:
         queue.add(each)
     return queue
 
 
 def order(
-    queue: Queue,
+    queue: JobQueue,
     running: Counter[str] = NOTHING,
     serves: Callable[[OpenJob], bool] = lambda job: True,
 ) -> list[str]:
     """Return the names of the jobs in the order of their turns."""
     names: list[str] = []
-    for each, served in queue.in_turn(running):
+    for each, served in queue.in_order(running):
         names.append(each.job.id)
         if serves(each):
             served()
@@ -46,7 +46,7 @@ def order(
 
 
 def test_nothing_waits_in_an_empty_queue() -> None:
-    queue = Queue()
+    queue = JobQueue()
 
     assert not queue
     assert (len(queue), order(queue)) == (0, [])
@@ -107,7 +107,7 @@ def test_turns_go_on_from_one_plan_to_the_next() -> None:
 
     # Each job is over before the next slot is free, so nothing is ever running.
     while queue:
-        first, _ = next(iter(queue.in_turn(NOTHING)))
+        first, _ = next(iter(queue.in_order(NOTHING)))
         queue.remove(first)
         served.append(first.job.id)
 
@@ -183,7 +183,7 @@ def test_slots_are_shared_so_that_nobody_could_have_more_without_taking_from_les
     added = [waiting(f"j{n}", owner) for n, (owner, _, _) in enumerate(jobs)]
     queue = queue_of(*added)
     has = Counter(running)
-    for each, served in queue.in_turn(running):
+    for each, served in queue.in_order(running):
         if slots == 0:
             break
         slots -= 1
@@ -217,7 +217,7 @@ def test_jobs_that_are_removed_are_gone_and_the_others_are_not(
     for each in added:
         if each not in gone:
             queue.remove(each)
-    assert queue == Queue()
+    assert queue == JobQueue()
 
 
 def test_owner_with_ten_thousand_jobs_delays_another_by_one() -> None:
@@ -225,7 +225,7 @@ def test_owner_with_ten_thousand_jobs_delays_another_by_one() -> None:
         *(waiting(f"a{n}", "al") for n in range(10_000)), waiting("b0", "bo")
     )
 
-    turns = queue.in_turn(NOTHING)
+    turns = queue.in_order(NOTHING)
     first = [next(turns)[0].job.id for _ in range(2)]
 
     assert first == ["a0", "b0"]

@@ -4,7 +4,6 @@ import pytest
 
 from pool.given import hand_out, job, joined, leased, pool_after, tell
 from shoal.domain.facts import (
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -13,9 +12,10 @@ from shoal.domain.facts import (
     JobRequeued,
     JobStarted,
     JobSubmitted,
+    LateResult,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Fault, Outcome, Usage
@@ -26,59 +26,62 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Limit, Limits
-from shoal.pool.open_job import OpenJob
-from shoal.pool.react import WORKERS_LOST_MAX, overdue, react, recalls
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import (
-    Answered,
-    Arrived,
-    Began,
-    Departed,
-    Overdue,
-    Retiring,
-    Spoiled,
-    Stimulus,
-    Submitted,
-    Withdrawn,
+from shoal.domain.work import TimeLimit, TimeLimits
+from shoal.pool.inputs import (
+    AnswerRejected,
+    Cancellation,
+    DrainAnnounced,
+    FirstOutput,
+    HubInput,
+    LeaseResult,
+    LimitReached,
+    Submission,
+    WorkerConnected,
+    WorkerDisconnected,
 )
+from shoal.pool.open_job import OpenJob
+from shoal.pool.react import WORKERS_LOST_MAX, next_limit, react, revocations
+from shoal.pool.state import PoolState
 
 J, W = JobId("j"), WorkerId("w")
 ONE, TWO = LeaseNumber(1), LeaseNumber(2)
 WHOLE = Outcome("text", "length", Usage(3, 4))
-LIMITS = Limits(queue=10.0, first_output=20.0, silence=5.0, total=100.0)
+LIMITS = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=100.0)
 
 
-def running() -> Pool:
+def running() -> PoolState:
     return pool_after(joined(), JobSubmitted(job(limits=LIMITS)), leased())
 
 
 @pytest.mark.parametrize(
     ("stimulus", "facts"),
     [
-        (Submitted(job("k")), [JobSubmitted(job("k"))]),
-        (Withdrawn(J, "left"), [JobCancelled(J, "left")]),
-        (Began(J, ONE), [JobStarted(J, ONE)]),
-        (Spoiled(J, "too much", lost=False), [JobFailed(J, "too much", cut=True)]),
+        (Submission(job("k")), [JobSubmitted(job("k"))]),
+        (Cancellation(J, "left"), [JobCancelled(J, "left")]),
+        (FirstOutput(J, ONE), [JobStarted(J, ONE)]),
         (
-            Spoiled(J, "diverged", lost=True),
+            AnswerRejected(J, "too much", lost=False),
+            [JobFailed(J, "too much", cut=True)],
+        ),
+        (
+            AnswerRejected(J, "diverged", lost=True),
             [JobFailed(J, "diverged", lost=True, cut=True)],
         ),
-        (Retiring(W, Draining("bye")), [WorkerDraining(W, "bye")]),
+        (DrainAnnounced(W, Draining("bye")), [WorkerDraining(W, "bye")]),
         (
-            Answered(W, Completed(J, ONE, "length", WHOLE.usage), WHOLE),
+            LeaseResult(W, Completed(J, ONE, "length", WHOLE.usage), WHOLE),
             [JobCompleted(J, ONE, WHOLE)],
         ),
-        (Answered(W, Rejected(J, ONE, "no")), [JobRequeued(J, ONE, "no", W)]),
-        (Answered(W, Failed(J, ONE, "boom")), [JobFailed(J, "boom")]),
+        (LeaseResult(W, Rejected(J, ONE, "no")), [JobRequeued(J, ONE, "no", W)]),
+        (LeaseResult(W, Failed(J, ONE, "boom")), [JobFailed(J, "boom")]),
         (
-            Departed(W, "reset"),
-            [JobRequeued(J, ONE, "worker lost: reset"), WorkerLost(W, "reset")],
+            WorkerDisconnected(W, "reset"),
+            [JobRequeued(J, ONE, "worker lost: reset"), WorkerLeft(W, "reset")],
         ),
     ],
 )
 def test_what_is_heard_of_a_running_job_becomes_facts(
-    stimulus: Stimulus, facts: list[Fact]
+    stimulus: HubInput, facts: list[Fact]
 ) -> None:
     assert react(running(), stimulus) == facts
 
@@ -86,23 +89,23 @@ def test_what_is_heard_of_a_running_job_becomes_facts(
 @pytest.mark.parametrize(
     "stimulus",
     [
-        Withdrawn(JobId("none"), ""),
-        Began(JobId("none"), ONE),
-        Began(J, TWO),
-        Began(J, LeaseNumber(0)),
-        Spoiled(JobId("none"), "", lost=False),
-        Overdue(JobId("none"), Limit.TOTAL),
-        Departed(WorkerId("none"), ""),
-        Retiring(WorkerId("none"), Draining("")),
+        Cancellation(JobId("none"), ""),
+        FirstOutput(JobId("none"), ONE),
+        FirstOutput(J, TWO),
+        FirstOutput(J, LeaseNumber(0)),
+        AnswerRejected(JobId("none"), "", lost=False),
+        LimitReached(JobId("none"), TimeLimit.TOTAL),
+        WorkerDisconnected(WorkerId("none"), ""),
+        DrainAnnounced(WorkerId("none"), Draining("")),
     ],
 )
-def test_words_that_crossed_on_the_way_mean_nothing(stimulus: Stimulus) -> None:
+def test_words_that_crossed_on_the_way_mean_nothing(stimulus: HubInput) -> None:
     assert react(running(), stimulus) == []
 
 
 @pytest.mark.parametrize("fault", Fault)
 def test_failure_is_of_whoever_the_worker_says(fault: Fault) -> None:
-    answered = Answered(W, Failed(J, ONE, "boom", fault))
+    answered = LeaseResult(W, Failed(J, ONE, "boom", fault))
 
     assert react(running(), answered) == [JobFailed(J, "boom", fault=fault)]
 
@@ -111,32 +114,32 @@ def test_failure_is_of_whoever_the_worker_says(fault: Fault) -> None:
     ("fact", "stopped"),
     [
         (JobCancelled(J, "left"), True),
-        (JobExpired(J, Limit.TOTAL, ""), True),
+        (JobExpired(J, TimeLimit.TOTAL, ""), True),
         (JobFailed(J, "spoilt", cut=True), True),
         (JobFailed(J, "boom"), False),
         (JobCompleted(J, ONE, WHOLE), False),
         (JobRequeued(J, ONE, "worker lost"), False),
         (JobStarted(J, ONE), False),
-        (WorkerLost(W, ""), False),
+        (WorkerLeft(W, ""), False),
     ],
 )
 def test_worker_is_stopped_if_it_works_in_vain(fact: Fact, stopped: bool) -> None:
     recalled = [(W, CancelJob(J, ONE))] if stopped else []
 
-    assert recalls(running(), fact) == recalled
+    assert revocations(running(), fact) == recalled
 
 
 def test_nobody_is_stopped_for_a_job_that_nobody_has() -> None:
     pool = pool_after(JobSubmitted(job()))
 
-    assert recalls(pool, JobCancelled(J, "left")) == []
+    assert revocations(pool, JobCancelled(J, "left")) == []
 
 
 def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
     pool = running()
     pool.apply(JobRequeued(J, ONE, "worker lost"), 0.0)
 
-    assert react(pool, Began(J, ONE)) == []
+    assert react(pool, FirstOutput(J, ONE)) == []
 
 
 @pytest.mark.parametrize(
@@ -151,23 +154,23 @@ def test_first_text_of_a_job_that_waits_again_means_nothing() -> None:
 def test_result_of_another_lease_is_recorded_and_not_delivered(
     worker: WorkerId, event: Completed | Rejected | Failed, what: str
 ) -> None:
-    facts = react(running(), Answered(worker, event, WHOLE))
+    facts = react(running(), LeaseResult(worker, event, WHOLE))
 
-    assert facts == [CameLate(event.job_id, event.lease, worker, what)]
+    assert facts == [LateResult(event.job_id, event.lease, worker, what)]
 
 
 def test_second_worker_cannot_be_overtaken_by_the_first() -> None:
     pool = running()
-    tell(pool, Departed(W, "reset"))
+    tell(pool, WorkerDisconnected(W, "reset"))
     pool.apply(joined("second"), 0.0)
     assert hand_out(pool) == [("j", "second")]
     pool.apply(joined(), 0.0)
 
-    late = tell(pool, Answered(W, Completed(J, ONE), Outcome("first")))
+    late = tell(pool, LeaseResult(W, Completed(J, ONE), Outcome("first")))
     second = Outcome("second")
-    good = tell(pool, Answered(WorkerId("second"), Completed(J, TWO), second))
+    good = tell(pool, LeaseResult(WorkerId("second"), Completed(J, TWO), second))
 
-    assert late == [CameLate(J, ONE, W, "completed")]
+    assert late == [LateResult(J, ONE, W, "completed")]
     assert good == [JobCompleted(J, TWO, second)]
 
 
@@ -175,12 +178,12 @@ def test_newer_connection_of_one_identity_replaces_the_older() -> None:
     pool = running()
     offer = joined("w", "n", slots=3).offer
 
-    facts = tell(pool, Arrived(W, offer, cancels=False))
+    facts = tell(pool, WorkerConnected(W, offer, cancels=False))
 
     reason = "replaced by a newer connection"
     assert facts == [
         JobRequeued(J, ONE, f"worker lost: {reason}"),
-        WorkerLost(W, reason),
+        WorkerLeft(W, reason),
         WorkerJoined(W, offer, cancels=False),
     ]
     assert pool.workers[W].free_slots == 3
@@ -194,7 +197,7 @@ def test_job_that_outlives_three_workers_is_given_up() -> None:
     for number in range(WORKERS_LOST_MAX):
         pool.apply(joined(f"w{number}"), 0.0)
         assert len(hand_out(pool)) == 1
-        ends.append(tell(pool, Departed(WorkerId(f"w{number}"), "killed")))
+        ends.append(tell(pool, WorkerDisconnected(WorkerId(f"w{number}"), "killed")))
 
     assert all(isinstance(facts[0], JobRequeued) for facts in ends[:-1])
     assert ends[-1][0] == JobFailed(
@@ -210,7 +213,7 @@ def test_refusals_are_no_losses() -> None:
         pool.apply(joined(f"w{number}"), 0.0)
         ((_, worker),) = hand_out(pool)
         lease = pool.jobs[J].lease
-        tell(pool, Answered(WorkerId(worker), Rejected(J, lease, "loading")))
+        tell(pool, LeaseResult(WorkerId(worker), Rejected(J, lease, "loading")))
 
     assert pool.jobs[J].lost == 0
     assert hand_out(pool) == []
@@ -221,7 +224,7 @@ def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
     for name, worker in (("a", "w"), ("b", "v"), ("c", "w")):
         pool.apply(leased(name, worker), 0.0)
 
-    facts = tell(pool, Departed(W, "reset"))
+    facts = tell(pool, WorkerDisconnected(W, "reset"))
 
     back = [fact.job_id for fact in facts if isinstance(fact, JobRequeued)]
     assert back == ["a", "c"]
@@ -229,26 +232,31 @@ def test_lost_worker_gives_back_all_that_it_held_and_nothing_else() -> None:
 
 def test_job_that_cannot_be_called_back_is_not_given_back_by_a_lost_worker() -> None:
     pool = pool_after(joined(cancels=False), JobSubmitted(job()), leased())
-    tell(pool, Withdrawn(J, "left"))
+    tell(pool, Cancellation(J, "left"))
 
-    assert tell(pool, Departed(W, "reset")) == [WorkerLost(W, "reset")]
+    assert tell(pool, WorkerDisconnected(W, "reset")) == [WorkerLeft(W, "reset")]
 
 
 @pytest.mark.parametrize(
     ("limit", "error"),
     [
-        (Limit.FIRST_OUTPUT, "waiting for the first output: over the limit of 20 s"),
-        (Limit.SILENCE, "waiting for more output: over the limit of 5 s"),
-        (Limit.TOTAL, "running in all: over the limit of 100 s"),
         (
-            Limit.QUEUE,
+            TimeLimit.FIRST_OUTPUT,
+            "waiting for the first output: over the limit of 20 s",
+        ),
+        (TimeLimit.SILENCE, "waiting for more output: over the limit of 5 s"),
+        (TimeLimit.TOTAL, "running in all: over the limit of 100 s"),
+        (
+            TimeLimit.QUEUE,
             "no worker for m: all slots busy (1) "
             "(waiting in the queue: over the limit of 10 s)",
         ),
     ],
 )
-def test_overdue_job_expires_with_the_limit_in_words(limit: Limit, error: str) -> None:
-    assert react(running(), Overdue(J, limit)) == [JobExpired(J, limit, error)]
+def test_overdue_job_expires_with_the_limit_in_words(
+    limit: TimeLimit, error: str
+) -> None:
+    assert react(running(), LimitReached(J, limit)) == [JobExpired(J, limit, error)]
 
 
 def waiting(since: float = 0.0) -> OpenJob:
@@ -264,21 +272,21 @@ def held(since: float = 0.0) -> OpenJob:
     [
         (waiting(), 0.0, None, 10.0),
         (waiting(), 9.99, None, 10.0),
-        (waiting(), 10.0, None, Limit.QUEUE),
+        (waiting(), 10.0, None, TimeLimit.QUEUE),
         (waiting(since=95.0), 96.0, None, 100.0),
-        (waiting(since=95.0), 100.0, None, Limit.TOTAL),
+        (waiting(since=95.0), 100.0, None, TimeLimit.TOTAL),
         (held(since=3.0), 3.0, None, 23.0),
-        (held(since=3.0), 23.0, None, Limit.FIRST_OUTPUT),
+        (held(since=3.0), 23.0, None, TimeLimit.FIRST_OUTPUT),
         (held(since=85.0), 86.0, None, 100.0),
         (held(), 50.0, 48.0, 53.0),
-        (held(), 53.0, 48.0, Limit.SILENCE),
+        (held(), 53.0, 48.0, TimeLimit.SILENCE),
         (held(), 99.0, 98.0, 100.0),
-        (held(), 100.0, 98.0, Limit.TOTAL),
+        (held(), 100.0, 98.0, TimeLimit.TOTAL),
         # Text of an earlier lease does not count while the job waits.
         (waiting(since=48.0), 50.0, 48.0, 58.0),
     ],
 )
 def test_limit_that_is_nearest_is_the_one_that_counts(
-    open_job: OpenJob, now: float, last_output: float | None, due: Limit | float
+    open_job: OpenJob, now: float, last_output: float | None, due: TimeLimit | float
 ) -> None:
-    assert overdue(open_job, now, last_output) == due
+    assert next_limit(open_job, now, last_output) == due

@@ -1,36 +1,36 @@
 """Which workers there are for each model."""
 
 from pool.given import joined, pool_after
-from shoal.domain.facts import WorkerDraining, WorkerLost
+from shoal.domain.facts import WorkerDraining, WorkerLeft
 from shoal.domain.ids import WorkerId
 from shoal.pool.roster import MODEL_MEMORY
-from shoal.pool.state import Pool
+from shoal.pool.state import PoolState
 
 W = WorkerId("w")
 
 
 def test_model_is_known_while_a_worker_has_it_and_for_a_while_after() -> None:
     pool = pool_after(joined("a"), joined("b"))
-    assert pool.roster.knows("m", 1e9)
-    assert not pool.roster.knows("other", 0.0)
+    assert pool.roster.knows_model("m", 1e9)
+    assert not pool.roster.knows_model("other", 0.0)
 
-    pool.apply(WorkerLost(WorkerId("a"), ""), 50.0)
-    assert pool.roster.knows("m", 1e9)
-    pool.apply(WorkerLost(WorkerId("b"), ""), 100.0)
+    pool.apply(WorkerLeft(WorkerId("a"), ""), 50.0)
+    assert pool.roster.knows_model("m", 1e9)
+    pool.apply(WorkerLeft(WorkerId("b"), ""), 100.0)
 
-    assert pool.roster.knows("m", 100.0 + MODEL_MEMORY - 1)
-    assert not pool.roster.knows("m", 100.0 + MODEL_MEMORY)
+    assert pool.roster.knows_model("m", 100.0 + MODEL_MEMORY - 1)
+    assert not pool.roster.knows_model("m", 100.0 + MODEL_MEMORY)
 
 
 def test_models_of_passing_workers_do_not_pile_up() -> None:
-    pool = Pool()
+    pool = PoolState()
 
     for number in range(1000):
         now = number * MODEL_MEMORY / 10
         pool.apply(joined("w", f"model{number}"), now)
-        pool.apply(WorkerLost(W, ""), now)
+        pool.apply(WorkerLeft(W, ""), now)
 
-    assert len(pool.roster.last_seen) <= 12
+    assert len(pool.roster.models_last_seen) <= 12
     assert not pool.roster.with_model
     assert not pool.roster.available
 
@@ -46,6 +46,6 @@ def test_slots_are_counted_while_their_worker_takes_new_jobs() -> None:
     pool.apply(WorkerDraining(WorkerId("a"), "still"), 0.0)
     assert (slots["x"], slots["y"]) == (2, 0)
     for name in "abc":
-        pool.apply(WorkerLost(WorkerId(name), ""), 0.0)
+        pool.apply(WorkerLeft(WorkerId(name), ""), 0.0)
 
     assert not slots

@@ -7,14 +7,14 @@ from shoal.domain.facts import JobSubmitted
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN
-from shoal.pool.speed import NEWEST, TOKENS_MIN, Speeds
-from shoal.pool.state import Pool
+from shoal.pool.speed import NEWEST, TOKENS_MIN, SpeedEstimates
+from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 J = JobId("j")
 
 
-def ready() -> tuple[Pool, Worker]:
+def ready() -> tuple[PoolState, Worker]:
     pool = pool_after(joined(), JobSubmitted(job()))
     return pool, pool.workers[WorkerId("w")]
 
@@ -38,11 +38,11 @@ def test_pace_is_tokens_over_all_of_the_time(
     outcome: Outcome, seconds: float, pace: float | None
 ) -> None:
     pool, worker = ready()
-    speeds = Speeds()
+    speeds = SpeedEstimates()
 
     speeds.measure(pool.jobs[J], worker, outcome, seconds)
 
-    assert worker.pace == speeds.usual_pace == pace
+    assert worker.pace == speeds.typical_pace == pace
     assert speeds.job_seconds == {"m": seconds}
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from pool.given import hand_out, job, joined, leased, pool_after
 from shoal.domain.facts import (
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -15,24 +14,25 @@ from shoal.domain.facts import (
     JobRequeued,
     JobStarted,
     JobSubmitted,
-    WorkerLost,
+    LateResult,
+    WorkerLeft,
     WorkerMarked,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Limit, Privacy, Terms
+from shoal.domain.work import JobTerms, Privacy, TimeLimit
 from shoal.pool.lifecycle import ImpossibleTransition, JobState
-from shoal.pool.state import MARK_MEMORY, REFUSAL_PAUSE, Pool
-from shoal.pool.worker import Level
+from shoal.pool.state import PENALTY_SECONDS, REFUSAL_PAUSE, PoolState
+from shoal.pool.worker import CostLevel
 
 J, W = JobId("j"), WorkerId("w")
 ONE = LeaseNumber(1)
 CANCELLED = JobCancelled(J, "the client left")
-EXPIRED = JobExpired(J, Limit.SILENCE, "")
+EXPIRED = JobExpired(J, TimeLimit.SILENCE, "")
 SECOND = (JobSubmitted(job("k")),)
 
 
-def busy_pool(*, cancels: bool) -> Pool:
+def busy_pool(*, cancels: bool) -> PoolState:
     return pool_after(joined(cancels=cancels), JobSubmitted(job()), leased())
 
 
@@ -55,7 +55,7 @@ def test_cut_job_holds_the_slot_of_a_worker_that_cannot_be_told(end: Fact) -> No
     pool.apply(*SECOND, 1.0)
     assert hand_out(pool) == []
 
-    pool.apply(CameLate(J, ONE, W, "completed"), 2.0)
+    pool.apply(LateResult(J, ONE, W, "completed"), 2.0)
 
     assert hand_out(pool) == [("k", "w")]
 
@@ -64,7 +64,7 @@ def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
     pool = busy_pool(cancels=False)
     pool.apply(CANCELLED, 1.0)
 
-    pool.apply(WorkerLost(W, ""), 2.0)
+    pool.apply(WorkerLeft(W, ""), 2.0)
     pool.apply(joined(), 2.0)
     pool.apply(*SECOND, 2.0)
 
@@ -74,15 +74,15 @@ def test_cut_job_holds_its_slot_until_the_worker_is_lost() -> None:
 def test_late_word_of_an_older_lease_frees_nothing() -> None:
     pool = pool_after(joined(slots=1), JobSubmitted(job()), leased(lease=2))
 
-    pool.apply(CameLate(J, ONE, W, "completed"), 1.0)
+    pool.apply(LateResult(J, ONE, W, "completed"), 1.0)
 
     assert pool.workers[W].free_slots == 0
 
 
 def test_late_word_of_a_worker_that_is_gone_is_nothing() -> None:
-    pool = pool_after(CameLate(J, ONE, W, "completed"))
+    pool = pool_after(LateResult(J, ONE, W, "completed"))
 
-    assert pool == Pool()
+    assert pool == PoolState()
 
 
 def test_requeued_job_waits_anew_and_counts_its_losses() -> None:
@@ -98,7 +98,7 @@ def test_requeued_job_waits_anew_and_counts_its_losses() -> None:
         None,
     )
     assert (waiting.lost, waiting.started, waiting.lease) == (1, True, 1)
-    assert pool.waiting == 1
+    assert pool.queued == 1
 
 
 @pytest.mark.parametrize(
@@ -129,41 +129,41 @@ def test_nothing_happens_twice() -> None:
 
 
 def test_job_from_the_store_is_queued_under_its_last_lease() -> None:
-    pool = Pool()
+    pool = PoolState()
 
-    pool.reopen(job(), LeaseNumber(4), 30.0)
+    pool.restore(job(), LeaseNumber(4), 30.0)
 
     opened = pool.jobs[J]
     assert (opened.state, opened.lease, opened.since) == (JobState.QUEUED, 4, 30.0)
-    assert (pool.waiting, opened.submitted_at) == (1, 30.0)
+    assert (pool.queued, opened.submitted_at) == (1, 30.0)
 
 
 def test_worker_that_refused_is_asked_again_after_a_pause() -> None:
     pool = pool_after(joined(), JobSubmitted(job()), leased())
     pool.apply(JobRequeued(J, ONE, "loading", refused_by=W), 7.0)
 
-    assert pool.forgive(7.0) == 7.0 + REFUSAL_PAUSE
+    assert pool.expire_penalties(7.0) == 7.0 + REFUSAL_PAUSE
     assert hand_out(pool) == []
-    assert pool.forgive(7.0 + REFUSAL_PAUSE) is None
+    assert pool.expire_penalties(7.0 + REFUSAL_PAUSE) is None
     assert hand_out(pool) == [("j", "w")]
 
 
 def test_points_stand_against_a_worker_that_comes_back_and_are_forgotten() -> None:
-    pool = pool_after(joined(), WorkerMarked(W, 2, "", J), WorkerLost(W, ""))
+    pool = pool_after(joined(), WorkerMarked(W, 2, "", J), WorkerLeft(W, ""))
     pool.apply(joined(), 1.0)
     assert pool.workers[W].points == 2
 
-    assert pool.forgive(MARK_MEMORY - 1.0) == MARK_MEMORY
+    assert pool.expire_penalties(PENALTY_SECONDS - 1.0) == PENALTY_SECONDS
     assert pool.workers[W].points == 2
 
-    assert pool.forgive(MARK_MEMORY) is None
+    assert pool.expire_penalties(PENALTY_SECONDS) is None
     assert pool.workers[W].points == 0
 
 
 def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("shoal.pool.state.MARKS_MAX", 1)
+    monkeypatch.setattr("shoal.pool.state.PENALTIES_MAX", 1)
     pool = busy_pool(cancels=True)
     pool.apply(JobRequeued(J, ONE, "busy", refused_by=W), 1.0)
 
@@ -175,12 +175,12 @@ def test_of_too_many_marks_the_oldest_is_forgotten_and_nothing_else(
 
 
 def test_users_who_trust_nobody_are_not_remembered() -> None:
-    private = replace(job(), terms=Terms(privacy=Privacy.PRIVATE, user="ada"))
+    private = replace(job(), terms=JobTerms(privacy=Privacy.PRIVATE, user="ada"))
 
     pool = pool_after(JobSubmitted(private), JobFailed(J, "no_trusted_worker"))
 
-    assert pool.trusted == {}
-    assert pool.sizes == {}
+    assert pool.trusted_keys == {}
+    assert pool.sizes_by_owner == {}
 
 
 def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(
@@ -216,9 +216,9 @@ def test_sessions_are_remembered_by_their_last_worker_and_not_without_end(
     ],
 )
 def test_cost_is_load_over_speed(
-    level: Level, usual: float | None, cost: float
+    level: CostLevel, usual: float | None, cost: float
 ) -> None:
-    pool = Pool()
-    pool.speeds.usual_pace = usual
+    pool = PoolState()
+    pool.speeds.typical_pace = usual
 
     assert pool.cost(level) == cost

@@ -10,32 +10,39 @@ from protocols.pairs import MODEL
 from protocols.settings import setting
 from shoal.domain.credentials import digest_of
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Command, Event, Offered, RunJob
-from shoal.domain.work import Call, Feature, Kind, Lane, Task
+from shoal.domain.vocabulary import Command, Event, OffersChanged, RunJob
+from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.domain.worker import Offer
 from shoal.ledger.keys import Signer
-from shoal.protocols import Protocol
-from shoal.protocols.crowd import CrowdSession, From, Gone, Listener, Met, To
-from shoal.protocols.framing import Framed
-from shoal.protocols.session import (
+from shoal.protocols.seam.framing import FramedSession
+from shoal.protocols.seam.multi_peer import (
+    Listener,
+    MultiPeerSession,
+    PeerJoined,
+    PeerLeft,
+    PeerMessage,
+    ToPeer,
+)
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import (
+    Admitted,
     Bulk,
     Close,
     Dialer,
-    Member,
     Notice,
+    ProtocolContext,
     Send,
-    Setting,
-    Welcome,
-    WorkerSession,
-    by_token,
+    WorkerEnd,
+    WorkerProfile,
+    require_token,
 )
 
-Heard: TypeAlias = Met | Gone | Event | Command
+Heard: TypeAlias = PeerJoined | PeerLeft | Event | Command
 
 TOKEN = "a token of the fleet"
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
 OFFER = Offer(
-    kinds=frozenset({Kind.TASK, Kind.CALL, Kind.LANE}),
+    kinds=frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM}),
     slots=3,
     features=frozenset({Feature.VALUES, Feature.CODE}),
     tasks=frozenset({"demo.add", "demo.échó"}),
@@ -58,24 +65,24 @@ def counting(who: str) -> Callable[[int], bytes]:
     return draw
 
 
-MEMBER = Member(
+MEMBER = WorkerProfile(
     "worker-one",
     MODEL,
     3,
     TOKEN,
     identity=SIGNER,
     offers=(OFFER,),
-    draw=counting("worker"),
+    random_bytes=counting("worker"),
 )
 
 
-def around(token: str = TOKEN) -> Setting:
+def around(token: str = TOKEN) -> ProtocolContext:
     """Return a setting in which workers present a token; empty: none."""
     return replace(
-        setting(admission=by_token(token)),
+        setting(admission=require_token(token)),
         token=token,
         name="coordinator",
-        draw=counting("coordinator"),
+        random_bytes=counting("coordinator"),
     )
 
 
@@ -84,7 +91,7 @@ def packed(value: object) -> bytes:
 
 
 CALL = Call("demo.add", packed([1, 41]), packed({}), 5.0)
-LANE = Lane("demo.add", 5.0)
+LANE = CallStream("demo.add", 5.0)
 TASK = Task("demo.add", {"task_type": "demo.add", "args": [1], "kwargs": {"y": 2}})
 RUN = RunJob(JobId("job"), LeaseNumber(2), CALL)
 
@@ -106,8 +113,8 @@ def in_pieces(sizes: Sequence[int], data: bytes) -> Iterable[bytes]:
 class Pair:
     """A coordinator's and a worker's session; what one sends reaches the other."""
 
-    coordinator: CrowdSession
-    worker: WorkerSession
+    coordinator: MultiPeerSession
+    worker: WorkerEnd
     dialer: Dialer
     cut: Callable[[bytes], Iterable[bytes]] = whole
     certificate: bytes = b"the fingerprint of a certificate"
@@ -126,19 +133,19 @@ class Pair:
     def open(self) -> None:
         """Let both know what protects the connection."""
         for session in (self.coordinator, self.worker):
-            if isinstance(session, Framed):
-                session.opened(self.certificate)
+            if isinstance(session, FramedSession):
+                session.on_open(self.certificate)
 
     def command(self, word: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue a command; return what the worker hears."""
         before = len(self.commands)
-        self.deliver(self.coordinator.issue(To("", word), now), (), now)
+        self.deliver(self.coordinator.send(ToPeer("", word), now), (), now)
         return self.commands[before:]
 
     def event(self, word: Event, now: float = 0.0) -> list[Heard]:
         """Let the worker issue an event; return what the coordinator hears."""
         before = len(self.events)
-        self.deliver((), self.worker.issue(word, now), now)
+        self.deliver((), self.worker.send(word, now), now)
         return self.events[before:]
 
     def tick(self, now: float) -> None:
@@ -154,7 +161,9 @@ class Pair:
     ) -> None:
         """Carry what both sent to the other, until nothing more is answered."""
         while told or said:
-            self.events += [each.word for each in told if isinstance(each, From)]
+            self.events += [
+                each.message for each in told if isinstance(each, PeerMessage)
+            ]
             self.commands += [each for each in said if is_command(each)]  # type: ignore[misc]  # just looked at
             self.ends += [e.reason for e in (*told, *said) if isinstance(e, Close)]
             to_worker, to_coordinator = sent(told), sent(said)
@@ -189,40 +198,40 @@ def sent(outputs: Sequence[object]) -> list[bytes]:
 
 
 def is_command(output: object) -> bool:
-    return not isinstance(output, Welcome | Send | Bulk | Close | Notice)
+    return not isinstance(output, Admitted | Send | Bulk | Close | Notice)
 
 
 def connect(
-    protocol: Protocol,
-    member: Member = MEMBER,
-    setting: Setting | None = None,
+    protocol: AnyWireProtocol,
+    member: WorkerProfile = MEMBER,
+    setting: ProtocolContext | None = None,
     cut: Callable[[bytes], Iterable[bytes]] = whole,
     config: object = None,
 ) -> Pair:
     """Let a worker join that offers what the member does; return both ends."""
     pair = unconnected(protocol, member, setting or around(), cut, config)
     pair.begin()
-    pair.event(Offered(member.offers))
+    pair.event(OffersChanged(member.offers))
     return pair
 
 
 def unconnected(
-    protocol: Protocol,
-    member: Member,
-    setting: Setting,
+    protocol: AnyWireProtocol,
+    member: WorkerProfile,
+    setting: ProtocolContext,
     cut: Callable[[bytes], Iterable[bytes]] = whole,
     config: object = None,
 ) -> Pair:
     """Return both ends of a connection that is not open yet."""
     endpoints = protocol.endpoints(config or protocol.config(), setting)
-    listeners = {e.told: e for e in endpoints if isinstance(e, Listener)}
+    listeners = {e.advertised_label: e for e in endpoints if isinstance(e, Listener)}
     ports = {label: 8000 + n for n, label in enumerate(listeners)}
     assert protocol.address is not None
     direct = protocol.address("127.0.0.1", ports)
-    dialer = protocol.dial("http://127.0.0.1:4010", replace(member, direct=direct))
+    dialer = protocol.dial("http://127.0.0.1:4010", replace(member, direct_url=direct))
     label = next(each for each, port in ports.items() if f":{port}" in dialer.url)
     session = listeners[label].accept("127.0.0.1", 0.0)
-    return Pair(session, dialer.connected({}), dialer, cut)
+    return Pair(session, dialer.start_session({}), dialer, cut)
 
 
 def given(pair: Pair, run: RunJob = RUN) -> RunJob:

@@ -14,45 +14,52 @@ from shoal.domain.vocabulary import (
     Dismiss,
     Event,
     Joined,
-    Offered,
+    OffersChanged,
     RunJob,
 )
-from shoal.domain.work import Chat, Feature, Kind
-from shoal.domain.worker import Model
+from shoal.domain.work import Chat, Feature, JobKind
+from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.protocols import Protocol
-from shoal.protocols.crowd import CrowdSession, From, Gone, Listener, Met, To
-from shoal.protocols.session import (
-    Accepted,
+from shoal.protocols.seam.multi_peer import (
+    Listener,
+    MultiPeerSession,
+    PeerJoined,
+    PeerLeft,
+    PeerMessage,
+    ToPeer,
+)
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    Admitted,
     Batch,
     Bulk,
     Close,
-    CoordinatorSession,
+    CoordinatorEnd,
     Data,
     Dialer,
-    Hello,
-    Member,
     Notice,
     Output,
     Send,
+    UpgradeRequest,
     WebSocketRoute,
-    Welcome,
-    WorkerSession,
+    WorkerEnd,
+    WorkerProfile,
 )
 
 M = TypeVar("M")
 
 START = 1_700_000_000_000
-MODEL = Model("family/model:7b", frozenset(Kind), frozenset(Feature), 4096)
+MODEL = ServedModel("family/model:7b", frozenset(JobKind), frozenset(Feature), 4096)
 SIGNER = Signer.from_seed(bytes(reversed(range(32))))
-MEMBER = Member(
+MEMBER = WorkerProfile(
     "worker one",
     MODEL,
     3,
     "a token",
     frozenset({"al", "bo, c=d é"}),
     identity=SIGNER,
-    draw=bytes,
+    random_bytes=bytes,
 )
 CHAT = Chat("family/model:7b", ({"role": "user", "content": "hi"},))
 RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
@@ -62,8 +69,8 @@ RUN = RunJob(JobId("job"), LeaseNumber(2), CHAT)
 class Pair:
     """A coordinator's and a worker's session; what is sent by one reaches the other."""
 
-    coordinator: CoordinatorSession
-    worker: WorkerSession
+    coordinator: CoordinatorEnd
+    worker: WorkerEnd
     dialer: Dialer
     said: list[Data] = field(default_factory=list)  # all that the worker sent
     told: list[Data] = field(default_factory=list)  # all that the coordinator sent
@@ -71,11 +78,11 @@ class Pair:
 
     def issue_command(self, command: Command, now: float = 0.0) -> list[Command]:
         """Let the coordinator issue ``command``; return what the worker hears."""
-        return self.to_worker(self.coordinator.issue(command, now), now)
+        return self.to_worker(self.coordinator.send(command, now), now)
 
     def issue_event(self, event: Event, now: float = 0.0) -> list[Event]:
         """Let the worker issue ``event``; return what the coordinator hears."""
-        return self.to_coordinator(self.worker.issue(event, now), now)
+        return self.to_coordinator(self.worker.send(event, now), now)
 
     def to_worker(self, outputs: Sequence[Output | Event], now: float) -> list[Command]:
         heard: list[Command] = []
@@ -87,7 +94,7 @@ class Pair:
         return heard
 
     def to_coordinator(
-        self, outputs: Sequence[Output | Command | Welcome], now: float
+        self, outputs: Sequence[Output | Command | Admitted], now: float
     ) -> list[Event]:
         heard: list[Event] = []
         for data in sent(outputs):
@@ -98,18 +105,18 @@ class Pair:
         return heard
 
 
-def streams(protocol: Protocol) -> bool:
+def streams(protocol: AnyWireProtocol) -> bool:
     """Say whether the wire carries answers piece by piece."""
     _, heard = connect(protocol)
     return any(isinstance(each, Joined) and each.offer.streams for each in heard)
 
 
 def connect(
-    protocol: Protocol, member: Member = MEMBER, now: float = 0.0
+    protocol: AnyWireProtocol, member: WorkerProfile = MEMBER, now: float = 0.0
 ) -> tuple[Pair, list[Event]]:
     """Let a worker join; return both ends and what the coordinator heard."""
     dialer, accepted = _met(protocol, member, now)
-    pair = Pair(accepted.session, dialer.connected(accepted.headers), dialer)
+    pair = Pair(accepted.session, dialer.start_session(accepted.headers), dialer)
     opening = pair.coordinator.tick(now)
     heard: list[Event] = meant(opening)
     assert not pair.to_worker(opening, now)
@@ -119,20 +126,22 @@ def connect(
     return pair, heard
 
 
-def _met(protocol: Protocol, member: Member, now: float) -> tuple[Dialer, Accepted]:
+def _met(
+    protocol: AnyWireProtocol, member: WorkerProfile, now: float
+) -> tuple[Dialer, AcceptedConnection]:
     """Connect a worker, on a port of the wire's own if it has one."""
     endpoints = protocol.endpoints(protocol.config(), setting(START))
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
             session = endpoint.accept("127.0.0.1", now)
-            return dialer, Accepted(OneWorker(session))
+            return dialer, AcceptedConnection(OneWorker(session))
     (route,) = endpoints
     assert isinstance(route, WebSocketRoute)
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
     url = urlsplit(dialer.url)
     headers = {name.lower(): value for name, value in dialer.headers.items()}
-    hello = Hello(url.path, url.query, headers)
+    hello = UpgradeRequest(url.path, url.query, headers)
     assert route.claims(hello)
     return dialer, route.accept(hello, now)
 
@@ -142,7 +151,7 @@ class OneWorker:
 
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 
-    def __init__(self, crowd: CrowdSession) -> None:
+    def __init__(self, crowd: MultiPeerSession) -> None:
         self._crowd = crowd
         self._peer = ""
         self._name = ""
@@ -154,39 +163,39 @@ class OneWorker:
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         return self._heard(self._crowd.receive(batch, now))
 
-    def issue(self, message: Command, now: float) -> Sequence[Output]:
-        return self._crowd.issue(To(self._peer, message), now)
+    def send(self, message: Command, now: float) -> Sequence[Output]:
+        return self._crowd.send(ToPeer(self._peer, message), now)
 
     def tick(self, now: float) -> Sequence[Event | Output]:
         return self._heard(self._crowd.tick(now))
 
-    def _heard(self, outputs: Sequence[From | Output]) -> list[Event | Output]:
+    def _heard(self, outputs: Sequence[PeerMessage | Output]) -> list[Event | Output]:
         heard: list[Event | Output] = []
         for output in outputs:
-            if not isinstance(output, From):
+            if not isinstance(output, PeerMessage):
                 heard.append(output)
                 continue
-            match output.word:
-                case Met(name=name):
+            match output.message:
+                case PeerJoined(name=name):
                     self._peer, self._name = output.peer, quote(name, safe=" ")
-                case Offered(offers):
+                case OffersChanged(offers):
                     (offer,) = offers
                     (model,) = offer.models
                     heard.append(Joined(f"{self._name}/{quote(model, safe='')}", offer))
-                case Gone() | RunJob() | CancelJob() | Dismiss():
+                case PeerLeft() | RunJob() | CancelJob() | Dismiss():
                     raise AssertionError("a worker asks for nothing")
                 case event:
                     heard.append(event)
         return heard
 
 
-def somebody(name: str, model: str) -> Member:
+def somebody(name: str, model: str) -> WorkerProfile:
     """Return another member, with a key of its own."""
     signer = Signer.from_seed(sha256(f"{name} {model}".encode()).digest())
     return replace(
         MEMBER,
         name=name,
-        model=Model(model),
+        model=ServedModel(model),
         identity=signer,
     )
 
@@ -196,7 +205,7 @@ def sent(outputs: Sequence[object]) -> list[Data]:
     return [output.data for output in outputs if isinstance(output, Send)]
 
 
-def meant(outputs: Sequence[M | Welcome | Output]) -> list[M]:
+def meant(outputs: Sequence[M | Admitted | Output]) -> list[M]:
     """Return the commands or events among the outputs of a session."""
-    beside = (Send, Bulk, Close, Notice, Welcome)
+    beside = (Send, Bulk, Close, Notice, Admitted)
     return [o for o in outputs if not isinstance(o, beside)]

@@ -26,33 +26,34 @@ from shoal.domain.errors import PeerError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
-    Advanced,
-    BlobLacked,
+    BlobMissing,
+    CallProgress,
+    CallResult,
     CallsReturned,
+    CancelCalls,
     CancelJob,
     Completed,
-    Conditioned,
     Dismiss,
     Draining,
     Failed,
-    GiveBlob,
-    LaneCall,
-    LaneReturn,
-    Offered,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
     PushCalls,
-    RecallCalls,
     Rejected,
-    Reported,
+    SendBlob,
+    StreamedCall,
 )
-from shoal.domain.work import Call, Feature, Kind, Lane
-from shoal.domain.worker import Condition, Health
-from shoal.protocols import Protocol, discover
-from shoal.protocols.crowd import Met, To
-from shoal.protocols.session import Close
+from shoal.domain.work import Call, CallStream, Feature, JobKind
+from shoal.domain.worker import MachineHealth, WorkerLoad
+from shoal.protocols import discover
+from shoal.protocols.seam.multi_peer import PeerJoined, ToPeer
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import Close
 
 every_protocol = pytest.mark.parametrize(
     "protocol",
-    [each for each in discover().values() if Kind.CALL in each.kinds],
+    [each for each in discover().values() if JobKind.CALL in each.kinds],
     ids=lambda p: p.name,
 )
 
@@ -84,19 +85,19 @@ cuts = st.lists(st.integers(1, 400), min_size=1, max_size=8)
 
 
 @every_protocol
-def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
+def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None:
     met, offered = connect(protocol).events
 
-    assert isinstance(met, Met)
+    assert isinstance(met, PeerJoined)
     assert met.name == MEMBER.name
-    assert offered == Offered((OFFER,))
+    assert offered == OffersChanged((OFFER,))
 
 
 @every_protocol
 @settings(deadline=None)
 @given(work=calls, cut=cuts)
 def test_a_call_arrives_as_it_was_issued(
-    protocol: Protocol, work: Call, cut: list[int]
+    protocol: AnyWireProtocol, work: Call, cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
 
@@ -109,7 +110,7 @@ def test_a_call_arrives_as_it_was_issued(
 @settings(deadline=None)
 @given(value=values.map(packed), blobs=digests, cut=cuts)
 def test_a_value_arrives_as_it_was_returned(
-    protocol: Protocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
+    protocol: AnyWireProtocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
     run = given_job(pair)
@@ -123,7 +124,7 @@ def test_a_value_arrives_as_it_was_returned(
 @settings(deadline=None)
 @given(text=st.text(min_size=1, max_size=50), fault=st.sampled_from(Fault))
 def test_what_went_wrong_arrives_as_it_was_said(
-    protocol: Protocol, text: str, fault: Fault
+    protocol: AnyWireProtocol, text: str, fault: Fault
 ) -> None:
     pair = connect(protocol)
     first, second = given_job(pair), given_job(pair, replace(RUN, job_id=JobId("b")))
@@ -139,7 +140,7 @@ def test_what_went_wrong_arrives_as_it_was_said(
 
 
 @every_protocol
-def test_a_task_is_a_call_there_and_text_here(protocol: Protocol) -> None:
+def test_a_task_is_a_call_there_and_text_here(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
 
     run = given_job(pair, replace(RUN, work=TASK))
@@ -150,7 +151,7 @@ def test_a_task_is_a_call_there_and_text_here(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_a_cancelled_call_is_over_at_both_ends(protocol: Protocol) -> None:
+def test_a_cancelled_call_is_over_at_both_ends(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     run = given_job(pair)
 
@@ -162,7 +163,7 @@ def test_a_cancelled_call_is_over_at_both_ends(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_two_leases_of_one_call_are_told_apart(protocol: Protocol) -> None:
+def test_two_leases_of_one_call_are_told_apart(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     first = given_job(pair)
     second = given_job(pair, replace(RUN, lease=LeaseNumber(3)))
@@ -177,15 +178,15 @@ def test_two_leases_of_one_call_are_told_apart(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_progress_arrives_while_a_call_runs(protocol: Protocol) -> None:
+def test_progress_arrives_while_a_call_runs(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     run = given_job(pair)
 
-    heard = pair.event(Advanced(run.job_id, run.lease, 0.5, "half"))
+    heard = pair.event(CallProgress(run.job_id, run.lease, 0.5, "half"))
     pair.event(Completed(run.job_id, run.lease, value=packed(1)))
-    late = pair.event(Advanced(run.job_id, run.lease, 0.9))
+    late = pair.event(CallProgress(run.job_id, run.lease, 0.9))
 
-    assert heard == [Advanced(RUN.job_id, RUN.lease, 0.5, "half")]
+    assert heard == [CallProgress(RUN.job_id, RUN.lease, 0.5, "half")]
     assert late == []
 
 
@@ -197,33 +198,37 @@ def test_progress_arrives_while_a_call_runs(protocol: Protocol) -> None:
     cut=cuts,
 )
 def test_calls_in_a_lane_go_there_and_come_back(
-    protocol: Protocol, pushed: list[object], error: str, cut: list[int]
+    protocol: AnyWireProtocol, pushed: list[object], error: str, cut: list[int]
 ) -> None:
     pair = connect(protocol, cut=partial(in_pieces, cut))
     run = given_job(pair, replace(RUN, work=LANE))
     lane = (RUN.job_id, RUN.lease)
-    given_calls = [LaneCall(n, packed([x]), packed({})) for n, x in enumerate(pushed)]
-    returns = [LaneReturn(n, packed(x)) for n, x in enumerate(pushed)]
-    returns.append(LaneReturn(len(pushed), b"", error))
+    given_calls = [
+        StreamedCall(n, packed([x]), packed({})) for n, x in enumerate(pushed)
+    ]
+    returns = [CallResult(n, packed(x)) for n, x in enumerate(pushed)]
+    returns.append(CallResult(len(pushed), b"", error))
 
     (heard,) = pair.command(PushCalls(*lane, given_calls))
     (returned,) = pair.event(CallsReturned(run.job_id, run.lease, returns))
-    (recalled,) = pair.command(RecallCalls(*lane, (0, 7)))
+    (recalled,) = pair.command(CancelCalls(*lane, (0, 7)))
     (closed,) = pair.command(CancelJob(*lane))
 
     assert run.work == LANE
     assert heard == PushCalls(run.job_id, run.lease, given_calls)
     assert returned == CallsReturned(*lane, returns)
-    assert recalled == RecallCalls(run.job_id, run.lease, (0, 7))
+    assert recalled == CancelCalls(run.job_id, run.lease, (0, 7))
     assert closed == CancelJob(run.job_id, run.lease)
     assert pair.command(PushCalls(*lane, given_calls)) == []
     assert pair.event(CallsReturned(run.job_id, run.lease, returns)) == []
 
 
 @every_protocol
-def test_a_lane_that_cannot_be_is_refused_like_a_call(protocol: Protocol) -> None:
+def test_a_lane_that_cannot_be_is_refused_like_a_call(
+    protocol: AnyWireProtocol,
+) -> None:
     pair = connect(protocol)
-    run = given_job(pair, replace(RUN, work=Lane("nobody.has")))
+    run = given_job(pair, replace(RUN, work=CallStream("nobody.has")))
 
     heard = pair.event(Rejected(run.job_id, run.lease, "no such function"))
 
@@ -232,28 +237,32 @@ def test_a_lane_that_cannot_be_is_refused_like_a_call(protocol: Protocol) -> Non
 
 @every_protocol
 @pytest.mark.parametrize("size", [0, 1, 300_000, 2_000_000])
-def test_blobs_go_both_ways_and_are_asked_for(protocol: Protocol, size: int) -> None:
+def test_blobs_go_both_ways_and_are_asked_for(
+    protocol: AnyWireProtocol, size: int
+) -> None:
     pair = connect(protocol, cut=partial(in_pieces, [100_000]))
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
-    blob = GiveBlob(sha256(data).digest(), data)
+    blob = SendBlob(sha256(data).digest(), data)
 
     (there,) = pair.command(blob)
     (here,) = pair.event(blob)
-    lacked = pair.event(BlobLacked(blob.digest))
+    lacked = pair.event(BlobMissing(blob.digest))
 
-    assert isinstance(there, GiveBlob)
-    assert isinstance(here, GiveBlob)
+    assert isinstance(there, SendBlob)
+    assert isinstance(here, SendBlob)
     assert (there.digest, bytes(there.data)) == (blob.digest, data)
     assert (here.digest, bytes(here.data)) == (blob.digest, data)
-    assert lacked == [BlobLacked(blob.digest)]
+    assert lacked == [BlobMissing(blob.digest)]
 
 
 @every_protocol
-def test_what_a_worker_can_take_is_told_when_it_changes(protocol: Protocol) -> None:
+def test_what_a_worker_can_take_is_told_when_it_changes(
+    protocol: AnyWireProtocol,
+) -> None:
     pair = connect(protocol)
-    changed = Offered((replace(OFFER, slots=1),))
-    hot = Conditioned(Condition("too hot", 2, 0.5))
-    health = Reported(Health(12.5, 50.0, 1))
+    changed = OffersChanged((replace(OFFER, slots=1),))
+    hot = LoadChanged(WorkerLoad("too hot", 2, 0.5))
+    health = HealthReported(MachineHealth(12.5, 50.0, 1))
 
     assert pair.event(changed) == [changed]
     assert pair.event(changed) == []
@@ -266,7 +275,7 @@ def test_what_a_worker_can_take_is_told_when_it_changes(protocol: Protocol) -> N
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_bytes_whatever_break_either_end(
-    protocol: Protocol, data: st.DataObject
+    protocol: AnyWireProtocol, data: st.DataObject
 ) -> None:
     pair = connect(protocol)
     run = given_job(pair)
@@ -285,33 +294,33 @@ def test_no_bytes_whatever_break_either_end(
 
 
 @every_protocol
-def test_nothing_follows_a_close(protocol: Protocol) -> None:
+def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     given_job(pair)
 
-    outputs = pair.coordinator.issue(To("", Dismiss("not needed")), 1.0)
+    outputs = pair.coordinator.send(ToPeer("", Dismiss("not needed")), 1.0)
 
     *_, close = outputs
     assert isinstance(close, Close)
     assert pair.coordinator.deadline is None
     assert list(pair.coordinator.tick(1e6)) == []
-    assert list(pair.coordinator.issue(To("", RUN), 2.0)) == []
+    assert list(pair.coordinator.send(ToPeer("", RUN), 2.0)) == []
     for message in pair.said:
         assert list(pair.coordinator.receive([message], 2.0)) == []
 
 
 @every_protocol
-def test_a_dismissed_worker_stays_away_and_says_why(protocol: Protocol) -> None:
+def test_a_dismissed_worker_stays_away_and_says_why(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
 
     pair.command(Dismiss("replaced: choose another --name"))
 
     assert pair.ends == ["replaced: choose another --name"] * 2
-    assert "another --name" in (pair.dialer.final(1000, "") or "")
+    assert "another --name" in (pair.dialer.why_final(1000, "") or "")
 
 
 @every_protocol
-def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
+def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
 
     for session in (pair.coordinator, pair.worker):
@@ -325,7 +334,9 @@ def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) -> None:
+def test_a_talking_worker_is_kept_and_a_silent_one_is_not(
+    protocol: AnyWireProtocol,
+) -> None:
     pair = connect(protocol)
 
     now = 0.0
@@ -339,19 +350,19 @@ def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) ->
 
 
 @every_protocol
-def test_memory_does_not_grow_with_the_calls(protocol: Protocol) -> None:
+def test_memory_does_not_grow_with_the_calls(protocol: AnyWireProtocol) -> None:
     pair = connect(protocol)
     idle = footprint(pair.worker), footprint(pair.coordinator)
 
     for turn in range(1000):
         run = given_job(pair, replace(RUN, job_id=JobId(f"job {turn}")))
-        pair.event(Advanced(run.job_id, run.lease, 0.5))
+        pair.event(CallProgress(run.job_id, run.lease, 0.5))
         pair.event(Completed(run.job_id, run.lease, value=packed(turn)))
         lane = replace(RUN, job_id=JobId(f"lane {turn}"), work=LANE)
         opened = given_job(pair, lane)
         number = (lane.job_id, lane.lease)
-        pair.command(PushCalls(*number, [LaneCall(1, CALL.args, CALL.kwargs)]))
-        returns = [LaneReturn(1, packed(2))]
+        pair.command(PushCalls(*number, [StreamedCall(1, CALL.args, CALL.kwargs)]))
+        returns = [CallResult(1, packed(2))]
         pair.event(CallsReturned(opened.job_id, opened.lease, returns))
         pair.command(CancelJob(*number))
 

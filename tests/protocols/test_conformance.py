@@ -21,31 +21,32 @@ from protocols.pairs import (
     sent,
     somebody,
 )
-from shoal.domain.assembly import CHOICES_MAX, assemble
+from shoal.domain.answer_assembly import CHOICES_MAX, assemble
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Delta, Fault, Piece, Usage
+from shoal.domain.outcome import AnswerPiece, Delta, Fault, Usage
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Completed,
     Dismiss,
     Draining,
     Event,
     Failed,
+    HealthReported,
     Joined,
-    Progress,
     Rejected,
-    Reported,
     RunJob,
 )
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Kind, Work
-from shoal.domain.worker import Health
-from shoal.protocols import Protocol, discover
-from shoal.protocols.session import Close, Data
+from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind, Work
+from shoal.domain.worker import MachineHealth
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import Close, Data
 
 every_protocol = pytest.mark.parametrize(
     "protocol",
-    [each for each in discover().values() if Kind.CHAT in each.kinds],
+    [each for each in discover().values() if JobKind.CHAT in each.kinds],
     ids=lambda p: p.name,
 )
 all_protocols = pytest.mark.parametrize(
@@ -104,7 +105,7 @@ usages = st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40))
 
 
 @every_protocol
-def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
+def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None:
     model = MEMBER.model
     _, heard = connect(protocol)
 
@@ -114,7 +115,7 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
     assert joined.offer.models == {model.name}
     assert joined.offer.slots == MEMBER.slots
     assert joined.offer.features <= model.features
-    assert Kind.CHAT in joined.offer.kinds
+    assert JobKind.CHAT in joined.offer.kinds
     assert joined.offer.kinds <= model.kinds
     assert joined.offer.context in (model.context, 0)
     assert joined.offer.only_for in (MEMBER.only_for, frozenset())
@@ -122,7 +123,9 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_workers_of_different_names_or_models_are_different(protocol: Protocol) -> None:
+def test_workers_of_different_names_or_models_are_different(
+    protocol: AnyWireProtocol,
+) -> None:
     names = {
         heard[0].name
         for name, has in [("b-c", "a"), ("c", "a-b"), ("a/b", "c"), ("a", "b/c")]
@@ -134,7 +137,9 @@ def test_workers_of_different_names_or_models_are_different(protocol: Protocol) 
 
 
 @all_protocols
-def test_an_address_that_cannot_be_dialled_is_refused(protocol: Protocol) -> None:
+def test_an_address_that_cannot_be_dialled_is_refused(
+    protocol: AnyWireProtocol,
+) -> None:
     for url in ("", "nonsense", "gopher://host", "ws://", "ws://host:port", "ws://[::"):
         with pytest.raises(ConfigError, match="expected"):
             protocol.dial(url, MEMBER)
@@ -143,13 +148,13 @@ def test_an_address_that_cannot_be_dialled_is_refused(protocol: Protocol) -> Non
 @every_protocol
 @given(work=chats | completions | embeddings, continues=texts)
 def test_a_job_arrives_as_it_was_issued(
-    protocol: Protocol, work: Work, continues: str
+    protocol: AnyWireProtocol, work: Work, continues: str
 ) -> None:
     pair, (joined,) = connect(protocol)
     assert isinstance(joined, Joined)
     if work.kind not in joined.offer.kinds:
         return  # it is never given one
-    if work.kind is Kind.EMBEDDING:
+    if work.kind is JobKind.EMBEDDING:
         continues = ""
 
     heard = pair.issue_command(RunJob(JobId("job"), LeaseNumber(2), work, continues))
@@ -167,19 +172,22 @@ def test_a_job_arrives_as_it_was_issued(
     usage=st.none() | usages,
 )
 def test_an_answer_arrives_as_it_was_given(
-    protocol: Protocol, pieces: list[Piece], reason: str, usage: Usage | None
+    protocol: AnyWireProtocol,
+    pieces: list[AnswerPiece],
+    reason: str,
+    usage: Usage | None,
 ) -> None:
     pair, joined = connect(protocol)
     run = given_job(pair)
 
     heard: list[Event] = []
     for piece in pieces:
-        heard += pair.issue_event(Progress(run.job_id, run.lease, [piece]))
+        heard += pair.issue_event(AnswerChunk(run.job_id, run.lease, [piece]))
     heard += pair.issue_event(Completed(run.job_id, run.lease, reason, usage))
 
     *progress, end = heard
     assert isinstance(end, Completed)
-    said = [x for p in progress if isinstance(p, Progress) for x in p.pieces]
+    said = [x for p in progress if isinstance(p, AnswerChunk) for x in p.pieces]
     if streams(joined):
         assert said == pieces
         assert len(progress) == len(pieces)
@@ -195,7 +203,7 @@ def test_an_answer_arrives_as_it_was_given(
 @every_protocol
 @given(text=texts, fault=st.sampled_from(Fault))
 def test_what_went_wrong_arrives_as_it_was_said(
-    protocol: Protocol, text: str, fault: Fault
+    protocol: AnyWireProtocol, text: str, fault: Fault
 ) -> None:
     pair, _ = connect(protocol)
     run = given_job(pair)
@@ -213,39 +221,39 @@ def test_what_went_wrong_arrives_as_it_was_said(
 
 
 @every_protocol
-def test_a_cancelled_job_is_over_at_both_ends(protocol: Protocol) -> None:
+def test_a_cancelled_job_is_over_at_both_ends(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
     if CancelJob not in pair.coordinator.accepts:
         with pytest.raises(Unsupported):
-            pair.coordinator.issue(CancelJob(RUN.job_id, RUN.lease), 0.0)
+            pair.coordinator.send(CancelJob(RUN.job_id, RUN.lease), 0.0)
         return
     run = given_job(pair)
 
     heard = pair.issue_command(CancelJob(RUN.job_id, RUN.lease))
 
     assert heard == [CancelJob(run.job_id, run.lease)]
-    assert pair.issue_event(Progress(run.job_id, run.lease, ["late"])) == []
+    assert pair.issue_event(AnswerChunk(run.job_id, run.lease, ["late"])) == []
     assert pair.issue_event(Completed(run.job_id, run.lease)) == []
     assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
 
 
 @every_protocol
-def test_two_leases_of_one_job_are_told_apart(protocol: Protocol) -> None:
+def test_two_leases_of_one_job_are_told_apart(protocol: AnyWireProtocol) -> None:
     pair, joined = connect(protocol)
     first = given_job(pair)
     (second,) = pair.issue_command(replace(RUN, lease=LeaseNumber(3)))
 
     assert isinstance(second, RunJob)
-    heard = pair.issue_event(Progress(second.job_id, second.lease, ["new"]))
+    heard = pair.issue_event(AnswerChunk(second.job_id, second.lease, ["new"]))
     heard += pair.issue_event(Completed(first.job_id, first.lease))
     heard += pair.issue_event(Completed(second.job_id, second.lease))
 
     said = [
-        (each.lease, each.pieces if isinstance(each, Progress) else [*each.rest])
+        (each.lease, each.pieces if isinstance(each, AnswerChunk) else [*each.rest])
         for each in heard
-        if isinstance(each, Progress | Completed) and each.job_id == RUN.job_id
+        if isinstance(each, AnswerChunk | Completed) and each.job_id == RUN.job_id
     ]
-    new: tuple[LeaseNumber, list[Piece]] = (LeaseNumber(3), ["new"])
+    new: tuple[LeaseNumber, list[AnswerPiece]] = (LeaseNumber(3), ["new"])
     if streams(joined):
         assert said == [new, (RUN.lease, []), (LeaseNumber(3), [])]
     else:
@@ -256,16 +264,16 @@ def test_two_leases_of_one_job_are_told_apart(protocol: Protocol) -> None:
 @settings(max_examples=300)
 @given(data=st.data())
 def test_no_message_whatever_breaks_either_end(
-    protocol: Protocol, data: st.DataObject
+    protocol: AnyWireProtocol, data: st.DataObject
 ) -> None:
     pair, _ = connect(protocol)
     run = given_job(pair)
     for event in (
-        Progress(run.job_id, run.lease, ["text"]),
-        Progress(run.job_id, run.lease, [Delta(1, {"content": "more than text"})]),
+        AnswerChunk(run.job_id, run.lease, ["text"]),
+        AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "more than text"})]),
         Completed(run.job_id, run.lease, "length", Usage(1, 2)),
         Draining("why"),
-        Reported(Health(12.5, 50.0, 1)),
+        HealthReported(MachineHealth(12.5, 50.0, 1)),
     ):
         if type(event) in pair.worker.accepts:
             pair.issue_event(event)
@@ -281,24 +289,24 @@ def test_no_message_whatever_breaks_either_end(
 
 
 @every_protocol
-def test_nothing_follows_a_close(protocol: Protocol) -> None:
+def test_nothing_follows_a_close(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
     given_job(pair)
 
-    outputs = pair.coordinator.issue(Dismiss("not needed"), 1.0)
+    outputs = pair.coordinator.send(Dismiss("not needed"), 1.0)
 
     *_, close = outputs  # some wires have words of farewell
     assert isinstance(close, Close)
     assert len(close.text.encode()) <= 123  # RFC 6455, section 5.5
     assert pair.coordinator.deadline is None
     assert list(pair.coordinator.tick(1e6)) == []
-    assert list(pair.coordinator.issue(RUN, 2.0)) == []
+    assert list(pair.coordinator.send(RUN, 2.0)) == []
     for message in pair.said:
         assert list(pair.coordinator.receive([message], 2.0)) == []
 
 
 @every_protocol
-def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
+def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
 
     for session in (pair.coordinator, pair.worker):
@@ -312,7 +320,9 @@ def test_a_deadline_lies_ahead_once_it_was_ticked(protocol: Protocol) -> None:
 
 
 @every_protocol
-def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) -> None:
+def test_a_talking_worker_is_kept_and_a_silent_one_is_not(
+    protocol: AnyWireProtocol,
+) -> None:
     pair, _ = connect(protocol)
 
     now = 0.0
@@ -326,15 +336,17 @@ def test_a_talking_worker_is_kept_and_a_silent_one_is_not(protocol: Protocol) ->
 
 
 @every_protocol
-def test_memory_does_not_grow_with_the_messages(protocol: Protocol) -> None:
+def test_memory_does_not_grow_with_the_messages(protocol: AnyWireProtocol) -> None:
     pair, _ = connect(protocol)
     idle = footprint(pair.worker)
 
     for turn in range(3000):
         run = given_job(pair, f"job {turn}")
-        pair.issue_event(Progress(run.job_id, run.lease, ["text"]))
-        pair.issue_event(Progress(run.job_id, run.lease, [Delta(1, {"content": "a"})]))
-        late = sent(pair.worker.issue(Progress(run.job_id, run.lease, ["late"]), 0.0))
+        pair.issue_event(AnswerChunk(run.job_id, run.lease, ["text"]))
+        pair.issue_event(
+            AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "a"})])
+        )
+        late = sent(pair.worker.send(AnswerChunk(run.job_id, run.lease, ["late"]), 0.0))
         pair.issue_event(Completed(run.job_id, run.lease))
         for message in late:
             with contextlib.suppress(PeerError):

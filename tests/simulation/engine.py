@@ -6,10 +6,10 @@ from collections.abc import AsyncGenerator
 from random import Random
 
 from shoal.domain.errors import JobError, Unavailable
-from shoal.domain.outcome import Delta, Piece, Usage
-from shoal.domain.work import Chat, Feature, Work, text_of
-from shoal.domain.worker import CHATS, Model
-from shoal.engines.port import Finished, Item
+from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.domain.work import Chat, Feature, Work, message_text
+from shoal.domain.worker import CHAT_ONLY, ServedModel
+from shoal.engines.engine import Finished, Item
 
 STALL_MAX = 60.0  # seconds
 
@@ -21,7 +21,7 @@ def answer_to(prompt: str) -> list[str]:
     return [f"{digest[n % 32]:x} {n} é" for n in range(pieces)]
 
 
-def words_of(piece: Piece) -> str:
+def words_of(piece: AnswerPiece) -> str:
     """Return the text of a piece, whichever way it came."""
     return piece if isinstance(piece, str) else str(piece.fields["content"])
 
@@ -42,7 +42,7 @@ class SimEngine:
         self.slots = slots
         can = {Feature.OPTIONS, Feature.STOP}
         features = frozenset(can | ({Feature.CONTINUE} if continues else set()))
-        self.models = (Model(model, CHATS, features),)
+        self.models = (ServedModel(model, CHAT_ONLY, features),)
         self._random = random
         self._refuses = refuses  # which share of its jobs
         self._stalls = stalls  # at which share of its jobs
@@ -56,7 +56,7 @@ class SimEngine:
 
     async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
         assert isinstance(work, Chat)
-        prompt = text_of(work.messages[-1])
+        prompt = message_text(work.messages[-1])
         if "poison" in prompt:
             raise JobError("the model cannot read this")
         if self._random.random() < self._refuses:

@@ -9,9 +9,9 @@ from random import Random
 import msgspec
 
 from shoal.domain.errors import JobError, NotFound, Unavailable
-from shoal.domain.vocabulary import LaneCall, LaneReturn
-from shoal.domain.work import Call, Lane
-from shoal.tasks.port import Fetch, Remark
+from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.work import Call, CallStream
+from shoal.tasks.function_caller import FetchBlob, OnProgress
 
 NAME = "sim.square"
 POISON = 13  # every number that this divides cannot be squared
@@ -54,15 +54,18 @@ class SimCaller:
     async def start(self) -> None:
         pass
 
-    async def call(self, call: Call, fetch: Fetch, remark: Remark) -> bytes:
+    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
         self._take_slot(call.name)
         try:
             return await self.work(call.args)
         finally:
             self.busy -= 1
 
-    def lane(
-        self, lane: Lane, fetch: Fetch, returned: Callable[[list[LaneReturn]], None]
+    def open_stream(
+        self,
+        lane: CallStream,
+        fetch: FetchBlob,
+        returned: Callable[[list[CallResult]], None],
     ) -> "SimLane":
         self._take_slot(lane.name)
         return SimLane(self, returned)
@@ -91,11 +94,11 @@ class SimLane:
     """Makes the calls that are pushed, one after the other."""
 
     def __init__(
-        self, caller: SimCaller, returned: Callable[[list[LaneReturn]], None]
+        self, caller: SimCaller, returned: Callable[[list[CallResult]], None]
     ) -> None:
         self._caller = caller
         self._returned = returned
-        self._queue: deque[LaneCall] = deque()
+        self._queue: deque[StreamedCall] = deque()
         self._running: tuple[int, asyncio.Task[None]] | None = None
         self._closed = False
 
@@ -103,7 +106,7 @@ class SimLane:
     def idle(self) -> bool:
         return not self._queue and self._running is None
 
-    def push(self, calls: Sequence[LaneCall]) -> None:
+    def push(self, calls: Sequence[StreamedCall]) -> None:
         assert not self._closed, "pushed into a lane that was closed"
         self._queue.extend(calls)
         self._go_on()
@@ -131,12 +134,12 @@ class SimLane:
             call = self._queue.popleft()
             self._running = call.number, asyncio.create_task(self._make(call))
 
-    async def _make(self, call: LaneCall) -> None:
+    async def _make(self, call: StreamedCall) -> None:
         try:
             value, error = await self._caller.work(call.args), ""
         except JobError as raised:
             value, error = b"", str(raised)
         self._running = None
-        self._returned([LaneReturn(call.number, value, error)])
+        self._returned([CallResult(call.number, value, error)])
         if not self._closed:
             self._go_on()

@@ -4,8 +4,8 @@ import asyncio
 from collections import deque
 from random import Random
 
-from shoal.protocols.session import Batch, Data
-from shoal.runtime.link import LinkClosed
+from shoal.protocols.seam.session import Batch, Data
+from shoal.transports.link import LinkClosed
 
 
 class Pipe:

@@ -8,37 +8,38 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from shoal.calls.group import CallRoute
+from shoal.calls.scheduler import CallScheduler
+from shoal.coordinator.connections import WorkerConnection
+from shoal.coordinator.job_listener import EndedJob
 from shoal.domain.errors import JobError, ShoalError, TimedOut, WorkerLost
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Outcome
-from shoal.domain.vocabulary import LaneCall, LaneReturn
-from shoal.domain.work import Call, Feature, Job, Kind, Lane, Priority
-from shoal.domain.worker import Model, Offer
-from shoal.protocols import Protocol, discover
-from shoal.runtime.asker import Ended
-from shoal.runtime.board import Board
-from shoal.runtime.call_group import Way
-from shoal.runtime.call_limits import call_limits
-from shoal.runtime.peers import Peer
-from shoal.worker.blobs import Blobs
-from shoal.worker.calls import Functions
+from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Priority
+from shoal.domain.worker import Offer, ServedModel
+from shoal.pool.functions import call_limits
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.worker.blob_cache import BlobCache
+from shoal.worker.calls import FunctionBackend
 from simulation import virtual
 from simulation.faults import Fleet, break_things
 from simulation.functions import NAME, RAISED, Made, SimCaller, squared
 from simulation.world import World
 
-PROTOCOLS = [each for each in discover().values() if Kind.CALL in each.kinds]
+PROTOCOLS = [each for each in discover().values() if JobKind.CALL in each.kinds]
 TOKEN = "the token of the fleet"
 BUSY = 60.0  # seconds in which everything happens
 QUEUE = 3600.0  # seconds that a call may wait
-WAY = Way(Lane(NAME), Priority.NORMAL, QUEUE)
+WAY = CallRoute(CallStream(NAME), Priority.NORMAL, QUEUE)
 NO_KEYWORDS = msgspec.msgpack.encode({})
 
 
 @pytest.fixture
-def blobs() -> Iterator[Blobs]:
+def blobs() -> Iterator[BlobCache]:
     """Where large arguments would be."""
-    blobs = Blobs()
+    blobs = BlobCache()
     yield blobs
     asyncio.run(blobs.close())
 
@@ -74,7 +75,7 @@ class Clients:
         if self.world.up:
             number = self.number()
             job = self.job(number)
-            self.world.hub.place(job, Placed(self, number))
+            self.world.hub.submit(job, Placed(self, number))
 
     async def insist(self) -> None:
         """Ask for a call under one key until it has its end, come what may."""
@@ -92,7 +93,7 @@ class Clients:
 
     async def _ask(self, job: Job, number: int) -> None:
         self.world.end_with_us()
-        async with self.world.hub.answering(job) as reader:
+        async with self.world.hub.run_job(job) as reader:
             self.accepted[reader.job_id] = number
             try:
                 end: Outcome | ShoalError = await reader.outcome()
@@ -115,19 +116,19 @@ class Clients:
         self.world.end_with_us()
         random = self.world.random
         told = InLanes(self)
-        board = Board(self.world.hub, self.world.clock, "al", told)
+        board = CallScheduler(self.world.hub, self.world.clock, "al", told)
         try:
             for _ in range(calls):
                 number = self.number()
                 told.open.add(number)
                 args = msgspec.msgpack.encode([number])
-                board.ask(WAY, LaneCall(number, args, NO_KEYWORDS))
+                board.submit(WAY, StreamedCall(number, args, NO_KEYWORDS))
                 if random.random() < 0.3:
                     board.flush()
                     await asyncio.sleep(random.uniform(0.0, 1.0))
                 if random.random() < 0.1 and told.open:
                     unwanted = random.choice(sorted(told.open))
-                    assert board.recall(unwanted)
+                    assert board.cancel(unwanted)
                     told.open.remove(unwanted)
             board.flush()
             while told.open:
@@ -163,19 +164,21 @@ class Placed:
         self._clients = clients
         self._number = number
 
-    def accepted(self, job_id: JobId) -> None:
+    def on_accepted(self, job_id: JobId) -> None:
         self._clients.accepted[job_id] = self._number
 
-    def leased(self, job_id: JobId, lease: LeaseNumber, peer: Peer) -> None:
+    def on_leased(
+        self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
+    ) -> None:
         pass
 
-    def advanced(self, job_id: JobId, share: float | None, remark: str) -> None:
+    def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
         pass
 
-    def returned(self, returns: list[LaneReturn]) -> None:
+    def on_results(self, returns: list[CallResult]) -> None:
         self._clients.made.wrong.append(f"call {self._number} is in no lane")
 
-    def ended(self, job: Ended) -> None:
+    def on_end(self, job: EndedJob) -> None:
         assert job.end is not None
         self._clients.check(self._number, job.end)
 
@@ -188,11 +191,11 @@ class InLanes:
         self.news = asyncio.Event()
         self._clients = clients
 
-    def returned(self, returns: Iterable[LaneReturn]) -> None:
+    def on_results(self, returns: Iterable[CallResult]) -> None:
         for number, value, error in returns:
             self._ended(number, JobError(error) if error else Outcome("", value=value))
 
-    def failed(self, number: int, error: ShoalError) -> None:
+    def on_failure(self, number: int, error: ShoalError) -> None:
         self._ended(number, error)
 
     def _ended(self, number: int, end: Outcome | ShoalError) -> None:
@@ -204,13 +207,17 @@ class InLanes:
 
 
 def worker_of(
-    world: World, callers: dict[int, SimCaller], made: Made, blobs: Blobs, number: int
+    world: World,
+    callers: dict[int, SimCaller],
+    made: Made,
+    blobs: BlobCache,
+    number: int,
 ) -> Coroutine[None, None, None]:
     """Return the life of a worker that calls functions."""
     slots = world.random.randint(1, 3)
     caller = callers[number] = SimCaller(slots, world.random, made, refuses=0.02)
     offer = Offer(
-        frozenset({Kind.TASK, Kind.CALL, Kind.LANE}),
+        frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM}),
         slots=slots,
         features=frozenset({Feature.VALUES}),
         tasks=caller.names,
@@ -219,15 +226,17 @@ def worker_of(
     direct = world.protocol.address
     assert direct is not None
     member = replace(
-        world.member(f"w{number}", Model("none"), slots),
+        world.member(f"w{number}", ServedModel("none"), slots),
         offers=(offer,),
-        direct=direct("coordinator", {"transport": 1}),
+        direct_url=direct("coordinator", {"transport": 1}),
     )
     dialer = world.protocol.dial("http://coordinator:4010", member)
-    return world.be(dialer, lambda work: None, (offer,), Functions(caller, blobs))
+    return world.be(dialer, lambda work: None, (offer,), FunctionBackend(caller, blobs))
 
 
-async def live_through(protocol: Protocol, seed: int, blobs: Blobs) -> Clients:
+async def live_through(
+    protocol: AnyWireProtocol, seed: int, blobs: BlobCache
+) -> Clients:
     world = World(protocol, seed, token=TOKEN)
     await world.start()
     made = Made()
@@ -272,7 +281,7 @@ async def live_through(protocol: Protocol, seed: int, blobs: Blobs) -> Clients:
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 @pytest.mark.parametrize("seed", range(50))
 def test_every_call_comes_to_its_right_end(
-    protocol: Protocol, seed: int, blobs: Blobs
+    protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:
     async def scenario() -> None:
         clients = await live_through(protocol, seed, blobs)
@@ -285,7 +294,9 @@ def test_every_call_comes_to_its_right_end(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_a_seed_makes_the_same_calls_twice(protocol: Protocol, blobs: Blobs) -> None:
+def test_a_seed_makes_the_same_calls_twice(
+    protocol: AnyWireProtocol, blobs: BlobCache
+) -> None:
     async def scenario() -> tuple[list[int], Counter[JobId]]:
         clients = await live_through(protocol, 7, blobs)
         return clients.made.begun, Counter(clients.accepted)

@@ -10,27 +10,27 @@ from typing import Any
 
 import pytest
 
-from runtime.crowds import Place, PlayedSession, asks, chat, offer, place
-from runtime.hubs import Coordinator, coordinator
-from runtime.wires import MemoryLink
+from coordinator.hubs import Coordinator, coordinator
+from peers.played_peers import Place, PlayedSession, asks, chat, offer, place
 from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Usage
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Completed,
-    Conditioned,
     Dismiss,
-    Offered,
-    Progress,
+    LoadChanged,
+    OffersChanged,
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Feature, Job, Limits
-from shoal.domain.worker import Condition
-from shoal.protocols.crowd import From, Gone, Met, To
-from shoal.protocols.session import Output
+from shoal.domain.work import Feature, Job, TimeLimits
+from shoal.domain.worker import WorkerLoad
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Output
 from simulation import virtual
+from transports.memory_links import MemoryLink
 
 PEERS = 20
 FLAPS = 10_000
@@ -51,11 +51,11 @@ class Crowd(PlayedSession):
     )
 
     def say(self, peer: str, word: Any) -> None:
-        self.words.append(From(peer, word))
+        self.words.append(PeerMessage(peer, word))
         self.link.arrive(str(len(self.words) - 1))
 
-    def issue(self, message: To, now: float) -> Sequence[Output]:
-        peer, word = message.peer, message.word
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        peer, word = message.peer, message.message
         if isinstance(word, RunJob):
             number = (peer, word.job_id, word.lease)
             assert number not in self.at_work, "asked twice"
@@ -64,7 +64,7 @@ class Crowd(PlayedSession):
             self.stop((peer, word.job_id, word.lease))
         elif isinstance(word, Dismiss):
             self.leave(peer)
-        return super().issue(message, now)
+        return super().send(message, now)
 
     def stop(self, number: tuple[str, JobId, LeaseNumber]) -> None:
         if (task := self.at_work.pop(number, None)) is not None:
@@ -82,7 +82,7 @@ class Crowd(PlayedSession):
                 await asyncio.sleep(self.random.uniform(0.0, 0.2))
                 if word:
                     text = word if word == "one" else f" {word}"
-                    self.say(peer, Progress(run.job_id, run.lease, [text]))
+                    self.say(peer, AnswerChunk(run.job_id, run.lease, [text]))
             self.say(peer, Completed(run.job_id, run.lease, "stop", Usage(1, 4)))
         self.at_work.pop((peer, run.job_id, run.lease), None)
 
@@ -94,7 +94,9 @@ class Flapper:
         self.key = str(number)
         self._crowd = crowd
         self._random = random
-        self._met = Met(f"peer {number}", cancels=number % 2 == 0, asks=True)
+        self._met = PeerJoined(
+            f"peer {number}", cancels=number % 2 == 0, submits_jobs=True
+        )
         self._turns = (
             *(self._condition,) * 6,
             *(self._offer,) * 3,
@@ -114,18 +116,18 @@ class Flapper:
         self._crowd.leave(self.key)  # for it is met anew
         self._crowd.say(self.key, self._met)
         offers = tuple(offer(model, features=CONTINUES) for model in MODELS)
-        self._crowd.say(self.key, Offered(offers))
+        self._crowd.say(self.key, OffersChanged(offers))
 
     def _condition(self) -> None:
         unfit = self._random.choice(["", "", "is too hot", "is paused"])
         queued, speed = self._random.randint(0, 3), self._random.choice([0.5, 1.0])
-        self._crowd.say(self.key, Conditioned(Condition(unfit, queued, speed)))
+        self._crowd.say(self.key, LoadChanged(WorkerLoad(unfit, queued, speed)))
 
     def _offer(self) -> None:
         some = self._random.sample(MODELS, self._random.randint(1, 3))
         slots = self._random.randint(1, 2)
         offers = tuple(offer(each, slots=slots, features=CONTINUES) for each in some)
-        self._crowd.say(self.key, Offered(offers))
+        self._crowd.say(self.key, OffersChanged(offers))
 
     def _ask(self) -> None:
         number = f"{self._random.getrandbits(64):x}"
@@ -134,15 +136,15 @@ class Flapper:
     def _leave(self) -> None:
         self._crowd.leave(self.key)
         if self._random.random() < 0.5:
-            self._crowd.say(self.key, Gone("silent for 30 s"))
+            self._crowd.say(self.key, PeerLeft("silent for 30 s"))
         self.come()
 
 
 async def ask(its: Coordinator, model: str, said: Counter[str]) -> None:
-    job = Job(its.hub.new_id(), chat(model), Limits(queue=600.0))
+    job = Job(its.hub.new_id(), chat(model), TimeLimits(queue=600.0))
     text = ""
     with suppress(ShoalError):
-        async with its.hub.answering(job) as reader:
+        async with its.hub.run_job(job) as reader:
             while pieces := await reader.read():
                 text += "".join(map(str, pieces))
             await reader.outcome()
@@ -182,7 +184,7 @@ def test_ten_thousand_flaps_leave_nobody_stuck(seed: int) -> None:
             # Everybody is here, is fit, and works.
             workers = its.hub.pool.workers.values()
             assert len(workers) == PEERS * len(MODELS)
-            assert {worker.condition for worker in workers} == {Condition()}
+            assert {worker.load for worker in workers} == {WorkerLoad()}
             assert not any(each.draining or each.leases for each in workers)
             crowd.refuses = 0.0
             for model in MODELS:

@@ -7,13 +7,14 @@ import pytest
 
 from protocols.pairs import streams
 from shoal.domain.facts import JobHedged
-from shoal.domain.work import Kind
-from shoal.protocols import Protocol, discover
+from shoal.domain.work import JobKind
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import virtual
 from simulation.faults import Fleet, break_things
 from simulation.world import World
 
-PROTOCOLS = [each for each in discover().values() if Kind.CHAT in each.kinds]
+PROTOCOLS = [each for each in discover().values() if JobKind.CHAT in each.kinds]
 STREAMING = [protocol for protocol in PROTOCOLS if streams(protocol)]
 MODELS = ("small", "large")
 
@@ -29,7 +30,7 @@ def fleet_of(world: World, count: int) -> Fleet:
 
 
 async def live_through(
-    protocol: Protocol,
+    protocol: AnyWireProtocol,
     seed: int,
     *,
     workers: int,
@@ -79,7 +80,7 @@ async def live_through(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 @pytest.mark.parametrize("seed", range(50))
-def test_every_job_ends_exactly_once(protocol: Protocol, seed: int) -> None:
+def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> None:
     async def scenario() -> None:
         world = await live_through(
             protocol,
@@ -103,7 +104,7 @@ def test_every_job_ends_exactly_once(protocol: Protocol, seed: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_thousand_workers_and_ten_thousand_jobs(protocol: Protocol) -> None:
+def test_thousand_workers_and_ten_thousand_jobs(protocol: AnyWireProtocol) -> None:
     async def scenario() -> None:
         world = await live_through(protocol, 1, workers=1_000, jobs=10_000, faults=100)
 
@@ -116,7 +117,7 @@ def test_thousand_workers_and_ten_thousand_jobs(protocol: Protocol) -> None:
 
 
 @pytest.mark.parametrize("protocol", STREAMING, ids=lambda protocol: protocol.name)
-def test_a_second_worker_cuts_the_slow_tail(protocol: Protocol) -> None:
+def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
     async def waits(hedge_after: float | None) -> list[float]:
         """Return how long clients waited for the first piece, the longest first."""
         world = World(protocol, 3, refusals=0.0, stalls=0.05, hedge_after=hedge_after)
@@ -145,13 +146,13 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: Protocol) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-def test_a_seed_tells_the_same_story_twice(protocol: Protocol) -> None:
+def test_a_seed_tells_the_same_story_twice(protocol: AnyWireProtocol) -> None:
     async def scenario() -> object:
         world = await live_through(
             protocol, 7, workers=10, jobs=60, faults=20, stalls=0.1, hedge_after=2.0
         )
         return world.tally, [
-            await world.store.story(job_id) for job_id in world.accepted
+            await world.store.history(job_id) for job_id in world.accepted
         ]
 
     assert virtual.run(scenario()) == virtual.run(scenario())

@@ -8,7 +8,8 @@ from protocols.pairs import streams
 from shoal.domain.facts import JobCompleted, JobLeased
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job
-from shoal.protocols import Protocol, discover
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol
 from simulation import virtual
 from simulation.engine import answer_to
 from simulation.world import World
@@ -20,7 +21,7 @@ PIECES = 200
 
 
 async def answer_with_a_kill(
-    protocol: Protocol, index: int, *, continues: bool
+    protocol: AnyWireProtocol, index: int, *, continues: bool
 ) -> None:
     """Kill the first worker once ``index`` pieces have come, let the other go on."""
     world = World(protocol, index, refusals=0.0)
@@ -34,7 +35,7 @@ async def answer_with_a_kill(
     chat = Chat("m", ({"role": "user", "content": PROMPT},))
     job = Job(JobId("job"), chat)
 
-    async with world.hub.answering(job) as reader:
+    async with world.hub.run_job(job) as reader:
         while pieces := await reader.read():
             text += "".join(map(str, pieces))
             if not killed and text.count("é") >= index:
@@ -45,7 +46,7 @@ async def answer_with_a_kill(
     assert text == outcome.text == "".join(answer_to(PROMPT))
     assert outcome.usage is not None
     assert outcome.usage.completion_tokens == len(text)
-    story = [each.fact for each in await world.store.story(reader.job_id)]
+    story = [each.fact for each in await world.store.history(reader.job_id)]
     assert sum(isinstance(fact, JobCompleted) for fact in story) == 1
     leases = [fact.worker_id for fact in story if isinstance(fact, JobLeased)]
     assert len(leases) >= 2
@@ -69,7 +70,7 @@ async def kill_the_one_at_work(
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 @pytest.mark.parametrize("continues", [True, False], ids=["continues", "starts over"])
 def test_an_answer_survives_a_kill_at_every_piece(
-    protocol: Protocol, continues: bool
+    protocol: AnyWireProtocol, continues: bool
 ) -> None:
     # One short of the end, for after the last piece there is nothing to take over.
     for index in range(1, PIECES):

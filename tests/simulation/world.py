@@ -11,6 +11,8 @@ from functools import partial
 from random import Random
 
 from protocols.settings import SIGNER, setting
+from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.coordinator.hub import Hub
 from shoal.domain.errors import JobError, ShoalError
 from shoal.domain.facts import (
     Fact,
@@ -20,30 +22,27 @@ from shoal.domain.facts import (
     JobFailed,
 )
 from shoal.domain.ids import JobId
-from shoal.domain.work import Chat, Job, Limits, Priority
-from shoal.domain.worker import Model, Offer
+from shoal.domain.work import Chat, Job, Priority, TimeLimits
+from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
-from shoal.protocols import Protocol
-from shoal.protocols.crowd import Listener
-from shoal.protocols.session import (
+from shoal.peers.connections import PeerConnections
+from shoal.peers.worker_session import serve_worker
+from shoal.protocols.seam.multi_peer import Listener
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import (
     Dialer,
-    Hello,
-    Member,
-    Setting,
+    ProtocolContext,
+    UpgradeRequest,
     WebSocketRoute,
-    by_token,
+    WorkerProfile,
+    require_token,
 )
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.crowd import Crowds
-from shoal.runtime.door import Door, token_book
-from shoal.runtime.hub import Hub
-from shoal.runtime.link import LinkClosed
-from shoal.runtime.serving import serve_worker
 from shoal.store.memory import MemoryStore
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.calls import Functions
-from shoal.worker.places import Find, only
-from shoal.worker.slots import Slots
+from shoal.transports.clock import LoopClock
+from shoal.transports.link import LinkClosed
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.calls import FunctionBackend
+from shoal.worker.jobs import EngineSlots, FindModel, only_model
 from simulation.engine import SimEngine, answer_to, words_of
 from simulation.network import Ends, Wire
 
@@ -70,7 +69,7 @@ class World:
 
     def __init__(
         self,
-        protocol: Protocol,
+        protocol: AnyWireProtocol,
         seed: int,
         *,
         refusals: float = 0.02,
@@ -92,7 +91,7 @@ class World:
         self._jobs = 0
         self._wires: list[Wire] = []
         self._endpoint: Listener | WebSocketRoute
-        self._crowds: Crowds
+        self._crowds: PeerConnections
         self._serving: dict[asyncio.Task[object], Wire] = {}
         self._hub_task: asyncio.Task[None]
         self._clients: set[asyncio.Task[None]] = set()
@@ -109,17 +108,19 @@ class World:
         wanted = Listener if self.protocol.joint else WebSocketRoute
         self._endpoint = next(each for each in endpoints if isinstance(each, wanted))
         keys = self.store.keys
-        door = Door(await token_book(keys), keys, self.clock)
-        self._crowds = Crowds(self.hub, self.clock, door)
+        door = WorkerAdmission(await load_join_tokens(keys), keys, self.clock)
+        self._crowds = PeerConnections(self.hub, self.clock, door)
         self._hub_task = asyncio.create_task(self.hub.run())
         self.up = True
 
-    def _setting(self) -> Setting:
+    def _setting(self) -> ProtocolContext:
         around = setting(int(self.clock.wall() * 1000))
         if not self._token:
             return around
-        admission, draw = by_token(self._token), self.random.randbytes
-        return replace(around, token=self._token, admission=admission, draw=draw)
+        admission, draw = require_token(self._token), self.random.randbytes
+        return replace(
+            around, token=self._token, admission=admission, random_bytes=draw
+        )
 
     async def crash(self) -> None:
         """End the coordinator as ``kill -9`` does: no farewell, nothing flushed."""
@@ -166,7 +167,7 @@ class World:
             return self._crowds.serve(name, session, wire.coordinator), {}
         path, _, query = url.removeprefix("ws://coordinator:4010").partition("?")
         lower = {name.lower(): value for name, value in headers.items()}
-        accepted = self._endpoint.accept(Hello(path, query, lower), now)
+        accepted = self._endpoint.accept(UpgradeRequest(path, query, lower), now)
         answer = {name.lower(): value for name, value in accepted.headers.items()}
         return serve_worker(
             hub, clock, name, accepted.session, wire.coordinator
@@ -186,27 +187,27 @@ class World:
         member = self.member(name, engine.models[0], slots)
         scheme = "tcp" if self.protocol.joint else "ws"
         dialer = self.protocol.dial(f"{scheme}://coordinator:4010", member)
-        await self.be(dialer, only(engine, Slots(slots)))
+        await self.be(dialer, only_model(engine, EngineSlots(slots)))
 
-    def member(self, name: str, model: Model, slots: int) -> Member:
+    def member(self, name: str, model: ServedModel, slots: int) -> WorkerProfile:
         """Return how a worker presents itself, always with one key for one name."""
         signer = Signer.from_seed(hashlib.sha256(name.encode()).digest())
-        return Member(
+        return WorkerProfile(
             name,
             model,
             slots,
             self._token,
             identity=signer,
             epoch=EPOCH,
-            draw=self.random.randbytes,
+            random_bytes=self.random.randbytes,
         )
 
     async def be(
         self,
         dialer: Dialer,
-        find: Find,
+        find: FindModel,
         offers: tuple[Offer, ...] | None = None,
-        functions: Functions | None = None,
+        functions: FunctionBackend | None = None,
     ) -> None:
         """Be a worker that dials so until cancelled, which is how it is killed.
 
@@ -248,7 +249,7 @@ class World:
     async def first_piece(self, model: str) -> float:
         """Be a client, and say how many seconds it waited for the first piece."""
         began = self.clock.now()
-        async with self.hub.answering(self._job(model)) as reader:
+        async with self.hub.run_job(self._job(model)) as reader:
             await reader.read()
             waited = self.clock.now() - began
             with suppress(JobError):
@@ -293,7 +294,7 @@ class World:
         """Have a job done; return what came, and what was asked."""
         self.end_with_us()
         text = ""
-        async with self.hub.answering(job) as reader:
+        async with self.hub.run_job(job) as reader:
             self.accepted[reader.job_id] = None
             while pieces := await reader.read():
                 text += "".join(map(words_of, pieces))
@@ -322,7 +323,7 @@ class World:
         return Job(
             self.new_id(),
             Chat(model, ({"role": "user", "content": prompt},)),
-            Limits(queue=3600.0),
+            TimeLimits(queue=3600.0),
             self.random.choice(OWNERS),
             self.random.choice(list(Priority)),
             f"session {self._jobs % 50}",
@@ -343,7 +344,7 @@ class World:
 
     async def facts(self) -> list[list[Fact]]:
         """Return the story of each accepted job."""
-        stories = [await self.store.story(job_id) for job_id in self.accepted]
+        stories = [await self.store.history(job_id) for job_id in self.accepted]
         return [[each.fact for each in story] for story in stories]
 
     async def done_by_key(self) -> Counter[str]:
@@ -368,5 +369,5 @@ class World:
         return JobId(f"{self.random.getrandbits(64):016x}")
 
 
-def _nothing(happening: Happening) -> None:
+def _nothing(happening: WorkerEvent) -> None:
     pass

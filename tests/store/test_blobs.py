@@ -9,14 +9,14 @@ from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitted
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Feature, Job, Kind
+from shoal.domain.work import Call, Feature, Job, JobKind
 from shoal.store.blobs import BlobFiles, BlobStore
-from shoal.store.codec import APART_FROM
+from shoal.store.codec import LARGE_FROM
 from shoal.store.memory_blobs import MemoryBlobs
-from shoal.store.port import Wanted
+from shoal.store.port import JobFilter
 from shoal.store.sqlite import SqliteStore
 
-LARGE = b"x" * APART_FROM
+LARGE = b"x" * LARGE_FROM
 
 
 def digest(data: bytes) -> bytes:
@@ -144,9 +144,9 @@ async def test_a_call_and_its_value_are_stored_as_they_are(
         (digest(b"b"),),
     )
     assert job.outcome == Outcome("", value=b"\xc4\x01\xff", blobs=(digest(b"c"),))
-    (listed,) = await store.recent(Wanted(kind=Kind.CALL), 10)
+    (listed,) = await store.recent(JobFilter(kind=JobKind.CALL), 10)
     assert listed.model == "f"
-    assert (await store.keys.used("a", 0)).requests == 1
+    assert (await store.keys.usage_of("a", 0)).requests == 1
     await store.close()
 
 
@@ -173,11 +173,11 @@ async def test_what_is_large_stands_in_a_file_and_not_in_the_row(
 async def test_arguments_of_an_open_call_are_never_let_go_of(
     tmp_path: Path, folder: Path, restarted: bool
 ) -> None:
-    files = opened(folder, size_max=2 * APART_FROM)
+    files = opened(folder, size_max=2 * LARGE_FROM)
     store = await stored(tmp_path, files, LARGE, value=b"")
     if restarted:
         await store.close()
-        files = opened(folder, size_max=2 * APART_FROM)
+        files = opened(folder, size_max=2 * LARGE_FROM)
         store = SqliteStore(tmp_path / "shoal.db", files)
         await store.open()
         (job,) = await store.open_jobs()
@@ -185,12 +185,12 @@ async def test_arguments_of_an_open_call_are_never_let_go_of(
         assert job.job.work.args == LARGE
 
     for number in range(4):
-        files.keep(bytes([number]) * APART_FROM)
+        files.keep(bytes([number]) * LARGE_FROM)
     assert files.has(digest(LARGE))
 
     await store.append([JobCancelled(J, "")], 3.0)
     for number in range(4):
-        files.keep(bytes([number + 8]) * APART_FROM)
+        files.keep(bytes([number + 8]) * LARGE_FROM)
     assert not files.has(digest(LARGE))
     job_ = await store.job(J)
     assert job_ is not None
@@ -224,8 +224,8 @@ async def test_what_happens_to_a_job_in_one_batch_is_all_there(
         1,
         "not wanted",
     )
-    assert len(await store.story(J)) == 3
-    named = await store.named("a", "k")
+    assert len(await store.history(J)) == 3
+    named = await store.by_idempotency_key("a", "k")
     assert named is not None
     assert named.job.id == "again"
     await store.close()

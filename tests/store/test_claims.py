@@ -23,15 +23,15 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_payment_is_for_one_job(store: Store) -> None:
-    assert await store.ledger.claim("TX", JobId("a"), 1.0)
-    assert not await store.ledger.claim("TX", JobId("b"), 2.0)
-    assert not await store.ledger.claim("TX", JobId("a"), 3.0)
-    assert await store.ledger.claim("TX2", JobId("b"), 4.0)
+    assert await store.ledger.claim_payment("TX", JobId("a"), 1.0)
+    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)
+    assert not await store.ledger.claim_payment("TX", JobId("a"), 3.0)
+    assert await store.ledger.claim_payment("TX2", JobId("b"), 4.0)
 
 
 async def test_payment_stays_used_when_its_job_is_forgotten(store: Store) -> None:
-    await store.ledger.claim("TX", JobId("a"), 1.0)
+    await store.ledger.claim_payment("TX", JobId("a"), 1.0)
 
     await store.prune(1e12)
 
-    assert not await store.ledger.claim("TX", JobId("b"), 2.0)
+    assert not await store.ledger.claim_payment("TX", JobId("b"), 2.0)

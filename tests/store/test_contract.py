@@ -14,7 +14,6 @@ from shoal.domain.facts import (
     AccountCredited,
     AccountFact,
     AccountLimited,
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -27,13 +26,14 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    LateResult,
     PassedOver,
     ReceiptPresented,
-    WorkerConditioned,
     WorkerDraining,
     WorkerFact,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerTrusted,
 )
@@ -46,25 +46,25 @@ from shoal.domain.work import (
     Embedding,
     Feature,
     Job,
-    Kind,
-    Limit,
-    Limits,
+    JobKind,
+    JobTerms,
     Policy,
     Priority,
     Task,
-    Terms,
+    TimeLimit,
+    TimeLimits,
     Work,
 )
-from shoal.domain.worker import Condition, Device, Offer
+from shoal.domain.worker import DeviceKind, Offer, WorkerLoad
 from shoal.pool.lifecycle import JobState
 from shoal.store.memory import MemoryStore
 from shoal.store.port import (
-    NO_WORK,
-    Recorded,
+    OMITTED_WORK,
+    JobFilter,
+    RecordedFact,
     Store,
     StoredJob,
-    Wanted,
-    outline,
+    summarize,
 )
 from shoal.store.sqlite import SqliteStore
 
@@ -95,7 +95,7 @@ def job(name: str = "j", prompt: str = "hi", owner: str = "default") -> Job:
         temperature=0.5,
         options={"stop": [prompt, "b"], "seed": 2**63 - 1, "top_p": 0.25, "x": None},
     )
-    return Job(JobId(name), chat, Limits(1.5, 2.5, 3.5, 4.5), owner)
+    return Job(JobId(name), chat, TimeLimits(1.5, 2.5, 3.5, 4.5), owner)
 
 
 def leased(name: str = "j", lease: int = 1) -> JobLeased:
@@ -109,7 +109,7 @@ def end_of(kind: type[Fact], name: str = "j", text: str = "done") -> Fact:
         JobCompleted: JobCompleted(job_id, ONE, Outcome(text, "length", Usage(3, 4))),
         JobFailed: JobFailed(job_id, text, lost=True),
         JobCancelled: JobCancelled(job_id, text),
-        JobExpired: JobExpired(job_id, Limit.FIRST_OUTPUT, text),
+        JobExpired: JobExpired(job_id, TimeLimit.FIRST_OUTPUT, text),
     }
     return ends[kind]
 
@@ -131,7 +131,7 @@ WHOLE_STORY: list[Fact] = [
     JobUnhedged(JobId("j"), LeaseNumber(3), "the other was quicker", cut=True),
     JobRequeued(JobId("j"), LeaseNumber(2), "loading", refused_by=W),
     leased(lease=4),
-    CameLate(JobId("j"), ONE, W, "completed"),
+    LateResult(JobId("j"), ONE, W, "completed"),
     end_of(JobCompleted),
     ReceiptPresented(JobId("j"), W, Verdict.VALID),
 ]
@@ -140,7 +140,7 @@ OF_WORKERS: list[Fact] = [
     WorkerJoined(
         W,
         Offer(
-            frozenset(Kind),
+            frozenset(JobKind),
             frozenset({"m", "n"}),
             3,
             frozenset(Feature),
@@ -149,7 +149,7 @@ OF_WORKERS: list[Fact] = [
             "odd",
             frozenset({"classify"}),
             streams=False,
-            device=Device.PHONE,
+            device=DeviceKind.PHONE,
             public_key="8a" * 32,
             proven=True,
             price="$0.010",
@@ -157,8 +157,8 @@ OF_WORKERS: list[Fact] = [
         cancels=True,
     ),
     WorkerDraining(W, "bye"),
-    WorkerConditioned(W, Condition("is too hot", 3, 0.5), turned=True),
-    WorkerLost(W, "reset"),
+    WorkerLoadChanged(W, WorkerLoad("is too hot", 3, 0.5), fitness_changed=True),
+    WorkerLeft(W, "reset"),
     WorkerMarked(W, 3, "another answer than others", JobId("j")),
     WorkerTrusted("al", "u1", "8a" * 32),
 ]
@@ -184,7 +184,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def test_nothing_is_there_at_first(store: Store) -> None:
     assert await store.open_jobs() == []
     assert await store.job(JobId("j")) is None
-    assert await store.story(JobId("j")) == []
+    assert await store.history(JobId("j")) == []
     assert await store.prune(1e12) == 0
 
 
@@ -195,7 +195,7 @@ def test_every_fact_is_tried_here() -> None:
         *get_args(JobFact),
         *get_args(WorkerFact),
         *get_args(AccountFact),
-        CameLate,
+        LateResult,
         ReceiptPresented,
     }
 
@@ -204,15 +204,15 @@ async def test_story_is_told_as_it_was_recorded(store: Store) -> None:
     for number, fact in enumerate(WHOLE_STORY):
         await store.append([fact], 100.0 + number)
 
-    assert await store.story(JobId("j")) == [
-        Recorded(100.0 + number, fact) for number, fact in enumerate(WHOLE_STORY)
+    assert await store.history(JobId("j")) == [
+        RecordedFact(100.0 + number, fact) for number, fact in enumerate(WHOLE_STORY)
     ]
 
 
 async def test_whole_life_in_one_batch_is_the_same_story(store: Store) -> None:
     await store.append(WHOLE_STORY, 100.0)
 
-    told = [each.fact for each in await store.story(JobId("j"))]
+    told = [each.fact for each in await store.history(JobId("j"))]
     assert told == WHOLE_STORY
     stored = await store.job(JobId("j"))
     assert stored is not None
@@ -239,7 +239,7 @@ async def test_odd_texts_come_back_as_they_were(store: Store, prompt: str) -> No
     assert stored == StoredJob(
         given_in, JobState.DONE, ONE, 1.0, 1.0, Outcome(prompt, "stop", None)
     )
-    assert (await store.story(given_in.id))[-1].fact == end
+    assert (await store.history(given_in.id))[-1].fact == end
 
 
 CHOICES = (
@@ -270,7 +270,7 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
     stored = await store.job(given_in.id)
     assert stored is not None
     assert (stored.job, stored.outcome) == (given_in, outcome)
-    assert [each.fact for each in await store.story(given_in.id)][::2] == [
+    assert [each.fact for each in await store.history(given_in.id)][::2] == [
         JobSubmitted(given_in),
         end,
     ]
@@ -278,28 +278,28 @@ async def test_work_and_outcomes_of_every_kind_come_back_as_they_were(
 
 async def test_outlines_and_news_leave_out_what_may_be_large(store: Store) -> None:
     form = '{"prompt":"hi"}'
-    terms = Terms(Policy.CHEAP, user="ada", price=5, form=form, near=True)
+    terms = JobTerms(Policy.CHEAP, user="ada", price=5, form=form, near=True)
     given_in = replace(job("j"), terms=terms, priority=Priority.HIGH)
     end = JobCompleted(given_in.id, ONE, Outcome("text"))
     await store.append([JobSubmitted(given_in), leased(), end], 1.0)
 
     stored = await store.job(given_in.id)
-    told = await store.outline(given_in.id)
+    told = await store.summary(given_in.id)
 
     assert stored is not None
-    assert told == outline(stored)
+    assert told == summarize(stored)
     assert told is not None
     assert told.terms == replace(terms, form="")
-    assert await store.recent(Wanted(), 1) == [told]
-    assert await store.outline(JobId("none")) is None
-    assert await store.news(given_in.id, 0) == [
-        Recorded(1.0, JobSubmitted(Job(given_in.id, NO_WORK))),
-        Recorded(1.0, leased()),
-        Recorded(1.0, replace(end, outcome=Outcome(""))),
+    assert await store.recent(JobFilter(), 1) == [told]
+    assert await store.summary(JobId("none")) is None
+    assert await store.history_since(given_in.id, 0) == [
+        RecordedFact(1.0, JobSubmitted(Job(given_in.id, OMITTED_WORK))),
+        RecordedFact(1.0, leased()),
+        RecordedFact(1.0, replace(end, outcome=Outcome(""))),
     ]
-    assert len(await store.news(given_in.id, 2)) == 1
-    assert await store.news(given_in.id, 3) == []
-    assert await store.news(JobId("none"), 0) == []
+    assert len(await store.history_since(given_in.id, 2)) == 1
+    assert await store.history_since(given_in.id, 3) == []
+    assert await store.history_since(JobId("none"), 0) == []
 
 
 def named(name: str, owner: str = "al", key: str = "k") -> Job:
@@ -312,11 +312,11 @@ async def test_job_is_found_by_its_owners_name_for_it(store: Store) -> None:
     await store.append([JobSubmitted(named("c", key="other"))], 3.0)
 
     for owner, key, name in (("al", "k", "a"), ("bo", "k", "b"), ("al", "other", "c")):
-        stored = await store.named(owner, key)
+        stored = await store.by_idempotency_key(owner, key)
         assert stored is not None
         assert stored.job == named(name, owner, key)
-    assert await store.named("cy", "k") is None
-    assert await store.named("al", "none") is None
+    assert await store.by_idempotency_key("cy", "k") is None
+    assert await store.by_idempotency_key("al", "none") is None
 
 
 async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
@@ -327,12 +327,12 @@ async def test_name_of_a_job_that_came_to_nothing_is_the_next_ones(
 
     await store.append([JobSubmitted(named("new"))], 3.0)
 
-    stored = await store.named("al", "k")
+    stored = await store.by_idempotency_key("al", "k")
     assert stored is not None
     assert stored.job.id == "new"
     assert await store.job(JobId("old")) is not None
     assert await store.prune(100.0) == 1
-    assert await store.named("al", "k") is not None
+    assert await store.by_idempotency_key("al", "k") is not None
 
 
 async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
@@ -342,7 +342,7 @@ async def test_name_of_a_job_is_forgotten_with_it(store: Store) -> None:
 
     await store.prune(100.0)
 
-    assert await store.named("al", "k") is None
+    assert await store.by_idempotency_key("al", "k") is None
 
 
 async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
@@ -429,8 +429,8 @@ async def test_impossible_batch_leaves_nothing(store: Store, impossible: Fact) -
 
     assert await store.open_jobs() == before
     assert await store.job(JobId("new")) is None
-    assert await store.story(JobId("new")) == []
-    assert len(await store.story(JobId("old"))) == 1
+    assert await store.history(JobId("new")) == []
+    assert len(await store.history(JobId("old"))) == 1
     await store.append([JobSubmitted(job("new"))], 3.0)
 
 
@@ -446,36 +446,36 @@ async def test_pruning_forgets_what_ended_long_ago_and_nothing_else(
     assert await store.prune(20.0) == 1
 
     assert await store.job(JobId("old")) is None
-    assert await store.story(JobId("old")) == []
-    assert len(await store.story(JobId("new"))) == 3
+    assert await store.history(JobId("old")) == []
+    assert len(await store.history(JobId("new"))) == 3
     assert [each.job.id for each in await store.open_jobs()] == ["open"]
     assert await store.prune(20.0) == 0
 
 
 async def test_late_word_on_a_pruned_job_is_no_story(store: Store) -> None:
-    await store.append([CameLate(JobId("gone"), LATE, W, "completed")], 1.0)
+    await store.append([LateResult(JobId("gone"), LATE, W, "completed")], 1.0)
 
-    assert await store.story(JobId("gone")) == []
+    assert await store.history(JobId("gone")) == []
     assert await store.job(JobId("gone")) is None
 
 
 async def test_models_that_workers_joined_with_lately_are_known(store: Store) -> None:
     def joined(name: str, *models: str) -> WorkerJoined:
-        offer = Offer(frozenset({Kind.CHAT}), frozenset(models))
+        offer = Offer(frozenset({JobKind.CHAT}), frozenset(models))
         return WorkerJoined(WorkerId(name), offer, cancels=True)
 
     await store.append([joined("a", "old")], 1.0)
     await store.append([joined("b", "new", 'odd "name"'), joined("c", "new")], 2.0)
 
-    assert await store.models(since=2.0) == {"new", 'odd "name"'}
-    assert await store.models(since=0.0) == {"old", "new", 'odd "name"'}
-    assert await store.models(since=3.0) == set()
+    assert await store.models_since(since=2.0) == {"new", 'odd "name"'}
+    assert await store.models_since(since=0.0) == {"old", "new", 'odd "name"'}
+    assert await store.models_since(since=3.0) == set()
 
 
 async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
     wanted = [
         job("a"),
-        replace(job("b"), terms=Terms(user="ada")),
+        replace(job("b"), terms=JobTerms(user="ada")),
         replace(job("c"), work=Task("classify", {"input": "x"})),
         job("d", owner="other"),
     ]
@@ -485,14 +485,14 @@ async def test_jobs_are_found_by_what_is_wanted_of_them(store: Store) -> None:
     await store.append([end_of(JobCancelled, "c")], 9.0)
 
     async def found(limit: int = 10, **what: Any) -> list[str]:
-        return [each.id for each in await store.recent(Wanted(**what), limit)]
+        return [each.id for each in await store.recent(JobFilter(**what), limit)]
 
     assert await found() == ["d", "c", "b", "a"]
     assert await found(limit=1) == ["d"]
     assert await found(owner="default") == ["c", "b", "a"]
     assert await found(user="ada") == ["b"]
     assert await found(user="") == ["d", "c", "a"]
-    assert await found(kind=Kind.TASK) == ["c"]
+    assert await found(kind=JobKind.TASK) == ["c"]
     assert await found(states=frozenset({JobState.LEASED})) == ["a"]
     assert await found(
         states=frozenset({JobState.CANCELLED, JobState.LEASED}), owner="default"

@@ -10,9 +10,9 @@ from shoal.domain.credentials import (
     DAY,
     JoinToken,
     Key,
+    KeyUsage,
     Quota,
     Scope,
-    Used,
     digest_of,
 )
 from shoal.domain.errors import StoreError
@@ -27,7 +27,7 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Chat, Completion, Embedding, Job, Limit, Work
+from shoal.domain.work import Chat, Completion, Embedding, Job, TimeLimit, Work
 from shoal.store.memory import MemoryStore
 from shoal.store.sqlite import SqliteStore
 
@@ -80,8 +80,8 @@ def done(
 async def test_nothing_is_there_at_first(store: MemoryStore | SqliteStore) -> None:
     assert await store.keys.keys() == []
     assert await store.keys.tokens() == []
-    assert await store.keys.used("alice", 0) == Used()
-    assert await store.keys.used_by_all(0) == {}
+    assert await store.keys.usage_of("alice", 0) == KeyUsage()
+    assert await store.keys.usage_by_owner(0) == {}
 
 
 async def test_keys_come_back_as_they_were(store: MemoryStore | SqliteStore) -> None:
@@ -138,9 +138,9 @@ async def test_tokens_come_back_with_those_who_joined_by_them(
     for token in (LAB, OPEN):
         await store.keys.add_token(token)
 
-    await store.keys.bind(LAB.id, "wire:one")
-    await store.keys.bind(LAB.id, "wire:two 'é'")
-    await store.keys.bind(LAB.id, "wire:one")
+    await store.keys.bind_worker(LAB.id, "wire:one")
+    await store.keys.bind_worker(LAB.id, "wire:two 'é'")
+    await store.keys.bind_worker(LAB.id, "wire:one")
 
     bound = replace(LAB, workers=frozenset({"wire:one", "wire:two 'é'"}))
     assert await store.keys.tokens() == [bound, OPEN]
@@ -161,7 +161,7 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
     expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
     for token in (LAB, OPEN, expired):
         await store.keys.add_token(token)
-    await store.keys.bind(LAB.id, "wire:one")
+    await store.keys.bind_worker(LAB.id, "wire:one")
     await store.keys.revoke_token(OPEN.id, 50.0)
     for key in (ALICE, BOB):
         await store.keys.add_key(key)
@@ -187,12 +187,12 @@ async def test_usage_is_counted_for_each_owner_and_day(
     await store.append([*done("b"), *done("c", "bob")], 5 * DAY + 2.0)
     await store.append(done("d"), 6 * DAY)
 
-    assert await store.keys.used("alice", 5) == Used(3, 9, 12, 14)
-    assert await store.keys.used("alice", 6) == Used(3, 9, 12, 7)
-    assert await store.keys.used("alice", 7) == Used(3, 9, 12, 0)
-    assert await store.keys.used_by_all(6) == {
-        "alice": Used(3, 9, 12, 7),
-        "bob": Used(1, 3, 4, 0),
+    assert await store.keys.usage_of("alice", 5) == KeyUsage(3, 9, 12, 14)
+    assert await store.keys.usage_of("alice", 6) == KeyUsage(3, 9, 12, 7)
+    assert await store.keys.usage_of("alice", 7) == KeyUsage(3, 9, 12, 0)
+    assert await store.keys.usage_by_owner(6) == {
+        "alice": KeyUsage(3, 9, 12, 7),
+        "bob": KeyUsage(1, 3, 4, 0),
     }
 
 
@@ -201,13 +201,13 @@ async def test_usage_outlives_the_jobs(store: MemoryStore | SqliteStore) -> None
 
     assert await store.prune(2.0) == 1
 
-    assert (await store.keys.used("alice", 0)).tokens == 7
+    assert (await store.keys.usage_of("alice", 0)).tokens == 7
 
 
 @pytest.mark.parametrize("written", [0, 401])
 @pytest.mark.parametrize(
     "end",
-    [JobCancelled(JobId("a"), "left"), JobExpired(JobId("a"), Limit.TOTAL, "over")],
+    [JobCancelled(JobId("a"), "left"), JobExpired(JobId("a"), TimeLimit.TOTAL, "over")],
     ids=["cancelled", "expired"],
 )
 async def test_job_that_is_given_up_counts_as_far_as_it_went(
@@ -217,8 +217,8 @@ async def test_job_that_is_given_up_counts_as_far_as_it_went(
 
     await store.append([replace(end, written=written)], 2.0)
 
-    so_far = Used(1, 3, 101, 104) if written else Used()
-    assert await store.keys.used("alice", 0) == so_far
+    so_far = KeyUsage(1, 3, 101, 104) if written else KeyUsage()
+    assert await store.keys.usage_of("alice", 0) == so_far
 
 
 async def test_job_that_fails_is_not_counted(store: MemoryStore | SqliteStore) -> None:
@@ -227,7 +227,7 @@ async def test_job_that_fails_is_not_counted(store: MemoryStore | SqliteStore) -
 
     await store.append([JobFailed(job_id, "out of memory")], 2.0)
 
-    assert await store.keys.used("alice", 0) == Used()
+    assert await store.keys.usage_of("alice", 0) == KeyUsage()
 
 
 async def test_batch_that_fails_counts_nothing(
@@ -236,24 +236,24 @@ async def test_batch_that_fails_counts_nothing(
     with pytest.raises(StoreError):
         await store.append([*done("a"), JobCancelled(JobId("none"), "")], 1.0)
 
-    assert await store.keys.used("alice", 0) == Used()
+    assert await store.keys.usage_of("alice", 0) == KeyUsage()
 
 
 @pytest.mark.parametrize(
     ("work", "outcome", "used"),
     [
-        (CHAT, Outcome("12345"), Used(1, 3, 2)),
-        (CHAT, Outcome(""), Used(1, 3, 0)),
-        (Completion("m", "日本"), Outcome("日"), Used(1, 2, 1)),
-        (Embedding("m", ("1234", "12345")), Outcome(""), Used(1, 3, 0)),
+        (CHAT, Outcome("12345"), KeyUsage(1, 3, 2)),
+        (CHAT, Outcome(""), KeyUsage(1, 3, 0)),
+        (Completion("m", "日本"), Outcome("日"), KeyUsage(1, 2, 1)),
+        (Embedding("m", ("1234", "12345")), Outcome(""), KeyUsage(1, 3, 0)),
         # Workers count, and may say anything.
-        (CHAT, Outcome("", usage=Usage(-5, 10**30)), Used(1, 0, 1 << 32)),
+        (CHAT, Outcome("", usage=Usage(-5, 10**30)), KeyUsage(1, 0, 1 << 32)),
     ],
     ids=["text", "nothing", "other scripts", "vectors", "lies"],
 )
 async def test_what_nobody_counted_is_estimated(
-    store: MemoryStore | SqliteStore, work: Work, outcome: Outcome, used: Used
+    store: MemoryStore | SqliteStore, work: Work, outcome: Outcome, used: KeyUsage
 ) -> None:
     await store.append(done("a", work=work, outcome=outcome), DAY)
 
-    assert await store.keys.used("alice", 0) == used
+    assert await store.keys.usage_of("alice", 0) == used

@@ -17,7 +17,7 @@ from shoal.ledger.merkle import (
     EMPTY_ROOT,
     Frontier,
     consistency_path,
-    frontier_places,
+    frontier_positions,
     inclusion_path,
     leaf_hash,
     nodes_for_consistency,
@@ -27,7 +27,7 @@ from shoal.ledger.merkle import (
 )
 from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
-from shoal.store.entries import Account, Entries, Filed, Head
+from shoal.store.ledger import Account, LedgerEntries, LoggedReceipt, LogHead
 from shoal.store.memory import MemoryStore
 from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
@@ -64,14 +64,14 @@ class Log:
         said = [claims(job_id) for job_id in job_ids]
         sealed = self.notary.seal(said, at)
         filed = [
-            Filed(logged.index, each, logged.body, logged.signature, at)
+            LoggedReceipt(logged.index, each, logged.body, logged.signature, at)
             for each, logged in zip(said, sealed.receipts, strict=True)
         ]
         head = sealed.checkpoint
-        entries = Entries(
+        entries = LedgerEntries(
             receipts=filed,
             nodes=sealed.nodes,
-            head=Head(head.size, head.root, sealed.note, at),
+            head=LogHead(head.size, head.root, sealed.note, at),
         )
         await self.store.append([], at, (), entries)
         self.notary.commit(sealed)
@@ -89,7 +89,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 async def test_nothing_is_there_at_first(store: Store) -> None:
-    opening = await store.ledger.opening()
+    opening = await store.ledger.load()
 
     assert opening.accounts == {}
     assert opening.head is None
@@ -152,9 +152,9 @@ async def test_log_proves_every_leaf_and_every_growth(
 async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
     log = Log(store)
     await log.add("j1", "j2", "j3")
-    head = (await store.ledger.opening()).head
+    head = (await store.ledger.load()).head
     assert head is not None
-    places = frontier_places(head.size)
+    places = frontier_positions(head.size)
     nodes = await store.ledger.nodes(places)
     frontier = Frontier(head.size, [nodes[place] for place in places])
     assert frontier.root() == head.root
@@ -168,16 +168,16 @@ async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
 
 
 async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
-    al, w = accounts.user("al"), "worker:w"
+    al, w = accounts.user_account("al"), "worker:w"
     moved = [
         *accounts.credit(al, 50_000),
         *accounts.reserve(J, al, 10_000),
         *accounts.settle(J, w, 10_000, 500),
     ]
-    await store.append([], 1.0, (), Entries(moved[:2]))
-    await store.append([], 2.0, (), Entries(moved[2:]))
+    await store.append([], 1.0, (), LedgerEntries(moved[:2]))
+    await store.append([], 2.0, (), LedgerEntries(moved[2:]))
 
-    kept = (await store.ledger.opening()).accounts
+    kept = (await store.ledger.load()).accounts
     assert kept[al].balance == 40_000
     assert kept[w].balance == 9_500
     assert sum(each.balance for each in kept.values()) == 0
@@ -191,7 +191,7 @@ async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
     for budget in (5_000, 0, None):
         await store.append([AccountLimited("user:al", budget, "default")], 1.0)
 
-        kept = (await store.ledger.opening()).accounts
+        kept = (await store.ledger.load()).accounts
         assert kept == {"user:al": Account("user:al", 0, budget)}
 
 
@@ -200,14 +200,14 @@ async def test_batch_that_cannot_be_stored_moves_nothing(tmp_path: Path) -> None
     await store.open()
     log = Log(store)
     await log.add("j1")
-    entries = Entries(
-        accounts.credit("user:al", 1), [], [(0, 0, b"again")], Head(9, b"", "", 1.0)
+    entries = LedgerEntries(
+        accounts.credit("user:al", 1), [], [(0, 0, b"again")], LogHead(9, b"", "", 1.0)
     )
 
     with pytest.raises(StoreError):
         await store.append([], 1.0, (), entries)
 
-    assert (await store.ledger.opening()).accounts == {}
+    assert (await store.ledger.load()).accounts == {}
     head = await store.ledger.head()
     assert head is not None
     assert head.size == 1
@@ -219,7 +219,7 @@ async def test_what_is_in_the_database_is_what_the_reader_of_it_expects(
 ) -> None:
     store = SqliteStore(tmp_path / "shoal.db")
     await store.open()
-    await store.append([], 1.0, (), Entries(accounts.credit("user:al", 7)))
+    await store.append([], 1.0, (), LedgerEntries(accounts.credit("user:al", 7)))
     await store.close()
 
     with sqlite3.connect(tmp_path / "shoal.db") as database:

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.domain.facts import WorkerTrusted
 from shoal.store.memory import MemoryStore
-from shoal.store.pairing import PairingCode, Partner
+from shoal.store.pairing import PairedWorker, PairingCode
 from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
 
@@ -60,9 +60,9 @@ async def test_codes_that_can_be_claimed_are_counted_by_owner(store: Store) -> N
     await store.pairing.add(replace(CODE, code="000003", expires_at=10.0))
     await store.pairing.claim("000001", KEY, 5.0)
 
-    assert await store.pairing.waiting("alice", 50.0) == 1
-    assert await store.pairing.waiting("bob", 50.0) == 1
-    assert await store.pairing.waiting("alice", 100.0) == 0
+    assert await store.pairing.count_claimable("alice", 50.0) == 1
+    assert await store.pairing.count_claimable("bob", 50.0) == 1
+    assert await store.pairing.count_claimable("alice", 100.0) == 0
 
 
 async def test_partners_are_listed_with_the_time_of_their_first_pairing(
@@ -73,12 +73,12 @@ async def test_partners_are_listed_with_the_time_of_their_first_pairing(
     await store.append([WorkerTrusted("alice", "ada", KEY)], 30.0)
     await store.append([WorkerTrusted("alice", "bob", KEY)], 40.0)
 
-    partners = await store.pairing.partners("alice", "ada")
+    partners = await store.pairing.paired_workers("alice", "ada")
 
-    assert partners == [Partner(KEY, 10.0), Partner(OTHER, 20.0)]
-    assert await store.pairing.partners("bob", "ada") == []
-    assert await store.pairing.paired("alice") == 3
-    assert await store.pairing.paired("bob") == 0
+    assert partners == [PairedWorker(KEY, 10.0), PairedWorker(OTHER, 20.0)]
+    assert await store.pairing.paired_workers("bob", "ada") == []
+    assert await store.pairing.count_paired("alice") == 3
+    assert await store.pairing.count_paired("bob") == 0
 
 
 async def test_codes_are_forgotten_some_time_after_they_expired(store: Store) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.errors import StoreError
-from shoal.domain.facts import CameLate, JobCancelled, JobLeased, JobSubmitted
+from shoal.domain.facts import JobCancelled, JobLeased, JobSubmitted, LateResult
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.work import Chat, Job
 from shoal.pool.lifecycle import JobState
@@ -83,12 +83,12 @@ async def test_everything_is_there_after_opening_again(path: Path) -> None:
     store = await opened(path)
     lease = JobLeased(JobId("j"), WorkerId("w"), LeaseNumber(1), "")
     await store.append([submitted(), lease], 5.0)
-    before = await store.open_jobs(), await store.story(JobId("j"))
+    before = await store.open_jobs(), await store.history(JobId("j"))
     await store.close()
 
     store = await opened(path)
 
-    assert (await store.open_jobs(), await store.story(JobId("j"))) == before
+    assert (await store.open_jobs(), await store.history(JobId("j"))) == before
     assert before[0][0].state is JobState.LEASED
     await store.close()
 
@@ -120,7 +120,7 @@ async def test_nothing_that_was_stored_is_lost_by_a_kill(
     assert names == [f"j{number}" for number in range(len(names))]
     assert stored <= len(names) <= stored + 1
     for job_id in names:
-        assert len(await store.story(job_id)) == 1
+        assert len(await store.history(job_id)) == 1
     await store.close()
 
 
@@ -238,13 +238,13 @@ async def test_pruning_that_fails_does_not_stop_the_store(path: Path) -> None:
         await store.prune(10.0)
 
     await store.append([submitted("k")], 2.0)
-    assert len(await store.story(JobId("j"))) == 2
+    assert len(await store.history(JobId("j"))) == 2
     await store.close()
 
 
 async def test_late_words_on_pruned_jobs_do_not_pile_up(path: Path) -> None:
     store = await opened(path)
-    late = CameLate(JobId("gone"), LeaseNumber(1), WorkerId("w"), "completed")
+    late = LateResult(JobId("gone"), LeaseNumber(1), WorkerId("w"), "completed")
 
     await store.append([late], 1.0)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.domain.credentials import Key, Scope, Used, digest_of
+from shoal.domain.credentials import Key, KeyUsage, Scope, digest_of
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat
@@ -46,13 +46,13 @@ async def test_what_an_earlier_version_wrote_is_all_there(
         assert content == f"question {name} é 🦦"
         assert stored.job.work.options == {"stop": ["\n"], "seed": 7}
         assert stored.job.owner == "default"
-        assert len(await store.story(JobId(name))) > 0
+        assert len(await store.history(JobId(name))) > 0
     done = await store.job(JobId("done"))
     assert done is not None
     assert done.outcome == Outcome("the answer é", "length", Usage(12, 34))
     opened = [each.job.id for each in await store.open_jobs()]
     assert opened == ["running", "waiting"]
-    assert await store.models(since=0.0) == {"m"}
+    assert await store.models_since(since=0.0) == {"m"}
     await store.close()
 
 
@@ -66,7 +66,7 @@ async def test_what_an_earlier_version_wrote_can_be_gone_on_with(
     await store.open()
 
     await store.keys.add_key(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
-    assert await store.keys.used("nobody", 0) == Used()
+    assert await store.keys.usage_of("nobody", 0) == KeyUsage()
     assert await store.prune(1000.0) == 4
     await store.close()
 

@@ -1,5 +1,5 @@
 """What all tests of tasks need."""
 
-from tasks.calling import gate, importable
+from tasks.callers import gate, importable
 
 __all__ = ["gate", "importable"]

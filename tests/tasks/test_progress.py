@@ -4,16 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from shoal.tasks.limits import REMARK_MAX
-from shoal.tasks.progress import progress, tell_progress_to
+from shoal.tasks.limits import PROGRESS_TEXT_MAX
+from shoal.tasks.progress import progress, set_progress_handler
 
 
 @pytest.fixture
 def said() -> Iterator[list[tuple[float | None, str]]]:
     words: list[tuple[float | None, str]] = []
-    tell_progress_to(lambda share, remark: words.append((share, remark)))
+    set_progress_handler(lambda share, remark: words.append((share, remark)))
     yield words
-    tell_progress_to(None)
+    set_progress_handler(None)
 
 
 def test_outside_of_a_task_nothing_happens() -> None:
@@ -35,7 +35,7 @@ def test_first_word_and_the_last_are_told(
 def test_long_remark_is_cut(said: list[tuple[float | None, str]]) -> None:
     progress(remark="x" * 1000)
 
-    assert said == [(None, "x" * REMARK_MAX)]
+    assert said == [(None, "x" * PROGRESS_TEXT_MAX)]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.tasks.importing import import_tasks
-from shoal.tasks.registry import TASKS, name_of, not_registered, task
+from shoal.tasks.registry import TASKS, task, task_name, unregistered_message
+from shoal.tasks.task_modules import import_tasks
 
 
 @pytest.fixture(autouse=True)
@@ -43,22 +43,22 @@ class Sums:
 def test_function_stays_as_it_is_and_knows_its_name() -> None:
     assert task(plain) is plain
     assert plain(1) == 2
-    assert name_of(plain) == f"{__name__}.plain"
-    assert name_of(other) is None
+    assert task_name(plain) == f"{__name__}.plain"
+    assert task_name(other) is None
     assert TASKS[f"{__name__}.plain"].function is plain
 
 
 def test_name_and_timeout_can_be_given() -> None:
     task(name="sums.add", timeout=5.0)(Sums.add)
 
-    assert name_of(Sums.add) == "sums.add"
+    assert task_name(Sums.add) == "sums.add"
     assert TASKS["sums.add"].timeout == 5.0
 
 
 def test_method_of_a_class_is_named_with_it() -> None:
     task(Sums.add)
 
-    assert name_of(Sums.add) == f"{__name__}.Sums.add"
+    assert task_name(Sums.add) == f"{__name__}.Sums.add"
 
 
 def test_module_that_is_loaded_again_replaces_its_functions() -> None:
@@ -109,7 +109,7 @@ def test_error_for_an_unknown_name_lists_the_known_in_order() -> None:
     task(name="b")(plain)
     task(name="a")(other)
 
-    assert not_registered("c").endswith(
+    assert unregistered_message("c").endswith(
         "Task 'c' not registered on this worker. Known tasks: ['a', 'b']"
     )
 
@@ -125,7 +125,7 @@ def test_program_is_named_for_its_file(
 
     task(plain)
 
-    assert name_of(plain) == "sums.plain"
+    assert task_name(plain) == "sums.plain"
 
 
 def test_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

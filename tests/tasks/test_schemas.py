@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from shoal.tasks.registry import Registered
+from shoal.tasks.registry import RegisteredTask
 from shoal.tasks.schemas import binder
 
 
@@ -40,7 +40,7 @@ class Unknown:
 
 
 def bound(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    bind = binder(Registered("f", function))
+    bind = binder(RegisteredTask("f", function))
     assert bind is not None
     return bind([*args], kwargs)
 
@@ -108,7 +108,7 @@ def test_hint_that_says_no_more_changes_nothing(hint: Any) -> None:
 
     f.__annotations__["x"] = hint
 
-    assert binder(Registered("f", f)) is None
+    assert binder(RegisteredTask("f", f)) is None
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_arguments_that_nobody_wants_are_left_to_the_function() -> None:
 @pytest.mark.parametrize("schema", [Config, Point])
 def test_schema_is_made_of_one_map_or_of_named_arguments(schema: type) -> None:
     fields = {"epochs": 2} if schema is Config else {"x": 2}
-    bind = binder(Registered("f", lambda config: None, schema))
+    bind = binder(RegisteredTask("f", lambda config: None, schema))
     assert bind is not None
 
     assert bind([fields], {}) == ([schema(**fields)], {})
@@ -150,7 +150,7 @@ def test_schema_is_made_of_one_map_or_of_named_arguments(schema: type) -> None:
 
 
 def test_model_refuses_in_its_own_words() -> None:
-    bind = binder(Registered("f", lambda config: None, Config))
+    bind = binder(RegisteredTask("f", lambda config: None, Config))
     assert bind is not None
 
     with pytest.raises(ValidationError, match="epochs"):

@@ -20,8 +20,7 @@ from pydantic import BaseModel
 
 from shoal.domain.errors import InvalidRequest, TooLarge
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX
-from shoal.tasks.reading import Reader, unpickled
-from shoal.tasks.values import Ref, pack
+from shoal.tasks.values import Ref, ValueReader, load_pickle, pack
 
 UTC_NOON = dt.datetime(2026, 11, 21, 12, tzinfo=dt.UTC)
 
@@ -81,8 +80,8 @@ PLAIN: list[tuple[object, object]] = [
 def test_plain_value_is_read_by_any_reader(value: object, read: object) -> None:
     packed = pack(value)
 
-    assert packed.rich == ""
-    assert Reader().read(packed.data) == read
+    assert packed.first_extension == ""
+    assert ValueReader().read(packed.data) == read
     assert msgpack.unpackb(packed.data, timestamp=3) == read
 
 
@@ -107,8 +106,8 @@ RICH: list[object] = [
 def test_rich_value_comes_back_as_it_was(value: object) -> None:
     packed = pack(value)
 
-    assert packed.rich != ""
-    read = Reader().read(packed.data)
+    assert packed.first_extension != ""
+    read = ValueReader().read(packed.data)
     assert read == value
     assert type(read) is type(value)
 
@@ -132,10 +131,10 @@ ARRAYS = [
 @pytest.mark.parametrize("wrap", [lambda x: x, lambda x: [1, {"a": x}]])
 def test_array_comes_back_as_it_was(array: Any, wrap: Callable[[Any], Any]) -> None:
     packed = pack(wrap(array))
-    read = Reader().read(packed.data)
-    read = read if packed.rich == "value" else read[1]["a"]
+    read = ValueReader().read(packed.data)
+    read = read if packed.first_extension == "value" else read[1]["a"]
 
-    assert packed.rich in ("value", "value[1].a")
+    assert packed.first_extension in ("value", "value[1].a")
     assert read.dtype == array.dtype
     assert read.shape == array.shape
     assert (read == array).all()
@@ -143,17 +142,17 @@ def test_array_comes_back_as_it_was(array: Any, wrap: Callable[[Any], Any]) -> N
 
 def test_array_lies_on_what_it_was_read_from_and_can_be_changed() -> None:
     data = bytearray(pack(np.zeros(1000)).data)
-    array = Reader().read(data)
+    array = ValueReader().read(data)
     array[0] = 1.0
 
     assert not array.flags.owndata
     assert array.flags.aligned
-    assert Reader().read(data)[0] == 1.0
+    assert ValueReader().read(data)[0] == 1.0
 
 
 def test_array_of_a_blob_lies_on_it_and_is_read_only() -> None:
     blob = pack([np.zeros(1000), "x"]).data
-    array, _ = Reader(lambda digest: pack(np.ones(9)).data).read(
+    array, _ = ValueReader(lambda digest: pack(np.ones(9)).data).read(
         pack([Ref(b"d" * 32), "x"]).data
     )
 
@@ -197,10 +196,10 @@ def test_only_who_is_asked_to_pickles() -> None:
     packed = pack([Colour, 1], pickles=True)
 
     assert packed.pickled
-    assert packed.rich == "value[0]"
-    assert Reader(unpickle=unpickled).read(packed.data) == [Colour, 1]
+    assert packed.first_extension == "value[0]"
+    assert ValueReader(unpickle=load_pickle).read(packed.data) == [Colour, 1]
     with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
-        Reader().read(packed.data)
+        ValueReader().read(packed.data)
 
 
 def test_large_parts_are_sent_apart_once_they_are_large() -> None:
@@ -213,7 +212,7 @@ def test_large_parts_are_sent_apart_once_they_are_large() -> None:
 
     value = {"a": np.ones(BLOB_MIN), "b": b"x" * BLOB_MIN, "c": b"small"}
     packed = pack(value, apart=apart)
-    read = Reader(kept.__getitem__).read(packed.data)
+    read = ValueReader(kept.__getitem__).read(packed.data)
 
     assert len(packed.data) < 200
     assert set(packed.blobs) == kept.keys()
@@ -256,13 +255,13 @@ BROKEN = [
 @pytest.mark.parametrize("data", BROKEN)
 def test_broken_value_is_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        Reader().read(data)
+        ValueReader().read(data)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_a_value_or_refused(data: bytes) -> None:
     with suppress(InvalidRequest):
-        Reader().read(data)
+        ValueReader().read(data)
 
 
 values = st.recursive(
@@ -288,4 +287,4 @@ values = st.recursive(
 
 @given(values)
 def test_any_value_comes_back(value: object) -> None:
-    assert Reader().read(pack(value).data) == value
+    assert ValueReader().read(pack(value).data) == value

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import trustme
 
-from shoal.transports.tls import Presented, fingerprint_of, server_context
+from shoal.transports.tls import ServerTls, fingerprint_of, server_context
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class Certificate:
         return fingerprint_of(self.file.read_text())
 
     @property
-    def presented(self) -> Presented:
+    def presented(self) -> ServerTls:
         """A server's side that shows it."""
-        return Presented(server_context(self.file, self.key), self.fingerprint)
+        return ServerTls(server_context(self.file, self.key), self.fingerprint)
 
 
 def issue(folder: Path, name: str = "one", host: str = "127.0.0.1") -> Certificate:

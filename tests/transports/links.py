@@ -5,16 +5,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from shoal.runtime.link import LinkClosed
+from shoal.transports.link import LinkClosed
 from shoal.transports.tcp import TcpLink
-from shoal.transports.tcp_dialling import dial
-from shoal.transports.tcp_listening import OPEN, Entrance, listening_tcp
-from shoal.transports.tls import Presented
+from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
+from shoal.transports.tls import ServerTls
 
 
 @asynccontextmanager
 async def serving(
-    tls: Presented | None = None, host: str = "127.0.0.1", entrance: Entrance = OPEN
+    tls: ServerTls | None = None,
+    host: str = "127.0.0.1",
+    entrance: ConnectionPolicy = ACCEPT_ALL,
 ) -> AsyncIterator[tuple[str, "asyncio.Queue[TcpLink]"]]:
     """Accept links until the block ends; give the URL, and the links."""
     links: asyncio.Queue[TcpLink] = asyncio.Queue()
@@ -25,7 +27,7 @@ async def serving(
         await done.wait()
 
     entrance = replace(entrance, tls=tls)
-    async with listening_tcp(host, 0, serve, entrance) as bound:
+    async with tcp_listener(host, 0, serve, entrance) as bound:
         scheme = "tls" if tls else "tcp"
         address = f"[{host}]" if ":" in host else host
         yield f"{scheme}://{address}:{bound.port}", links

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable, Sequence
 
 from shoal.domain.errors import LimitExceeded
-from shoal.protocols.framing import Whole
+from shoal.protocols.seam.framing import FramedMessage
 
 HEAD = struct.Struct(">II")  # a number, and the size of what follows
 
@@ -27,7 +27,7 @@ class Numbered:
         assert isinstance(size, int)
         return size
 
-    def place(
+    def buffer_for(
         self, head: bytes, take: Callable[[int], memoryview]
     ) -> memoryview | None:
         return None
@@ -35,10 +35,12 @@ class Numbered:
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return zlib.crc32(piece, so_far)
 
-    def opened(self, certificate: bytes) -> None:
+    def on_open(self, certificate: bytes) -> None:
         pass
 
-    def take(self, messages: Sequence[Whole], now: float) -> Sequence[object]:
+    def receive_messages(
+        self, messages: Sequence[FramedMessage], now: float
+    ) -> Sequence[object]:
         return messages
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from shoal.domain.errors import ConfigError
-from shoal.runtime.link import LinkClosed
-from shoal.transports import dialling, tcp_listening
+from shoal.transports import dialer, tcp_server
+from shoal.transports.link import LinkClosed
 from shoal.transports.tcp import (
     UNREAD_MAX,
     UNSENT_MAX,
     TcpLink,
 )
-from shoal.transports.tcp_dialling import dial
-from shoal.transports.tcp_listening import Entrance, listening_tcp
+from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
 from shoal.transports.websocket import WRONG_CERTIFICATE
 from transports.certificates import issue
 from transports.links import ended, pair, received, serving
@@ -215,7 +215,7 @@ def test_dialling_by_scheme_gives_links_alike(run: Any) -> None:
     async def test() -> None:
         async with (
             serving() as (url, links),
-            dialling.dial(url, {"X": "not sent"}, 1000) as (ours, headers),
+            dialer.dial(url, {"X": "not sent"}, 1000) as (ours, headers),
         ):
             assert headers == {}
             assert ours.peer == url
@@ -297,7 +297,7 @@ def test_plain_port_asked_for_tls_says_so(run: Any) -> None:
             await link.receive()
             await link.send(b"what is that?")
 
-        async with listening_tcp("127.0.0.1", 0, answer) as bound:
+        async with tcp_listener("127.0.0.1", 0, answer) as bound:
             with pytest.raises(LinkClosed, match="does not speak TLS here"):
                 async with dial(f"tls://127.0.0.1:{bound.port}"):
                     pass
@@ -311,7 +311,7 @@ def test_handshake_that_is_none_or_never_comes_disturbs_nobody(
     certificate = issue(tmp_path)
     context = certificate.presented
     fingerprint = certificate.fingerprint
-    hasty = Entrance(handshake_within=0.2)
+    hasty = ConnectionPolicy(handshake_within=0.2)
 
     async def test() -> None:
         async with serving(context, entrance=hasty) as (url, links):
@@ -369,8 +369,8 @@ def test_address_that_cannot_be_is_an_end_like_any_other(run: Any, url: str) -> 
 async def test_address_with_too_many_connections_is_hung_up_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tcp_listening, "LINKS_OF_ONE_MAX", 2)
-    monkeypatch.setattr(tcp_listening, "is_loopback", lambda address: False)
+    monkeypatch.setattr(tcp_server, "LINKS_PER_ADDRESS_MAX", 2)
+    monkeypatch.setattr(tcp_server, "is_loopback", lambda address: False)
     async with serving() as (url, links), dial(url), dial(url) as second:
         await links.get()
         theirs = await links.get()
@@ -388,7 +388,7 @@ async def test_address_with_too_many_connections_is_hung_up_on(
 async def test_port_with_too_many_connections_takes_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_listening, "LINKS_MAX", 1)
+    monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
     async with serving() as (url, links), dial(url):
         await links.get()
         async with dial(url) as second:
@@ -399,13 +399,13 @@ async def test_port_with_too_many_connections_takes_no_more(
 async def test_room_comes_back_when_a_connection_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_listening, "LINKS_MAX", 1)
+    monkeypatch.setattr(tcp_server, "LINKS_MAX", 1)
 
     async def echo(link: TcpLink) -> None:
         for piece in await link.receive():
             await link.send(piece)
 
-    async with listening_tcp("127.0.0.1", 0, echo) as bound:
+    async with tcp_listener("127.0.0.1", 0, echo) as bound:
         for _ in range(3):
             async with dial(f"tcp://127.0.0.1:{bound.port}") as link:
                 await link.send(b"hello")
@@ -417,7 +417,7 @@ async def test_room_comes_back_when_a_connection_ends(
 async def test_connections_end_with_their_port(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp_listening, "FAREWELL", 0.0)
+    monkeypatch.setattr(tcp_server, "FAREWELL", 0.0)
     ended = []
 
     async def serve(link: TcpLink) -> None:
@@ -427,7 +427,7 @@ async def test_connections_end_with_their_port(
         finally:
             ended.append(link.peer)
 
-    async with listening_tcp("127.0.0.1", 0, serve) as bound:
+    async with tcp_listener("127.0.0.1", 0, serve) as bound:
         url = f"tcp://127.0.0.1:{bound.port}"
         opened = dial(url)
         link = await opened.__aenter__()
@@ -447,10 +447,10 @@ async def test_port_that_is_taken_names_who_has_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port}: it is used by"):
-            async with listening_tcp("127.0.0.1", port, nobody):
+            async with tcp_listener("127.0.0.1", port, nobody):
                 pass
     with pytest.raises(ConfigError, match="at most 65535"):
-        async with listening_tcp("127.0.0.1", 70_000, nobody):
+        async with tcp_listener("127.0.0.1", 70_000, nobody):
             pass
 
 

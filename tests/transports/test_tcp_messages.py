@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from shoal.domain.errors import LimitExceeded
-from shoal.protocols.framing import Whole
-from shoal.protocols.session import Bulk
-from shoal.runtime.link import LinkClosed
-from shoal.runtime.outbox import Outbox
-from shoal.transports.cutting import UNTAKEN_MAX
+from shoal.protocols.seam.framing import FramedMessage
+from shoal.protocols.seam.session import Bulk
+from shoal.transports.link import LinkClosed
+from shoal.transports.message_splitter import UNTAKEN_MAX
+from shoal.transports.outbox import Outbox
 from shoal.transports.tcp import UNSENT_MAX, TcpLink
-from shoal.transports.tcp_dialling import dial
-from shoal.transports.tls import Presented, new_certificate
+from shoal.transports.tcp_client import dial
+from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import ended, serving
 from transports.numbered import HEAD, Numbered, message
 
@@ -26,8 +26,8 @@ MIB = 1 << 20
 
 
 @pytest.fixture(params=["plain", "tls"])
-def tls(request: pytest.FixtureRequest) -> Presented | None:
-    return new_certificate("node") if request.param == "tls" else None
+def tls(request: pytest.FixtureRequest) -> ServerTls | None:
+    return self_signed_tls("node") if request.param == "tls" else None
 
 
 def open_to_any(url: str) -> str:
@@ -36,7 +36,7 @@ def open_to_any(url: str) -> str:
 
 @asynccontextmanager
 async def pair(
-    tls: Presented | None, limit: int = 256 * MIB
+    tls: ServerTls | None, limit: int = 256 * MIB
 ) -> AsyncIterator[tuple[TcpLink, TcpLink]]:
     """Give both ends of a connection, the second of which cuts messages."""
     async with (
@@ -48,15 +48,15 @@ async def pair(
         yield ours, theirs
 
 
-async def read(link: TcpLink, count: int) -> list[Whole]:
-    got: list[Whole] = []
+async def read(link: TcpLink, count: int) -> list[FramedMessage]:
+    got: list[FramedMessage] = []
     while len(got) < count:
         got += await link.messages()
     return got
 
 
 def test_messages_of_all_sizes_arrive_whole_and_checked(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     source = random.Random(1)
     sizes = (0, 10, 5 * MIB, 64 << 10, 3, 300_000, 20 * MIB, 1, 70_000, 0)
@@ -78,7 +78,7 @@ def test_messages_of_all_sizes_arrive_whole_and_checked(
 
 
 def test_what_came_before_anybody_could_cut_it_is_cut(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     body = bytes(range(256)) * 8192
 
@@ -101,7 +101,7 @@ def test_what_came_before_anybody_could_cut_it_is_cut(
 
 
 def test_both_ends_know_the_certificate(run: Any) -> None:
-    tls = new_certificate("node")
+    tls = self_signed_tls("node")
 
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
@@ -113,7 +113,7 @@ def test_both_ends_know_the_certificate(run: Any) -> None:
 
 
 def test_message_that_is_refused_comes_after_those_before_it(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
         async with pair(tls, limit=1000) as (ours, theirs):
@@ -128,7 +128,7 @@ def test_message_that_is_refused_comes_after_those_before_it(
 
 
 def test_who_does_not_take_messages_is_sent_no_more(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     one = message(1, bytes(100_000))
 
@@ -155,7 +155,7 @@ async def _send_for_ever(link: TcpLink, data: bytes) -> None:
 
 
 def test_messages_that_came_before_the_end_are_given_out(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
@@ -171,15 +171,15 @@ def test_messages_that_came_before_the_end_are_given_out(
 
 
 def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
         async with serving(tls) as (url, links), dial(open_to_any(url)) as ours:
             theirs = await links.get()
-            heard: list[Whole] = []
+            heard: list[FramedMessage] = []
             some = asyncio.Event()
 
-            def hear(messages: Sequence[Whole]) -> None:
+            def hear(messages: Sequence[FramedMessage]) -> None:
                 heard.extend(messages)
                 some.set()
 
@@ -199,7 +199,7 @@ def test_messages_go_at_once_to_whoever_hears_while_they_are_waited_for(
 
 
 def test_end_in_the_middle_of_a_large_message_is_an_end(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     async def test() -> None:
         async with pair(tls) as (ours, theirs):
@@ -215,7 +215,7 @@ def test_end_in_the_middle_of_a_large_message_is_an_end(
 
 
 def test_large_message_leaves_others_their_turns_at_both_ends(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     body = memoryview(bytes(200 * MIB))
     turns = 0
@@ -243,7 +243,7 @@ def test_large_message_leaves_others_their_turns_at_both_ends(
 
 
 def test_what_is_sent_takes_no_memory_beside_it(
-    run: Any, tls: Presented | None
+    run: Any, tls: ServerTls | None
 ) -> None:
     body = memoryview(bytes(200 * MIB))
 
@@ -263,7 +263,7 @@ def test_what_is_sent_takes_no_memory_beside_it(
     run(test)
 
 
-def test_small_message_overtakes_large_ones(run: Any, tls: Presented | None) -> None:
+def test_small_message_overtakes_large_ones(run: Any, tls: ServerTls | None) -> None:
     chunk = bytes(256 << 10)
 
     def chunks(count: int) -> Iterator[bytes]:
@@ -277,15 +277,15 @@ def test_small_message_overtakes_large_ones(run: Any, tls: Presented | None) -> 
             outbox = Outbox(ours)
             count = 256
             whole = count * (HEAD.size + len(chunk))
-            outbox.post_bulk(Bulk(chunks(count), whole), 1)
+            outbox.send_bulk(Bulk(chunks(count), whole), 1)
             async with asyncio.TaskGroup() as tasks:
-                writing = tasks.create_task(outbox.write())
+                writing = tasks.create_task(outbox.run())
                 got = [*await theirs.messages()]
-                outbox.post(message(2, b"small"), 1)
+                outbox.send(message(2, b"small"), 1)
                 posted = len(got)
                 while not any(len(each.body) == 5 for each in got):
                     got += await theirs.messages()
-                outbox.finish()
+                outbox.close()
                 await read(theirs, count + 1 - len(got))
                 await writing
 

@@ -16,13 +16,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from shoal.domain.errors import ConfigError
-from shoal.runtime.link import LinkClosed
+from shoal.transports.link import LinkClosed
 from shoal.transports.tls import (
     context_pinning,
     context_trusting,
     fingerprint_of,
-    new_certificate,
-    own_certificate,
+    self_signed_tls,
+    server_certificate,
     server_context,
 )
 from shoal.transports.websocket import WRONG_CERTIFICATE, accept, dial
@@ -59,7 +59,7 @@ def certificate(tmp_path: Path) -> Certificate:
 
 
 def pem_of(certificate: Certificate) -> str:
-    return own_certificate(certificate.file)
+    return server_certificate(certificate.file)
 
 
 async def test_worker_that_knows_the_fingerprint_needs_no_authority(
@@ -206,8 +206,8 @@ def test_authority_that_is_none_is_named(tmp_path: Path, content: bytes) -> None
 
 
 def test_certificate_that_is_made_is_of_the_kind_that_peers_expect() -> None:
-    made = new_certificate("a-node")
-    other = new_certificate("a-node")
+    made = self_signed_tls("a-node")
+    other = self_signed_tls("a-node")
 
     shown = x509.load_der_x509_certificate(_shown(made.context))
     names = shown.extensions.get_extension_for_class(x509.SubjectAlternativeName)

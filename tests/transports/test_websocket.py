@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from yarl import URL
 
-from shoal.protocols.session import Data
-from shoal.runtime.link import LinkClosed
+from shoal.protocols.seam.session import Data
+from shoal.transports.link import LinkClosed
 from shoal.transports.websocket import BATCH_MAX, WebSocketLink, accept, dial
 
 MESSAGE_MAX = 1000

@@ -9,7 +9,6 @@ from random import Random
 
 import pytest
 
-from runtime.wires import MemoryLink
 from shoal.domain.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -17,60 +16,63 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Fault, Usage
-from shoal.domain.sharing import (
+from shoal.domain.model_messages import (
     ModelAnswer,
     ModelDone,
+    ModelMessage,
     ModelQuery,
     ModelRequest,
-    ModelWord,
 )
+from shoal.domain.outcome import Fault, Usage
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Command,
     Completed,
-    Conditioned,
     Draining,
     Event,
     Failed,
-    Offered,
-    Progress,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
     Rejected,
-    Reported,
     RunJob,
 )
 from shoal.domain.work import Chat, Work
-from shoal.domain.worker import CHATS, Condition, Health, Model, Offer
-from shoal.engines.port import Finished, Item
-from shoal.protocols.session import (
-    GOING_ON,
+from shoal.domain.worker import CHAT_ONLY, MachineHealth, Offer, ServedModel, WorkerLoad
+from shoal.engines.engine import Finished, Item
+from shoal.protocols.seam.session import (
+    CLOSE_MOVED,
+    Admitted,
     Batch,
     Close,
     Output,
-    Welcome,
-    WorkerSession,
+    WorkerEnd,
 )
-from shoal.runtime.clock import LoopClock
-from shoal.runtime.link import LinkClosed
+from shoal.transports.clock import LoopClock
+from shoal.transports.link import LinkClosed
 from shoal.worker.agent import (
-    REPORT_EVERY,
+    REPORT_INTERVAL,
     RETRY_FIRST,
     RETRY_MAX,
-    STEADY_AFTER,
-    WELCOME_WITHIN,
+    STABLE_AFTER,
+    WELCOME_TIMEOUT,
     Agent,
-    Happening,
+    MachineProbe,
+    OnModelMessage,
+    SendModelMessage,
+    WaitUntilWritable,
+    WorkerEvent,
+    decline_sharing,
 )
-from shoal.worker.jobs import BACKLOG_MAX
-from shoal.worker.places import only
-from shoal.worker.ports import Machine, Room, Say, Share, share_nothing
-from shoal.worker.slots import Slots
+from shoal.worker.jobs import BACKLOG_MAX, EngineSlots, only_model
 from simulation import virtual
+from transports.memory_links import MemoryLink
 
 ONE = LeaseNumber(1)
-HOT = Condition(unfit="the processor is at 101 °C")
-OFFER = Offer(CHATS, frozenset({"m"}))
-ALL: frozenset[type] = frozenset({Progress, Completed, Rejected, Failed, Draining})
+HOT = WorkerLoad(unfit="the processor is at 101 °C")
+OFFER = Offer(CHAT_ONLY, frozenset({"m"}))
+ALL: frozenset[type] = frozenset({AnswerChunk, Completed, Rejected, Failed, Draining})
 MUTE = ALL - {Rejected}  # a wire on which a job cannot be given back
 
 
@@ -83,7 +85,7 @@ class Echo:
     """Answers with the words of the question, one a second."""
 
     slots = 2
-    models = (Model("m"),)
+    models = (ServedModel("m"),)
 
     def __init__(self) -> None:
         self.running = 0
@@ -130,7 +132,7 @@ class PlainSession:
     def __init__(
         self,
         said: list[Event],
-        inbox: dict[str, Command | Welcome],
+        inbox: dict[str, Command | Admitted],
         accepts: frozenset[type],
         *,
         welcomes: bool,
@@ -140,17 +142,17 @@ class PlainSession:
         self._said = said
         self._inbox = inbox
 
-    def receive(self, batch: Batch, now: float) -> list[Command | Welcome | Output]:
+    def receive(self, batch: Batch, now: float) -> list[Command | Admitted | Output]:
         if "go away" in batch:
             return [Close("told to go", 4000, "Bye")]
         return [self._inbox[str(data)] for data in batch]
 
-    def issue(self, message: Event, now: float) -> list[Output]:
+    def send(self, message: Event, now: float) -> list[Output]:
         self._said.append(message)
         return []
 
-    def tick(self, now: float) -> list[Command | Welcome | Output]:
-        return [Welcome()] if self._welcomes else []
+    def tick(self, now: float) -> list[Command | Admitted | Output]:
+        return [Admitted()] if self._welcomes else []
 
 
 @dataclass
@@ -166,14 +168,14 @@ class Network:
     url: str = "wire://coordinator"
     headers: Mapping[str, str] = field(default_factory=dict)
     message_max: int = 1000
-    inbox: dict[str, Command | Welcome] = field(default_factory=dict)
+    inbox: dict[str, Command | Admitted] = field(default_factory=dict)
     accepts: frozenset[type] = ALL
     welcomes: bool = False
 
-    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+    def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         return PlainSession(self.said, self.inbox, self.accepts, welcomes=self.welcomes)
 
-    def final(self, code: int, text: str) -> str | None:
+    def why_final(self, code: int, text: str) -> str | None:
         return self.farewell if code == 4000 else None
 
     @asynccontextmanager
@@ -187,7 +189,7 @@ class Network:
         self.links.append(MemoryLink())
         yield self.links[-1], {}
 
-    def tell(self, *commands: Command | Welcome) -> None:
+    def tell(self, *commands: Command | Admitted) -> None:
         for command in commands:
             key = f"message {len(self.inbox)}"
             self.inbox[key] = command
@@ -201,9 +203,9 @@ class Membership:
     agent: Agent
     network: Network
     engine: Echo
-    happened: list[Happening]
+    happened: list[WorkerEvent]
     task: asyncio.Task[str]
-    slots: Slots
+    slots: EngineSlots
     troubles: list[float]  # when the engine did not take a job
 
     @property
@@ -218,22 +220,22 @@ def play(
     script: Script,
     network: Network | None = None,
     size: int = 2,
-    measure: Callable[[], Health] | None = None,
-    machine: Machine | None = None,
-    share: Share = share_nothing,
+    measure: Callable[[], MachineHealth] | None = None,
+    machine: MachineProbe | None = None,
+    share: OnModelMessage = decline_sharing,
     offers: tuple[Offer, ...] | None = None,
 ) -> None:
     if measure is not None:
-        machine = Machine(measure)
+        machine = MachineProbe(measure)
 
     async def scenario() -> None:
-        place, engine, slots = network or Network(), Echo(), Slots(size)
+        place, engine, slots = network or Network(), Echo(), EngineSlots(size)
         troubles: list[float] = []
-        happened: list[Happening] = []
+        happened: list[WorkerEvent] = []
         agent = Agent(
             place,
             place.dial,
-            only(
+            only_model(
                 engine,
                 slots,
                 lambda: troubles.append(asyncio.get_running_loop().time()),
@@ -267,8 +269,8 @@ def test_job_is_answered_piece_by_piece() -> None:
 
         assert its.events == ["joined"]
         assert its.network.said == [
-            Progress(JobId("j"), ONE, ["one"]),
-            Progress(JobId("j"), ONE, ["two"]),
+            AnswerChunk(JobId("j"), ONE, ["one"]),
+            AnswerChunk(JobId("j"), ONE, ["two"]),
             Completed(JobId("j"), ONE, "stop", Usage(1, 2)),
         ]
 
@@ -339,7 +341,7 @@ def test_cancelled_job_stops_and_says_nothing_more() -> None:
         its.network.tell(CancelJob(JobId("j"), ONE), CancelJob(JobId("none"), ONE))
         await asyncio.sleep(10.0)
 
-        assert its.network.said == [Progress(JobId("j"), ONE, ["a"])]
+        assert its.network.said == [AnswerChunk(JobId("j"), ONE, ["a"])]
         assert its.engine.running == 0
 
     play(script)
@@ -394,7 +396,7 @@ def test_pauses_between_dials_grow_and_have_a_limit() -> None:
 class TwoWays(Network):
     """A coordinator that is to be had at a second address, if not at the first."""
 
-    def final(self, code: int, text: str) -> str | None:
+    def why_final(self, code: int, text: str) -> str | None:
         self.url = "wire://relay?secret"
         return None
 
@@ -402,7 +404,7 @@ class TwoWays(Network):
 def test_it_is_said_by_which_way_it_is_tried_next() -> None:
     async def script(its: Membership) -> None:
         assert its.happened == [
-            Happening("waiting", "connection refused; trying wire://relay")
+            WorkerEvent("waiting", "connection refused; trying wire://relay")
         ]
 
     play(script, TwoWays(down=True))
@@ -411,17 +413,17 @@ def test_it_is_said_by_which_way_it_is_tried_next() -> None:
 class Signpost(PlainSession):
     """A way on that is to be taken at once."""
 
-    def tick(self, now: float) -> list[Command | Welcome | Output]:
-        return [Close("it is at wire://found", GOING_ON)]
+    def tick(self, now: float) -> list[Command | Admitted | Output]:
+        return [Close("it is at wire://found", CLOSE_MOVED)]
 
 
 @dataclass
 class Signposted(Network):
     """A coordinator whose address has to be asked for first."""
 
-    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+    def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if len(self.links) > 1:
-            return super().connected(headers)
+            return super().start_session(headers)
         return Signpost(self.said, self.inbox, self.accepts, welcomes=False)
 
 
@@ -437,7 +439,7 @@ def test_steady_connection_begins_the_pauses_anew() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(300.0)
         its.network.down = False
-        await asyncio.sleep(RETRY_MAX + STEADY_AFTER + 2.0)
+        await asyncio.sleep(RETRY_MAX + STABLE_AFTER + 2.0)
         its.network.links[-1].cut()
         cut = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)
@@ -461,7 +463,7 @@ def test_chat_pauses_while_there_is_no_connection_and_goes_on() -> None:
 
         texts = [
             *chain.from_iterable(
-                e.pieces for e in its.network.said if isinstance(e, Progress)
+                e.pieces for e in its.network.said if isinstance(e, AnswerChunk)
             )
         ]
         assert texts == ["a", "b", "c", "d"]
@@ -477,7 +479,7 @@ def test_final_farewell_ends_the_membership() -> None:
 
         assert await its.task == "choose another --name"
 
-        assert its.happened[-1] == Happening("left", "choose another --name")
+        assert its.happened[-1] == WorkerEvent("left", "choose another --name")
         assert its.engine.running == 0
 
     play(script, Network(farewell="choose another --name"))
@@ -490,7 +492,7 @@ def test_leaving_finishes_what_runs_and_says_so() -> None:
 
         its.agent.leave()
 
-        assert its.happened[-1] == Happening("leaving", "1 job to be finished first")
+        assert its.happened[-1] == WorkerEvent("leaving", "1 job to be finished first")
         assert await its.task == "stopped here"
         assert Draining("the worker is leaving") in its.network.said
         assert isinstance(its.network.said[-1], Completed)
@@ -613,33 +615,35 @@ def test_worker_says_why_it_leaves() -> None:
     play(script)
 
 
-def meter() -> Callable[[], Health]:
+def meter() -> Callable[[], MachineHealth]:
     """Return a measure of a machine that gets busier."""
     loads = count(1)
-    return lambda: Health(float(next(loads)), 50.0)
+    return lambda: MachineHealth(float(next(loads)), 50.0)
 
 
-def reported(its: Membership) -> list[Health]:
-    return [each.health for each in its.network.said if isinstance(each, Reported)]
+def reported(its: Membership) -> list[MachineHealth]:
+    return [
+        each.health for each in its.network.said if isinstance(each, HealthReported)
+    ]
 
 
 def test_how_the_machine_does_is_told_at_once_and_again_and_again() -> None:
     async def script(its: Membership) -> None:
-        assert reported(its) == [Health(1.0, 50.0, 0)]
+        assert reported(its) == [MachineHealth(1.0, 50.0, 0)]
 
         its.network.tell(run_job(prompt="a " * 15))
-        await asyncio.sleep(REPORT_EVERY)
-        assert reported(its)[1:] == [Health(2.0, 50.0, 1)]
+        await asyncio.sleep(REPORT_INTERVAL)
+        assert reported(its)[1:] == [MachineHealth(2.0, 50.0, 1)]
 
-        await asyncio.sleep(REPORT_EVERY)
-        assert reported(its)[2:] == [Health(3.0, 50.0, 0)]
+        await asyncio.sleep(REPORT_INTERVAL)
+        assert reported(its)[2:] == [MachineHealth(3.0, 50.0, 0)]
 
-    play(script, Network(accepts=ALL | {Reported}), measure=meter())
+    play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
 def test_a_wire_that_cannot_tell_is_told_nothing() -> None:
     async def script(its: Membership) -> None:
-        await asyncio.sleep(5 * REPORT_EVERY)
+        await asyncio.sleep(5 * REPORT_INTERVAL)
 
         assert its.network.said == []
 
@@ -648,107 +652,110 @@ def test_a_wire_that_cannot_tell_is_told_nothing() -> None:
 
 def test_nothing_is_told_where_nobody_measures() -> None:
     async def script(its: Membership) -> None:
-        await asyncio.sleep(5 * REPORT_EVERY)
+        await asyncio.sleep(5 * REPORT_INTERVAL)
 
         assert its.network.said == []
 
-    play(script, Network(accepts=ALL | {Reported}))
+    play(script, Network(accepts=ALL | {HealthReported}))
 
 
 def test_each_connection_is_told_from_its_own_beginning() -> None:
     async def script(its: Membership) -> None:
         its.network.links[-1].cut()
-        await asyncio.sleep(REPORT_EVERY - 1.0)
+        await asyncio.sleep(REPORT_INTERVAL - 1.0)
 
         assert len(its.network.links) == 2
-        assert reported(its) == [Health(1.0, 50.0, 0), Health(2.0, 50.0, 0)]
+        assert reported(its) == [
+            MachineHealth(1.0, 50.0, 0),
+            MachineHealth(2.0, 50.0, 0),
+        ]
 
-    play(script, Network(accepts=ALL | {Reported}), measure=meter())
+    play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
 def test_nothing_is_told_while_nobody_is_there() -> None:
     async def script(its: Membership) -> None:
         its.network.down = True
         its.network.links[-1].cut()
-        await asyncio.sleep(5 * REPORT_EVERY)
+        await asyncio.sleep(5 * REPORT_INTERVAL)
 
-        assert reported(its) == [Health(1.0, 50.0, 0)]
+        assert reported(its) == [MachineHealth(1.0, 50.0, 0)]
 
-    play(script, Network(accepts=ALL | {Reported}), measure=meter())
+    play(script, Network(accepts=ALL | {HealthReported}), measure=meter())
 
 
 def test_a_change_of_condition_is_told_and_a_new_connection_begins_with_none() -> None:
-    heat = [Condition()]
+    heat = [WorkerLoad()]
 
     async def script(its: Membership) -> None:
-        def told() -> list[Condition]:
-            return [e.condition for e in its.network.said if isinstance(e, Conditioned)]
+        def told() -> list[WorkerLoad]:
+            return [e.load for e in its.network.said if isinstance(e, LoadChanged)]
 
-        await asyncio.sleep(2 * REPORT_EVERY)
+        await asyncio.sleep(2 * REPORT_INTERVAL)
         assert told() == []
 
         heat[0] = HOT
-        await asyncio.sleep(2 * REPORT_EVERY)
+        await asyncio.sleep(2 * REPORT_INTERVAL)
         assert told() == [HOT]
 
         its.network.links[-1].cut()
-        await asyncio.sleep(REPORT_EVERY)
+        await asyncio.sleep(REPORT_INTERVAL)
         assert told() == [HOT, HOT]
 
-        heat[0] = Condition()
-        await asyncio.sleep(2 * REPORT_EVERY)
-        assert told() == [HOT, HOT, Condition()]
+        heat[0] = WorkerLoad()
+        await asyncio.sleep(2 * REPORT_INTERVAL)
+        assert told() == [HOT, HOT, WorkerLoad()]
 
-    accepts = ALL | {Conditioned}
-    machine = Machine(Health, lambda: heat[0])
+    accepts = ALL | {LoadChanged}
+    machine = MachineProbe(MachineHealth, lambda: heat[0])
     play(script, Network(accepts=accepts), machine=machine)
 
 
 def test_offers_are_told_at_once_and_whenever_they_change() -> None:
     async def script(its: Membership) -> None:
-        assert its.network.said == [Offered(())]
+        assert its.network.said == [OffersChanged(())]
 
-        its.agent.offer((OFFER,))
-        assert its.network.said[1:] == [Offered((OFFER,))]
+        its.agent.update_offers((OFFER,))
+        assert its.network.said[1:] == [OffersChanged((OFFER,))]
 
         its.network.links[-1].cut()
         await asyncio.sleep(5.0)
-        assert its.network.said[2:] == [Offered((OFFER,))]
+        assert its.network.said[2:] == [OffersChanged((OFFER,))]
 
-    network = Network(accepts=ALL | {Offered}, welcomes=True)
+    network = Network(accepts=ALL | {OffersChanged}, welcomes=True)
     play(script, network, offers=())
 
 
 def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
     async def script(its: Membership) -> None:
-        await asyncio.sleep(WELCOME_WITHIN)
+        await asyncio.sleep(WELCOME_TIMEOUT)
         assert its.events == ["waiting"]
         assert "nobody has let us in" in its.happened[0].reason
         assert reported(its) == []
 
-        its.network.tell(Welcome(), Welcome())
+        its.network.tell(Admitted(), Admitted())
         await asyncio.sleep(1.0)
         assert its.events == ["waiting", "joined"]
         assert len(reported(its)) == 1
 
-    network = Network(accepts=ALL | {Offered, Reported})
+    network = Network(accepts=ALL | {OffersChanged, HealthReported})
     play(script, network, measure=meter(), offers=())
 
 
 def test_worker_that_is_let_in_at_once_has_joined_soon() -> None:
     async def script(its: Membership) -> None:
         its.network.links[-1].cut()
-        await asyncio.sleep(WELCOME_WITHIN)
+        await asyncio.sleep(WELCOME_TIMEOUT)
 
         assert its.events == ["joined", "lost", "joined"]
 
-    network = Network(accepts=ALL | {Offered}, welcomes=True)
+    network = Network(accepts=ALL | {OffersChanged}, welcomes=True)
     play(script, network, offers=())
 
 
 def test_offers_are_not_told_on_a_wire_that_has_no_words_for_them() -> None:
     async def script(its: Membership) -> None:
-        its.agent.offer((OFFER,))
+        its.agent.update_offers((OFFER,))
 
         assert its.network.said == []
 
@@ -769,7 +776,7 @@ def test_who_asks_for_a_model_is_told_that_there_is_none_to_be_copied() -> None:
 
 
 def test_who_shares_models_answers_as_long_as_the_connection_lasts() -> None:
-    heard: list[tuple[ModelWord, Say, Room]] = []
+    heard: list[tuple[ModelMessage, SendModelMessage, WaitUntilWritable]] = []
 
     async def script(its: Membership) -> None:
         its.network.tell(ModelQuery("m"))

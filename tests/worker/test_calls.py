@@ -13,30 +13,29 @@ import pytest
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
-    Advanced,
-    BlobLacked,
+    BlobMissing,
+    CallProgress,
     CallsReturned,
+    CancelCalls,
     CancelJob,
     Completed,
     Event,
     Failed,
-    GiveBlob,
-    LaneCall,
     PushCalls,
-    RecallCalls,
     Rejected,
     RunJob,
+    SendBlob,
+    StreamedCall,
 )
-from shoal.domain.work import Call, Lane, Task, Work
-from shoal.protocols.session import WorkerSession
-from shoal.runtime.clock import LoopClock
-from shoal.tasks.processes import Processes
-from shoal.tasks.reading import Reader
-from shoal.tasks.values import NO_KWARGS, Ref, pack
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.blobs import Blobs
-from shoal.worker.calls import Functions
-from tasks.calling import DEMO, Gate, call, code_call, gate, importable
+from shoal.domain.work import Call, CallStream, Task, Work
+from shoal.protocols.seam.session import WorkerEnd
+from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.values import NO_KWARGS, Ref, ValueReader, pack
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.blob_cache import BlobCache
+from shoal.worker.calls import FunctionBackend
+from tasks.callers import DEMO, Gate, call, code_call, gate, importable
 from worker.test_agent import ALL, Network
 
 __all__ = ["gate", "importable"]
@@ -74,9 +73,9 @@ class Dialled(Network):
 
     there: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+    def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         self.there.set()
-        return super().connected(headers)
+        return super().start_session(headers)
 
 
 @dataclass
@@ -87,30 +86,30 @@ class Stage:
     said: Said
     agent: Agent
     running: asyncio.Task[str]
-    happened: list[Happening] = field(default_factory=list)
+    happened: list[WorkerEvent] = field(default_factory=list)
 
     def run(self, work: Work, name: str = "j") -> None:
         self.network.tell(RunJob(JobId(name), ONE, work))
 
     def push(self, *calls: tuple[object, ...], name: str = "j") -> None:
         pushed = [
-            LaneCall(number, pack(args).data, NO_KWARGS)
+            StreamedCall(number, pack(args).data, NO_KWARGS)
             for number, args in enumerate(calls)
         ]
         self.network.tell(PushCalls(JobId(name), ONE, pushed))
 
 
-ACCEPTS = ALL | {Advanced, CallsReturned, BlobLacked, Rejected}
+ACCEPTS = ALL | {CallProgress, CallsReturned, BlobMissing, Rejected}
 
 
 @asynccontextmanager
 async def stage(
     accepts: frozenset[type] = ACCEPTS, slots: int = 1
 ) -> AsyncIterator[Stage]:
-    said, happened = Said(), list[Happening]()
+    said, happened = Said(), list[WorkerEvent]()
     network = Dialled(said=said, accepts=accepts)
-    caller = Processes([DEMO], slots, trust_code=False)
-    blobs = Blobs()
+    caller = ProcessPool([DEMO], slots, trust_code=False)
+    blobs = BlobCache()
     try:
         await caller.start()
         agent = Agent(
@@ -120,7 +119,7 @@ async def stage(
             LoopClock(),
             Random(1),
             happened.append,
-            functions=Functions(caller, blobs),
+            functions=FunctionBackend(caller, blobs),
         )
         running = asyncio.create_task(agent.run())
         await network.there.wait()
@@ -138,7 +137,7 @@ async def test_value_of_a_call_completes_it() -> None:
         done = await its.said.next(Completed)
 
     assert (done.job_id, done.lease) == ("j", 1)
-    assert Reader().read(done.value) == 42
+    assert ValueReader().read(done.value) == 42
 
 
 async def test_call_that_raises_fails_with_its_traceback() -> None:
@@ -154,7 +153,7 @@ async def test_function_that_is_not_here_may_be_elsewhere() -> None:
     async with stage() as its:
         its.run(call("demo.nope"))
         rejected = await its.said.next(Rejected)
-        its.run(Lane("demo.nope"))
+        its.run(CallStream("demo.nope"))
         other = await its.said.next(Rejected)
 
     assert "Task 'demo.nope' not registered" in rejected.reason
@@ -217,13 +216,13 @@ async def test_task_that_is_not_json_says_so(task: Task, said: str) -> None:
 async def test_progress_is_told_where_the_wire_has_words_for_it() -> None:
     async with stage() as its:
         its.run(call("steps", 3))
-        first = await its.said.next(Advanced)
+        first = await its.said.next(CallProgress)
         await its.said.next(Completed)
-    async with stage(ACCEPTS - {Advanced}) as other:
+    async with stage(ACCEPTS - {CallProgress}) as other:
         other.run(call("steps", 3))
         await other.said.next(Completed)
 
-        assert not any(isinstance(each, Advanced) for each in other.said)
+        assert not any(isinstance(each, CallProgress) for each in other.said)
 
     assert (first.share, first.remark) == (0.0, "step 0")
 
@@ -255,49 +254,49 @@ async def test_broken_connection_stops_calls_and_lanes(gate: Gate) -> None:
 
 async def test_lane_returns_what_is_pushed_until_it_is_closed() -> None:
     async with stage() as its:
-        its.run(Lane("demo.add"))
+        its.run(CallStream("demo.add"))
         its.push((1, 2), (3, 4))
-        returns = (await its.said.next(CallsReturned)).returns
+        returns = (await its.said.next(CallsReturned)).results
         while len(returns) < 2:
-            returns += (await its.said.next(CallsReturned)).returns
-        its.run(Lane("demo.add"), "other")
+            returns += (await its.said.next(CallsReturned)).results
+        its.run(CallStream("demo.add"), "other")
         rejected = await its.said.next(Rejected)
         its.network.tell(CancelJob(JobId("j"), ONE))
-        its.run(Lane("demo.add"), "k")
+        its.run(CallStream("demo.add"), "k")
         its.push((5, 6), name="k")
         last = await its.said.next(CallsReturned)
 
-    assert [Reader().read(each.value) for each in returns] == [3, 7]
+    assert [ValueReader().read(each.value) for each in returns] == [3, 7]
     assert rejected.reason == "all 1 slots are taken"
     assert last.job_id == "k"
 
 
 async def test_recalled_calls_do_not_return(gate: Gate) -> None:
     async with stage() as its:
-        its.run(Lane("either"))
+        its.run(CallStream("either"))
         its.push(gate.args, ("/dev/null",))
         await gate.reached()
-        its.network.tell(RecallCalls(JobId("j"), ONE, (0,)))
+        its.network.tell(CancelCalls(JobId("j"), ONE, (0,)))
         returned = await its.said.next(CallsReturned)
 
-    assert [each.number for each in returned.returns] == [1]
+    assert [each.number for each in returned.results] == [1]
 
 
 async def test_large_argument_that_was_given_is_there() -> None:
     async with stage() as its:
-        its.network.tell(GiveBlob(DIGEST, pack(np.ones(100_000)).data))
+        its.network.tell(SendBlob(DIGEST, pack(np.ones(100_000)).data))
         its.run(call("total", Ref(DIGEST)))
         done = await its.said.next(Completed)
 
-    assert Reader().read(done.value) == 100_000.0
+    assert ValueReader().read(done.value) == 100_000.0
 
 
 async def test_large_argument_that_is_lacking_is_asked_for_once() -> None:
     async with stage(slots=2) as its:
         its.run(call("total", Ref(DIGEST)), "one")
         its.run(call("total", Ref(DIGEST)), "two")
-        lacked = await its.said.next(BlobLacked)
-        its.network.tell(GiveBlob(DIGEST, pack(np.ones(100_000)).data))
+        lacked = await its.said.next(BlobMissing)
+        its.network.tell(SendBlob(DIGEST, pack(np.ones(100_000)).data))
         await its.said.next(Completed)
         await its.said.next(Completed)
 
@@ -309,18 +308,18 @@ async def test_worker_that_leaves_finishes_its_call_and_holds_no_lane(
     gate: Gate,
 ) -> None:
     async with stage(slots=2) as its:
-        its.run(Lane("demo.add"), "lane")
+        its.run(CallStream("demo.add"), "lane")
         its.push((1, 2), name="lane")
         await its.said.next(CallsReturned)
         its.run(call("waits", *gate.args))
         await gate.reached()
         its.agent.leave()
-        assert its.happened[-1:] != [Happening("left", "stopped here")]
+        assert its.happened[-1:] != [WorkerEvent("left", "stopped here")]
         await gate.open()
         await its.said.next(Completed)
         await its.running
 
-    assert its.happened[-1] == Happening("left", "stopped here")
+    assert its.happened[-1] == WorkerEvent("left", "stopped here")
 
 
 async def test_function_without_a_connection_is_nothing_to_wait_for() -> None:

@@ -7,8 +7,15 @@ import pytest
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.worker import hardware
-from shoal.worker.chips import UNKNOWN, apple_family, nvidia_chip
-from shoal.worker.hardware import Run, detect, printed_by, this_machine
+from shoal.worker.hardware import (
+    UNKNOWN,
+    RunProgram,
+    apple_family,
+    detect,
+    nvidia_chip,
+    program_output,
+    this_machine,
+)
 
 GIB = 1 << 30
 CPUINFO = """processor\t: 0
@@ -20,7 +27,7 @@ model name\t: AMD EPYC 9454P 48-Core Processor
 """
 
 
-def telling(**answers: str) -> Run:
+def telling(**answers: str) -> RunProgram:
     """Return programs that print these answers, by name."""
 
     def run(command: Sequence[str]) -> str:
@@ -210,9 +217,9 @@ def test_gpus_with_a_similar_name_are_others(name: str) -> None:
 def test_program_that_is_missing_fails_or_does_not_answer_tells_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hardware, "ASK_WITHIN", 0.1)
+    monkeypatch.setattr(hardware, "COMMAND_TIMEOUT", 0.1)
 
-    assert printed_by(["no-such-program-anywhere"]) == ""
-    assert printed_by(["false"]) == ""
-    assert printed_by(["sleep", "60"]) == ""
-    assert printed_by(["echo", "here"]) == "here\n"
+    assert program_output(["no-such-program-anywhere"]) == ""
+    assert program_output(["false"]) == ""
+    assert program_output(["sleep", "60"]) == ""
+    assert program_output(["echo", "here"]) == "here\n"

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from shoal.domain.worker import Condition
-from shoal.worker.health import Meter
+from shoal.domain.worker import WorkerLoad
+from shoal.worker.health import HealthMeter
 
 
 def test_load_and_memory_are_shares_in_percent() -> None:
-    health = Meter().measure()
+    health = HealthMeter().measure()
 
     assert health.cpu is not None
     assert 0 <= health.cpu <= 100
@@ -28,7 +28,7 @@ def test_what_the_system_does_not_tell_is_left_out(
     monkeypatch.setattr(psutil, "cpu_percent", forbidden)
     monkeypatch.setattr(psutil, "virtual_memory", forbidden)
 
-    health = Meter().measure()
+    health = HealthMeter().measure()
 
     assert (health.cpu, health.memory) == (None, None)
 
@@ -55,7 +55,7 @@ def test_a_machine_is_unfit_while_its_processor_is_too_hot(
         psutil, "sensors_temperatures", lambda: {driver: [sensor]}, raising=False
     )
 
-    assert Meter().condition() == Condition(unfit)
+    assert HealthMeter().condition() == WorkerLoad(unfit)
 
 
 def test_nothing_is_said_of_heat_where_nobody_measures(
@@ -63,4 +63,4 @@ def test_nothing_is_said_of_heat_where_nobody_measures(
 ) -> None:
     monkeypatch.delattr(psutil, "sensors_temperatures", raising=False)
 
-    assert Meter().condition() == Condition()
+    assert HealthMeter().condition() == WorkerLoad()

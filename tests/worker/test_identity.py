@@ -11,7 +11,7 @@ import pytest
 
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import Signer, verify
-from shoal.worker.identity import identity, identity_of
+from shoal.worker.identity import identity_file, load_identity
 
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 
@@ -35,21 +35,21 @@ def pair(seed: bytes) -> dict[str, list[int]]:
 
 
 def test_a_key_is_made_once_and_stays(file: Path) -> None:
-    first, second = identity(file), identity(file)
+    first, second = load_identity(file), load_identity(file)
 
     assert first.public_key == second.public_key
     assert verify(first.public_key, second.sign(b"said"), b"said")
 
 
 def test_nothing_is_left_beside_it(file: Path) -> None:
-    identity(file)
+    load_identity(file)
 
     assert os.listdir(file.parent) == [file.name]
 
 
 @posix
 def test_nobody_else_can_read_it(file: Path) -> None:
-    identity(file)
+    load_identity(file)
 
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
@@ -57,18 +57,18 @@ def test_nobody_else_can_read_it(file: Path) -> None:
 @posix
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
 def test_a_file_that_others_may_read_is_refused(file: Path, mode: int) -> None:
-    identity(file)
+    load_identity(file)
     file.chmod(mode)
 
     with pytest.raises(ConfigError, match=f"chmod 600 {file}"):
-        identity(file)
+        load_identity(file)
 
 
 def test_another_programs_worker_comes_over_as_who_it_was(file: Path) -> None:
     seed = bytes(range(32))
     kept(file, pair(seed))
 
-    assert identity(file).public_key == Signer.from_seed(seed).public_key
+    assert load_identity(file).public_key == Signer.from_seed(seed).public_key
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> Non
     before = file.read_text()
 
     with pytest.raises(ConfigError, match=r"otter\.json holds no whole key"):
-        identity(file)
+        load_identity(file)
 
     assert file.read_text() == before
 
@@ -100,9 +100,9 @@ def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> Non
 def test_workers_that_start_at_once_have_one_key(file: Path) -> None:
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from shoal.worker.identity import identity\n"
+        "from shoal.worker.identity import load_identity\n"
         "print('ready', flush=True)\nsys.stdin.readline()\n"
-        "print(identity(Path(sys.argv[1])).public_key.hex())\n"
+        "print(load_identity(Path(sys.argv[1])).public_key.hex())\n"
     )
     processes = [
         subprocess.Popen(
@@ -119,33 +119,36 @@ def test_workers_that_start_at_once_have_one_key(file: Path) -> None:
 
     keys = {process.communicate("go\n")[0] for process in processes}
 
-    assert keys == {identity(file).public_key.hex() + "\n"}
+    assert keys == {load_identity(file).public_key.hex() + "\n"}
 
 
 def test_a_place_where_nothing_can_be_kept_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(ConfigError, match=r"otter\.json.*--identity"):
-        identity(tmp_path / "file" / "otter.json")
+        load_identity(tmp_path / "file" / "otter.json")
 
 
 def test_a_folder_is_no_key(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="--identity"):
-        identity(tmp_path)
+        load_identity(tmp_path)
 
 
 @pytest.mark.parametrize(
     "name", ["otter", "../../otter", "a/b", "", ".", "Ötter é\0", "\udc80", "a%2Fb"]
 )
 def test_every_name_has_a_file_of_its_own(name: str, tmp_path: Path) -> None:
-    file = identity_of(name, tmp_path)
+    file = identity_file(name, tmp_path)
 
     assert file.parent == tmp_path
     assert file.resolve().parent == tmp_path.resolve()
-    assert identity(file).public_key != identity(identity_of("b", tmp_path)).public_key
+    assert (
+        load_identity(file).public_key
+        != load_identity(identity_file("b", tmp_path)).public_key
+    )
     assert len(os.listdir(tmp_path)) == 2
 
 
 def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name another file with --identity"):
-        identity(identity_of("x" * 300, tmp_path))
+        load_identity(identity_file("x" * 300, tmp_path))

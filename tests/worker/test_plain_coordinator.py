@@ -17,22 +17,20 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from gateway.serving import eventually
-from models.pairs import PAIRS
-from shoal.domain.worker import Device
-from shoal.engines.llama import LlamaEngine
-from shoal.engines.tasks import TASK_NAMES, WithTasks
+from models.tiny_answers import ANSWERS
+from shoal.domain.worker import DeviceKind
+from shoal.engines.llama_engine import LlamaEngine
+from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import verify
 from shoal.protocols import discover
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
+from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports import websocket
+from shoal.transports.clock import LoopClock
 from shoal.worker import agent as agents
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.health import Meter
-from shoal.worker.identity import identity
-from shoal.worker.places import only
-from shoal.worker.ports import Machine
-from shoal.worker.slots import Slots
+from shoal.worker.agent import Agent, MachineProbe, WorkerEvent
+from shoal.worker.health import HealthMeter
+from shoal.worker.identity import load_identity
+from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["dispatch"]
@@ -106,7 +104,7 @@ class Server:
 
 @asynccontextmanager
 async def worker_at(
-    server: Server, folder: Path, happened: list[Happening]
+    server: Server, folder: Path, happened: list[WorkerEvent]
 ) -> AsyncIterator[Agent]:
     """Run our worker against ``server`` for the length of the block."""
     app = web.Application()
@@ -116,24 +114,24 @@ async def worker_at(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = LlamaEngine("tiny", MODEL, slots=2)
     await engine.start()
-    clock, signer = LoopClock(), identity(folder / "otter.json")
-    member = Member(
+    clock, signer = LoopClock(), load_identity(folder / "otter.json")
+    member = WorkerProfile(
         "otter",
         engine.models[0],
         2,
         tasks=TASK_NAMES,
-        device=Device.PHONE,
+        device=DeviceKind.PHONE,
         identity=signer,
         epoch=clock.wall() - clock.now(),
     )
     agent = Agent(
         PROTOCOL.dial(f"http://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
-        only(WithTasks(engine, member.model), Slots(2)),
+        only_model(TaskRunner(engine, member.model), EngineSlots(2)),
         clock,
         random.Random(0),
         happened.append,
-        Machine(Meter().measure),
+        MachineProbe(HealthMeter().measure),
     )
     running = asyncio.create_task(agent.run())
     try:
@@ -146,9 +144,9 @@ async def worker_at(
         await runner.cleanup()
 
 
-async def play(server: Server, folder: Path) -> list[Happening]:
+async def play(server: Server, folder: Path) -> list[WorkerEvent]:
     """Let the worker meet the server until all connections were served."""
-    happened: list[Happening] = []
+    happened: list[WorkerEvent] = []
     async with worker_at(server, folder, happened):
         await server.served.wait()
     return happened
@@ -191,10 +189,10 @@ async def test_chats_and_tasks_are_done_and_signed(tmp_path: Path) -> None:
 
     register = seen["register"]
     key = register["provider_pubkey"]
-    assert key == identity(tmp_path / "otter.json").public_key.hex()
+    assert key == load_identity(tmp_path / "otter.json").public_key.hex()
     assert register["provider_type"] == "SEEKER"
     assert sorted(register["capabilities"]) == ["LLM_INFER", "TASK"]
-    assert seen["chat"]["output"] == {"text": PAIRS["ping"], "model": "tiny"}
+    assert seen["chat"]["output"] == {"text": ANSWERS["ping"], "model": "tiny"}
     assert seen["task"]["output"] == {"extracted": [{"x": [1]}], "count": 1}
     assert "no task 'translate'" in seen["unknown"]["output"]["error"]
     for done in (seen["chat"], seen["task"], seen["unknown"]):
@@ -234,7 +232,7 @@ async def test_what_was_under_way_is_presented_after_a_reconnect(
 
     await play(Server(first, second), tmp_path)
 
-    assert seen["done"]["output"]["text"] == PAIRS[question]
+    assert seen["done"]["output"]["text"] == ANSWERS[question]
     check_receipt(seen["done"], seen["register"]["provider_pubkey"])
 
 
@@ -255,14 +253,14 @@ async def test_a_worker_that_is_told_to_leave_finishes_what_it_has(
             seen[done["job_id"]] = done["output"]
         await peer.gone()
 
-    happened: list[Happening] = []
+    happened: list[WorkerEvent] = []
     async with worker_at(server := Server(serve), tmp_path, happened) as agent:
         await assigned.wait()
         await eventually(lambda: not agent.idle)
         agent.leave()
         await server.served.wait()
 
-    assert seen["j"]["text"] == PAIRS[question]
+    assert seen["j"]["text"] == ANSWERS[question]
     assert seen["k"]["word_count"] == 50
 
 
@@ -272,7 +270,7 @@ async def test_a_refusal_ends_the_worker(tmp_path: Path) -> None:
         await peer.say(type="register_ack", status="error", error="no more room")
         await peer.gone()
 
-    happened: list[Happening] = []
+    happened: list[WorkerEvent] = []
     async with worker_at(Server(serve), tmp_path, happened):
         await eventually(lambda: bool(happened))
 

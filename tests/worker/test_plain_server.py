@@ -14,16 +14,15 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import WSMsgType, web
 
-from models.pairs import COUNT, PAIRS
-from shoal.engines.llama import LlamaEngine
-from shoal.engines.tasks import WithTasks
+from models.tiny_answers import ANSWERS, COUNT
+from shoal.engines.llama_engine import LlamaEngine
+from shoal.engines.text_tasks import TaskRunner
 from shoal.protocols import discover
-from shoal.protocols.session import Member
-from shoal.runtime.clock import LoopClock
+from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports import websocket
-from shoal.worker.agent import Agent, Happening
-from shoal.worker.places import only
-from shoal.worker.slots import Slots
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["grandsage"]
@@ -54,7 +53,7 @@ class Server:
 
 @asynccontextmanager
 async def node_at(
-    server: Server, happenings: list[Happening], slots: int = 2
+    server: Server, happenings: list[WorkerEvent], slots: int = 2
 ) -> AsyncIterator["asyncio.Task[str]"]:
     """Run our node against ``server`` for the length of the block."""
     app = web.Application()
@@ -64,11 +63,11 @@ async def node_at(
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     engine = LlamaEngine("tiny", MODEL, slots=slots)
     await engine.start()
-    member = Member("n n&1", engine.models[0], slots, "s?cret")
+    member = WorkerProfile("n n&1", engine.models[0], slots, "s?cret")
     agent = Agent(
         PROTOCOL.dial(f"ws://127.0.0.1:{runner.addresses[0][1]}", member),
         websocket.dial,
-        only(WithTasks(engine, member.model), Slots(slots)),
+        only_model(TaskRunner(engine, member.model), EngineSlots(slots)),
         LoopClock(),
         random.Random(0),
         happenings.append,
@@ -129,7 +128,7 @@ async def test_a_task_is_answered_in_frames_and_an_end() -> None:
     texts: list[str] = []
 
     async def serve(socket: web.WebSocketResponse) -> None:
-        for id_, question in enumerate(PAIRS, start=2**32 - len(PAIRS)):
+        for id_, question in enumerate(ANSWERS, start=2**32 - len(ANSWERS)):
             await socket.send_str(task(id_, question))
             texts.append(await answer(socket, id_))
 
@@ -137,7 +136,7 @@ async def test_a_task_is_answered_in_frames_and_an_end() -> None:
     async with node_at(server, []):
         await server.served.wait()
 
-    assert texts == list(PAIRS.values())
+    assert texts == list(ANSWERS.values())
     (query,) = server.queries
     assert parse_qs(query) == {
         "token": ["s?cret"],
@@ -198,7 +197,7 @@ async def test_running_tasks_go_on_over_the_next_connection() -> None:
         pieces.append(await answer(socket, 5))
 
     server = Server(first, second)
-    happenings: list[Happening] = []
+    happenings: list[WorkerEvent] = []
     async with node_at(server, happenings):
         await server.served.wait()
 
@@ -242,9 +241,9 @@ async def test_a_refusal_is_final(code: int, advice: str) -> None:
         await socket.close(code=code, message=b"Invalid token")
 
     server = Server(serve)
-    happenings: list[Happening] = []
+    happenings: list[WorkerEvent] = []
     async with node_at(server, happenings) as running:
         reason = await running
 
     assert advice in reason
-    assert happenings == [Happening("left", reason)]
+    assert happenings == [WorkerEvent("left", reason)]

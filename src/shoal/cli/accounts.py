@@ -6,8 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.table import day, print_table
+from shoal.cli.arguments import add_action
+from shoal.cli.terminal import format_day, print_table
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    listed = api.ask(args, PATH)
+    listed = api.request(args, PATH)
     if args.json:
         print(json.dumps(listed))
     elif listed["data"]:
@@ -52,18 +52,18 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    return _print(args, api.ask(args, _path(args)))
+    return _print(args, api.request(args, _path(args)))
 
 
 def _credit(args: argparse.Namespace) -> int:
     amount = {"amount": parse_dollars(args.amount)}
-    return _print(args, api.ask(args, f"{_path(args)}/credit", amount))
+    return _print(args, api.request(args, f"{_path(args)}/credit", amount))
 
 
 def _budget(args: argparse.Namespace) -> int:
     amount = None if args.amount == "none" else parse_dollars(args.amount)
     path = f"{_path(args)}/budget"
-    return _print(args, api.ask(args, path, {"budget": amount}, method="PUT"))
+    return _print(args, api.request(args, path, {"budget": amount}, method="PUT"))
 
 
 def _path(args: argparse.Namespace) -> str:
@@ -93,7 +93,7 @@ def _row(account: dict[str, Any]) -> tuple[str, ...]:
 
 def _moved(transfer: dict[str, Any]) -> tuple[str, ...]:
     return (
-        day(transfer["at"]),
+        format_day(transfer["at"]),
         transfer["debit"],
         transfer["credit"],
         dollars(transfer["amount"]),

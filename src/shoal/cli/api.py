@@ -12,9 +12,9 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from shoal.config import USER_DATA
+from shoal.config.runtime_file import DEFAULT_ADDRESS, local_url
+from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
 from shoal.domain.errors import ConfigError, ShoalError
-from shoal.runtime.secret_files import CERTIFICATE_FILE, KEY_FILE
-from shoal.runtime.whereabouts import DEFAULT, url_here
 from shoal.transports.tls import context_pinning, context_trusting
 
 TIMEOUT = 600.0  # seconds without a byte
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--url",
         default=os.environ.get("SHOAL_URL"),
         help="the coordinator (default: the one on this machine, whose URL is in "
-        f"--data-dir while it runs; else {DEFAULT}) [SHOAL_URL]",
+        f"--data-dir while it runs; else {DEFAULT_ADDRESS}) [SHOAL_URL]",
     )
     parser.add_argument(
         "--api-key",
@@ -57,12 +57,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def place(args: argparse.Namespace) -> str:
+def base_url(args: argparse.Namespace) -> str:
     """Return the URL of the coordinator that is meant."""
-    return str(args.url) if args.url else url_here(args.data_dir)
+    return str(args.url) if args.url else local_url(args.data_dir)
 
 
-def ask(
+def request(
     args: argparse.Namespace, path: str, body: object = None, method: str | None = None
 ) -> Any:
     """Return the JSON answer to a request; with a body it is a POST.
@@ -74,7 +74,7 @@ def ask(
             return json.load(answer)
         except ValueError as error:
             raise ApiError(
-                f"{place(args)} is no coordinator of ours: {error}"
+                f"{base_url(args)} is no coordinator of ours: {error}"
             ) from error
 
 
@@ -87,7 +87,7 @@ def fetch(args: argparse.Namespace, path: str) -> bytes:
         return answer.read()
 
 
-def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
+def stream_events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
     """Yield the JSON of each server-sent event of the answer, up to ``[DONE]``.
 
     Raises ApiError, also for an error event or an answer that breaks off.
@@ -109,7 +109,7 @@ def events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
 def _open(
     args: argparse.Namespace, path: str, body: object, method: str | None = None
 ) -> http.client.HTTPResponse:
-    where = place(args)
+    where = base_url(args)
     base = where if "://" in where else f"http://{where}"
     # The base URL that OpenAI clients are given is as good.
     url = base.rstrip("/").removesuffix("/v1") + path

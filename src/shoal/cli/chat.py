@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from shoal.cli import api
-from shoal.cli.terminal import shown
+from shoal.cli.terminal import printable
 from shoal.domain.errors import ConfigError
 
 END = "/exit"
@@ -36,18 +36,18 @@ def run(args: argparse.Namespace) -> int:
         messages.append({"role": "system", "content": args.system})
     if args.prompt or not sys.stdin.isatty():
         messages.append({"role": "user", "content": _whole_prompt(args.prompt)})
-        _say(args, model, messages)
+        _send(args, model, messages)
         return 0
-    print(f"Talking to {shown(model)}.  {END} or Ctrl-D ends it.", file=sys.stderr)
+    print(f"Talking to {printable(model)}.  {END} or Ctrl-D ends it.", file=sys.stderr)
     _enable_editing()
     while (question := _question()) is not None:
         messages.append({"role": "user", "content": question})
         try:
-            answer = _say(args, model, messages)
+            answer = _send(args, model, messages)
         except api.ApiError as error:
             # The conversation so far is worth more than this question.
             messages.pop()
-            print(f"shoal chat: {shown(str(error))}", file=sys.stderr)
+            print(f"shoal chat: {printable(str(error))}", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": answer})
     return 0
@@ -87,7 +87,7 @@ def _question() -> str | None:
 
 
 def _first_model(args: argparse.Namespace) -> str:
-    models = api.ask(args, "/v1/models")["data"]
+    models = api.request(args, "/v1/models")["data"]
     if not models:
         raise api.ApiError(
             "the pool has no model yet: run the `shoal join` line that `shoal serve` "
@@ -96,7 +96,7 @@ def _first_model(args: argparse.Namespace) -> str:
     return str(models[0]["id"])
 
 
-def _say(args: argparse.Namespace, model: str, messages: list[dict[str, str]]) -> str:
+def _send(args: argparse.Namespace, model: str, messages: list[dict[str, str]]) -> str:
     """Print the answer as it comes; return it."""
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
     if args.max_tokens is not None:
@@ -107,12 +107,12 @@ def _say(args: argparse.Namespace, model: str, messages: list[dict[str, str]]) -
     pieces = []
     reason = None
     try:
-        for event in api.events(args, "/v1/chat/completions", body):
+        for event in api.stream_events(args, "/v1/chat/completions", body):
             for choice in event["choices"]:
                 piece = choice["delta"].get("content") or ""
                 reason = choice["finish_reason"] or reason
                 pieces.append(piece)
-                print(shown(piece) if terminal else piece, end="", flush=True)
+                print(printable(piece) if terminal else piece, end="", flush=True)
     finally:
         if pieces:
             print()

@@ -1,9 +1,6 @@
 """See a pool survive the loss of a worker, all on this machine.
 
-Starts a coordinator and two workers that run a real language model, asks a question
-through the official OpenAI client, kills the worker that answers in the middle of its
-answer, and shows the whole answer that the other one finished.  Then a third worker
-joins by another protocol, does a task, and signs a receipt, which is verified.
+Then a job for whichever worker is free, and a receipt to verify.
 """
 
 import argparse
@@ -12,17 +9,55 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from shoal.cli import api
-from shoal.cli.demo_job import job_with_receipt
 from shoal.domain.errors import ConfigError, ShoalError
-from shoal.engines.demo_model import DEMO_MODEL
+from shoal.domain.money import dollars
+from shoal.engines.gguf_files import DEMO_MODEL
+from shoal.ledger import bundle, receipts
+from shoal.ledger.receipts import Claims
 from shoal.protocols import discover
+
+WAIT = 60  # seconds for the job to be done
+
+
+class ReceiptNotProved(ShoalError):
+    """The job or its receipt is not as it should be."""
+
+
+def run_job_with_receipt(
+    ask: argparse.Namespace, text: str, say: Callable[[str], None]
+) -> None:
+    """Have a text summarized, and verify the receipt with nothing but the public key.
+
+    Raises NotProved, ApiError.
+    """
+    task = {"task_type": "summarize", "input": text}
+    wanted = {"job_type": "TASK", "payload": task, "user_id": "demo"}
+    job_id = api.request(ask, "/v1/jobs/commit/cheap", wanted)["job_id"]
+    job = api.request(ask, f"/v1/jobs/{job_id}?wait={WAIT}")
+    if job["status"] != "completed":
+        raise ReceiptNotProved(f"the task is {job['status']}: {job['result']}")
+    say(f"  summarize → {json.dumps(job['result'], ensure_ascii=False)}")
+    public_key = bytes.fromhex(api.request(ask, "/v1/log")["public_key"])
+    file = api.fetch(ask, f"/v1/receipts/{job_id}")
+    # From here on nobody is asked anything.
+    for check in bundle.verify(file, public_key):
+        say(f"  {'ok' if check.ok else 'FAILED'}  {check.step.value}")
+        if not check.ok:
+            raise ReceiptNotProved(f"the receipt does not hold: {check.problem}")
+    claims = receipts.read(bundle.read(file).receipt.encode()).claims
+    say(f"  {claims.verdict.value}; it earned {_earned(claims)}")
+
+
+def _earned(claims: Claims) -> str:
+    return f"{dollars(claims.price - claims.fee)} of {dollars(claims.price)}"
+
 
 WORKERS = ("otter", "beaver")
 THIRD = "heron"
@@ -109,7 +144,7 @@ def run(args: argparse.Namespace) -> int:
                 "with --question"
             )
         _say(f"{DIM}what happened, from the coordinator's own records:{PLAIN}")
-        for line in api.ask(ask, f"/admin/jobs/{job}/explain")["lines"]:
+        for line in api.request(ask, f"/admin/jobs/{job}/explain")["lines"]:
             _say(f"{DIM}  {line}{PLAIN}")
         assert usage is not None, "it was asked for"
         _say(
@@ -129,7 +164,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _show_receipt(ask: argparse.Namespace, text: str) -> None:
     _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
-    job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
+    run_job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
     _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
 
 
@@ -140,7 +175,7 @@ def _called(name: str, folder: Path) -> list[str]:
 
 def _busy(ask: argparse.Namespace) -> str:
     """Return the name of the worker that is answering."""
-    for worker in api.ask(ask, "/admin/status")["workers"]:
+    for worker in api.request(ask, "/admin/status")["workers"]:
         if worker["busy"]:
             for name in WORKERS:
                 if name in worker["id"]:

@@ -10,15 +10,19 @@ from typing import Any
 
 import segno
 
-from shoal.cli.actions import add_action
-from shoal.cli.flags import add_config_file
-from shoal.cli.fleet_files import keep_fleet, share_token, shared_token, with_fleet
-from shoal.cli.terminal import shown
-from shoal.config import USER_DATA
-from shoal.config.loading import load
+from shoal.cli.arguments import add_action, add_config_file
+from shoal.cli.fleet_files import (
+    load_shared_token,
+    save_fleet,
+    save_shared_token,
+    with_fleet,
+)
+from shoal.cli.terminal import printable
+from shoal.config import USER_DATA, secret_files
+from shoal.config.loader import load
 from shoal.domain.errors import ConfigError
-from shoal.protocols import Fleets, Protocol, discover
-from shoal.runtime import secret_files
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol, FleetAccess
 
 URL_SIZE_MAX = 16 << 10  # characters that are read from stdin
 HALVES = " ▄▀█"  # by the upper module of two, and the lower
@@ -68,14 +72,14 @@ def run(args: argparse.Namespace) -> int:
     taken = _taken(args, fleets)
     if taken is None:
         return _show(args, wire, fleets, *_own(wire, fleets, folder, args.config))
-    files = [keep_fleet(folder, fleets, *taken)]
+    files = [save_fleet(folder, fleets, *taken)]
     if args.share:
-        files.append(share_token(Path.home(), fleets, taken[0]))
+        files.append(save_shared_token(Path.home(), fleets, taken[0]))
     if args.json:
         print(json.dumps({"fleet": taken[1], "files": [*map(str, files)]}))
         return 0
     called = f"the fleet {taken[1]!r}" if taken[1] else "the fleet"
-    print(shown(f"this machine is of {called} now: {', '.join(map(str, files))}"))
+    print(printable(f"this machine is of {called} now: {', '.join(map(str, files))}"))
     print("from its next start on, shoal serve takes its nodes in")
     print(f"to call functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
     return 0
@@ -96,11 +100,15 @@ def qr_lines(content: str) -> list[str]:
 
 
 def _show(
-    args: argparse.Namespace, wire: Protocol, fleets: Fleets[Any], token: str, name: str
+    args: argparse.Namespace,
+    wire: AnyWireProtocol,
+    fleets: FleetAccess[Any],
+    token: str,
+    name: str,
 ) -> int:
     url = fleets.invite(token, name)
     if args.share:
-        share_token(Path.home(), fleets, token)
+        save_shared_token(Path.home(), fleets, token)
     if args.json:
         print(json.dumps({"url": url, "fleet": name}))
         return 0
@@ -115,17 +123,23 @@ def _show(
     return 0
 
 
-def _join(wire: Protocol, fleets: Fleets[Any], host: str) -> str:
+def _join(wire: AnyWireProtocol, fleets: FleetAccess[Any], host: str) -> str:
     """Return the command by which a machine calls functions for a node."""
-    return shown(f"shoal join --wire {wire.name} {host}:{fleets.port} --tasks MODULE")
+    return printable(
+        f"shoal join --wire {wire.name} {host}:{fleets.port} --tasks MODULE"
+    )
 
 
-def _taken(args: argparse.Namespace, fleets: Fleets[Any]) -> tuple[str, str] | None:
+def _taken(
+    args: argparse.Namespace, fleets: FleetAccess[Any]
+) -> tuple[str, str] | None:
     """Return the token and the name of a fleet to be of from now on; None: stay."""
     if [args.url is not None, args.stdin, args.theirs].count(True) > 1:
         raise ConfigError("take one of URL, --stdin and --theirs")
     if args.theirs:
-        token = os.environ.get(fleets.variable) or shared_token(Path.home(), fleets)
+        token = os.environ.get(fleets.variable) or load_shared_token(
+            Path.home(), fleets
+        )
         if not token:
             raise ConfigError(
                 f"--theirs: there is no {fleets.variable}, and no ~/{fleets.file}"
@@ -136,7 +150,7 @@ def _taken(args: argparse.Namespace, fleets: Fleets[Any]) -> tuple[str, str] | N
 
 
 def _own(
-    wire: Protocol, fleets: Fleets[Any], folder: Path, file: Path | None
+    wire: AnyWireProtocol, fleets: FleetAccess[Any], folder: Path, file: Path | None
 ) -> tuple[str, str]:
     """Return the token and the name of the fleet that ``shoal serve`` has here."""
     config = with_fleet(load(wire.config, wire.name, {}, file), fleets, folder)
@@ -151,7 +165,7 @@ def _own(
     return token, name
 
 
-def _wire() -> tuple[Protocol, Fleets[Any]]:
+def _wire() -> tuple[AnyWireProtocol, FleetAccess[Any]]:
     """Return the wire that has fleets."""
     found = [(each, each.fleets) for each in discover().values() if each.fleets]
     assert found, "there is one"

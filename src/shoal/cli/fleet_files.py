@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shoal.domain.errors import ConfigError
-from shoal.protocols import Fleets
+from shoal.protocols.seam.protocol import FleetAccess
 
 C = TypeVar("C")
 
@@ -20,7 +20,7 @@ PRIVATE_FOLDER = 0o700
 SIZE_MAX = 16 << 10  # bytes: no token is that long
 
 
-def keep_fleet(folder: Path, fleets: Fleets[Any], token: str, name: str) -> Path:
+def save_fleet(folder: Path, fleets: FleetAccess[Any], token: str, name: str) -> Path:
     """Keep a fleet in the data folder, instead of the last one; return the file.
 
     Raises ConfigError if the token will not do, or nothing can be written there.
@@ -31,7 +31,7 @@ def keep_fleet(folder: Path, fleets: Fleets[Any], token: str, name: str) -> Path
     return file
 
 
-def kept_fleet(folder: Path, fleets: Fleets[Any]) -> tuple[str, str] | None:
+def load_fleet(folder: Path, fleets: FleetAccess[Any]) -> tuple[str, str] | None:
     """Return the token and the name of the fleet in the data folder, if there is one.
 
     Raises ConfigError if the file is damaged.
@@ -49,24 +49,24 @@ def kept_fleet(folder: Path, fleets: Fleets[Any]) -> tuple[str, str] | None:
     return token, name
 
 
-def with_fleet(config: C, fleets: Fleets[C] | None, folder: Path) -> C:
+def with_fleet(config: C, fleets: FleetAccess[C] | None, folder: Path) -> C:
     """Return a wire's configuration with the fleet in the data folder.
 
     Not if it names a fleet itself, or is for an open one, or the wire has none.
 
-    Raises ConfigError as ``kept_fleet`` does.
+    Raises ConfigError as ``load_fleet`` does.
     """
     if fleets is None:
         return config
     token, _ = fleets.credentials(config)
     if token or fleets.is_open(config):
         return config
-    if (kept := kept_fleet(folder, fleets)) is None:
+    if (kept := load_fleet(folder, fleets)) is None:
         return config
     return fleets.with_credentials(config, *kept)
 
 
-def share_token(home: Path, fleets: Fleets[Any], token: str) -> Path:
+def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:
     """Keep a token where other programs of the fleet look for it; return the file.
 
     Raises ConfigError if nothing can be written there.
@@ -77,7 +77,7 @@ def share_token(home: Path, fleets: Fleets[Any], token: str) -> Path:
     return file
 
 
-def shared_token(home: Path, fleets: Fleets[Any]) -> str:
+def load_shared_token(home: Path, fleets: FleetAccess[Any]) -> str:
     """Return the token that other programs of the fleet keep; empty: none.
 
     One that others can read is told about on stderr, as those programs do.

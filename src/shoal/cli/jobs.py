@@ -6,9 +6,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.table import day, print_table
-from shoal.cli.terminal import shown
+from shoal.cli.arguments import add_action
+from shoal.cli.terminal import format_day, print_table, printable
 
 PATH = "/admin/jobs"
 HEAD = (
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     wanted = {"limit": args.limit, "state": args.state, "owner": args.key}
     query = urlencode({k: v for k, v in wanted.items() if v is not None})
-    jobs = api.ask(args, f"{PATH}?{query}")
+    jobs = api.request(args, f"{PATH}?{query}")
     if args.json:
         print(json.dumps(jobs))
     elif jobs["data"]:
@@ -66,21 +65,21 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    job = api.ask(args, _path(args))
+    job = api.request(args, _path(args))
     if args.json:
         print(json.dumps(job))
         return 0
     outcome = job.pop("outcome")
     for name, value in job.items():
         if name.endswith("_at"):
-            value = day(value)
+            value = format_day(value)
         if name == "model" and job["kind"] == "call":
             name = "function"
         if value not in (None, ""):
-            print(f"{name:14}{shown(str(value))}")
+            print(f"{name:14}{printable(str(value))}")
     if outcome is not None:
         print()
-        print(shown(_said(job["kind"], outcome)))
+        print(printable(_said(job["kind"], outcome)))
     return 0
 
 
@@ -93,17 +92,17 @@ def _said(kind: str, outcome: dict[str, Any]) -> str:
 
 
 def _explain(args: argparse.Namespace) -> int:
-    told = api.ask(args, f"{_path(args)}/explain")
+    told = api.request(args, f"{_path(args)}/explain")
     if args.json:
         print(json.dumps(told))
         return 0
     for line in told["lines"]:
-        print(shown(line))
+        print(printable(line))
     return 0
 
 
 def _cancel(args: argparse.Namespace) -> int:
-    cancelled = api.ask(args, _path(args), method="DELETE")
+    cancelled = api.request(args, _path(args), method="DELETE")
     print(json.dumps(cancelled) if args.json else f"cancelled {cancelled['id']}")
     return 0
 
@@ -119,7 +118,7 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
         job["kind"],
         job["model"],
         job["owner"],
-        day(job["submitted_at"]),
+        format_day(job["submitted_at"]),
         str(job["attempts"]),
         _last_line(job["error"] or "")[:ERROR_MAX],
     )

@@ -12,50 +12,89 @@ from pathlib import Path
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from shoal.cli.callsto import target_of_calls
-from shoal.cli.flags import add_config, add_config_file, given
-from shoal.cli.functions import membership_of_calls, open_functions
-from shoal.cli.memberships import Worker, memberships, plain_member
-from shoal.cli.on_ray import RAY, engines_of_ray, membership_of_ray
-from shoal.cli.pairing import check_pairing, pair_up
-from shoal.cli.reporting import reporter, tell_of_others
-from shoal.cli.running import add_log_arguments, log_to_stderr
-from shoal.cli.running import run as run_loop
-from shoal.cli.whereto import Target, target
+from shoal.cli.arguments import add_config, add_config_file, given_flags
+from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
+from shoal.cli.join_functions import (
+    RAY,
+    function_membership,
+    ray_engines,
+    ray_membership,
+    resolve_call_target,
+    start_functions,
+)
+from shoal.cli.join_models import WorkerContext, base_profile, model_memberships
+from shoal.cli.join_target import JoinTarget, resolve_target
+from shoal.cli.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
-from shoal.config.loading import check_file, load
-from shoal.domain.errors import ConfigError
-from shoal.domain.work import INFERENCES
-from shoal.domain.worker import Device
-from shoal.engines import gguf_files, local
-from shoal.engines.choose import (
-    Source,
-    Surroundings,
-    Wishes,
-    first_of,
-    model_and_path,
+from shoal.config.loader import check_file, load
+from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
+from shoal.domain.work import INFERENCE_KINDS
+from shoal.domain.worker import DeviceKind
+from shoal.engines import gguf_files, local_servers
+from shoal.engines.selection import (
+    EngineOptions,
+    EngineSource,
+    SearchLocations,
+    limit_models,
     open_engines,
+    parse_model_option,
 )
 from shoal.ledger.keys import Signer
-from shoal.models.library import shareable
-from shoal.models.sharing import Sharing
+from shoal.models.library import shareable_library
+from shoal.models.library_server import LibraryServer
 from shoal.protocols import discover
-from shoal.worker.agent import Agent
-from shoal.worker.assortment import Assortment
+from shoal.transports.http_client import request_json
+from shoal.worker.agent import Agent, MachineProbe, WorkerEvent
+from shoal.worker.function_offers import FunctionOffers
 from shoal.worker.hardware import this_machine
-from shoal.worker.health import Meter
-from shoal.worker.identity import identity, identity_of
-from shoal.worker.offering import Offering
-from shoal.worker.own_name import given_name, own_name
-from shoal.worker.ports import Machine
-from shoal.worker.returning import Returning
+from shoal.worker.health import HealthMeter
+from shoal.worker.identity import chosen_name, identity_file, load_identity, unique_name
+from shoal.worker.model_offers import JointOffers, SeparateOffers
 
-Offered: TypeAlias = Offering | Assortment | Agent | Returning
+PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
-DRAIN = 60.0  # seconds that running jobs get to end when told to stop
+
+def check_pairing(there: JoinTarget) -> None:
+    """Raise ConfigError if the wire has no pairing codes."""
+    if there.protocol.pairing is None:
+        names = [each.name for each in discover().values() if each.pairing is not None]
+        raise ConfigError(
+            f"--pairing-code: the wire {there.protocol.name} has no such codes; "
+            f"--wire {' or '.join(names)} has"
+        )
+
+
+async def pair_worker(there: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
+    """Present a pairing code; return whether the worker is paired, or why not.
+
+    Whatever comes of it, the worker goes on: it does the jobs that are for everyone.
+    """
+    pairing = there.protocol.pairing
+    assert pairing is not None, "checked before"
+    try:
+        async with asyncio.timeout(PAIR_TIMEOUT):
+            answer = await request_json(
+                there.http_url + pairing.path,
+                pairing.claim(code, public_key),
+                fingerprint=there.fingerprint,
+            )
+        return WorkerEvent("paired", f"trusted by {pairing.user(answer)}")
+    except NotAdmitted as error:
+        return WorkerEvent("unpaired", f"--pairing-code: {error}")
+    except TimeoutError:
+        return WorkerEvent(
+            "unpaired", f"no answer within {PAIR_TIMEOUT:g} s; join again"
+        )
+    except Unavailable as error:
+        return WorkerEvent("unpaired", f"{error}; join again")
+
+
+Membership: TypeAlias = SeparateOffers | JointOffers | Agent | FunctionOffers
+
+DRAIN_TIMEOUT = 60.0  # seconds that running jobs get to end when told to stop
 IDENTITIES = "identities"  # the folder of workers' keys
 _PORT = re.compile(r":[0-9]+$")
-DEVICES = {"DESKTOP": Device.DESKTOP, "SEEKER": Device.PHONE}
+DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,14 +126,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     check_file(args.config, {"serve", "join", "x402", *discover()})
-    config = load(JoinConfig, "join", given(args, JoinConfig, "join"), args.config)
+    config = load(
+        JoinConfig, "join", given_flags(args, JoinConfig, "join"), args.config
+    )
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
     with_tasks = bool(config.tasks or config.trust_code)
     # What is wrong with the words is said before a model is loaded for them.
     for each in args.model:
-        model_and_path(each)
+        parse_model_option(each)
     device = _device(config.provider_type)
-    wishes = Wishes(
+    wishes = EngineOptions(
         config.engine,
         tuple(args.model),
         config.slots,
@@ -102,18 +143,22 @@ def run(args: argparse.Namespace) -> int:
         config.context,
         config.threads,
     )
-    around = Surroundings(local.usual_places(), gguf_files.usual_places(data))
+    around = SearchLocations(
+        local_servers.server_locations(), gguf_files.model_folders(data)
+    )
 
     async def join(stop: asyncio.Event) -> int:
         engines = config.engine
         if RAY in engines:
-            engines = await engines_of_ray(engines, tasks=with_tasks)
+            engines = await ray_engines(engines, tasks=with_tasks)
         with_models = bool(engines or args.model) or not with_tasks
-        url = with_scheme(args.url, config.wire)
+        url = normalize_url(args.url, config.wire)
         where = (url, config.wire, config.token, data)
-        of_calls = await target_of_calls(*where) if with_tasks else None
-        of_models = await target(*where) if with_models else None
-        if of_models is not None and of_models.protocol.kinds.isdisjoint(INFERENCES):
+        of_calls = await resolve_call_target(*where) if with_tasks else None
+        of_models = await resolve_target(*where) if with_models else None
+        if of_models is not None and of_models.protocol.kinds.isdisjoint(
+            INFERENCE_KINDS
+        ):
             raise ConfigError(
                 f"the wire {of_models.protocol.name} carries no models; offer "
                 "functions by it, with --tasks MODULE"
@@ -124,39 +169,41 @@ def run(args: argparse.Namespace) -> int:
             check_pairing(there)
         for engine in config.engine:
             _refuse_itself(engine, there.url)
-        joins = f"{there.shown} with {'functions' if of_calls else 'models'}"
-        named = given_name(data, config.name, joins) if config.name else own_name(data)
+        joins = f"{there.display_url} with {'functions' if of_calls else 'models'}"
+        named = (
+            chosen_name(data, config.name, joins) if config.name else unique_name(data)
+        )
         async with AsyncExitStack() as stack:
             name = stack.enter_context(named)
-            joined, meter = asyncio.Event(), Meter()
-            sharing = Sharing(shareable(_files(args.model)))
-            worker = Worker(
+            joined, meter = asyncio.Event(), HealthMeter()
+            sharing = LibraryServer(shareable_library(_files(args.model)))
+            worker = WorkerContext(
                 name,
                 there,
                 config,
                 device,
                 await asyncio.to_thread(this_machine),
                 _signer(there, config, name, data),
-                Machine(meter.measure, meter.condition),
-                partial(sharing.share, there.shown),
-                reporter(there, as_json=args.json),
+                MachineProbe(meter.measure, meter.condition),
+                partial(sharing.on_message, there.display_url),
+                worker_reporter(there, as_json=args.json),
                 joined.set,
             )
-            offered: list[Offered] = []
+            offered: list[Membership] = []
             if of_calls is not None:
                 signer = _signer(of_calls, config, name, data)
                 caller = replace(
                     worker,
-                    there=of_calls,
+                    target=of_calls,
                     signer=signer,
-                    tell=reporter(of_calls, as_json=args.json),
+                    tell=worker_reporter(of_calls, as_json=args.json),
                 )
-                of_calls.protocol.dial(of_calls.url, plain_member(caller, name))
+                of_calls.protocol.dial(of_calls.url, base_profile(caller, name))
                 if RAY in config.engine:
-                    offered.append(await membership_of_ray(caller, config, stack))
+                    offered.append(await ray_membership(caller, config, stack))
                 else:
-                    functions = await open_functions(config, stack)
-                    offered.append(membership_of_calls(caller, functions))
+                    functions = await start_functions(config, stack)
+                    offered.append(function_membership(caller, functions))
             if of_models is not None:
                 wished = replace(wishes, engines=engines)
                 offered += await _models(worker, wished, around, stack)
@@ -167,20 +214,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _models(
-    worker: Worker, wishes: Wishes, around: Surroundings, stack: AsyncExitStack
-) -> Sequence[Offering | Assortment]:
+    worker: WorkerContext,
+    wishes: EngineOptions,
+    around: SearchLocations,
+    stack: AsyncExitStack,
+) -> Sequence[SeparateOffers | JointOffers]:
     """Open the engines, and return what keeps their models offered."""
-    there = worker.there
-    there.protocol.dial(there.url, plain_member(worker, worker.name))
+    there = worker.target
+    there.protocol.dial(there.url, base_profile(worker, worker.name))
     sources = await open_engines(wishes, around, stack)
-    kept, left_out = first_of(sources, there.protocol.models_max)
+    kept, left_out = limit_models(sources, there.protocol.models_max)
     if left_out:
-        tell_of_others([name for each in kept for name in each.names], left_out)
+        report_omitted_models([name for each in kept for name in each.names], left_out)
         await _close_others(sources, kept)
-    return memberships(worker, kept)
+    return model_memberships(worker, kept)
 
 
-def with_scheme(url: str, wire: str) -> str:
+def normalize_url(url: str, wire: str) -> str:
     """Return a URL as it is meant: HOST:PORT is a coordinator if no wire is named."""
     bare = wire == "auto" and "://" not in url and _PORT.search(url) is not None
     return f"http://{url}" if bare else url
@@ -188,11 +238,11 @@ def with_scheme(url: str, wire: str) -> str:
 
 def _files(models: Sequence[str]) -> list[tuple[str, Path]]:
     """Return the models that were named with their files."""
-    named = map(model_and_path, models)
+    named = map(parse_model_option, models)
     return [(name, path) for name, path in named if path is not None]
 
 
-def _device(provider_type: str) -> Device:
+def _device(provider_type: str) -> DeviceKind:
     """Return what sort of machine a word means; raises ConfigError if none."""
     if provider_type not in DEVICES:
         known = " or ".join(DEVICES)
@@ -200,16 +250,20 @@ def _device(provider_type: str) -> Device:
     return DEVICES[provider_type]
 
 
-def _signer(there: Target, config: JoinConfig, name: str, data: Path) -> Signer | None:
+def _signer(
+    there: JoinTarget, config: JoinConfig, name: str, data: Path
+) -> Signer | None:
     """Return the worker's key, where one is wanted."""
     if config.identity is not None:
-        return identity(config.identity)
+        return load_identity(config.identity)
     if there.protocol.signs:
-        return identity(identity_of(name, data / IDENTITIES))
+        return load_identity(identity_file(name, data / IDENTITIES))
     return None
 
 
-async def _close_others(sources: Sequence[Source], kept: Sequence[Source]) -> None:
+async def _close_others(
+    sources: Sequence[EngineSource], kept: Sequence[EngineSource]
+) -> None:
     """Give back the memory of models that are not offered."""
     for source in sources:
         if all(each.engine is not source.engine for each in kept):
@@ -217,8 +271,8 @@ async def _close_others(sources: Sequence[Source], kept: Sequence[Source]) -> No
 
 
 async def _serve(
-    worker: Worker,
-    offered: Sequence[Offered],
+    worker: WorkerContext,
+    offered: Sequence[Membership],
     joined: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:
@@ -228,15 +282,15 @@ async def _serve(
         await stop.wait()
         for each in offered:
             each.leave()
-        await asyncio.sleep(DRAIN)
-        raise ConfigError(f"jobs were still running after {DRAIN:g} s: cut off")
+        await asyncio.sleep(DRAIN_TIMEOUT)
+        raise ConfigError(f"jobs were still running after {DRAIN_TIMEOUT:g} s: cut off")
 
     async def pair() -> None:
         code, signer = worker.config.pairing_code, worker.signer
         if not code or signer is None:
             return
         await joined.wait()
-        paired = await pair_up(worker.there, code, signer.public_key)
+        paired = await pair_worker(worker.target, code, signer.public_key)
         worker.tell(worker.name, {"public_key": signer.public_key.hex()}, paired)
 
     async with asyncio.TaskGroup() as tasks:

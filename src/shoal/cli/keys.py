@@ -6,10 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.duration import duration
-from shoal.cli.revoking import add_revoke, confirmed
-from shoal.cli.table import day, print_table
+from shoal.cli.arguments import add_action, add_revoke, confirm_revoke, parse_duration
+from shoal.cli.terminal import format_day, print_table
 
 PATH = "/admin/keys"
 LIMITS = {
@@ -34,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     create.add_argument(
         "--expires",
-        type=duration,
+        type=parse_duration,
         metavar="TIME",
         help="after 12h, 30d (default: never)",
     )
@@ -60,11 +58,11 @@ def run(args: argparse.Namespace) -> int:
 def _create(args: argparse.Namespace) -> int:
     wanted = {"name": args.name, "scope": args.scope, "expires_in": args.expires}
     wanted |= {limit: getattr(args, limit) for limit in LIMITS}
-    made = api.ask(args, PATH, wanted)
+    made = api.request(args, PATH, wanted)
     if args.json:
         print(json.dumps(made))
         return 0
-    expires = f", until {day(made['expires_at'])}" if made["expires_at"] else ""
+    expires = f", until {format_day(made['expires_at'])}" if made["expires_at"] else ""
     print(f"{made['key']}\n")
     print(f"This is the key of {made['name']} (scope {made['scope']}{expires}).")
     print("It is shown only now: nothing but its digest is kept.")
@@ -72,7 +70,7 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    keys = api.ask(args, PATH)["data"]
+    keys = api.request(args, PATH)["data"]
     keys = [key for key in keys if args.all or key["revoked_at"] is None]
     if args.json:
         print(json.dumps({"data": keys}))
@@ -85,9 +83,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    if not confirmed(args, "All that is being done under it ends."):
+    if not confirm_revoke(args, "All that is being done under it ends."):
         return 1
-    ended = api.ask(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
+    ended = api.request(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
     if args.json:
         print(json.dumps(ended))
     else:
@@ -96,9 +94,9 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _row(key: dict[str, Any]) -> tuple[str, ...]:
-    expires = day(key["expires_at"]) or "never"
+    expires = format_day(key["expires_at"]) or "never"
     if key["revoked_at"] is not None:
-        expires = f"revoked {day(key['revoked_at'])}"
+        expires = f"revoked {format_day(key['revoked_at'])}"
     tokens = key["prompt_tokens"] + key["completion_tokens"]
     limits = [f"{key[name]} {what}" for name, what in LIMITS.items() if key[name]]
     return (

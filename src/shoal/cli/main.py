@@ -55,7 +55,7 @@ def _run(name: str, arguments: list[str]) -> int:
     with _ends_quietly():
         from argparse import ArgumentParser
 
-        from shoal.cli.terminal import shown
+        from shoal.cli.terminal import printable
         from shoal.domain.errors import ShoalError
 
         module = importlib.import_module(f"shoal.cli.{name}")
@@ -64,7 +64,7 @@ def _run(name: str, arguments: list[str]) -> int:
         module.add_arguments(parser)
         status: int = module.run(parser.parse_args(arguments))
     except ShoalError as error:
-        print(f"shoal {name}: {shown(str(error))}", file=sys.stderr)
+        print(f"shoal {name}: {printable(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -10,26 +10,25 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from shoal.cli.actions import add_action
-from shoal.cli.running import add_log_arguments, log_to_stderr
-from shoal.cli.running import run as run_loop
-from shoal.cli.table import print_table
-from shoal.cli.terminal import shown
+from shoal.cli.arguments import add_action
+from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
+from shoal.cli.terminal import print_table, printable
 from shoal.config import USER_DATA
 from shoal.domain.credentials import without_fingerprint
 from shoal.domain.errors import ConfigError, InvalidRequest, Unavailable
-from shoal.domain.worker import Model
+from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.models.fetching import Got, Wanted
-from shoal.models.kept import Kept, kept_at, kept_in
+from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.library import StoredModel, stored_model, stored_models
 from shoal.models.names import check_model_name
-from shoal.models.visiting import fetch
-from shoal.protocols import Protocol, discover
-from shoal.protocols.crowd import Outgoing
-from shoal.protocols.session import Member
-from shoal.runtime.clock import Clock, LoopClock
-from shoal.runtime.link import LinkClosed
-from shoal.transports import dialling
+from shoal.models.peer_download import download_model
+from shoal.protocols import discover
+from shoal.protocols.seam.multi_peer import OutgoingConnection
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import WorkerProfile
+from shoal.transports import dialer
+from shoal.transports.clock import Clock, LoopClock
+from shoal.transports.link import LinkClosed
 
 MODELS = "models"  # the folder of models, in the data folder
 SCHEMES = ("tcp", "tls")
@@ -84,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     folder = _folder(args)
-    kept = kept_in(folder)
+    kept = stored_models(folder)
     if args.json:
         print(json.dumps({"data": [_as_json(each) for each in kept]}))
     elif kept:
@@ -96,18 +95,22 @@ def _list(args: argparse.Namespace) -> int:
             ],
         )
     else:
-        print(f"no models in {shown(str(folder))}: shoal models get NAME --from PEER")
+        print(
+            f"no models in {printable(str(folder))}: shoal models get NAME --from PEER"
+        )
     return 0
 
 
 def _get(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     try:
-        wanted = Wanted(check_model_name(args.name), _folder(args), args.replace)
+        wanted = DownloadRequest(
+            check_model_name(args.name), _folder(args), args.replace
+        )
     except InvalidRequest as error:
         raise ConfigError(str(error)) from error
     token, fingerprint = without_fingerprint(args.token)
-    outgoing = _way_to(args.peer, args.passcode, token)
+    outgoing = _connect_to(args.peer, args.passcode, token)
 
     async def get(stop: asyncio.Event) -> int:
         clock = LoopClock()
@@ -120,41 +123,43 @@ def _get(args: argparse.Namespace) -> int:
             getting.add_done_callback(lambda _: stopping.cancel())
         if getting.cancelled():
             return EXIT_STOPPED
-        kept = kept_at(getting.result().path, wanted.model)
+        kept = stored_model(getting.result().path, wanted.model)
         _report(kept, progress.seconds, as_json=args.json)
         return 0
 
     return run_loop(get)
 
 
-async def _cancel_at(stop: asyncio.Event, getting: asyncio.Task[Got]) -> None:
+async def _cancel_at(
+    stop: asyncio.Event, getting: asyncio.Task[DownloadedModel]
+) -> None:
     await stop.wait()
     getting.cancel()
 
 
 async def _fetched(
-    outgoing: Outgoing,
+    outgoing: OutgoingConnection,
     fingerprint: bytes | None,
     clock: Clock,
-    wanted: Wanted,
+    wanted: DownloadRequest,
     progress: "_Progress",
-) -> Got:
+) -> DownloadedModel:
     try:
-        async with dialling.dial(
+        async with dialer.dial(
             outgoing.url,
             outgoing.headers,
             outgoing.message_max,
             fingerprint=fingerprint or outgoing.fingerprint,
         ) as (link, _):
-            session = outgoing.open(clock.now())
-            return await fetch(session, link, clock, wanted, progress.told)
+            session = outgoing.new_session(clock.now())
+            return await download_model(session, link, clock, wanted, progress.told)
     except LinkClosed as closed:
         raise Unavailable(str(closed)) from closed
     finally:
         progress.end()
 
 
-def _way_to(peer: str, passcode: str, token: str) -> Outgoing:
+def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
     """Return how to connect to a peer, by the wire on which models are shared.
 
     Raises ConfigError if that is no address.
@@ -174,19 +179,21 @@ def _way_to(peer: str, passcode: str, token: str) -> Outgoing:
     assert ways, "there is a wire on which models are shared"
     # A key of its own: under the worker's, it would take the worker's place.
     signer = Signer.from_seed(secrets.token_bytes(32))
-    guest = Member(
+    guest = WorkerProfile(
         "shoal-models",
-        Model(""),
+        ServedModel(""),
         0,
         token,
         identity=signer,
-        draw=secrets.token_bytes,
+        random_bytes=secrets.token_bytes,
         passcode=passcode,
     )
     return ways[0](url, guest)
 
 
-def _peering(protocol: Protocol) -> Callable[[str, Member], Outgoing] | None:
+def _peering(
+    protocol: AnyWireProtocol,
+) -> Callable[[str, WorkerProfile], OutgoingConnection] | None:
     return protocol.peering
 
 
@@ -223,17 +230,17 @@ class _Progress:
             print(f"\r{'':60}\r", end="", file=sys.stderr, flush=True)
 
 
-def _report(kept: Kept, seconds: float, *, as_json: bool) -> None:
+def _report(kept: StoredModel, seconds: float, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_as_json(kept) | {"seconds": round(seconds, 3)}))
         return
     files = "1 file" if kept.files == 1 else f"{kept.files} files"
-    print(shown(f"{kept.path} ({files}, {_bytes(kept.size)})"))
+    print(printable(f"{kept.path} ({files}, {_bytes(kept.size)})"))
     if kept.gguf is not None:
-        print(shown(f"to offer it: shoal join --model {kept.name}={kept.gguf}"))
+        print(printable(f"to offer it: shoal join --model {kept.name}={kept.gguf}"))
 
 
-def _as_json(kept: Kept) -> dict[str, object]:
+def _as_json(kept: StoredModel) -> dict[str, object]:
     return {
         "name": kept.name,
         "path": str(kept.path),

@@ -9,8 +9,8 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.table import day, print_table
+from shoal.cli.arguments import add_action
+from shoal.cli.terminal import format_day, print_table
 from shoal.domain.errors import ConfigError
 from shoal.domain.money import dollars
 
@@ -34,11 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="(default: to standard output)",
     )
-    growth = add_action(
+    consistency = add_action(
         actions, "growth", "write a proof that the log only grew since a checkpoint"
     )
-    growth.add_argument("since", type=int, help="the size of the checkpoint")
-    growth.add_argument(
+    consistency.add_argument("since", type=int, help="the size of the checkpoint")
+    consistency.add_argument(
         "-o",
         "--output",
         type=Path,
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument(
         "--data-dir", type=Path, metavar="DIR", help="where that coordinator's data is"
     )
-    for each in (listing, export, growth, key):
+    for each in (listing, export, consistency, key):
         each.add_argument("--json", action="store_true", help="print JSON")
         api.add_arguments(each)
 
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    receipts = api.ask(args, f"{PATH}?{urlencode({'limit': args.limit})}")
+    receipts = api.request(args, f"{PATH}?{urlencode({'limit': args.limit})}")
     if args.json:
         print(json.dumps(receipts))
     elif receipts["data"]:
@@ -110,30 +110,30 @@ def _write(args: argparse.Namespace, path: str) -> int:
 
 
 def _key(args: argparse.Namespace) -> int:
-    log = api.ask(args, "/v1/log")
+    log = api.request(args, "/v1/log")
     print(json.dumps(log) if args.json else log["public_key"])
     return 0
 
 
 def _verify(args: argparse.Namespace) -> int:
-    from shoal.ledger import bundle, growth
-    from shoal.ledger.checks import Check
+    from shoal.ledger import bundle, consistency
+    from shoal.ledger.checks import StepResult
 
     data = _read(args.file)
-    verify = growth.verify if b'"type":"shoal/growth"' in data else bundle.verify
-    checks: Sequence[Check] = verify(data, _public_key(args))
+    verify = consistency.verify if b'"type":"shoal/growth"' in data else bundle.verify
+    checks: Sequence[StepResult] = verify(data, _public_key(args))
     good = all(check.ok for check in checks)
     if args.json:
         steps = [
-            {"step": check.step.value, "ok": check.ok, "wrong": check.wrong}
+            {"step": check.step.value, "ok": check.ok, "wrong": check.problem}
             for check in checks
         ]
         print(json.dumps({"verified": good, "steps": steps}))
         return 0 if good else 1
     for check in checks:
         print(f"{'ok    ' if check.ok else 'FAILED'}  {check.step.value}")
-        if check.wrong:
-            print(f"        {check.wrong}")
+        if check.problem:
+            print(f"        {check.problem}")
     print("verified" if good else "NOT verified")
     return 0 if good else 1
 
@@ -148,8 +148,8 @@ def _read(file: Path) -> bytes:
 def _public_key(args: argparse.Namespace) -> bytes:
     """Return the key to verify with: never the one that the file names itself."""
     from shoal.config import USER_DATA
+    from shoal.config.secret_files import SEED_FILE, signing_seed
     from shoal.ledger.keys import Signer, public_key_of
-    from shoal.runtime.secret_files import SEED_FILE, signing_seed
 
     if args.key is not None:
         if (key := public_key_of(args.key)) is None:
@@ -168,7 +168,7 @@ def _row(receipt: dict[str, Any]) -> tuple[str, ...]:
     return (
         str(receipt["index"]),
         receipt["job_id"],
-        day(receipt["at"]),
+        format_day(receipt["at"]),
         receipt["worker"][:WORKER_MAX],
         dollars(receipt["price"]),
         receipt["verdict"],

@@ -7,18 +7,17 @@ import json
 import shlex
 import sys
 
-from shoal.cli.flags import add_config, add_config_file, given
+from shoal.app.network import PortsByWire
+from shoal.app.server import RunningCoordinator, run_coordinator
+from shoal.cli.arguments import add_config, add_config_file, given_flags
+from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
 from shoal.cli.fleet_files import with_fleet
-from shoal.cli.running import add_log_arguments, log_to_stderr
-from shoal.cli.running import run as run_loop
 from shoal.config import USER_DATA, ServeConfig, X402Config
-from shoal.config.loading import check_file, load
+from shoal.config.loader import check_file, load
 from shoal.protocols import discover
-from shoal.protocols.crowd import Security, without_security
-from shoal.runtime.app import Coordinator, coordinator
-from shoal.runtime.reaching import Ports
+from shoal.protocols.seam.multi_peer import ListenerTls, bare_label
 
-PLAIN = Security.NONE.value  # the label of a wire's only port
+PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,11 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     log_to_stderr(args)
     check_file(args.config, {"serve", "join", "x402", *discover()})
-    config = load(ServeConfig, "serve", given(args, ServeConfig, "serve"), args.config)
+    config = load(
+        ServeConfig, "serve", given_flags(args, ServeConfig, "serve"), args.config
+    )
     wires = {
         name: with_fleet(
             load(
-                protocol.config, name, given(args, protocol.config, name), args.config
+                protocol.config,
+                name,
+                given_flags(args, protocol.config, name),
+                args.config,
             ),
             protocol.fleets,
             config.data_dir,
@@ -48,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
         for name, protocol in discover().items()
     }
 
-    x402 = load(X402Config, "x402", given(args, X402Config, "x402"), args.config)
+    x402 = load(X402Config, "x402", given_flags(args, X402Config, "x402"), args.config)
 
     async def serve(stop: asyncio.Event) -> int:
-        async with coordinator(config, wires, x402) as running:
+        async with run_coordinator(config, wires, x402) as running:
             _spare_the_collector()
             _announce(running, config, as_json=args.json)
             await stop.wait()
@@ -71,23 +75,25 @@ def _spare_the_collector() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def _flat(ports: Ports) -> dict[str, int]:
+def _flat(ports: PortsByWire) -> dict[str, int]:
     """Return each port under its wire's name, followed by what tells it apart."""
     return {
-        wire if label == PLAIN else f"{wire}_{without_security(label)}": port
+        wire if label == PLAIN else f"{wire}_{bare_label(label)}": port
         for wire, labelled in ports.items()
         for label, port in labelled.items()
     }
 
 
-def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> None:
+def _announce(
+    running: RunningCoordinator, config: ServeConfig, *, as_json: bool
+) -> None:
     if as_json:
         ready = {
             "event": "ready",
             "url": running.url,
             "api_key": running.api_key,
-            "join": running.join,
-            "ports": {"http": running.port, **_flat(running.direct)},
+            "join": running.join_command,
+            "ports": {"http": running.port, **_flat(running.ports)},
         }
         print(json.dumps(ready), flush=True)
         return
@@ -99,7 +105,7 @@ def _announce(running: Coordinator, config: ServeConfig, *, as_json: bool) -> No
         f"Shoal is ready at {running.url}\n\n"
         f"  base URL   {running.url}/v1\n"
         f"  API key    {running.api_key}\n\n"
-        f"Add a machine:\n  {running.join}\n\n"
+        f"Add a machine:\n  {running.join_command}\n\n"
         f"Talk to it:\n  shoal chat --url {running.url}{where}",
         flush=True,
     )

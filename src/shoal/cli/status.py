@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shoal.cli import api
-from shoal.cli.table import day, print_table
-from shoal.cli.terminal import shown
+from shoal.cli.terminal import format_day, print_table, printable
 
 PROTECTIONS = {
     "plain": "plaintext",
@@ -17,7 +16,7 @@ PROTECTIONS = {
 }
 """How it is said who else can read what a peer is told."""
 
-NODES = ("node", "address", "state", "since", "rank", "weight", "")
+NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,16 +25,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    status = api.ask(args, "/admin/status")
+    status = api.request(args, "/admin/status")
     if args.json:
         print(json.dumps(status))
         return 0
     jobs = status["jobs"]
     print(
-        f"{api.place(args)}: {jobs['running']} jobs running, {jobs['queued']} waiting"
+        f"{api.base_url(args)}: {jobs['running']} jobs running, {jobs['queued']} "
+        "waiting"
     )
     if not status["ready"]:
-        print(f"no jobs are taken: {shown(status['why_not'])}")
+        print(f"no jobs are taken: {printable(status['why_not'])}")
     rows = [
         (
             worker["id"],
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=False))
         line = "  ".join([*cells, row[5]]).replace("\n", "\\n")
-        print(f"  {shown(line)}".rstrip())
+        print(f"  {printable(line)}".rstrip())
     if status["nodes"]:
         print()
-        print_table(NODES, [_node(each) for each in status["nodes"]])
+        print_table(NODE_COLUMNS, [_node(each) for each in status["nodes"]])
     return 0
 
 
@@ -67,7 +67,7 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
         f"{node['wire']}:{node['name']}" if node["name"] else node["wire"],
         node["address"],
         node["state"],
-        day(node["since"]),
+        format_day(node["since"]),
         str(node["rank"]) if counts else "",
         f"{node['weight']:.0%}" if counts else "",
         "coordinator" if node["coordinator"] else node["remark"],
@@ -76,7 +76,7 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
 
 def _remark(worker: dict[str, Any]) -> str:
     """Return why it gets no work, or what else there is to say."""
-    why = worker["draining"] or _standing(worker) or worker["unfit"]
+    why = worker["draining"] or _state(worker) or worker["unfit"]
     return why or _condition(worker) or worker["remark"]
 
 
@@ -90,7 +90,7 @@ def _condition(worker: dict[str, Any]) -> str:
     return ", ".join(said)
 
 
-def _standing(worker: dict[str, Any]) -> str:
+def _state(worker: dict[str, Any]) -> str:
     """Return what is held against it, if anything."""
     points = worker["points"]
     return f"{points} points against it" if points else ""

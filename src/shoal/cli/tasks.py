@@ -8,10 +8,9 @@ from typing import Any
 import msgspec
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.table import print_table
-from shoal.cli.terminal import shown
-from shoal.client.failures import RemoteTraceback
+from shoal.cli.arguments import add_action
+from shoal.cli.terminal import print_table, printable
+from shoal.client.errors import RemoteTraceback
 from shoal.client.pool import Pool
 from shoal.domain.errors import ConfigError
 
@@ -50,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    found = api.ask(args, "/v1/tasks")
+    found = api.request(args, "/v1/tasks")
     if args.json:
         print(json.dumps(found))
         return 0
@@ -79,7 +78,7 @@ def _run(args: argparse.Namespace) -> int:
         except Exception as error:
             if not isinstance(error.__cause__, RemoteTraceback):
                 raise
-            print(shown(error.__cause__.args[0].rstrip()), file=sys.stderr)
+            print(printable(error.__cause__.args[0].rstrip()), file=sys.stderr)
             return 1
     print(_text(value, as_json=args.json))
     return 0
@@ -109,7 +108,7 @@ def _text(value: object, *, as_json: bool) -> str:
     What JSON has no word for is printed as Python shows it.
     """
     if isinstance(value, str) and not as_json:
-        return shown(value)
+        return printable(value)
     return msgspec.json.encode(value, enc_hook=_listed).decode()
 
 

@@ -1,4 +1,7 @@
-"""What a terminal may be shown of other people's texts."""
+"""Output for people: tables, and texts of others without control characters."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
 
 _CONTROLS = {
     code: f"\\x{code:02x}"
@@ -7,6 +10,22 @@ _CONTROLS = {
 }
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """Spell out control characters: names, errors and answers come from peers."""
     return text.translate(_CONTROLS)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows under their head; what would move the cursor is spelt out."""
+    cells = [
+        [printable(cell).replace("\n", "\\n") for cell in row] for row in (head, *rows)
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(padded).rstrip())
+
+
+def format_day(at: float | None) -> str:
+    """Return a Unix time as a day and minute in UTC; nothing for None."""
+    return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%MZ}"

@@ -6,10 +6,8 @@ from typing import Any
 from urllib.parse import quote
 
 from shoal.cli import api
-from shoal.cli.actions import add_action
-from shoal.cli.duration import duration
-from shoal.cli.revoking import add_revoke, confirmed
-from shoal.cli.table import day, print_table
+from shoal.cli.arguments import add_action, add_revoke, confirm_revoke, parse_duration
+from shoal.cli.terminal import format_day, print_table
 
 PATH = "/admin/tokens"
 HEAD = ("NAME", "ID", "EXPIRES", "USES", "THERE", "MODELS")
@@ -27,7 +25,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "expired (default: any number)",
     )
     create.add_argument(
-        "--expires", type=duration, metavar="TIME", help="after 1h, 7d (default: never)"
+        "--expires",
+        type=parse_duration,
+        metavar="TIME",
+        help="after 1h, 7d (default: never)",
     )
     create.add_argument(
         "--models",
@@ -55,7 +56,7 @@ def _create(args: argparse.Namespace) -> int:
         "expires_in": args.expires,
         "models": patterns,
     }
-    made = api.ask(args, PATH, wanted)
+    made = api.request(args, PATH, wanted)
     if args.json:
         print(json.dumps(made))
         return 0
@@ -71,7 +72,7 @@ def _create(args: argparse.Namespace) -> int:
 
 
 def _list(args: argparse.Namespace) -> int:
-    tokens = api.ask(args, PATH)["data"]
+    tokens = api.request(args, PATH)["data"]
     tokens = [token for token in tokens if args.all or token["revoked_at"] is None]
     if args.json:
         print(json.dumps({"data": tokens}))
@@ -84,9 +85,9 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _revoke(args: argparse.Namespace) -> int:
-    if not confirmed(args, "Workers that joined by it are hung up on."):
+    if not confirm_revoke(args, "Workers that joined by it are hung up on."):
         return 1
-    ended = api.ask(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
+    ended = api.request(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
     if args.json:
         print(json.dumps(ended))
     else:
@@ -95,9 +96,9 @@ def _revoke(args: argparse.Namespace) -> int:
 
 
 def _row(token: dict[str, Any]) -> tuple[str, ...]:
-    expires = day(token["expires_at"]) or "never"
+    expires = format_day(token["expires_at"]) or "never"
     if token["revoked_at"] is not None:
-        expires = f"revoked {day(token['revoked_at'])}"
+        expires = f"revoked {format_day(token['revoked_at'])}"
     uses = "any"
     if token["uses"] is not None:
         uses = f"{len(token['workers'])} of {token['uses']}"

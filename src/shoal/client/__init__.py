@@ -1,1 +1,1 @@
-"""Python's own way to use a pool: functions called on its workers."""
+"""The Python API: functions called on a pool's workers."""

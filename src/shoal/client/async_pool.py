@@ -7,18 +7,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client.carrier import AwaitedCall, Carrier
-from shoal.client.mapped import Mapped, as_they_come, in_order, outcomes
-from shoal.client.options import Changes, Options, changed, refuse_unknown
-from shoal.client.packing import (
-    Function,
-    function_of,
+from shoal.client.async_calls import AsyncCalls, AwaitedCall
+from shoal.client.coordinator import find_coordinator
+from shoal.client.encoding import (
+    RemoteFunction,
+    encode_arguments,
+    encode_value,
     is_small,
-    pack_call,
-    pack_value,
+    remote_function,
 )
-from shoal.client.place import find
-from shoal.client.terms import Numbers, Terms
+from shoal.client.map_results import (
+    AsyncResults,
+    async_as_done,
+    async_in_order,
+    async_outcomes,
+)
+from shoal.client.options import (
+    OptionChanges,
+    Options,
+    reject_unknown_arguments,
+    with_changes,
+)
+from shoal.client.pending_calls import CallBuilder, CallNumbers
 from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
@@ -50,12 +60,12 @@ class AsyncPool:
         cacert: str | Path | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown("shoal.AsyncPool", unknown)
-        place = find(url, api_key, data_dir=data_dir, cacert=cacert)
+        reject_unknown_arguments("shoal.AsyncPool", unknown)
+        place = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
-        self._carrier = Carrier(place)
-        self._numbers = Numbers()
-        self._terms = Terms(Options(durable=durable), self._numbers)
+        self._carrier = AsyncCalls(place)
+        self._numbers = CallNumbers()
+        self._terms = CallBuilder(Options(durable=durable), self._numbers)
 
     def __repr__(self) -> str:
         return f"<shoal.AsyncPool of {self._carrier.url}>"
@@ -72,14 +82,16 @@ class AsyncPool:
     ) -> None:
         await self.shutdown(cancel_futures=error is not None)
 
-    def with_options(self, **changes: Unpack[Changes]) -> Self:
+    def with_options(self, **changes: Unpack[OptionChanges]) -> Self:
         """Return a view of this pool whose calls have other options.
 
         The options, and what they raise, are those of ``shoal.Pool.with_options``.
         ``on_progress`` is called in the event loop.
         """
         view = copy.copy(self)
-        view._terms = Terms(changed(self._terms.options, changes), self._numbers)
+        view._terms = CallBuilder(
+            with_changes(self._terms.options, changes), self._numbers
+        )
         return view
 
     @overload
@@ -155,7 +167,7 @@ class AsyncPool:
         *iterables: Iterable[Any],
         ordered: bool = True,
         return_exceptions: Literal[False] = False,
-    ) -> Mapped[R]: ...
+    ) -> AsyncResults[R]: ...
 
     @overload
     def map(
@@ -164,7 +176,7 @@ class AsyncPool:
         *iterables: Iterable[Any],
         ordered: bool = True,
         return_exceptions: Literal[True],
-    ) -> Mapped[R | Exception]: ...
+    ) -> AsyncResults[R | Exception]: ...
 
     @overload
     def map(
@@ -173,7 +185,7 @@ class AsyncPool:
         *iterables: Iterable[Any],
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> Mapped[Any]: ...
+    ) -> AsyncResults[Any]: ...
 
     def map(
         self,
@@ -181,7 +193,7 @@ class AsyncPool:
         *iterables: Iterable[Any],
         ordered: bool = True,
         return_exceptions: bool = False,
-    ) -> Mapped[Any]:
+    ) -> AsyncResults[Any]:
         """Call a function for each item, or for each tuple of several iterables' items.
 
         The calls start when the program first waits for a result: 8192 at once, and
@@ -204,8 +216,8 @@ class AsyncPool:
             self._submit(function, args, {}, index)
             for index, args in enumerate(zip(*iterables, strict=False))
         )
-        window = (in_order if ordered else as_they_come)(submitted)
-        return Mapped(outcomes(window, return_exceptions=return_exceptions))
+        window = (async_in_order if ordered else async_as_done)(submitted)
+        return AsyncResults(async_outcomes(window, return_exceptions=return_exceptions))
 
     async def as_completed(
         self, fs: Iterable[asyncio.Future[R]]
@@ -227,8 +239,8 @@ class AsyncPool:
 
         The argument, the result and what is raised are those of ``shoal.Pool.put``.
         """
-        blob = await asyncio.to_thread(pack_value, value)
-        await self._carrier.conversation.put(blob)
+        blob = await asyncio.to_thread(encode_value, value)
+        await self._carrier.channel.put(blob)
         return Ref(blob.digest)
 
     async def shutdown(self, *, cancel_futures: bool = False) -> None:
@@ -239,21 +251,21 @@ class AsyncPool:
         """
         await self._carrier.stop(cancel=cancel_futures)
 
-    def _function(self, fn: Callable[..., Any] | str) -> Function:
-        return function_of(fn, trust=self._trust)
+    def _function(self, fn: Callable[..., Any] | str) -> RemoteFunction:
+        return remote_function(fn, trust=self._trust)
 
     async def _submit(
         self,
-        function: Function,
+        function: RemoteFunction,
         args: Sequence[object],
         kwargs: dict[str, Any],
         index: int | None = None,
     ) -> asyncio.Future[Any]:
         if is_small(args) and is_small(kwargs):
-            parcel = pack_call(function, args, kwargs)
+            parcel = encode_arguments(function, args, kwargs)
         else:  # hashing and copying take their time
-            parcel = await asyncio.to_thread(pack_call, function, args, kwargs)
+            parcel = await asyncio.to_thread(encode_arguments, function, args, kwargs)
         future = AwaitedCall(function.read, self._carrier)
-        asked = self._terms.asked(function, parcel, future.ended, index)
-        await self._carrier.ask(future, asked)
+        asked = self._terms.build(function, parcel, future.on_ended, index)
+        await self._carrier.submit(future, asked)
         return future

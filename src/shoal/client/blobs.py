@@ -1,4 +1,4 @@
-"""Large values, which travel apart: given to the coordinator once, and fetched."""
+"""Large values, which travel apart: uploaded once, and downloaded."""
 
 import asyncio
 import hashlib
@@ -10,8 +10,8 @@ from typing import TypeVar
 import msgspec
 from aiohttp import ClientError, ClientResponse, ClientSession
 
-from shoal.client.failures import ConnectionLost
-from shoal.client.place import Place
+from shoal.client.coordinator import CoordinatorAddress
+from shoal.client.errors import ConnectionLost
 from shoal.domain.errors import (
     Forbidden,
     InvalidRequest,
@@ -22,11 +22,11 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.tasks.limits import BLOB_MAX
-from shoal.transports.reasons import why
+from shoal.transports.http_client import describe_http_error
 
-PIECE = 1 << 20  # bytes that are written at a time
-TRIES = 5  # of a blob whose connection breaks
-PAUSE = 0.5  # seconds until the second; twice as many before each further one
+PIECE_SIZE = 1 << 20  # bytes that are written at a time
+TRIES_MAX = 5  # of a blob whose connection breaks
+RETRY_DELAY = 0.5  # seconds until the second; twice as many before each further one
 REASON_MAX = 1 << 12  # bytes of an error that are read
 
 T = TypeVar("T")
@@ -65,14 +65,14 @@ class Blob:
         return sum(len(piece) for piece in self.pieces)
 
 
-class Shelf:
+class BlobClient:
     """The coordinator's blobs, as a client with a session of its own gets at them."""
 
-    def __init__(self, session: ClientSession, place: Place) -> None:
+    def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
         self._session = session
         self._place = place
 
-    async def give(self, blob: Blob) -> None:
+    async def upload(self, blob: Blob) -> None:
         """See to it that the coordinator has a blob.
 
         Raises ShoalError if it does not take it, ConnectionLost if it cannot be
@@ -80,10 +80,10 @@ class Shelf:
         """
         await _persist(lambda: self._give(blob))
 
-    async def fetch(self, digest: str) -> bytes:
+    async def download(self, digest: str) -> bytes:
         """Return a blob, by its digest in hex.
 
-        Raises as ``give`` does, and PeerError if it is not what its digest says.
+        Raises as ``upload`` does, and PeerError if it is not what its digest says.
         """
         data = await _persist(lambda: self._fetch(digest))
         found = await asyncio.to_thread(hashlib.sha256, data)
@@ -102,14 +102,14 @@ class Shelf:
             headers={"Content-Length": str(blob.size)},
             allow_redirects=False,
         ) as answer:
-            await check(answer)
+            await raise_for_status(answer)
 
     async def _fetch(self, digest: str) -> bytes:
         data = bytearray()
         async with self._session.get(
             self._url(digest), allow_redirects=False
         ) as answer:
-            await check(answer)
+            await raise_for_status(answer)
             async for piece in answer.content.iter_any():
                 data += piece
                 if len(data) > BLOB_MAX:
@@ -120,7 +120,7 @@ class Shelf:
         return f"{self._place.url}/v1/blobs/{digest}"
 
 
-async def check(answer: ClientResponse) -> None:
+async def raise_for_status(answer: ClientResponse) -> None:
     """Raise the ShoalError that an HTTP status means, if it is one."""
     if answer.status < HTTPStatus.MULTIPLE_CHOICES:
         return
@@ -135,8 +135,8 @@ async def check(answer: ClientResponse) -> None:
 
 async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
     """Try again what fails for want of a connection."""
-    pause = PAUSE
-    for left in reversed(range(TRIES)):
+    pause = RETRY_DELAY
+    for left in reversed(range(TRIES_MAX)):
         try:
             return await attempt()
         except (ClientError, OSError, Unavailable) as error:
@@ -149,7 +149,7 @@ async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
 
 
 def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, ShoalError) else why(error)
+    return str(error) if isinstance(error, ShoalError) else describe_http_error(error)
 
 
 def _message(body: bytes) -> str:
@@ -162,5 +162,5 @@ def _message(body: bytes) -> str:
 async def _stream(blob: Blob) -> AsyncIterator[memoryview]:
     for piece in blob.pieces:
         view = memoryview(piece)
-        for start in range(0, len(view), PIECE):
-            yield view[start : start + PIECE]
+        for start in range(0, len(view), PIECE_SIZE):
+            yield view[start : start + PIECE_SIZE]

@@ -18,7 +18,7 @@ import numpy as np
 from joblib import register_parallel_backend
 from joblib.parallel import AutoBatchingMixin, ParallelBackendBase
 
-from shoal.client.failures import CodeRefused, RemoteTraceback
+from shoal.client.errors import CodeRefused, RemoteTraceback
 from shoal.client.pool import Pool
 from shoal.tasks.limits import BLOB_MIN
 from shoal.tasks.values import Ref

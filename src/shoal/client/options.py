@@ -1,5 +1,6 @@
-"""On what terms calls are made."""
+"""The options of calls."""
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -8,7 +9,7 @@ from typing import Literal, TypeAlias, TypedDict
 from shoal.domain.errors import InvalidRequest
 
 Priority: TypeAlias = Literal["low", "normal", "high"]
-Progress: TypeAlias = Callable[[float | None, str], object]
+OnProgress: TypeAlias = Callable[[float | None, str], object]
 """Is told how far a call has come, from 0 to 1, and what it says about that."""
 
 SECONDS_MAX = 86_400.0  # that a call may wait, or run
@@ -16,7 +17,7 @@ KEY_MAX = 240  # characters, so that there is room for the numbers of a map's ca
 PRIORITIES = ("low", "normal", "high")
 
 
-class Changes(TypedDict, total=False):
+class OptionChanges(TypedDict, total=False):
     """Some of the fields of ``Options``."""
 
     timeout: float | None
@@ -24,7 +25,7 @@ class Changes(TypedDict, total=False):
     priority: Priority
     durable: bool
     queue: float | None
-    on_progress: Progress | None
+    on_progress: OnProgress | None
     retry: bool
 
 
@@ -46,7 +47,7 @@ class Options:
     priority: Priority = "normal"
     durable: bool = True
     queue: float | None = None
-    on_progress: Progress | None = None
+    on_progress: OnProgress | None = None
     retry: bool = False
 
     def __post_init__(self) -> None:
@@ -86,7 +87,7 @@ class Options:
                 "on_progress",
             )
 
-    def written(self) -> dict[str, object]:
+    def encode(self) -> dict[str, object]:
         """Return them as the wire has them, but for the key, which may be counted."""
         options: dict[str, object] = {}
         if self.timeout is not None:
@@ -102,7 +103,7 @@ class Options:
         return options
 
 
-def changed(options: Options, changes: Changes) -> Options:
+def with_changes(options: Options, changes: OptionChanges) -> Options:
     """Return the same terms, but for what is changed.
 
     Raises InvalidRequest if they make no sense, TypeError if there is no such option.
@@ -118,7 +119,7 @@ def changed(options: Options, changes: Changes) -> Options:
     return replace(options, **changes)
 
 
-def refuse_unknown(what: str, names: Iterable[str]) -> None:
+def reject_unknown_arguments(what: str, names: Iterable[str]) -> None:
     """Say where what is no argument of a pool belongs.
 
     Raises TypeError if there is anything.
@@ -139,3 +140,15 @@ _BELONGS: Mapping[str, str] = {
     "processes": _SLOTS,
     "n_jobs": _SLOTS,
 }
+
+
+log = logging.getLogger(__name__)
+
+
+def report_progress(progress: OnProgress, share: float | None, remark: str) -> None:
+    """Call the program's function; what it raises is logged, and ends nothing."""
+    try:
+        progress(share, remark)
+    except Exception:
+        # It is the caller's code, in a thread that carries everybody's calls.
+        log.exception("on_progress raised an error; the call goes on")

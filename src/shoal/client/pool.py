@@ -12,14 +12,23 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from shoal.client.background import Background
-from shoal.client.call_future import CallFuture
-from shoal.client.options import Changes, Options, changed, refuse_unknown
-from shoal.client.packing import Function, function_of, pack_call, pack_value
-from shoal.client.place import find
-from shoal.client.tasks import Tasks
-from shoal.client.terms import Numbers, Terms
-from shoal.client.windows import as_they_come, in_order, outcomes, results
+from shoal.client.availability import TaskList
+from shoal.client.coordinator import find_coordinator
+from shoal.client.encoding import (
+    RemoteFunction,
+    encode_arguments,
+    encode_value,
+    remote_function,
+)
+from shoal.client.map_results import as_done, in_order, outcomes, results
+from shoal.client.options import (
+    OptionChanges,
+    Options,
+    reject_unknown_arguments,
+    with_changes,
+)
+from shoal.client.pending_calls import CallBuilder, CallNumbers
+from shoal.client.threaded_calls import CallFuture, ThreadedCalls
 from shoal.tasks.values import Ref
 
 P = ParamSpec("P")
@@ -71,11 +80,11 @@ class Pool(Executor):
         cacert: str | Path | None = None,
         **unknown: Never,
     ) -> None:
-        refuse_unknown("shoal.Pool", unknown)
-        place = find(url, api_key, data_dir=data_dir, cacert=cacert)
+        reject_unknown_arguments("shoal.Pool", unknown)
+        place = find_coordinator(url, api_key, data_dir=data_dir, cacert=cacert)
         self._trust = trust_code
-        self._shared = _Shared(Background(place), Numbers())
-        self._terms = Terms(Options(durable=durable), self._shared.numbers)
+        self._shared = _Shared(ThreadedCalls(place), CallNumbers())
+        self._terms = CallBuilder(Options(durable=durable), self._shared.numbers)
 
     def __repr__(self) -> str:
         return f"<shoal.Pool of {self._shared.background.url}>"
@@ -89,7 +98,7 @@ class Pool(Executor):
         self.shutdown(cancel_futures=exc_val is not None)
         return None
 
-    def with_options(self, **changes: Unpack[Changes]) -> Self:
+    def with_options(self, **changes: Unpack[OptionChanges]) -> Self:
         """Return a view of this pool whose calls have other options.
 
         The view shares the connection, and options that are not named keep their value.
@@ -116,8 +125,8 @@ class Pool(Executor):
             TypeError: there is no such option.
         """
         view = copy.copy(self)
-        options = changed(self._terms.options, changes)
-        view._terms = Terms(options, self._shared.numbers)
+        options = with_changes(self._terms.options, changes)
+        view._terms = CallBuilder(options, self._shared.numbers)
         return view
 
     @overload
@@ -151,7 +160,7 @@ class Pool(Executor):
             TooLarge: the arguments exceed 64 MiB.
             RuntimeError: the pool was shut down, or the process was forked.
         """
-        return self._submit(function_of(fn, trust=self._trust), args, kwargs)
+        return self._submit(remote_function(fn, trust=self._trust), args, kwargs)
 
     @overload
     def map(
@@ -221,7 +230,7 @@ class Pool(Executor):
         """
         if chunksize < 1:
             raise ValueError("chunksize must be >= 1.")
-        function = function_of(fn, trust=self._trust)
+        function = remote_function(fn, trust=self._trust)
         items = enumerate(zip(*iterables, strict=False))
         submitted = (self._submit(function, args, {}, index) for index, args in items)
         deadline = None if timeout is None else monotonic() + timeout
@@ -229,7 +238,7 @@ class Pool(Executor):
         window = (
             in_order(ahead, submitted)
             if ordered
-            else as_they_come(ahead, submitted, deadline)
+            else as_done(ahead, submitted, deadline)
         )
         if return_exceptions:
             return list(outcomes(window, deadline))
@@ -262,11 +271,11 @@ class Pool(Executor):
             TooLarge: the value exceeds 256 MiB.
             ShoalError: the coordinator does not accept it, or is unreachable.
         """
-        blob = pack_value(value)
+        blob = encode_value(value)
         self._shared.background.put(blob)
         return Ref(blob.digest)
 
-    def tasks(self) -> Tasks:
+    def tasks(self) -> TaskList:
         """List the tasks of all connected workers.
 
         Returns:
@@ -299,24 +308,24 @@ class Pool(Executor):
 
     def _submit(
         self,
-        function: Function,
+        function: RemoteFunction,
         args: Sequence[object],
         kwargs: dict[str, Any],
         index: int | None = None,
     ) -> Future[Any]:
         background = self._shared.background
         future = CallFuture(function.read, background)
-        parcel = pack_call(function, args, kwargs)
-        asked = self._terms.asked(function, parcel, future.ended, index)
-        future.asked = asked
-        background.ask(future, asked)
+        parcel = encode_arguments(function, args, kwargs)
+        asked = self._terms.build(function, parcel, future.on_ended, index)
+        future.call = asked
+        background.submit(future, asked)
         return future
 
 
 class _Shared:
     """What all views of a pool have in common; the thread ends when they are gone."""
 
-    def __init__(self, background: Background, numbers: Numbers) -> None:
+    def __init__(self, background: ThreadedCalls, numbers: CallNumbers) -> None:
         self.background = background
         self.numbers = numbers
         weakref.finalize(self, background.stop).atexit = False

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import platformdirs
 
-from shoal.config.loading import flag, setting
+from shoal.config.loader import flag, setting
 from shoal.domain.errors import ConfigError
 
 USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)

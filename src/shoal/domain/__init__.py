@@ -1,4 +1,4 @@
-"""What the program is about: nouns, the two vocabularies, facts and errors.
+"""The nouns of the program: jobs, commands, events, facts and errors.
 
-Standard library only, no I/O, no clock, no randomness.
+Standard library only; no I/O, no clock, no randomness.
 """

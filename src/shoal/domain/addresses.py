@@ -16,7 +16,7 @@ def is_loopback(address: str) -> bool:
     return given.is_loopback
 
 
-def owner_of(address: str) -> str:
+def network_key(address: str) -> str:
     """Return what stands for whoever has an address: for IPv6, its whole network."""
     try:
         given = ipaddress.ip_address(address.partition("%")[0])

@@ -13,13 +13,13 @@ from enum import Enum
 from fnmatch import fnmatchcase
 
 from shoal.domain.outcome import Outcome, Usage
-from shoal.domain.work import Embedding, Kind, Work
+from shoal.domain.work import Embedding, JobKind, Work
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
+NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
 """What a key or a token may be called: it stands in logs, tables and commands."""
 
-BYTES = 4  # to a token, about
-COUNTED_MAX = 1 << 32  # tokens of one job that a worker is believed
+BYTES_PER_TOKEN = 4  # to a token, about
+REPORTED_TOKENS_MAX = 1 << 32  # tokens of one job that a worker is believed
 
 FINGERPRINT_MARK = ".sha256-"
 _FINGERPRINT = re.compile(r"(.*)\.sha256-([A-Za-z0-9_-]{43})", re.ASCII | re.DOTALL)
@@ -51,7 +51,7 @@ class Quota:
     budget: int | None = None  # tokens in all
 
     @property
-    def stored(self) -> bool:
+    def needs_stored_usage(self) -> bool:
         """Whether what the store has of earlier use counts."""
         return self.tokens_per_day is not None or self.budget is not None
 
@@ -95,7 +95,7 @@ class JoinToken:
 
 
 @dataclass(frozen=True, slots=True)
-class Used:
+class KeyUsage:
     """What was done for the keys of one name: in all, and of it today, in UTC."""
 
     requests: int = 0
@@ -122,7 +122,7 @@ def digest_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-def ended_before(credential: Key | JoinToken, at: float) -> bool:
+def was_unusable_before(credential: Key | JoinToken, at: float) -> bool:
     """Say whether a key or token was of no use to anybody before then."""
     revoked_at, expires_at = credential.revoked_at, credential.expires_at
     if isinstance(credential, JoinToken) and credential.uses_max is not None:
@@ -143,7 +143,7 @@ def estimated_tokens(text: str) -> int:
     Four bytes to a token is what models for English come to; other scripts take more
     bytes for a character, and more tokens too.
     """
-    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES)
+    return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def tokens_to_read(work: Work) -> int:
@@ -152,15 +152,17 @@ def tokens_to_read(work: Work) -> int:
     return sum(map(estimated_tokens, texts))
 
 
-def usage_until(work: Work, written: int) -> Usage | None:
+def partial_usage(work: Work, written: int) -> Usage | None:
     """Return about what a job has used that was given up, if it had begun at all.
 
     ``written`` is how many characters of the answer there were.
     """
-    return Usage(tokens_to_read(work), -(-written // BYTES)) if written else None
+    return (
+        Usage(tokens_to_read(work), -(-written // BYTES_PER_TOKEN)) if written else None
+    )
 
 
-def counted_usage(outcome: Outcome) -> Usage | None:
+def reported_usage(outcome: Outcome) -> Usage | None:
     """Return what the worker says that a job has used, if it says so.
 
     Workers may say anything, and a sum has to stay one.
@@ -168,17 +170,17 @@ def counted_usage(outcome: Outcome) -> Usage | None:
     if (counted := outcome.usage) is None:
         return None
     return Usage(
-        max(0, min(counted.prompt_tokens, COUNTED_MAX)),
-        max(0, min(counted.completion_tokens, COUNTED_MAX)),
+        max(0, min(counted.prompt_tokens, REPORTED_TOKENS_MAX)),
+        max(0, min(counted.completion_tokens, REPORTED_TOKENS_MAX)),
     )
 
 
 def usage_of(work: Work, outcome: Outcome) -> Usage:
     """Return what a job has used: about, where nobody has counted."""
-    if (counted := counted_usage(outcome)) is not None:
+    if (counted := reported_usage(outcome)) is not None:
         return counted
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
-    vectors = work.kind is Kind.EMBEDDING
+    vectors = work.kind is JobKind.EMBEDDING
     return Usage(tokens_to_read(work), 0 if vectors else estimated_tokens(written))
 
 

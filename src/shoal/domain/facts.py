@@ -4,14 +4,15 @@ Facts are stored and logged as they are, so they hold no prompts, answers or key
 in ``JobSubmitted.job`` and ``JobCompleted.outcome``, which the store keeps apart.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Fault, Outcome
 from shoal.domain.receipts import Verdict
-from shoal.domain.work import Job, Limit
-from shoal.domain.worker import Condition, Offer
+from shoal.domain.work import Job, TimeLimit
+from shoal.domain.worker import Offer, WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class WorkerDraining:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLost:
+class WorkerLeft:
     worker_id: WorkerId
     reason: str
 
@@ -50,7 +51,7 @@ class WorkerMarked:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerConditioned:
+class WorkerLoadChanged:
     """How much a worker can take beside what it was given here has changed.
 
     ``turned`` says that this is what makes it fit, or unfit.  Never stored: nobody asks
@@ -58,8 +59,8 @@ class WorkerConditioned:
     """
 
     worker_id: WorkerId
-    condition: Condition
-    turned: bool = False
+    load: WorkerLoad
+    fitness_changed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +191,13 @@ class JobExpired:
     """The job ran into a limit; ``written`` is how many characters there were."""
 
     job_id: JobId
-    limit: Limit
+    limit: TimeLimit
     error: str
     written: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class CameLate:
+class LateResult:
     """A worker answered for a lease that is over: recorded, never delivered."""
 
     job_id: JobId
@@ -241,9 +242,34 @@ AccountFact: TypeAlias = AccountCredited | AccountLimited
 WorkerFact: TypeAlias = (
     WorkerJoined
     | WorkerDraining
-    | WorkerConditioned
-    | WorkerLost
+    | WorkerLoadChanged
+    | WorkerLeft
     | WorkerMarked
     | WorkerTrusted
 )
-Fact: TypeAlias = JobFact | WorkerFact | AccountFact | CameLate | ReceiptPresented
+Fact: TypeAlias = JobFact | WorkerFact | AccountFact | LateResult | ReceiptPresented
+
+
+FACT_NAMES: Mapping[type[Fact], str] = {
+    JobSubmitted: "JobSubmitted",
+    JobLeased: "JobLeased",
+    JobHedged: "JobHedged",
+    JobUnhedged: "JobUnhedged",
+    JobStarted: "JobStarted",
+    JobRequeued: "JobRequeued",
+    JobCompleted: "JobCompleted",
+    JobFailed: "JobFailed",
+    JobCancelled: "JobCancelled",
+    JobExpired: "JobExpired",
+    LateResult: "CameLate",
+    ReceiptPresented: "ReceiptPresented",
+    WorkerJoined: "WorkerJoined",
+    WorkerDraining: "WorkerDraining",
+    WorkerLoadChanged: "WorkerConditioned",
+    WorkerLeft: "WorkerLost",
+    WorkerMarked: "WorkerMarked",
+    WorkerTrusted: "WorkerTrusted",
+    AccountCredited: "AccountCredited",
+    AccountLimited: "AccountLimited",
+}
+"""The name of each fact in the database, the log and the metrics: it never changes."""

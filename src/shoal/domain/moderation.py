@@ -8,12 +8,12 @@ import re
 from collections.abc import Mapping, Sequence
 
 from shoal.domain.errors import ConfigError
-from shoal.domain.outcome import Outcome, Piece
+from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
 
-MESSAGES = 3  # the last ones of a conversation, which are looked at
-FRESH_MAX = 50  # characters of an answer that may wait to be looked at
-REFUSED = "the answer matches the moderation list"
+MESSAGES_CHECKED = 3  # the last ones of a conversation, which are looked at
+UNCHECKED_MAX = 50  # characters of an answer that may wait to be looked at
+BLOCKED = "the answer matches the moderation list"
 OVERLAP = 10  # characters looked at again, for words that are cut in two
 
 
@@ -31,29 +31,29 @@ class Moderation:
             if line
         ]
 
-    def refuses(self, texts: Sequence[str]) -> bool:
+    def blocks(self, texts: Sequence[str]) -> bool:
         """Say whether the last messages of a conversation match."""
-        return any(self.matches(text) for text in texts[-MESSAGES:])
+        return any(self.matches(text) for text in texts[-MESSAGES_CHECKED:])
 
     def matches(self, text: str) -> bool:
         return any(pattern.search(text) for pattern in self._patterns)
 
-    def refuses_outcome(self, outcome: Outcome) -> bool:
+    def blocks_outcome(self, outcome: Outcome) -> bool:
         """Say whether any choice of an answer matches."""
         return self.matches(outcome.text) or any(
-            self.matches(_written(choice.fields)) for choice in outcome.choices
+            self.matches(_text_in(choice.fields)) for choice in outcome.choices
         )
 
-    def refuses_value(self, value: JSON) -> bool:
+    def blocks_value(self, value: JSON) -> bool:
         """Say whether the texts in a value match, all together."""
-        return self.matches(_written(value))
+        return self.matches(_text_in(value))
 
-    def watch(self) -> "Watch":
+    def moderate_answer(self) -> "AnswerModerator":
         """Begin to look at an answer."""
-        return Watch(self)
+        return AnswerModerator(self)
 
 
-class Watch:
+class AnswerModerator:
     """Looks at an answer as it comes, each part once but for the overlap.
 
     Text goes out before it is looked at, until there is enough of it to look at: a
@@ -61,23 +61,23 @@ class Watch:
     """
 
     def __init__(self, moderation: Moderation) -> None:
-        self.refused = False
+        self.blocked = False
         self._moderation = moderation
         self._before = ""  # the end of what was looked at
         self._fresh: list[str] = []
         self._size = 0
 
-    def admit(self, pieces: Sequence[Piece]) -> Sequence[Piece]:
+    def filter(self, pieces: Sequence[AnswerPiece]) -> Sequence[AnswerPiece]:
         """Return the pieces that may be shown; ``refused`` says if that is the end."""
         for index, piece in enumerate(pieces):
-            text = piece if isinstance(piece, str) else _written(piece.fields)
+            text = piece if isinstance(piece, str) else _text_in(piece.fields)
             self._fresh.append(text)
             self._size += len(text)
-            if self._size > FRESH_MAX and self._look():
+            if self._size > UNCHECKED_MAX and self._look():
                 return pieces[:index]
         return pieces
 
-    def refuses_end(self) -> bool:
+    def blocks_end(self) -> bool:
         """Look at what is left when the answer is whole; say whether it matches."""
         return self._look()
 
@@ -86,19 +86,19 @@ class Watch:
         self._before = window[-OVERLAP:]
         self._fresh = []
         self._size = 0
-        self.refused = self._moderation.matches(window)
-        return self.refused
+        self.blocked = self._moderation.matches(window)
+        return self.blocked
 
 
-def _written(value: JSON) -> str:
+def _text_in(value: JSON) -> str:
     """Return all the text in a value, in order."""
     match value:
         case str():
             return value
         case Mapping():
-            return "".join(map(_written, value.values()))
+            return "".join(map(_text_in, value.values()))
         case Sequence():
-            return "".join(map(_written, value))
+            return "".join(map(_text_in, value))
         case _:
             return ""
 

@@ -48,7 +48,7 @@ class Delta:
         return known if self.logprobs is None else known + len(str(self.logprobs))
 
 
-Piece: TypeAlias = str | Delta
+AnswerPiece: TypeAlias = str | Delta
 
 
 @dataclass(frozen=True, slots=True)

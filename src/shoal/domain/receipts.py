@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
-SIGNED_MAX = 65_536
+RECEIPT_SIZE_MAX = 65_536
 """Bytes of a worker's receipt; real ones have some three hundred."""
 
 

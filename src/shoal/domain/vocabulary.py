@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Fault, Piece, Usage
+from shoal.domain.model_messages import ModelMessage
+from shoal.domain.outcome import AnswerPiece, Fault, Usage
 from shoal.domain.receipts import SignedReceipt
-from shoal.domain.sharing import ModelWord
-from shoal.domain.work import PLAIN, Terms, Work
-from shoal.domain.worker import Condition, Health, Offer
+from shoal.domain.work import DEFAULT_TERMS, JobTerms, Work
+from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
 
 
-class CallWord:
+class CallMessage:
     """Something about functions that are called; only some wires can express it.
 
-    The coordinator says ``PushCalls``, ``RecallCalls`` and ``GiveBlob``, a worker says
-    ``Advanced``, ``CallsReturned``, ``BlobLacked`` and ``GiveBlob``.
+    The coordinator says ``PushCalls``, ``CancelCalls`` and ``SendBlob``, a worker says
+    ``CallProgress``, ``CallsReturned``, ``BlobMissing`` and ``SendBlob``.
     """
 
     __slots__ = ()
@@ -40,7 +40,7 @@ class RunJob:
     lease: LeaseNumber
     work: Work
     continues: str = ""
-    terms: Terms = PLAIN
+    terms: JobTerms = DEFAULT_TERMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Dismiss:
     reason: str
 
 
-class LaneCall(NamedTuple):
+class StreamedCall(NamedTuple):
     """A call in a lane, by its number there; the rest is as in ``Call``."""
 
     number: int
@@ -66,7 +66,7 @@ class LaneCall(NamedTuple):
     kwargs: bytes
 
 
-class LaneReturn(NamedTuple):
+class CallResult(NamedTuple):
     """What came of a call in a lane: a value in MessagePack, or why there is none.
 
     ``error`` is the text of a traceback; empty: there is none.
@@ -78,7 +78,7 @@ class LaneReturn(NamedTuple):
 
 
 @dataclass(slots=True)
-class PushCalls(CallWord):
+class PushCalls(CallMessage):
     """Call the function of a lane, one call after the other.
 
     Not frozen, for there may be one for each call.
@@ -86,11 +86,11 @@ class PushCalls(CallWord):
 
     job_id: JobId
     lease: LeaseNumber
-    calls: list[LaneCall]
+    calls: list[StreamedCall]
 
 
 @dataclass(frozen=True, slots=True)
-class RecallCalls(CallWord):
+class CancelCalls(CallMessage):
     """Do not make these calls, or stop in the middle; nothing comes back of them."""
 
     job_id: JobId
@@ -99,14 +99,14 @@ class RecallCalls(CallWord):
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBlob(CallWord):
+class SendBlob(CallMessage):
     """Keep this: jobs that follow name it by its SHA-256 digest of 32 bytes."""
 
     digest: bytes
     data: memoryview | bytes
 
 
-Command: TypeAlias = RunJob | CancelJob | Dismiss | CallWord | ModelWord
+Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
 
 
 # Events: what a worker tells the coordinator.
@@ -121,7 +121,7 @@ class Joined:
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OffersChanged:
     """What a peer can run from now on: an offer for each model, and no others.
 
     Only on wires where one connection stands for all of a peer's models.
@@ -138,21 +138,21 @@ class Draining:
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class HealthReported:
     """How the worker's machine is doing."""
 
-    health: Health
+    health: MachineHealth
 
 
 @dataclass(frozen=True, slots=True)
-class Conditioned:
+class LoadChanged:
     """How much the worker can take has changed."""
 
-    condition: Condition
+    load: WorkerLoad
 
 
 @dataclass(slots=True)
-class Progress:
+class AnswerChunk:
     """Pieces of the answer, in order: whole characters, never empty.
 
     Not frozen, for that would double what it costs to make, and there is one for each
@@ -161,7 +161,7 @@ class Progress:
 
     job_id: JobId
     lease: LeaseNumber
-    pieces: list[Piece]
+    pieces: list[AnswerPiece]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Completed:
     lease: LeaseNumber
     finish_reason: str = "stop"
     usage: Usage | None = None  # None where the wire cannot tell
-    rest: tuple[Piece, ...] = ()
+    rest: tuple[AnswerPiece, ...] = ()
     output: str = ""
     receipt: SignedReceipt | None = None
     value: bytes = b""
@@ -185,7 +185,7 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Presented:
+class ReceiptSent:
     """A worker's receipt for a job, apart from its answer.  Nothing else is claimed."""
 
     job_id: JobId
@@ -212,7 +212,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Advanced(CallWord):
+class CallProgress(CallMessage):
     """How far a call has come: a share from 0 to 1, if it says so, and a remark."""
 
     job_id: JobId
@@ -222,7 +222,7 @@ class Advanced(CallWord):
 
 
 @dataclass(slots=True)
-class CallsReturned(CallWord):
+class CallsReturned(CallMessage):
     """What came of calls in a lane, in the order in which they ended.
 
     Not frozen, for there may be one for each call.
@@ -230,11 +230,11 @@ class CallsReturned(CallWord):
 
     job_id: JobId
     lease: LeaseNumber
-    returns: list[LaneReturn]
+    results: list[CallResult]
 
 
 @dataclass(frozen=True, slots=True)
-class BlobLacked(CallWord):
+class BlobMissing(CallMessage):
     """A worker was never given this, or has let go of it: give it, and the job anew."""
 
     digest: bytes
@@ -242,15 +242,15 @@ class BlobLacked(CallWord):
 
 Event: TypeAlias = (
     Joined
-    | Offered
+    | OffersChanged
     | Draining
-    | Reported
-    | Conditioned
-    | Progress
+    | HealthReported
+    | LoadChanged
+    | AnswerChunk
     | Completed
     | Rejected
     | Failed
-    | Presented
-    | CallWord
-    | ModelWord
+    | ReceiptSent
+    | CallMessage
+    | ModelMessage
 )

@@ -12,7 +12,7 @@ JSON: TypeAlias = (
 )
 
 
-class Kind(Enum):
+class JobKind(Enum):
     """What a job asks a worker to do."""
 
     CHAT = "chat"
@@ -20,7 +20,7 @@ class Kind(Enum):
     EMBEDDING = "embedding"
     TASK = "task"  # something with a name, whatever it takes and gives
     CALL = "call"  # a Python function, by its name
-    LANE = "lane"  # a place to call a function again and again
+    CALL_STREAM = "lane"  # a place to call a function again and again
 
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
@@ -61,7 +61,7 @@ class Feature(Enum):
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
-BEYOND_TEXT = frozenset(
+INDIVISIBLE_FEATURES = frozenset(
     {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES}
 )
 """What an answer is the outcome of as a whole, so that no other can go on with it."""
@@ -84,8 +84,8 @@ class Chat:
     options: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
-        return Kind.CHAT
+    def kind(self) -> JobKind:
+        return JobKind.CHAT
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -93,19 +93,21 @@ class Chat:
 
         Other options only colour the answer; a worker that ignores them still answers.
         """
-        wanted = _wanted(self.options)
+        wanted = _features_of(self.options)
         for message in self.messages:
             if "tool_calls" in message or message.get("role") == "tool":
                 wanted.add(Feature.TOOLS)
             content = message.get("content")
             if isinstance(content, Sequence) and not isinstance(content, str):
-                wanted.update(_PARTS[kind] for kind in _kinds(content))
+                wanted.update(
+                    _CONTENT_FEATURES[kind] for kind in _content_types(content)
+                )
         return frozenset(wanted)
 
     @property
     def text(self) -> str:
         """All that the model is to read."""
-        return "\n".join(text_of(message) for message in self.messages)
+        return "\n".join(message_text(message) for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +124,13 @@ class Completion:
     options: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
-        return Kind.COMPLETION
+    def kind(self) -> JobKind:
+        return JobKind.COMPLETION
 
     @property
     def needs(self) -> frozenset[Feature]:
         """What a worker must be able to do for the answer to be right."""
-        wanted = _wanted(self.options)
+        wanted = _features_of(self.options)
         if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str):
             wanted.add(Feature.CHOICES)  # tokens, or a text for each answer
         return frozenset(wanted)
@@ -148,8 +150,8 @@ class Embedding:
     options: Mapping[str, JSON] = field(default_factory=dict)
 
     @property
-    def kind(self) -> Kind:
-        return Kind.EMBEDDING
+    def kind(self) -> JobKind:
+        return JobKind.EMBEDDING
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -165,15 +167,15 @@ class Embedding:
 Inference: TypeAlias = Chat | Completion | Embedding
 """What a model does."""
 
-INFERENCES = frozenset({Kind.CHAT, Kind.COMPLETION, Kind.EMBEDDING})
+INFERENCE_KINDS = frozenset({JobKind.CHAT, JobKind.COMPLETION, JobKind.EMBEDDING})
 """The kinds of that."""
 
 ANY_MODEL = "*"
 """The model of a job for which any will do."""
 
-NAME_SHOWN_MAX = 64  # characters of a task's name, which may be anything
+NAME_SHOWN_MAX_LENGTH = 64  # characters of a task's name, which may be anything
 
-TASKS = "*task"
+TASK_QUEUE = "*task"
 """What stands for a model where there is none: tasks wait in one queue."""
 
 
@@ -189,12 +191,12 @@ class Task:
     payload: JSON = None
 
     @property
-    def kind(self) -> Kind:
-        return Kind.TASK
+    def kind(self) -> JobKind:
+        return JobKind.TASK
 
     @property
     def model(self) -> str:
-        return TASKS
+        return TASK_QUEUE
 
     @property
     def needs(self) -> frozenset[Feature]:
@@ -208,7 +210,7 @@ class Task:
         return given if isinstance(given, str) else ""
 
 
-CALLS = "*call"
+CALL_QUEUE = "*call"
 """What stands for a model where Python functions are called."""
 
 
@@ -232,12 +234,12 @@ class Call:
     blobs: tuple[bytes, ...] = ()
 
     @property
-    def kind(self) -> Kind:
-        return Kind.CALL
+    def kind(self) -> JobKind:
+        return JobKind.CALL
 
     @property
     def model(self) -> str:
-        return CALLS
+        return CALL_QUEUE
 
     @property
     def text(self) -> str:
@@ -246,7 +248,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class CallStream:
     """A slot of a worker, held in order to call one function again and again.
 
     The calls themselves are data: they go to the worker and come back without the pool
@@ -258,12 +260,12 @@ class Lane:
     needs: frozenset[Feature] = frozenset()
 
     @property
-    def kind(self) -> Kind:
-        return Kind.LANE
+    def kind(self) -> JobKind:
+        return JobKind.CALL_STREAM
 
     @property
     def model(self) -> str:
-        return CALLS
+        return CALL_QUEUE
 
     @property
     def text(self) -> str:
@@ -271,40 +273,40 @@ class Lane:
         return ""
 
 
-Named: TypeAlias = Task | Call | Lane
+NamedWork: TypeAlias = Task | Call | CallStream
 """What is looked for in a worker by a name that is not a model's."""
 
-Work: TypeAlias = Inference | Named
+Work: TypeAlias = Inference | NamedWork
 
-Described: TypeAlias = Inference | Task
+JsonWork: TypeAlias = Inference | Task
 """Work that is all JSON, as most wires carry it."""
 
-WORKS: Mapping[Kind, type[Work]] = {
-    Kind.CHAT: Chat,
-    Kind.COMPLETION: Completion,
-    Kind.EMBEDDING: Embedding,
-    Kind.TASK: Task,
-    Kind.CALL: Call,
-    Kind.LANE: Lane,
+WORK_TYPES: Mapping[JobKind, type[Work]] = {
+    JobKind.CHAT: Chat,
+    JobKind.COMPLETION: Completion,
+    JobKind.EMBEDDING: Embedding,
+    JobKind.TASK: Task,
+    JobKind.CALL: Call,
+    JobKind.CALL_STREAM: CallStream,
 }
 
 
-def sought(work: Work) -> str:
+def describe_target(work: Work) -> str:
     """Say what is looked for in a worker: a model or a task, in words for people."""
-    if isinstance(work, Named):
-        name = work.name[:NAME_SHOWN_MAX]
+    if isinstance(work, NamedWork):
+        name = work.name[:NAME_SHOWN_MAX_LENGTH]
         what = "task" if isinstance(work, Task) else "function"
         return f"the {what} {name!r}" if name else f"a {what} without a name"
     return "any model" if work.model == ANY_MODEL else work.model
 
 
-_PARTS: Mapping[str, Feature] = {
+_CONTENT_FEATURES: Mapping[str, Feature] = {
     "image_url": Feature.IMAGES,
     "input_audio": Feature.AUDIO,
 }
 
 
-def _wanted(options: Mapping[str, JSON]) -> set[Feature]:
+def _features_of(options: Mapping[str, JSON]) -> set[Feature]:
     asked = {
         Feature.OPTIONS: options.get("logit_bias"),
         Feature.STOP: options.get("stop"),
@@ -320,12 +322,14 @@ def _wanted(options: Mapping[str, JSON]) -> set[Feature]:
     }
 
 
-def _kinds(parts: Sequence[JSON]) -> set[str]:
+def _content_types(parts: Sequence[JSON]) -> set[str]:
     kinds = {part.get("type") for part in parts if isinstance(part, Mapping)}
-    return {kind for kind in kinds if isinstance(kind, str) and kind in _PARTS}
+    return {
+        kind for kind in kinds if isinstance(kind, str) and kind in _CONTENT_FEATURES
+    }
 
 
-def text_of(message: Mapping[str, JSON]) -> str:
+def message_text(message: Mapping[str, JSON]) -> str:
     """Return the text of a message in OpenAI's form; text parts are joined."""
     content = message.get("content")
     match content:
@@ -338,7 +342,7 @@ def text_of(message: Mapping[str, JSON]) -> str:
             return ""
 
 
-class Limit(Enum):
+class TimeLimit(Enum):
     """The time limits of a job, by what they bound."""
 
     QUEUE = "waiting in the queue"
@@ -350,7 +354,7 @@ class Limit(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TimeLimits:
     """How long a job may wait and run, in seconds."""
 
     queue: float = 30.0
@@ -369,6 +373,10 @@ class Priority(Enum):
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
+PRIORITIES: Mapping[str, Priority] = {each.name.lower(): each for each in Priority}
+"""Priorities by the names that clients give them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Webhook:
     """Where to tell that a job has ended; ``secret`` signs what is told."""
@@ -378,7 +386,7 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class JobTerms:
     """On what terms a job is done.
 
     ``user`` is for whom the owner asks: a sub-account of the owner's.  A job that is
@@ -400,7 +408,7 @@ class Terms:
     kept: bool = True  # whether it is stored
 
 
-PLAIN = Terms()
+DEFAULT_TERMS = JobTerms()
 """The terms of whoever says nothing about them."""
 
 
@@ -415,19 +423,19 @@ class Job:
 
     id: JobId
     work: Work
-    limits: Limits = Limits()
+    limits: TimeLimits = TimeLimits()
     owner: str = ""  # the name of the key that asked
     priority: Priority = Priority.NORMAL
     session: str = ""
     idempotency_key: str = ""
-    terms: Terms = PLAIN
+    terms: JobTerms = DEFAULT_TERMS
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> JobKind:
         return self.work.kind
 
     @property
-    def goes_on(self) -> bool:
+    def continues_unattended(self) -> bool:
         """Whether it is done also if nobody waits for it."""
         return self.terms.detached or bool(self.idempotency_key)
 

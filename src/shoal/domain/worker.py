@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
 
-from shoal.domain.work import ANY_MODEL, CALLS, TASKS, Feature, Kind
+from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE, Feature, JobKind
 
-CHATS = frozenset({Kind.CHAT})
+CHAT_ONLY = frozenset({JobKind.CHAT})
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A model that a worker has, and what can be done with it there.
 
     ``context`` is how many tokens a question and its answer may have together; 0 where
@@ -18,12 +18,12 @@ class Model:
     """
 
     name: str
-    kinds: frozenset[Kind] = CHATS
+    kinds: frozenset[JobKind] = CHAT_ONLY
     features: frozenset[Feature] = frozenset()
     context: int = 0
 
 
-class Device(Enum):
+class DeviceKind(Enum):
     """What sort of machine a worker is."""
 
     DESKTOP = "desktop"
@@ -31,7 +31,7 @@ class Device(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class MachineHealth:
     """How a machine is doing; None where nobody measured."""
 
     cpu: float | None = None  # percent of all processors
@@ -61,7 +61,7 @@ UNKNOWN_HARDWARE = Hardware()
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class WorkerLoad:
     """How much a worker can take now beside what it was given here, in its own words.
 
     ``unfit`` says why it should get nothing for now; empty: it may.  ``queued`` counts
@@ -78,9 +78,9 @@ class Condition:
 class Offer:
     """What a worker will run, as it declared when it joined.
 
-    ``context`` is as in ``Model``.  ``only_for`` names the keys whose jobs it takes;
-    empty: everybody's.  ``remark`` says what is odd about the declaration, for whoever
-    asks why the worker gets no work.
+    ``context`` is as in ``ServedModel``.  ``only_for`` names the keys whose jobs it
+    takes; empty: all keys.  ``remark`` says what is odd about the declaration, for
+    users who ask why the worker gets no work.
 
     ``public_key`` is what the worker signs receipts with, in hexadecimal, and empty
     where it has none; ``proven`` says that it has shown to have the other half, and
@@ -88,7 +88,7 @@ class Offer:
     its own, which may ask others in its turn.
     """
 
-    kinds: frozenset[Kind]
+    kinds: frozenset[JobKind]
     models: frozenset[str] = frozenset()
     slots: int = 1  # jobs at a time; 0: none
     features: frozenset[Feature] = frozenset()
@@ -97,7 +97,7 @@ class Offer:
     remark: str = ""
     tasks: frozenset[str] = frozenset()  # names of tasks and functions; empty: any
     streams: bool = True  # whether answers come piece by piece
-    device: Device | None = None
+    device: DeviceKind | None = None
     public_key: str = ""
     proven: bool = False
     price: str = ""  # what it would like to be paid, in its own words
@@ -107,17 +107,17 @@ class Offer:
     @property
     def queues(self) -> frozenset[str]:
         """The models under which it is looked for, with what stands for others."""
-        return _queues(self.models, self.kinds)
+        return _queues_of(self.models, self.kinds)
 
 
 # One set for all workers that are alike: thousands may be there.
 @lru_cache(1024)
-def _queues(models: frozenset[str], kinds: frozenset[Kind]) -> frozenset[str]:
+def _queues_of(models: frozenset[str], kinds: frozenset[JobKind]) -> frozenset[str]:
     beyond = set()
-    if Kind.TASK in kinds:
-        beyond.add(TASKS)
-    if Kind.CALL in kinds:
-        beyond.add(CALLS)
-    if models and not CHATS.isdisjoint(kinds):
+    if JobKind.TASK in kinds:
+        beyond.add(TASK_QUEUE)
+    if JobKind.CALL in kinds:
+        beyond.add(CALL_QUEUE)
+    if models and not CHAT_ONLY.isdisjoint(kinds):
         beyond.add(ANY_MODEL)
     return models | beyond

@@ -1,1 +1,1 @@
-"""What runs a model on a worker."""
+"""Engines: what runs models on a worker, embedded or on a model server."""

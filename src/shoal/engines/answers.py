@@ -1,18 +1,37 @@
-"""Turns the bytes of a streamed answer into its pieces."""
+"""Decodes a server's answers: streamed pieces, and embeddings.
+
+Source: OpenAI API reference, "Streaming" and "Create embeddings".  Embeddings are
+requested in base64, a quarter of the work; a server that does not know that form sends
+numbers.
+"""
+
+import base64
+import binascii
+import sys
+from array import array
 
 import msgspec
 
 from shoal.domain.errors import JobError, LimitExceeded, Unavailable
-from shoal.domain.outcome import Delta, Piece
-from shoal.engines.chunks import ABORTED, Chunk, Tally, piece_of, reason_of
-from shoal.engines.port import Finished
-from shoal.engines.refusals import UNREADABLE, failure
+from shoal.domain.outcome import AnswerPiece, Delta, Usage
+from shoal.engines.engine import Finished
+from shoal.engines.server_errors import DECODE_ERRORS, parse_problem, stream_error
 from shoal.engines.sse import EventReader
+from shoal.engines.stream_chunks import (
+    ABORTED,
+    StreamChunk,
+    StreamUsage,
+    UsageTally,
+    known_finish_reason,
+    piece_from_choice,
+)
 
-BROKEN_OFF = "the server's answer ended in the middle"
+TRUNCATED = "the server's answer ended in the middle"
 
 # llama-server sends null where it reads one of several prompts.
-_decoder: msgspec.json.Decoder[Chunk | None] = msgspec.json.Decoder(Chunk | None)
+_decoder: msgspec.json.Decoder[StreamChunk | None] = msgspec.json.Decoder(
+    StreamChunk | None
+)
 
 
 class AnswerReader:
@@ -26,20 +45,21 @@ class AnswerReader:
     def __init__(self, choices: int = 1, prompts: int = 1, secret: str = "") -> None:
         self.done = False
         self._choices = choices * prompts
-        self._tally = Tally(choices, prompts)
+        self._tally = UsageTally(choices, prompts)
         self._secret = secret
         self._events = EventReader()
         self._seen: set[int] = set()
         self._ended: set[int] = set()
         self._finish_reason: str | None = None
 
-    def feed(self, data: bytes) -> list[Piece]:
+    def feed(self, data: bytes) -> list[AnswerPiece]:
         """Take a read; return what it completes, as few pieces as keep the order.
 
-        Raises JobError if the server breaks the format, and whatever ``failure`` makes
+        Raises JobError if the server breaks the format, and whatever ``stream_error``
+        makes
         of an error that it reports.
         """
-        batch = Batch()
+        batch = PieceBatch()
         try:
             for event in self._events.feed(data):
                 if not self.done:
@@ -54,24 +74,26 @@ class AnswerReader:
         Raises Unavailable if it only broke off, and JobError if choices are missing.
         """
         if not self.done and len(self._ended) < self._choices:
-            raise Unavailable(BROKEN_OFF)
+            raise Unavailable(TRUNCATED)
         missing = self._choices - len(self._seen | self._ended)
         if self._choices > 1 and missing > 0:
             raise JobError(f"the server left out {missing} of {self._choices} choices")
-        return Finished(reason_of(self._finish_reason) or "stop", self._tally.usage())
+        return Finished(
+            known_finish_reason(self._finish_reason) or "stop", self._tally.usage()
+        )
 
-    def _take(self, event: bytes, batch: "Batch") -> None:
+    def _take(self, event: bytes, batch: "PieceBatch") -> None:
         if event == b"[DONE]":
             self.done = True
             return
         try:
             chunk = _decoder.decode(event)
-        except UNREADABLE as error:
+        except DECODE_ERRORS as error:
             raise JobError(f"the server sent no chunk of an answer: {error}") from error
         if chunk is None:
             return
-        if chunk.bad:
-            raise failure(event, self._secret)
+        if chunk.is_error:
+            raise stream_error(event, self._secret)
         several = self._choices > 1
         for choice in chunk.choices:
             if several:
@@ -81,24 +103,24 @@ class AnswerReader:
                     raise Unavailable("the server gave the answer up")
                 self._ended.add(choice.index)
                 self._finish_reason = choice.finish_reason
-            if (piece := piece_of(choice, several)) is not None:
+            if (piece := piece_from_choice(choice, several)) is not None:
                 batch.add(piece)
         if chunk.usage is not None:
             self._tally.add(chunk.usage)
 
 
-class Batch:
+class PieceBatch:
     """Pieces in their order, with neighbours joined that go on with the same text.
 
     To whoever passes them on, a piece costs far more than a character.
     """
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._pieces: list[AnswerPiece] = []
         self._texts: list[str] = []
         self._texts_of: tuple[int, str] | None = None  # None: the only choice
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: AnswerPiece) -> None:
         if isinstance(piece, str):
             if self._texts_of is not None:
                 self._flush()
@@ -116,7 +138,7 @@ class Batch:
             self._texts_of = piece.choice, name
         self._texts.append(text)
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[AnswerPiece]:
         self._flush()
         return self._pieces
 
@@ -130,3 +152,65 @@ class Batch:
                 choice, name = self._texts_of
                 self._pieces.append(Delta(choice, {name: text}))
         self._texts_of = None
+
+
+EMBEDDINGS_MAX = 256 * 1024 * 1024  # bytes: 2048 inputs of 4096 numbers, written out
+FLOAT_SIZE = 4  # bytes
+
+
+class EmbeddingItem(msgspec.Struct, frozen=True):
+    embedding: list[float] | str
+    index: int
+
+
+class EmbeddingList(msgspec.Struct, frozen=True):
+    data: list[EmbeddingItem]
+    usage: StreamUsage | None = None
+
+
+def decode_embeddings(
+    body: bytes, inputs: int, secret: str = ""
+) -> tuple[list[Delta], Usage | None]:
+    """Return a piece for each of so many ``inputs``, in their order.
+
+    Raises JobError if these are no such vectors, and whatever ``stream_error`` makes
+    of an
+    error in their place.
+    """
+    try:
+        answer = msgspec.json.decode(body, type=EmbeddingList)
+    except DECODE_ERRORS as error:
+        if parse_problem(body) is not None:
+            raise stream_error(body, secret) from error
+        raise JobError(f"the server sent no embeddings: {error}") from error
+    if sorted(vector.index for vector in answer.data) != list(range(inputs)):
+        raise JobError(f"the server sent {len(answer.data)} embeddings for {inputs}")
+    pieces = [
+        Delta(vector.index, {"embedding": encode_vector(vector.embedding)})
+        for vector in sorted(answer.data, key=lambda vector: vector.index)
+    ]
+    tokens = answer.usage
+    if tokens is None or not tokens.plausible:
+        return pieces, None
+    return pieces, Usage(tokens.prompt_tokens, 0)
+
+
+def encode_vector(vector: list[float] | str) -> str:
+    """Return float32 numbers, little-endian, in base64.
+
+    Raises JobError if the text is not that, or there are no numbers.
+    """
+    if isinstance(vector, str):
+        try:
+            size = len(base64.b64decode(vector, validate=True))
+        except binascii.Error as error:
+            raise JobError(f"the server sent an embedding: {error}") from error
+        if not size or size % FLOAT_SIZE:
+            raise JobError(f"the server sent an embedding of {size} bytes")
+        return vector
+    if not vector:
+        raise JobError("the server sent an embedding without numbers")
+    numbers = array("f", vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()

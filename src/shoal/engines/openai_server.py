@@ -1,4 +1,4 @@
-"""An engine that is a server elsewhere: anything that speaks OpenAI's protocol.
+"""The engine of a model server: anything that speaks OpenAI's protocol.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion", "Create
 embeddings", "Streaming" and "List models".
@@ -8,7 +8,7 @@ import asyncio
 import base64
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -19,37 +19,84 @@ from shoal.domain.errors import (
     ShoalError,
     Unavailable,
 )
-from shoal.domain.work import INFERENCES, Embedding, Inference
-from shoal.domain.worker import Model
-from shoal.engines.answers import AnswerReader
-from shoal.engines.catalog import Catalog, Listed, NoList, Question, Reply
-from shoal.engines.embeddings import ANSWER_MAX, read_vectors
-from shoal.engines.flavours import UNKNOWN, Flavour, describe
-from shoal.engines.port import Finished, Item
-from shoal.engines.reaching import read_some, reason_of, split_url
-from shoal.engines.refusals import NotServed, failure, read_problem, refusal
-from shoal.engines.requests import (
-    Request,
-    choices_in,
-    prompts_in,
-    refuse_ignored,
-    request_of,
+from shoal.domain.work import INFERENCE_KINDS, Embedding, Inference
+from shoal.domain.worker import ServedModel
+from shoal.engines.answers import EMBEDDINGS_MAX, AnswerReader, decode_embeddings
+from shoal.engines.catalog import (
+    ListedModel,
+    NoModelList,
+    ServerCatalog,
+    ServerQuery,
+    ServerReply,
 )
-from shoal.engines.trials import Doubts, trial_of
+from shoal.engines.engine import Finished, Item
+from shoal.engines.requests import (
+    EngineRequest,
+    choice_count,
+    openai_request,
+    prompt_count,
+    reject_ignored_options,
+)
+from shoal.engines.server_errors import (
+    NotServed,
+    RefusedWork,
+    minimal_job,
+    parse_problem,
+    refusal_error,
+    stream_error,
+)
+from shoal.engines.server_kinds import UNKNOWN, ServerKind, describe_model
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Return the base URL, and the user and password that stood in it.
+
+    Raises ConfigError if it cannot be asked.
+    """
+    expected = "expected http://HOST:PORT/v1"
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port  # the port raises if it is none
+    except ValueError as error:
+        raise ConfigError(f"engine URL: {error}; {expected}") from error
+    if parts.scheme not in ("http", "https") or not host:
+        raise ConfigError(f"engine URL: {expected}")
+    userinfo, _, place = parts.netloc.rpartition("@")
+    return f"{parts.scheme}://{place}{parts.path.rstrip('/') or '/v1'}", userinfo
+
+
+async def read_prefix(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    """Return the body, or its first ``limit`` bytes."""
+    body = bytearray()
+    async for data in response.content.iter_any():
+        body += data
+        if len(body) >= limit:
+            break
+    return bytes(body[:limit])
+
+
+def describe_client_error(error: aiohttp.ClientError) -> str:
+    """Return why a server could not be asked."""
+    if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
+        error.os_error, ConnectionRefusedError
+    ):
+        return "connection refused"  # the commonest, which aiohttp makes a puzzle of
+    return str(error)
+
 
 CONNECT_LIMIT = 10.0  # seconds
 LIST_LIMIT = 30.0  # seconds for the first look at a server, which may be busy
 TRIAL_LIMIT = 3.0  # seconds
 LIST_MAX = 4 * 1024 * 1024  # bytes
 REPLY_MAX = 64 * 1024  # bytes of a refusal that are read
-KEEP = 2.0  # seconds a connection is kept for the next job: less than servers do
+KEEPALIVE = 2.0  # seconds a connection is kept for the next job: less than servers do
 STALE_MAX = 2  # kept connections in a row that may turn out to be closed
-LARGE = 1024 * 1024  # bytes that are decoded beside the loop
+DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded beside the loop
 
 LATEST = ":latest"  # Ollama answers to a name without it
 
-NO_LIST = frozenset({404, 405})  # a small server may not list its models
-JSON = {"Content-Type": "application/json"}
+NO_LIST_STATUSES = frozenset({404, 405})  # a small server may not list its models
+JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class OpenAIEngine:
@@ -79,26 +126,26 @@ class OpenAIEngine:
             self._headers["Authorization"] = f"Basic {login}"
             self._secret = unquote(userinfo).partition(":")[2]
         self._session: aiohttp.ClientSession | None = None
-        self._catalog: Catalog | None = None
-        self._listed: dict[str, Listed] = {}
-        self._doubts = Doubts()
+        self._catalog: ServerCatalog | None = None
+        self._listed: dict[str, ListedModel] = {}
+        self._doubts = RefusedWork()
 
     @property
-    def models(self) -> Sequence[Model]:
-        models = (self._doubts.without(each.model) for each in self._listed.values())
+    def models(self) -> Sequence[ServedModel]:
+        models = (self._doubts.supported(each.model) for each in self._listed.values())
         return [model for model in models if model is not None]
 
     @property
-    def flavour(self) -> Flavour | None:
+    def server_kind(self) -> ServerKind | None:
         """What kind of server it is, once that is known."""
-        return self._catalog.flavour if self._catalog is not None else None
+        return self._catalog.server_kind if self._catalog is not None else None
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
             # How long an answer may take is for whoever waits for it to say.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
         )
         try:
             async with asyncio.timeout(LIST_LIMIT):
@@ -117,14 +164,16 @@ class OpenAIEngine:
             raise ConfigError(f"{self.url} has no models: give it one to run")
 
     async def refresh(self) -> None:
-        catalog = self._catalog or Catalog(self._ask)
+        catalog = self._catalog or ServerCatalog(self._ask)
         try:
-            listed = await catalog.look()
-        except NoList as error:
-            if error.status not in NO_LIST or not self._names:
+            listed = await catalog.refresh()
+        except NoModelList as error:
+            if error.status not in NO_LIST_STATUSES or not self._names:
                 self._catalog = None
                 raise
-            listed = [Listed(describe(UNKNOWN, name), name) for name in self._names]
+            listed = [
+                ListedModel(describe_model(UNKNOWN, name), name) for name in self._names
+            ]
         except BaseException:
             # What answers there next may be another server.
             self._catalog = None
@@ -141,11 +190,13 @@ class OpenAIEngine:
         assert not continues, "going on is not offered"
         if self._session is None:
             raise Unavailable("the engine is not running")
-        if (flavour := self.flavour) is not None:
-            refuse_ignored(work, flavour)
+        if (flavour := self.server_kind) is not None:
+            reject_ignored_options(work, flavour)
         listed = self._find(work.model)
-        request = request_of(work, listed.id if listed is not None else work.model)
-        answer = AnswerReader(choices_in(work.options), prompts_in(work), self._secret)
+        request = openai_request(work, listed.id if listed is not None else work.model)
+        answer = AnswerReader(
+            choice_count(work.options), prompt_count(work), self._secret
+        )
         try:
             async with await self._post(self._session, request) as response:
                 try:
@@ -166,11 +217,11 @@ class OpenAIEngine:
                         response.close()
         except NotServed as error:
             if listed is not None:
-                kinds = INFERENCES if error.model else frozenset({work.kind})
+                kinds = INFERENCE_KINDS if error.model else frozenset({work.kind})
                 self._doubts.add(listed.model.name, kinds)
             raise
         except aiohttp.ClientError as error:
-            raise Unavailable(f"{self.url}: {reason_of(error)}") from error
+            raise Unavailable(f"{self.url}: {describe_client_error(error)}") from error
         yield answer.finished()
 
     async def close(self) -> None:
@@ -178,7 +229,7 @@ class OpenAIEngine:
             await self._session.close()
             self._session = None
 
-    def _find(self, name: str) -> Listed | None:
+    def _find(self, name: str) -> ListedModel | None:
         """Return the model that the server takes ``name`` for."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
@@ -186,18 +237,18 @@ class OpenAIEngine:
         self, response: aiohttp.ClientResponse, inputs: int
     ) -> list[Item]:
         await self._check(response, "application/json")
-        body = await read_some(response, ANSWER_MAX + 1)
-        if len(body) > ANSWER_MAX:
-            raise JobError(f"the engine sent more than {ANSWER_MAX} bytes")
-        if len(body) > LARGE:
-            read = asyncio.to_thread(read_vectors, body, inputs, self._secret)
+        body = await read_prefix(response, EMBEDDINGS_MAX + 1)
+        if len(body) > EMBEDDINGS_MAX:
+            raise JobError(f"the engine sent more than {EMBEDDINGS_MAX} bytes")
+        if len(body) > DECODE_INLINE_MAX:
+            read = asyncio.to_thread(decode_embeddings, body, inputs, self._secret)
             pieces, usage = await read
         else:
-            pieces, usage = read_vectors(body, inputs, self._secret)
+            pieces, usage = decode_embeddings(body, inputs, self._secret)
         return [*pieces, Finished("stop", usage)]
 
     async def _post(
-        self, session: aiohttp.ClientSession, request: Request
+        self, session: aiohttp.ClientSession, request: EngineRequest
     ) -> aiohttp.ClientResponse:
         """Send a job; return the answer's head.
 
@@ -209,7 +260,7 @@ class OpenAIEngine:
                 return await session.post(
                     f"{self.url}{request.path}",
                     data=request.body,
-                    headers=JSON,
+                    headers=JSON_HEADERS,
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectorError:
@@ -223,33 +274,33 @@ class OpenAIEngine:
         """Let only an answer of the type that is expected pass."""
         type_ = response.content_type
         if response.status != 200:
-            raise refusal(
+            raise refusal_error(
                 response.status,
                 type_,
-                await read_some(response, REPLY_MAX),
+                await read_prefix(response, REPLY_MAX),
                 retry_after=response.headers.get("Retry-After", ""),
                 secret=self._secret,
             )
         if type_ != expected:
-            body = await read_some(response, REPLY_MAX)
-            if "json" in type_ and read_problem(body) is not None:
-                raise failure(body, self._secret)
+            body = await read_prefix(response, REPLY_MAX)
+            if "json" in type_ and parse_problem(body) is not None:
+                raise stream_error(body, self._secret)
             raise JobError(f"the engine sent {type_}, expected {expected}")
 
-    async def _ask(self, question: Question) -> Reply:
+    async def _ask(self, question: ServerQuery) -> ServerReply:
         if self._session is None:
             raise Unavailable("the engine is not running")
-        url = self.url.removesuffix("/v1") if question.own else self.url
+        url = self.url.removesuffix("/v1") if question.native else self.url
         try:
             async with self._session.request(
                 "GET" if question.body is None else "POST",
                 f"{url}{question.path}",
                 data=question.body,
-                headers=JSON if question.body is not None else {},
+                headers=JSON_HEADERS if question.body is not None else {},
                 allow_redirects=False,
             ) as response:
-                body = await read_some(response, LIST_MAX)
-                return Reply(
+                body = await read_prefix(response, LIST_MAX)
+                return ServerReply(
                     response.status,
                     body.replace(self._secret.encode(), b"...")
                     if self._secret
@@ -258,17 +309,19 @@ class OpenAIEngine:
                     response.headers.get("Server", ""),
                 )
         except aiohttp.ClientError as error:
-            raise Unavailable(f"it cannot be reached: {reason_of(error)}") from error
+            raise Unavailable(
+                f"it cannot be reached: {describe_client_error(error)}"
+            ) from error
 
     async def _try_doubtful(self) -> None:
         """Find out whether what was refused lately works now."""
-        self._doubts.keep(self._listed)
+        self._doubts.retain(self._listed)
         for name, kind in self._doubts.due():
             self._doubts.add(name, (kind,))
             try:
                 async with (
                     asyncio.timeout(TRIAL_LIMIT),
-                    aclosing(self.run(trial_of(name, kind))) as items,
+                    aclosing(self.run(minimal_job(name, kind))) as items,
                 ):
                     await anext(items)
             except (InvalidRequest, TimeoutError):

@@ -1,4 +1,4 @@
-"""Writes a job as the request that an OpenAI-compatible server takes.
+"""Encodes a job as the request of an OpenAI-compatible server or of llama.cpp.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion" and "Create
 embeddings".
@@ -6,23 +6,24 @@ embeddings".
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.domain.work import JSON, Chat, Completion, Embedding, Inference
-from shoal.engines.flavours import Flavour
+from shoal.domain.work import JSON, Chat, Completion, Embedding, Inference, message_text
+from shoal.engines.server_kinds import ServerKind
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class EngineRequest:
     """What is posted: the path below the base URL, and the body."""
 
     path: str
     body: bytes
 
 
-def request_of(work: Inference, model: str) -> Request:
+def openai_request(work: Inference, model: str) -> EngineRequest:
     """Return the job as a request to ``model``, streamed if it can be."""
     body: dict[str, object] = {**work.options, "model": model}
     match work:
@@ -30,7 +31,7 @@ def request_of(work: Inference, model: str) -> Request:
             # The other form is far larger, and servers that do not know this one send
             # the other.
             body |= {"input": work.inputs, "encoding_format": "base64"}
-            return Request("/embeddings", msgspec.json.encode(body))
+            return EngineRequest("/embeddings", msgspec.json.encode(body))
         case Chat():
             path = "/chat/completions"
             body["messages"] = work.messages
@@ -42,16 +43,16 @@ def request_of(work: Inference, model: str) -> Request:
         body["max_tokens"] = work.max_tokens
     if work.temperature is not None:
         body["temperature"] = work.temperature
-    return Request(path, msgspec.json.encode(body))
+    return EngineRequest(path, msgspec.json.encode(body))
 
 
-def choices_in(options: Mapping[str, JSON]) -> int:
+def choice_count(options: Mapping[str, JSON]) -> int:
     """Return how many answers to each prompt are asked for."""
     n = options.get("n")
     return n if isinstance(n, int) and n > 1 else 1
 
 
-def prompts_in(work: Inference) -> int:
+def prompt_count(work: Inference) -> int:
     """Return how many prompts there are: a list of numbers is one, in tokens."""
     prompt = work.prompt if isinstance(work, Completion) else ""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
@@ -60,9 +61,66 @@ def prompts_in(work: Inference) -> int:
     return 1
 
 
-def refuse_ignored(work: Inference, flavour: Flavour) -> None:
+def reject_ignored_options(work: Inference, flavour: ServerKind) -> None:
     """Raise InvalidRequest for an option that the server would pass over in silence."""
     for option in flavour.ignores & work.options.keys():
         value = work.options[option]
         if value is True or value not in (None, False, "", 1, {}):
             raise InvalidRequest(f"{flavour.name} does not know {option!r}", option)
+
+
+# What the engine decides; an option of that name would contradict it.
+RESERVED = frozenset(
+    {
+        *("messages", "prompt", "input", "model", "stream", "stream_options"),
+        *("temperature", "max_tokens", "max_completion_tokens", "n_predict"),
+        *("add_generation_prompt", "continue_final_message", "return_progress"),
+        *("encoding_format",),
+    }
+)
+# What llama.cpp passes over in silence, so that it would answer another request.
+UNSUPPORTED = ("tools", "functions", "echo", "suffix", "best_of", "dimensions")
+
+
+def llama_request(work: Inference) -> dict[str, Any]:
+    """Return the job as llama.cpp wants it, but for its limit of tokens.
+
+    Raises InvalidRequest for what it cannot do.
+    """
+    for option in UNSUPPORTED:
+        if work.options.get(option) not in (None, False, "", []):
+            raise InvalidRequest(
+                f"the embedded engine does not know {option!r}", option
+            )
+    request: dict[str, Any] = {
+        name: value for name, value in work.options.items() if name not in RESERVED
+    }
+    match work:
+        case Embedding():
+            return request | {"input": list(work.inputs), "encoding_format": "base64"}
+        case Chat():
+            request["messages"] = [plain_message(message) for message in work.messages]
+        case Completion():
+            request["prompt"] = work.prompt
+    if work.options.get("logprobs") is True:
+        request.setdefault("top_logprobs", 1)  # its own default is 20
+    if work.temperature is not None:
+        request["temperature"] = work.temperature
+    return request
+
+
+def plain_message(message: Mapping[str, JSON]) -> dict[str, JSON]:
+    """Return the message with its parts joined to one text.
+
+    Raises InvalidRequest if a part is none: to leave it out would answer another
+    question.
+    """
+    content = message.get("content")
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        for part in content:
+            kind = part.get("type") if isinstance(part, Mapping) else part
+            if kind != "text":
+                raise InvalidRequest(
+                    f"this model reads text only, and not {kind!r:.40}", "messages"
+                )
+    return {**message, "content": message_text(message)}

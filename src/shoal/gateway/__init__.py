@@ -1,1 +1,1 @@
-"""HTTP: what clients, operators and browsers talk to."""
+"""HTTP: the API that clients, operators, browsers and monitoring use."""

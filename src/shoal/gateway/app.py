@@ -7,54 +7,43 @@ from typing import TypeAlias
 from aiohttp import web
 
 from shoal.domain.errors import ShoalError
-from shoal.gateway import (
-    admin,
-    admin_accounts,
-    admin_jobs,
-    admin_keys,
-    admin_nodes,
-    admin_tokens,
-    blobs,
-    calls,
-    description,
-    dispatch,
-    grandsage,
-    health,
-    metrics,
-    openai,
-    problems,
-    receipts,
-    results,
-    tasks,
+from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
+from shoal.gateway.admin import accounts, credentials, jobs, status
+from shoal.gateway.context import Gateway
+from shoal.gateway.http import errors
+from shoal.gateway.http.access import CALLER
+from shoal.gateway.http.request_record import (
+    RequestRecord,
+    begin_record,
+    log_request,
+    record_of,
 )
-from shoal.gateway.access import CALLER
-from shoal.gateway.metrics import Metrics
-from shoal.gateway.parts import Gateway
-from shoal.gateway.record import Record, begin, record_of
-from shoal.gateway.request_log import log_request
+from shoal.gateway.jobs import receipts
+from shoal.gateway.monitoring import PrometheusMetrics
+from shoal.gateway.openai import endpoints
 
 __all__ = ["Gateway", "make_app"]
 
 RESPONSE_TIMEOUT = 120.0  # seconds to read an answer that is sent in one piece
-UPGRADED = 101
-LEFT = 499  # nginx's status for a client that went before it was answered
+SWITCHING_PROTOCOLS = 101
+CLIENT_CLOSED = 499  # nginx's status for a client that went before it was answered
 
-FACES = (
-    openai,
-    results,
-    blobs,
-    tasks,
-    grandsage,
-    dispatch,
-    receipts,
-    admin,
-    admin_jobs,
-    admin_keys,
-    admin_tokens,
-    admin_accounts,
-    admin_nodes,
-    health,
-    description,
+ROUTES = (
+    endpoints.routes,
+    endpoints.result_routes,
+    calls.blob_routes,
+    calls.function_routes,
+    grandsage.routes,
+    dispatch.routes,
+    receipts.routes,
+    status.routes,
+    status.node_routes,
+    jobs.routes,
+    credentials.routes,
+    credentials.token_routes,
+    accounts.routes,
+    monitoring.health_routes,
+    openapi.openapi_routes,
 )
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,63 +54,63 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     Serve it with ``handler_cancellation``: a client that leaves must end its job.
     """
-    counts = Metrics(gateway.hub.pool)
-    gateway.hub.watch(counts.saw_fact)
+    counts = PrometheusMetrics(gateway.hub.pool)
+    gateway.hub.subscribe(counts.count_fact)
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
-        if wanted == "websocket" and request.path != calls.PATH:
-            return await _upgraded(request, upgrade)
-        record = begin(request, gateway.clock.now())
-        status = LEFT
+        if wanted == "websocket" and request.path != calls.CALLS_PATH:
+            return await _handle_upgrade(request, upgrade)
+        record = begin_record(request, gateway.clock.now())
+        status = CLIENT_CLOSED
         try:
-            response = await _handled(request, record, handler)
+            response = await _handle(request, record, handler)
             status = response.status
         finally:
-            gateway.bodies.let_go(request)
+            gateway.bodies.release(request)
             if record.upgraded:
-                status = UPGRADED
+                status = SWITCHING_PROTOCOLS
             now = gateway.clock.now()
-            log_request(request, record, status, now - record.began)
+            log_request(request, record, status, now - record.started_at)
             known = gateway.hub.pool.roster.with_model
-            counts.saw_request(request, record, status, now, known)
+            counts.observe_request(request, record, status, now, known)
         return response
 
     app = web.Application(middlewares=[answer])
     app.on_response_prepare.append(_add_headers)
-    for face in FACES:
-        app.add_routes(face.routes(gateway))
-    app.add_routes(calls.routes(gateway, counts.saw_calls))
-    app.add_routes(metrics.routes(gateway, counts))
+    for routes in ROUTES:
+        app.add_routes(routes(gateway))
+    app.add_routes(calls.routes(gateway, counts.count_calls))
+    app.add_routes(monitoring.metrics_routes(gateway, counts))
     return app
 
 
-async def _handled(
-    request: web.Request, record: Record, handler: Handler
+async def _handle(
+    request: web.Request, record: RequestRecord, handler: Handler
 ) -> web.StreamResponse:
     """Answer a request, with an error if need be."""
     try:
         response = await handler(request)
     except ShoalError as error:
-        record.error = problems.problem(error).code
-        response = problems.response(error, problems.form_at(request.path))
+        record.error = errors.error_status(error).code
+        response = errors.error_response(error, errors.error_format(request.path))
     except web.HTTPException as error:
-        record.error = problems.http_code(error)
-        response = problems.http_response(request, error)
+        record.error = errors.http_error_code(error)
+        response = errors.http_error_response(request, error)
     if not response.prepared:
         await _send(request, response)
     return response
 
 
-async def _upgraded(request: web.Request, upgrade: Handler) -> web.StreamResponse:
-    begin(request, 0.0)
+async def _handle_upgrade(request: web.Request, upgrade: Handler) -> web.StreamResponse:
+    begin_record(request, 0.0)
     try:
         return await upgrade(request)
     except ShoalError as error:
-        return problems.response(error)
+        return errors.error_response(error)
     except web.HTTPException as error:
-        return problems.http_response(request, error)
+        return errors.http_error_response(request, error)
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:

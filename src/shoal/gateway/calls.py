@@ -1,36 +1,50 @@
-"""``/v1/calls``: functions called over a WebSocket, many at a time (docs/tasks.md)."""
+"""Function calls over HTTP: the functions, a WebSocket to call them, and large values.
+
+``/v1/tasks`` lists functions, ``/v1/calls`` is a WebSocket for many calls at a time
+(docs/tasks.md), and ``/v1/blobs`` holds large values by the SHA-256 of their bytes.
+"""
 
 import asyncio
+import re
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import partial
 
+import msgspec
 from aiohttp import WSMsgType, web
 
+from shoal.calls.messages import decode_items
+from shoal.calls.send_queue import SendQueue
+from shoal.calls.session import CallSession, CountCalls
+from shoal.coordinator.answer_reader import AnswerStream
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import ClientError, InvalidRequest
-from shoal.gateway.call_items import read_items
-from shoal.gateway.calls_desk import Count, Desk
-from shoal.gateway.parts import Gateway
-from shoal.gateway.record import record_of
-from shoal.gateway.unread import Unread
+from shoal.domain.work import CALL_QUEUE, Feature, Job, JobKind, Policy
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import Access, ApiCaller
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import json_response
+from shoal.store.blobs import BLOB_MAX, blob_not_found
 
-PATH = "/v1/calls"
+CALLS_PATH = "/v1/calls"
 MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: what workers of any wire take, about
 PING_EVERY = 20.0  # seconds
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the client's half of the closing handshake
-TOO_SLOW = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
-WRONG = 1007
-TOO_MUCH = "the client leaves too much unread"
+POLICY_VIOLATION = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
+INVALID_DATA = 1007
+QUEUE_OVERFLOW = "the client leaves too much unread"
 
 
-def routes(gateway: Gateway, count: Count) -> list[web.RouteDef]:
+def routes(gateway: Gateway, count: CountCalls) -> list[web.RouteDef]:
     """Return the path of this face; ``count`` is told of calls that have ended."""
-    return [web.get(PATH, partial(_calls, gateway, count), allow_head=False)]
+    return [web.get(CALLS_PATH, partial(open_calls, gateway, count), allow_head=False)]
 
 
-async def _calls(
-    gateway: Gateway, count: Count, request: web.Request
+async def open_calls(
+    gateway: Gateway, count: CountCalls, request: web.Request
 ) -> web.StreamResponse:
-    caller = await gateway.access.admit(request, Scope.USE)
+    caller = await gateway.access.authorize(request, Scope.USE)
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
         heartbeat=PING_EVERY,
@@ -38,14 +52,26 @@ async def _calls(
         compress=False,
     )
     if not socket.can_prepare(request):
-        raise InvalidRequest(f"{PATH} is a WebSocket: connect with ws:// or wss://")
+        raise InvalidRequest(
+            f"{CALLS_PATH} is a WebSocket: connect with ws:// or wss://"
+        )
     await socket.prepare(request)
     record_of(request).upgraded = True
     async with asyncio.TaskGroup() as tasks:
-        unread = Unread()
-        desk = Desk(gateway, caller, tasks.create_task, unread, count)
+        unread = SendQueue()
+        desk = CallSession(
+            gateway.hub,
+            gateway.clock,
+            _ClientAccess(gateway.access, caller),
+            gateway.prices.price(Policy.FAST, JobKind.CALL),
+            tasks.create_task,
+            unread,
+            count,
+        )
         writing = tasks.create_task(_write(socket, unread))
-        watching = tasks.create_task(_watch(socket, unread, request.transport))
+        watching = tasks.create_task(
+            _close_on_overflow(socket, unread, request.transport)
+        )
         try:
             await _read(socket, desk)
         finally:
@@ -55,40 +81,63 @@ async def _calls(
     return socket
 
 
-async def _read(socket: web.WebSocketResponse, desk: Desk) -> None:
+@dataclass(frozen=True, slots=True)
+class _ClientAccess:
+    """The access of one HTTP client, as its call session needs it."""
+
+    access: Access
+    caller: ApiCaller
+
+    @property
+    def name(self) -> str:
+        return self.caller.name
+
+    def ensure_active(self) -> None:
+        self.access.ensure_active(self.caller)
+
+    def count_call(self) -> None:
+        self.access.count_call(self.caller)
+
+    def submit(self, job: Job) -> AbstractAsyncContextManager[AnswerStream]:
+        return self.access.submit(job, self.caller)
+
+
+async def _read(socket: web.WebSocketResponse, desk: CallSession) -> None:
     """Take what the client says until it has left, or is sent away."""
     while True:
         message = await socket.receive()
         if message.type is not WSMsgType.BINARY:
             if message.type is WSMsgType.TEXT:
-                await _close(socket, WRONG, "expected MessagePack in binary messages")
+                await _close(
+                    socket, INVALID_DATA, "expected MessagePack in binary messages"
+                )
             return
         try:
-            desk.take(read_items(message.data))
+            desk.receive(decode_items(message.data))
         except ClientError as error:
-            await _close(socket, WRONG, str(error))
+            await _close(socket, INVALID_DATA, str(error))
             return
 
 
-async def _write(socket: web.WebSocketResponse, unread: Unread) -> None:
+async def _write(socket: web.WebSocketResponse, unread: SendQueue) -> None:
     """Tell the client what there is to tell, as fast as it reads."""
     try:
         while True:
-            await socket.send_bytes(await unread.take())
+            await socket.send_bytes(await unread.next_message())
     except ConnectionError:
         pass  # the client is gone, which the reader finds out for itself
 
 
-async def _watch(
+async def _close_on_overflow(
     socket: web.WebSocketResponse,
-    unread: Unread,
+    unread: SendQueue,
     transport: asyncio.Transport | None,
 ) -> None:
     """Send a client away that does not read, whether it hears of it or not."""
-    await unread.full()
+    await unread.wait_overflow()
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
-            await _close(socket, TOO_SLOW, TOO_MUCH)
+            await _close(socket, POLICY_VIOLATION, QUEUE_OVERFLOW)
     except (TimeoutError, ConnectionError):
         pass
     finally:
@@ -98,3 +147,127 @@ async def _watch(
 
 async def _close(socket: web.WebSocketResponse, code: int, text: str) -> None:
     await socket.close(code=code, message=text.encode()[:123])
+
+
+NAMES_MAX = 10_000  # functions in one answer; of more, the first by name
+
+
+class FunctionInfo(msgspec.Struct, frozen=True):
+    """A function, how many workers have it, and how many calls they take at a time."""
+
+    name: str
+    workers: int
+    slots: int
+
+
+class FunctionList(msgspec.Struct, frozen=True):
+    """The functions by name.
+
+    ``workers`` and ``slots`` are of all that call functions, ``code`` says how many of
+    these workers run code that is sent along, and ``unnamed`` how many do not say which
+    functions they have.
+    """
+
+    tasks: list[FunctionInfo]
+    workers: int
+    slots: int
+    code: int
+    unnamed: int
+
+
+def function_routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the path of this face."""
+    return [web.get("/v1/tasks", partial(list_functions, gateway))]
+
+
+async def list_functions(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.READ)
+    found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
+    offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
+    workers: Counter[str] = Counter()
+    slots: Counter[str] = Counter()
+    for offer in offers:
+        for name in offer.tasks:
+            workers[name] += 1
+            slots[name] += offer.slots
+    functions = [
+        FunctionInfo(name, workers[name], slots[name])
+        for name in sorted(workers)[:NAMES_MAX]
+    ]
+    features = [offer.features for offer in offers]
+    return json_response(
+        FunctionList(
+            functions,
+            len(offers),
+            sum(offer.slots for offer in offers),
+            sum(Feature.CODE in each for each in features),
+            sum(
+                not offer.tasks and Feature.VALUES not in offer.features
+                for offer in offers
+            ),
+        )
+    )
+
+
+BLOB_PATH = "/v1/blobs/{digest}"
+PIECE = 1 << 18  # bytes that are read and written at a time
+PIECE_TIMEOUT = 60.0  # seconds that a client may take to read as much
+BYTES_TYPE = "application/octet-stream"
+_DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+def blob_routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the path of this face."""
+    return [
+        web.head(BLOB_PATH, partial(check_blob, gateway)),
+        web.get(BLOB_PATH, partial(fetch_blob, gateway), allow_head=False),
+        web.put(BLOB_PATH, partial(store_blob, gateway)),
+    ]
+
+
+async def check_blob(gateway: Gateway, request: web.Request) -> web.Response:
+    """Say whether a value is here, which keeps it here for a while."""
+    await gateway.access.authorize(request, Scope.USE)
+    digest = _digest_in(request)
+    if gateway.hub.blobs.missing([digest]):
+        raise blob_not_found(digest)
+    return web.Response(content_type=BYTES_TYPE)
+
+
+async def fetch_blob(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+    # Who knows the digest of a value was told it, or has the value.
+    await gateway.access.authorize(request, Scope.READ)
+    data = await gateway.hub.blobs.read(_digest_in(request))
+    response = web.StreamResponse()
+    response.content_type = BYTES_TYPE
+    response.content_length = len(data)
+    await response.prepare(request)
+    # Piece by piece, for it is a file that may not be in memory.
+    try:
+        for begin in range(0, len(data), PIECE):
+            async with asyncio.timeout(PIECE_TIMEOUT):
+                await response.write(data[begin : begin + PIECE])
+        await response.write_eof()
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()
+    except ConnectionError:
+        pass  # the client is gone
+    return response
+
+
+async def store_blob(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.USE)
+    digest = _digest_in(request)
+    data = await gateway.bodies.read(request, BLOB_MAX)
+    await gateway.hub.blobs.keep(data, digest)
+    return web.Response(status=204)
+
+
+def _digest_in(request: web.Request) -> bytes:
+    text = request.match_info["digest"]
+    if _DIGEST.fullmatch(text) is None:
+        raise InvalidRequest(
+            "a value is named by its SHA-256, in 64 hexadecimal digits", "digest"
+        )
+    return bytes.fromhex(text)

@@ -10,25 +10,27 @@ from aiohttp import web
 
 from shoal.domain.credentials import Scope
 from shoal.domain.errors import Unauthorized
-from shoal.gateway import committing, job_events, jobs, quotes, trust
-from shoal.gateway.access import OPEN, Caller
-from shoal.gateway.parts import Gateway
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
+from shoal.gateway.jobs import endpoints, events, pairing, quotes, submit_job
 
 WIRE = "dispatch"
 
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     """Return the paths of this face."""
-    enter = partial(_enter, gateway)
-    parts = (quotes, committing, jobs, job_events, trust)
+    enter = partial(_authorize, gateway)
+    parts = (quotes, submit_job, endpoints, events, pairing)
     return [route for part in parts for route in part.routes(gateway, enter)]
 
 
-async def _enter(gateway: Gateway, request: web.Request, needed: Scope) -> Caller:
+async def _authorize(
+    gateway: Gateway, request: web.Request, needed: Scope
+) -> ApiCaller:
     """Let callers in; the original's clients show no key."""
-    stranger = OPEN if WIRE in gateway.anonymous else None
+    stranger = ANONYMOUS_KEY if WIRE in gateway.anonymous else None
     try:
-        return await gateway.access.admit(request, needed, stranger=stranger)
+        return await gateway.access.authorize(request, needed, anonymous=stranger)
     except Unauthorized as error:
         if "Authorization" in request.headers:
             raise

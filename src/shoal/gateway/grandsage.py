@@ -34,29 +34,35 @@ from shoal.domain.errors import (
     UnknownModel,
     WorkerLost,
 )
-from shoal.domain.moderation import REFUSED
-from shoal.domain.outcome import Piece
-from shoal.domain.work import JSON, Chat, text_of
-from shoal.gateway import javascript, problems
-from shoal.gateway.access import Caller
-from shoal.gateway.asking import job_of
-from shoal.gateway.chat_body import MESSAGES_MAX
-from shoal.gateway.decoding import MODEL_MAX, TOKENS_MAX
-from shoal.gateway.parts import Gateway
-from shoal.gateway.record import record_of
-from shoal.gateway.stream import ClientGone, relay, write
-from shoal.gateway.text import encode_text, well_formed
+from shoal.domain.moderation import BLOCKED
+from shoal.domain.outcome import AnswerPiece
+from shoal.domain.work import JSON, Chat, message_text
+from shoal.gateway import javascript
+from shoal.gateway.context import Gateway
+from shoal.gateway.http import errors
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import MODEL_MAX, TOKENS_MAX
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import (
+    ClientGone,
+    encode_text,
+    forward_pieces,
+    well_formed,
+    write,
+)
+from shoal.gateway.jobs.job_options import build_job
+from shoal.gateway.openai.chat_body import MESSAGES_MAX
 
 MODEL = "openbuddy-13b-v1.3-fp16"
 SYSTEM = "You are a helpful assistant name Buddy."
 MAX_NEW_TOKENS = 50
-COOLEST, HOTTEST = 0.01, 0.99  # other temperatures are taken for 0
+TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 0.99  # other temperatures are taken for 0
 TOTAL = 600.0  # seconds a request may take
 BODY_MAX = 2 << 20  # bytes: coercing like JavaScript is slow, and its models are small
 
 # Not what it is called: the lines are no server-sent events.
-LINES = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-STRANGER = {"Content-Type": "application/x-ndjson"}
+STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+UNAUTHORIZED_HEADERS = {"Content-Type": "application/x-ndjson"}
 
 DONE = b'{"done":true}\n'
 MODERATED = (
@@ -90,50 +96,56 @@ ERRORS: Mapping[type[ShoalError], str] = {
 
 def routes(gateway: Gateway) -> list[web.RouteDef]:
     """Return the paths of this face."""
-    return [web.post("/api/chat", partial(_chat, gateway))]
+    return [web.post("/api/chat", partial(create_chat, gateway))]
 
 
-async def _chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:
     try:
-        caller = await gateway.access.admit(request, Scope.USE, exact=True)
+        caller = await gateway.access.authorize(request, Scope.USE, exact=True)
     except ShoalError as error:
-        record_of(request).error = problems.problem(error).code
-        return await _finish(request, web.StreamResponse(headers=STRANGER), _err(error))
-    response = web.StreamResponse(headers=LINES)
+        record_of(request).error = errors.error_status(error).code
+        return await _finish(
+            request,
+            web.StreamResponse(headers=UNAUTHORIZED_HEADERS),
+            _error_line(error),
+        )
+    response = web.StreamResponse(headers=STREAM_HEADERS)
     record = record_of(request)
     try:
-        last = await _relay(gateway, request, response, caller)
+        last = await _stream_answer(gateway, request, response, caller)
     except ClientGone:
         record.error = "client_gone"
         return response
     except ShoalError as error:
-        record.error = problems.problem(error).code
-        last = _err(error)
+        record.error = errors.error_status(error).code
+        last = _error_line(error)
     return await _finish(request, response, last)
 
 
-async def _relay(
+async def _stream_answer(
     gateway: Gateway,
     request: web.Request,
     response: web.StreamResponse,
-    caller: Caller,
+    caller: ApiCaller,
 ) -> bytes:
     """Stream the answer; return its last line."""
     chat = decode_chat(await gateway.bodies.read(request, BODY_MAX))
     moderation = gateway.moderation_for(caller.name)
-    if moderation is not None and moderation.refuses(_asked(chat)):
+    if moderation is not None and moderation.blocks(_moderated_texts(chat)):
         return b'{"err":"moderation"}\n'
     if len(chat.model) > MODEL_MAX:
         raise UnknownModel("the name is too long")
-    job = job_of(gateway, request, chat, caller.name)
+    job = build_job(gateway, request, chat, caller.name)
     job = replace(job, limits=replace(job.limits, total=min(TOTAL, job.limits.total)))
-    async with gateway.access.answering(job, caller) as reader:
+    async with gateway.access.submit(job, caller) as reader:
         record = record_of(request)
-        record.reading(reader)
+        record.set_reader(reader)
         await response.prepare(request)
-        watch = moderation.watch() if moderation else None
-        if not await relay(request, response, reader, _lines, watch=watch):
-            gateway.hub.withdraw(reader.job_id, REFUSED)
+        watch = moderation.moderate_answer() if moderation else None
+        if not await forward_pieces(
+            request, response, reader, _encode_pieces, watch=watch
+        ):
+            gateway.hub.cancel(reader.job_id, BLOCKED)
             return MODERATED
         record.usage = usage_of(chat, await reader.outcome())
     return DONE
@@ -157,7 +169,7 @@ def decode_chat(data: bytes) -> Chat:
     Raises InvalidRequest.
     """
     try:
-        body = javascript.parse(data)
+        body = javascript.parse_json(data)
     except ValueError as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
@@ -173,7 +185,7 @@ def decode_chat(data: bytes) -> Chat:
         well_formed(model) if isinstance(model, str) else "",
         ({"role": "system", "content": system}, *_messages(body.get("messages"))),
         max_new_tokens or MAX_NEW_TOKENS,
-        temperature if COOLEST <= temperature <= HOTTEST else 0.0,
+        temperature if TEMPERATURE_MIN <= temperature <= TEMPERATURE_MAX else 0.0,
     )
 
 
@@ -183,7 +195,7 @@ def _messages(given: Any) -> list[Mapping[str, JSON]]:
         raise InvalidRequest("messages: required, but missing")
     if isinstance(given, str):
         # Each character is taken for a message, of which it has no field.
-        given = [given] * javascript.units(given[: MESSAGES_MAX + 1])
+        given = [given] * javascript.utf16_length(given[: MESSAGES_MAX + 1])
     if not isinstance(given, list):
         return []
     if len(given) > MESSAGES_MAX:
@@ -208,16 +220,16 @@ def _text(value: Any, field: str) -> str:
     return well_formed(value)
 
 
-def _asked(chat: Chat) -> list[str]:
+def _moderated_texts(chat: Chat) -> list[str]:
     """Return what is moderated: all but the leading system text."""
-    return [text_of(message) for message in chat.messages[1:]]
+    return [message_text(message) for message in chat.messages[1:]]
 
 
-def _lines(pieces: Sequence[Piece]) -> bytes:
+def _encode_pieces(pieces: Sequence[AnswerPiece]) -> bytes:
     texts = [piece for piece in pieces if isinstance(piece, str)]
     return b"".join([b'{"o":' + encode_text(text) + b"}\n" for text in texts])
 
 
-def _err(error: ShoalError) -> bytes:
+def _error_line(error: ShoalError) -> bytes:
     line = next(ERRORS[each] for each in type(error).__mro__ if each in ERRORS)
     return b'{"err":' + encode_text(line) + b"}\n"

@@ -15,7 +15,7 @@ _INT = re.compile(r"\s*([+-]?[0-9]+)")
 _DIGITS_MAX = 15  # more of them are no exact number in JavaScript either
 
 
-def parse(data: bytes) -> Any:
+def parse_json(data: bytes) -> Any:
     """Parse JSON; bytes that are not UTF-8 become U+FFFD.
 
     Raises ValueError.
@@ -47,7 +47,7 @@ def leading_int(value: Any, limit: int) -> int:
     return max(-limit, min(int(digits), limit))
 
 
-def units(text: str) -> int:
+def utf16_length(text: str) -> int:
     """Return the length that a text has in JavaScript, in UTF-16 units."""
     return len(text) + sum(1 for char in text if char > "\uffff")
 

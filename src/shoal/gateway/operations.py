@@ -3,30 +3,19 @@
 from dataclasses import dataclass
 from typing import Any
 
-from shoal.gateway import (
-    admin,
-    admin_accounts,
-    admin_jobs,
-    admin_keys,
-    admin_nodes,
-    admin_tokens,
-    committing,
-    jobs,
-    quotes,
-    receipts,
-    tasks,
-    trust,
-)
-from shoal.gateway.chat_answer import ChatCompletion
-from shoal.gateway.chat_body import CreateChatCompletion
-from shoal.gateway.completion_answer import TextCompletion
-from shoal.gateway.completion_request import CreateCompletion
-from shoal.gateway.embeddings import CreateEmbedding, CreateEmbeddingResponse
-from shoal.gateway.job_request import CommitJob
-from shoal.gateway.job_shown import JobShown
-from shoal.gateway.openai import Model, ModelList
-from shoal.ledger.bundle import Bundle
-from shoal.ledger.growth import Growth
+from shoal.gateway import calls
+from shoal.gateway.admin import accounts, credentials, jobs, status
+from shoal.gateway.jobs import endpoints, pairing, quotes, receipts, submit_job
+from shoal.gateway.jobs.job_request import CommitJob
+from shoal.gateway.jobs.job_view import JobInfo
+from shoal.gateway.openai.chat_answer import ChatCompletion
+from shoal.gateway.openai.chat_body import CreateChatCompletion
+from shoal.gateway.openai.completion_answer import TextCompletion
+from shoal.gateway.openai.completion_request import CreateCompletion
+from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
+from shoal.gateway.openai.endpoints import ModelList, ModelObject
+from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.consistency import ConsistencyProof
 
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain"
@@ -56,7 +45,7 @@ class Operation:
 
 OPERATIONS = (
     Operation("get", "/v1/models", "List the models", ModelList),
-    Operation("get", "/v1/models/{model}", "Show a model", Model),
+    Operation("get", "/v1/models/{model}", "Show a model", ModelObject),
     Operation(
         *("post", "/v1/chat/completions", "Answer a conversation"),
         *(ChatCompletion, CreateChatCompletion),
@@ -78,19 +67,26 @@ OPERATIONS = (
         receipts.ReceiptList,
         query=receipts.ReceiptQuery,
     ),
-    Operation("get", "/v1/receipts/{id}", "Export a job's receipt", Bundle),
-    Operation("get", "/v1/tasks", "List the functions", tasks.FunctionList),
+    Operation("get", "/v1/receipts/{id}", "Export a job's receipt", ReceiptBundle),
+    Operation("get", "/v1/tasks", "List the functions", calls.FunctionList),
     Operation("get", "/v1/calls", "Call functions, over a WebSocket", status=101),
     Operation("get", "/v1/blobs/{digest}", "Fetch a value", media=BYTES),
     Operation("put", "/v1/blobs/{digest}", "Keep a value", media=BYTES, status=204),
-    Operation("get", "/v1/log", "Show the log of receipts", receipts.Log, open=True),
     Operation(
-        *("get", "/v1/log/growth", "Prove that the log has only grown", Growth),
+        "get", "/v1/log", "Show the log of receipts", receipts.ReceiptLog, open=True
+    ),
+    Operation(
+        *(
+            "get",
+            "/v1/log/growth",
+            "Prove that the log has only grown",
+            ConsistencyProof,
+        ),
         open=True,
         query=receipts.GrowthQuery,
     ),
     Operation(
-        *("get", "/v1/health", "Whether there are workers", quotes.Health),
+        *("get", "/v1/health", "Whether there are workers", quotes.HealthReport),
         open=True,
     ),
     Operation(
@@ -99,81 +95,83 @@ OPERATIONS = (
     ),
     Operation(
         *("post", "/v1/jobs/commit/fast", "Commit a job that is to be done fast"),
-        *(committing.Committed, CommitJob),
+        *(submit_job.CommittedJob, CommitJob),
         status=201,
     ),
     Operation(
         *("post", "/v1/jobs/commit/cheap", "Commit a job that is to be done cheaply"),
-        *(committing.Committed, CommitJob),
+        *(submit_job.CommittedJob, CommitJob),
         status=201,
     ),
     Operation(
-        *("get", "/v1/jobs", "List jobs, the newest first", jobs.JobPage),
-        query=jobs.ListQuery,
+        *("get", "/v1/jobs", "List jobs, the newest first", endpoints.JobPage),
+        query=endpoints.JobListQuery,
     ),
     Operation(
-        *("get", "/v1/jobs/{id}", "Show a job, or wait for its end", JobShown),
-        query=jobs.ShowQuery,
+        *("get", "/v1/jobs/{id}", "Show a job, or wait for its end", JobInfo),
+        query=endpoints.JobShowQuery,
     ),
-    Operation("delete", "/v1/jobs/{id}", "Cancel a job", JobShown),
+    Operation("delete", "/v1/jobs/{id}", "Cancel a job", JobInfo),
     Operation(
         *("get", "/v1/jobs/{id}/events", "Tell what happens to a job as it happens"),
         media=SSE_TYPE,
     ),
     Operation(
         *("post", "/v1/trust/create", "Make a code to pair a worker with"),
-        *(trust.CodeCreated, trust.CreateCode),
+        *(pairing.CodeCreated, pairing.CreateCode),
         status=201,
     ),
     Operation(
         *("post", "/v1/trust/claim", "Be paired by a code"),
-        *(trust.CodeClaimed, trust.ClaimCode),
+        *(pairing.CodeClaimed, pairing.ClaimCode),
         open=True,
     ),
     Operation(
-        *("get", "/v1/trust/list", "List a user's workers", trust.ProviderList),
-        query=trust.ProviderQuery,
+        *("get", "/v1/trust/list", "List a user's workers", pairing.ProviderList),
+        query=pairing.ProviderQuery,
     ),
-    Operation("get", "/admin/accounts", "List accounts", admin_accounts.AccountList),
+    Operation("get", "/admin/accounts", "List accounts", accounts.AccountList),
     Operation(
         *("get", "/admin/accounts/{name}", "Show an account"),
-        admin_accounts.AccountDetail,
+        accounts.AccountDetail,
     ),
     Operation(
         *("post", "/admin/accounts/{name}/credit", "Top an account up"),
-        *(admin_accounts.AccountDetail, admin_accounts.Credit),
+        *(accounts.AccountDetail, accounts.CreditAccount),
     ),
     Operation(
         *("put", "/admin/accounts/{name}/budget", "Bound an account"),
-        *(admin_accounts.AccountDetail, admin_accounts.Limit),
+        *(accounts.AccountDetail, accounts.SetBudget),
     ),
-    Operation("get", "/admin/status", "Show workers and jobs", admin.Status),
-    Operation("get", "/admin/nodes", "Show the nodes of fleets", admin_nodes.NodeList),
     Operation(
-        *("get", "/admin/jobs", "List jobs, the newest first", admin_jobs.JobList),
-        query=admin_jobs.JobQuery,
+        "get", "/admin/status", "Show workers and jobs", status.CoordinatorStatus
     ),
-    Operation("get", "/admin/jobs/{id}", "Show a job", admin_jobs.JobDetail),
+    Operation("get", "/admin/nodes", "Show the nodes of fleets", status.NodeList),
+    Operation(
+        *("get", "/admin/jobs", "List jobs, the newest first", jobs.JobList),
+        query=jobs.AdminJobQuery,
+    ),
+    Operation("get", "/admin/jobs/{id}", "Show a job", jobs.JobDetail),
     Operation(
         *("get", "/admin/jobs/{id}/explain", "Tell why a job went as it did"),
-        admin_jobs.Explanation,
+        jobs.Explanation,
     ),
-    Operation("delete", "/admin/jobs/{id}", "Cancel a job", admin_jobs.CancelledJob),
-    Operation("get", "/admin/keys", "List the API keys", admin_keys.KeyList),
+    Operation("delete", "/admin/jobs/{id}", "Cancel a job", jobs.CancelledJob),
+    Operation("get", "/admin/keys", "List the API keys", credentials.KeyList),
     Operation(
         *("post", "/admin/keys", "Make an API key"),
-        *(admin_keys.KeyShown, admin_keys.NewKey),
+        *(credentials.KeyInfo, credentials.NewKey),
     ),
-    Operation("get", "/admin/keys/{name}", "Show an API key", admin_keys.KeyShown),
-    Operation("delete", "/admin/keys/{name}", "Revoke an API key", admin_keys.KeyShown),
-    Operation("get", "/admin/tokens", "List the join tokens", admin_tokens.TokenList),
+    Operation("get", "/admin/keys/{name}", "Show an API key", credentials.KeyInfo),
+    Operation("delete", "/admin/keys/{name}", "Revoke an API key", credentials.KeyInfo),
+    Operation("get", "/admin/tokens", "List the join tokens", credentials.TokenList),
     Operation(
         *("post", "/admin/tokens", "Make a join token"),
-        *(admin_tokens.TokenShown, admin_tokens.NewToken),
+        *(credentials.TokenInfo, credentials.NewToken),
     ),
     Operation(
         *("delete", "/admin/tokens/{name}", "Revoke a join token"),
-        admin_tokens.TokenShown,
+        credentials.TokenInfo,
     ),
     Operation("get", "/metrics", "Measurements, for Prometheus", media=TEXT_TYPE),
     Operation("get", "/healthz", "Whether the coordinator runs", open=True),

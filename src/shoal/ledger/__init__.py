@@ -1,1 +1,3 @@
-"""Who did what, for how much, so that nobody has to take our word for it."""
+"""Receipts, their Merkle log and double-entry accounts: proof of who did what, and
+for how much.
+"""

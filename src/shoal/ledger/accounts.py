@@ -17,12 +17,12 @@ from shoal.domain.money import Micros, dollars
 HELD = "pool:held"  # what jobs that have not ended will cost
 FEES = "pool:fees"  # what the pool keeps
 UNPROVEN = "pool:unproven"  # what workers get once they have proved their work
-WORLD = "world"  # whence credit comes
+EXTERNAL = "world"  # whence credit comes
 
 _USER = "user:"
 _WORKER = "worker:"
 
-WHOLE = 10_000  # basis points
+BASIS_POINTS = 10_000  # basis points
 USERS_MAX = 100_000  # sub-accounts of a key with something on them: all are in memory
 
 
@@ -40,7 +40,7 @@ class Transfer:
         assert self.amount > 0, f"a transfer of {self.amount}"
 
 
-def user(key: str, sub: str = "") -> str:
+def user_account(key: str, sub: str = "") -> str:
     """Return the account of a key, or of somebody for whom its owner asks.
 
     There are no slashes in the names of keys, and none in what comes of ``sub``.
@@ -50,7 +50,7 @@ def user(key: str, sub: str = "") -> str:
     return f"{_USER}{key}/{quote(sub, safe='', errors='surrogatepass')}"
 
 
-def worker(worker_id: WorkerId) -> str:
+def worker_account(worker_id: WorkerId) -> str:
     """Return the account of a worker."""
     return f"{_WORKER}{worker_id}"
 
@@ -68,38 +68,38 @@ def fee_of(price: int, share: int) -> Micros:
 
     What cannot be divided is the worker's.
     """
-    assert 0 <= share <= WHOLE, f"a share of {share} basis points"
-    return Micros(price * share // WHOLE)
+    assert 0 <= share <= BASIS_POINTS, f"a share of {share} basis points"
+    return Micros(price * share // BASIS_POINTS)
 
 
 def reserve(job_id: JobId, payer: str, price: int) -> list[Transfer]:
     """Set a job's price aside, before the work."""
-    return _moved([(payer, HELD, price, "reserved")], job_id)
+    return _transfers([(payer, HELD, price, "reserved")], job_id)
 
 
 def settle(job_id: JobId, worker: str, price: int, fee_share: int) -> list[Transfer]:
     """Pay for a job that was done; ``fee_share`` is the pool's, in basis points."""
-    return _paid(HELD, job_id, worker, price, fee_of(price, fee_share))
+    return _payment(HELD, job_id, worker, price, fee_of(price, fee_share))
 
 
 def withhold(job_id: JobId, price: int) -> list[Transfer]:
     """Keep what a job costs until its worker has proved that the work was its own."""
-    return _moved([(HELD, UNPROVEN, price, "withheld")], job_id)
+    return _transfers([(HELD, UNPROVEN, price, "withheld")], job_id)
 
 
 def pay_withheld(job_id: JobId, worker: str, price: int, fee: int) -> list[Transfer]:
     """Pay for a job whose worker has proved its work since; see ``fee_of``."""
-    return _paid(UNPROVEN, job_id, worker, price, fee)
+    return _payment(UNPROVEN, job_id, worker, price, fee)
 
 
 def give_back(job_id: JobId, payer: str, price: int) -> list[Transfer]:
     """Give back what a job cost whose worker turned out to have proved nothing."""
-    return _moved([(UNPROVEN, payer, price, "given back")], job_id)
+    return _transfers([(UNPROVEN, payer, price, "given back")], job_id)
 
 
 def release(job_id: JobId, payer: str, price: int) -> list[Transfer]:
     """Give back what was set aside for a job that was not done."""
-    return _moved([(HELD, payer, price, "released")], job_id)
+    return _transfers([(HELD, payer, price, "released")], job_id)
 
 
 def credit(account: str, amount: int) -> list[Transfer]:
@@ -109,19 +109,19 @@ def credit(account: str, amount: int) -> list[Transfer]:
     """
     if amount < 0:
         raise InvalidRequest(f"expected an amount above $0, got {dollars(amount)}")
-    return _moved([(WORLD, account, amount, "credited")], None)
+    return _transfers([(EXTERNAL, account, amount, "credited")], None)
 
 
-def _paid(
+def _payment(
     source: str, job_id: JobId, worker: str, price: int, fee: int
 ) -> list[Transfer]:
     assert 0 <= fee <= price, f"a fee of {fee} for {price}"
-    return _moved(
+    return _transfers(
         [(source, worker, price - fee, "paid"), (source, FEES, fee, "fee")], job_id
     )
 
 
-def _moved(
+def _transfers(
     moves: Iterable[tuple[str, str, int, str]], job_id: JobId | None
 ) -> list[Transfer]:
     return [
@@ -154,7 +154,7 @@ class Books:
         """Return what an account has."""
         return Micros(self._balances.get(account, 0))
 
-    def standing(self, account: str) -> Micros:
+    def total_of(self, account: str) -> Micros:
         """Return what an account and all its sub-accounts have."""
         return Micros(self.balance(account) + self._subs.get(account, 0))
 
@@ -169,7 +169,7 @@ class Books:
         else:
             self._budgets[account] = budget
 
-    def names(self) -> list[str]:
+    def account_names(self) -> list[str]:
         """Return the accounts that have or owe something, or that are bounded."""
         return sorted(self._balances.keys() | self._budgets.keys())
 
@@ -183,7 +183,7 @@ class Books:
             self._post(each.debit, -each.amount)
             self._post(each.credit, each.amount)
 
-    def refusal(self, payer: str, price: int) -> str | None:
+    def why_unaffordable(self, payer: str, price: int) -> str | None:
         """Say why ``payer`` cannot afford a price; None if it can.
 
         The wording reaches users.
@@ -199,7 +199,7 @@ class Books:
         for account in (payer, key):
             if account is None or (budget := self._budgets.get(account)) is None:
                 continue
-            left = self.standing(account) + budget
+            left = self.total_of(account) + budget
             if left < price:
                 return (
                     f"{account} has {dollars(max(left, 0))} left to spend, and this "

@@ -10,14 +10,14 @@ from typing import Literal
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.receipts import Verdict
 from shoal.ledger import checkpoint, files, keys, merkle, receipts
-from shoal.ledger.checks import Check, Step, WhyNot, in_order
-from shoal.ledger.worker_receipts import hash_of, verify_hash
+from shoal.ledger.checks import StepCheck, StepResult, VerificationStep, run_steps
+from shoal.ledger.worker_receipts import output_hash_of, verify_output_hash
 
 _WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class ReceiptBundle:
     """A receipt, and what proves it; the file has these very names.
 
     ``receipt`` is its body as text, ``path`` the proof that it is leaf ``index`` of the
@@ -36,20 +36,20 @@ class Bundle:
     version: Literal[1] = 1
 
 
-def write(bundle: Bundle) -> bytes:
+def write(bundle: ReceiptBundle) -> bytes:
     """Write a bundle as a file."""
     return files.write(bundle)
 
 
-def read(data: bytes) -> Bundle:
+def read(data: bytes) -> ReceiptBundle:
     """Read a bundle, without verifying it.
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
-    return files.read(data, Bundle)
+    return files.read(data, ReceiptBundle)
 
 
-def verify(data: bytes, public_key: bytes) -> list[Check]:
+def verify(data: bytes, public_key: bytes) -> list[StepResult]:
     """Verify the file of a bundle, with the coordinator's key as known from elsewhere.
 
     Returns the steps that were taken, in order; if one is wrong, it is the last.  A
@@ -58,25 +58,25 @@ def verify(data: bytes, public_key: bytes) -> list[Check]:
     try:
         bundle = read(data)
     except InvalidRequest as error:
-        return [Check(Step.FORM, str(error))]
+        return [StepResult(VerificationStep.FORM, str(error))]
     steps = [each for each in _STEPS if bundle.output is not None or each[1] != _output]
-    return in_order(steps, bundle, public_key)
+    return run_steps(steps, bundle, public_key)
 
 
-def _key(bundle: Bundle, public_key: bytes) -> str | None:
+def _key(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     if bundle.coordinator_key == public_key.hex():
         return None
     return f"it is about {bundle.coordinator_key}, the key given is {public_key.hex()}"
 
 
-def _signature(bundle: Bundle, public_key: bytes) -> str | None:
+def _signature(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     message = receipts.PREFIX + bundle.receipt.encode()
     if keys.verify(public_key, bundle.signature, message):
         return None
     return "the signature is not the coordinator's"
 
 
-def _receipt(bundle: Bundle, public_key: bytes) -> str | None:
+def _receipt(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     try:
         receipts.read(bundle.receipt.encode())
     except InvalidRequest as error:
@@ -84,7 +84,7 @@ def _receipt(bundle: Bundle, public_key: bytes) -> str | None:
     return None
 
 
-def _checkpoint(bundle: Bundle, public_key: bytes) -> str | None:
+def _checkpoint(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     try:
         checkpoint.verify(bundle.checkpoint, public_key)
     except InvalidRequest as error:
@@ -92,7 +92,7 @@ def _checkpoint(bundle: Bundle, public_key: bytes) -> str | None:
     return None
 
 
-def _logged(bundle: Bundle, public_key: bytes) -> str | None:
+def _logged(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     head = checkpoint.verify(bundle.checkpoint, public_key)
     body = bundle.receipt.encode()
     leaf = merkle.leaf_hash(body)
@@ -104,19 +104,19 @@ def _logged(bundle: Bundle, public_key: bytes) -> str | None:
     return None
 
 
-def _output(bundle: Bundle, public_key: bytes) -> str | None:
+def _output(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     named = receipts.read(bundle.receipt.encode()).claims.output_hash
-    found = hash_of((bundle.output or "").encode())
+    found = output_hash_of((bundle.output or "").encode())
     return None if named == found else f"the receipt names {named}, this is {found}"
 
 
-def _worker(bundle: Bundle, public_key: bytes) -> str | None:
+def _worker(bundle: ReceiptBundle, public_key: bytes) -> str | None:
     claims = receipts.read(bundle.receipt.encode()).claims
     if claims.worker_receipt is None:
         if claims.verdict in _WITHOUT_RECEIPT:
             return None
         return f"there is none, and yet it is said that {claims.verdict.value}"
-    found = verify_hash(
+    found = verify_output_hash(
         claims.worker_receipt,
         job_id=claims.job_id,
         public_key=keys.public_key_of(claims.worker_key or "") or b"",
@@ -127,12 +127,12 @@ def _worker(bundle: Bundle, public_key: bytes) -> str | None:
     return f"{found.value}, and yet it is said that {claims.verdict.value}"
 
 
-_STEPS: tuple[tuple[Step, WhyNot[Bundle]], ...] = (
-    (Step.KEY, _key),
-    (Step.SIGNATURE, _signature),
-    (Step.RECEIPT, _receipt),
-    (Step.CHECKPOINT, _checkpoint),
-    (Step.LOGGED, _logged),
-    (Step.OUTPUT, _output),
-    (Step.WORKER, _worker),
+_STEPS: tuple[tuple[VerificationStep, StepCheck[ReceiptBundle]], ...] = (
+    (VerificationStep.KEY, _key),
+    (VerificationStep.SIGNATURE, _signature),
+    (VerificationStep.RECEIPT, _receipt),
+    (VerificationStep.CHECKPOINT, _checkpoint),
+    (VerificationStep.LOGGED, _logged),
+    (VerificationStep.OUTPUT, _output),
+    (VerificationStep.WORKER, _worker),
 )

@@ -60,7 +60,7 @@ def _is_plain(value: object) -> bool:
     return False
 
 
-def whole_text(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return a text that can be written: lone surrogates become U+FFFD."""
     if text.isascii():
         return text

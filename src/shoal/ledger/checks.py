@@ -8,7 +8,7 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 
-class Step(Enum):
+class VerificationStep(Enum):
     """One thing that is looked at; the value says what holds if it is all right."""
 
     FORM = "the file is whole and in its one form"
@@ -25,28 +25,28 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class StepResult:
     """A step that was taken; ``wrong`` is None if it is all right."""
 
-    step: Step
-    wrong: str | None = None
+    step: VerificationStep
+    problem: str | None = None
 
     @property
     def ok(self) -> bool:
-        return self.wrong is None
+        return self.problem is None
 
 
-WhyNot: TypeAlias = Callable[[T, bytes], str | None]
+StepCheck: TypeAlias = Callable[[T, bytes], str | None]
 """Takes what is verified and the coordinator's public key."""
 
 
-def in_order(
-    steps: Iterable[tuple[Step, WhyNot[T]]], what: T, public_key: bytes
-) -> list[Check]:
+def run_steps(
+    steps: Iterable[tuple[VerificationStep, StepCheck[T]]], what: T, public_key: bytes
+) -> list[StepResult]:
     """Take steps until one is wrong: what comes after it would mean nothing."""
-    checks = [Check(Step.FORM)]
+    checks = [StepResult(VerificationStep.FORM)]
     for step, why_not in steps:
-        checks.append(Check(step, why_not(what, public_key)))
+        checks.append(StepResult(step, why_not(what, public_key)))
         if not checks[-1].ok:
             break
     return checks

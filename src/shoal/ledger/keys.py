@@ -67,7 +67,7 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
 
     Whatever is wrong, in form or otherwise, is simply no signature.
     """
-    if len(signature) != SIGNATURE_SIZE or not is_sound(public_key):
+    if len(signature) != SIGNATURE_SIZE or not is_valid_key(public_key):
         return False
     try:
         # This refuses an S beyond the group's order, and compares R byte for byte.
@@ -77,7 +77,7 @@ def verify(public_key: bytes, signature: bytes, message: bytes) -> bool:
     return True
 
 
-def is_sound(public_key: bytes) -> bool:
+def is_valid_key(public_key: bytes) -> bool:
     """Say whether a key has the right form, and is none that fits any message."""
     if len(public_key) != KEY_SIZE:
         return False

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TypeAlias
 
-Place: TypeAlias = tuple[int, int]
+NodePosition: TypeAlias = tuple[int, int]
 """The level of a complete node, and its position there."""
 
-Node: TypeAlias = tuple[int, int, bytes]
+MerkleNode: TypeAlias = tuple[int, int, bytes]
 """A complete node: its level, its position there, its hash."""
 
-Range: TypeAlias = tuple[int, int]
+LeafRange: TypeAlias = tuple[int, int]
 """Leaves from one up to, and without, another."""
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()
@@ -67,7 +67,7 @@ class Frontier:
         """Return the hash of the whole tree."""
         return _folded(self._hashes)
 
-    def append(self, leaf_data: bytes) -> list[Node]:
+    def append(self, leaf_data: bytes) -> list[MerkleNode]:
         """Add a leaf; return the nodes that became complete, the leaf's own first."""
         level, position, hash = 0, self._size, leaf_hash(leaf_data)
         nodes = [(level, position, hash)]
@@ -80,12 +80,12 @@ class Frontier:
         return nodes
 
 
-def frontier_places(size: int) -> list[Place]:
+def frontier_positions(size: int) -> list[NodePosition]:
     """Return the nodes whose hashes make the frontier of a tree of ``size`` leaves."""
     return _cover(0, size)
 
 
-def nodes_for_inclusion(index: int, size: int) -> list[Place]:
+def nodes_for_inclusion(index: int, size: int) -> list[NodePosition]:
     """Return the nodes that ``inclusion_path`` reads."""
     return [place for each in _beside(index, size) for place in _cover(*each)]
 
@@ -100,7 +100,7 @@ def inclusion_path(
     return [_hash_of(each, node) for each in _beside(index, size)]
 
 
-def nodes_for_consistency(first: int, second: int) -> list[Place]:
+def nodes_for_consistency(first: int, second: int) -> list[NodePosition]:
     """Return the nodes that ``consistency_path`` reads."""
     return [place for each in _between(first, second) for place in _cover(*each)]
 
@@ -158,7 +158,7 @@ def verify_consistency(
     return old == first_root and new == second_root
 
 
-def _beside(index: int, size: int) -> list[Range]:
+def _beside(index: int, size: int) -> list[LeafRange]:
     """Return what lies beside the way from a leaf up to the root, in that order.
 
     RFC 6962, section 2.1.1, PATH.
@@ -177,13 +177,13 @@ def _beside(index: int, size: int) -> list[Range]:
     return ranges[::-1]
 
 
-def _between(first: int, second: int) -> list[Range]:
+def _between(first: int, second: int) -> list[LeafRange]:
     """Return what a proof of consistency consists of, in its order.
 
     RFC 6962, section 2.1.2, PROOF.
     """
     assert 0 < first <= second
-    ranges: list[Range] = []
+    ranges: list[LeafRange] = []
     begin, end = 0, second
     while first != end:
         middle = _split(begin, end)
@@ -206,7 +206,7 @@ def _split(begin: int, end: int) -> int:
     return begin + (1 << (end - begin - 1).bit_length() - 1)
 
 
-def _cover(begin: int, end: int) -> list[Place]:
+def _cover(begin: int, end: int) -> list[NodePosition]:
     """Return the complete nodes that cover a range of a proof, from the left.
 
     Such a range begins where a node as large as its largest part does.
@@ -219,7 +219,7 @@ def _cover(begin: int, end: int) -> list[Place]:
     return places
 
 
-def _hash_of(leaves: Range, node: Callable[[int, int], bytes]) -> bytes:
+def _hash_of(leaves: LeafRange, node: Callable[[int, int], bytes]) -> bytes:
     return _folded([node(*place) for place in _cover(*leaves)])
 
 

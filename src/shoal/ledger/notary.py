@@ -11,12 +11,12 @@ from shoal.domain.ids import JobId
 from shoal.ledger import checkpoint, receipts
 from shoal.ledger.checkpoint import Checkpoint
 from shoal.ledger.keys import Signer
-from shoal.ledger.merkle import Frontier, Node
+from shoal.ledger.merkle import Frontier, MerkleNode
 from shoal.ledger.receipts import Claims
 
 
 @dataclass(frozen=True, slots=True)
-class Logged:
+class SealedReceipt:
     """A signed receipt, and which leaf of the log its ``body`` is."""
 
     job_id: JobId
@@ -26,15 +26,15 @@ class Logged:
 
 
 @dataclass(frozen=True, slots=True)
-class Sealed:
+class SealedBatch:
     """A batch to be stored as a whole: with the jobs, in one commit.
 
     ``nodes`` are those of the log that became complete, ``note`` is the checkpoint as
     signed, ``frontier`` what the log goes on from.
     """
 
-    receipts: tuple[Logged, ...]
-    nodes: tuple[Node, ...]
+    receipts: tuple[SealedReceipt, ...]
+    nodes: tuple[MerkleNode, ...]
     checkpoint: Checkpoint
     note: str
     frontier: Frontier
@@ -75,26 +75,26 @@ class Notary:
         """How many receipts are in the log."""
         return self._size
 
-    def seal(self, claims: Sequence[Claims], at: float) -> Sealed:
+    def seal(self, claims: Sequence[Claims], at: float) -> SealedBatch:
         """Sign a receipt for each, and log them; ``at``, Unix seconds, is for all.
 
         This changes nothing here: ``commit`` does.  It may run in a thread, as long as
         no other batch is sealed meanwhile.
         """
         frontier = self._frontier.copy()
-        logged: list[Logged] = []
-        nodes: list[Node] = []
+        logged: list[SealedReceipt] = []
+        nodes: list[MerkleNode] = []
         for each in claims:
             body = receipts.body(each, self._size, self._root)
             signature = self._signer.sign(receipts.PREFIX + body)
-            logged.append(Logged(each.job_id, frontier.size, body, signature))
+            logged.append(SealedReceipt(each.job_id, frontier.size, body, signature))
             nodes += frontier.append(body)
         size, root = frontier.size, frontier.root()
         note = checkpoint.make(self._signer, size, root, at)
         head = Checkpoint(size, root, at)
-        return Sealed(tuple(logged), tuple(nodes), head, note, frontier)
+        return SealedBatch(tuple(logged), tuple(nodes), head, note, frontier)
 
-    def commit(self, sealed: Sealed) -> None:
+    def commit(self, sealed: SealedBatch) -> None:
         """Go on from a batch that has been stored."""
         begun = sealed.checkpoint.size - len(sealed.receipts)
         assert begun == self._size, f"sealed after {begun}, expected {self._size}"

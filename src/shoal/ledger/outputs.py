@@ -3,8 +3,17 @@
 from collections.abc import Mapping
 
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import JSON, Call, Chat, Completion, Embedding, Lane, Task, Work
-from shoal.ledger.canonical import EXACT_MAX, encode, whole_text
+from shoal.domain.work import (
+    JSON,
+    Call,
+    CallStream,
+    Chat,
+    Completion,
+    Embedding,
+    Task,
+    Work,
+)
+from shoal.ledger.canonical import EXACT_MAX, encode, without_surrogates
 
 
 def output_of(work: Work, outcome: Outcome) -> bytes:
@@ -17,16 +26,19 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
     if outcome.output:
         return outcome.output.encode()
     match work:
-        case Call() | Lane():
+        case Call() | CallStream():
             # The value is what was asked for, so its digest is what a receipt is about.
             return outcome.value
         case Task():
-            return whole_text(outcome.text).encode()
+            return without_surrogates(outcome.text).encode()
         case Chat(model=model) | Completion(model=model) | Embedding(model=model):
-            output: dict[str, JSON] = {"model": model, "text": whole_text(outcome.text)}
+            output: dict[str, JSON] = {
+                "model": model,
+                "text": without_surrogates(outcome.text),
+            }
             if outcome.choices:
                 output["choices"] = [
-                    _whole(
+                    _canonical(
                         {
                             "fields": choice.fields,
                             "finish_reason": choice.finish_reason,
@@ -38,14 +50,16 @@ def output_of(work: Work, outcome: Outcome) -> bytes:
             return encode(output)
 
 
-def _whole(value: JSON) -> JSON:
+def _canonical(value: JSON) -> JSON:
     match value:
         case str():
-            return whole_text(value)
+            return without_surrogates(value)
         case Mapping():
-            return {whole_text(key): _whole(each) for key, each in value.items()}
+            return {
+                without_surrogates(key): _canonical(each) for key, each in value.items()
+            }
         case list() | tuple():
-            return [_whole(each) for each in value]
+            return [_canonical(each) for each in value]
         case int() if abs(value) > EXACT_MAX:
             return str(value)  # as a number it has no canonical form
         case _:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shoal.domain.money import Micros
-from shoal.domain.work import Kind, Policy
+from shoal.domain.work import JobKind, Policy
 
 FAST_INFERENCE = Micros(10_000)
 FAST_TASK = Micros(3_000)
@@ -11,8 +11,8 @@ CHEAP_INFERENCE = Micros(5_000)
 CHEAP_TASK = Micros(1_000)
 CALL = Micros(0)
 
-_CALLS = frozenset({Kind.CALL, Kind.LANE})
-_INFERENCE = frozenset({Kind.CHAT, Kind.COMPLETION})
+_CALLS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
+_INFERENCE = frozenset({JobKind.CHAT, JobKind.COMPLETION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class PriceList:
     cheap_task: Micros = CHEAP_TASK
     call: Micros = CALL
 
-    def price(self, policy: Policy, kind: Kind) -> Micros:
+    def price(self, policy: Policy, kind: JobKind) -> Micros:
         """Return what such a job costs."""
         if kind in _CALLS:
             return self.call

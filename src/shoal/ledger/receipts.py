@@ -20,7 +20,7 @@ from shoal.ledger.canonical import (
     from_base64,
     from_time,
     to_base64,
-    whole_text,
+    without_surrogates,
 )
 from shoal.ledger.merkle import HASH_SIZE
 
@@ -93,15 +93,15 @@ def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
         {
             "type": TYPE,
             "version": VERSION,
-            "job_id": whole_text(claims.job_id),
-            "worker": whole_text(claims.worker),
+            "job_id": without_surrogates(claims.job_id),
+            "worker": without_surrogates(claims.worker),
             "worker_key": None if key is None else key.hex(),
             "output_hash": claims.output_hash,
             "prompt_tokens": claims.prompt_tokens,
             "completion_tokens": claims.completion_tokens,
             "price": claims.price,
             "fee": claims.fee,
-            "payment_ref": None if ref is None else whole_text(ref),
+            "payment_ref": None if ref is None else without_surrogates(ref),
             "at": claims.at,
             "verdict": claims.verdict.name.lower(),
             "worker_receipt": _signed(claims.worker_receipt),

@@ -8,14 +8,14 @@ import hashlib
 import json
 
 from shoal.domain.ids import JobId
-from shoal.domain.nesting import may_be_deep
-from shoal.domain.receipts import SIGNED_MAX, SignedReceipt, Verdict
+from shoal.domain.json_limits import may_be_too_deep
+from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt, Verdict
 from shoal.ledger import keys
 
 HASH = "sha256:"
 
 
-def hash_of(output_json: bytes) -> str:
+def output_hash_of(output_json: bytes) -> str:
     """Return an output's hash, as the coordinator's receipts name it."""
     return HASH + hashlib.sha256(output_json).hexdigest()
 
@@ -30,12 +30,15 @@ def verify(
             named in the receipt: a receipt must not vouch for itself.
         output_json: the output's JSON text exactly as received.
     """
-    return verify_hash(
-        receipt, job_id=job_id, public_key=public_key, output_hash=hash_of(output_json)
+    return verify_output_hash(
+        receipt,
+        job_id=job_id,
+        public_key=public_key,
+        output_hash=output_hash_of(output_json),
     )
 
 
-def verify_hash(
+def verify_output_hash(
     receipt: SignedReceipt, *, job_id: JobId, public_key: bytes, output_hash: str
 ) -> Verdict:
     """Decide the same where of the output only ``hash_of`` it is at hand."""
@@ -56,14 +59,14 @@ def verify_hash(
 
 def _claims(body: bytes) -> tuple[str, str, str] | None:
     """Read which job, worker and output are named; None if that cannot be read."""
-    if len(body) > SIGNED_MAX:
+    if len(body) > RECEIPT_SIZE_MAX:
         return None
     try:
         # As text, since json would also guess at UTF-16.
         text = body.decode("utf-8")
         # Whoever reads it later has to come to the same: neither how deep a parser can
         # go nor how many digits it bears may decide.
-        if may_be_deep(text):
+        if may_be_too_deep(text):
             return None
         # Of a name that is there twice the last counts, as it does in JavaScript.
         claims = json.loads(text, parse_int=float)

@@ -1,1 +1,1 @@
-"""Sharing the files of models with peers: what is served, and what is fetched."""
+"""Model files between peers: a library that is shared, and downloads."""

@@ -1,7 +1,7 @@
-"""The models that are shared with peers: a table of names, and the files of each.
+"""Models on this machine: the library shared with peers, and the models folder.
 
-Names that peers say are looked up in the table and nowhere else: no path is ever made
-of them.
+Names that peers send are looked up in the library's table and nowhere else: no path is
+ever made of them.
 """
 
 import logging
@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shoal.domain.errors import ConfigError, InvalidRequest, ShoalError
-from shoal.engines.gguf_files import parts_of
-from shoal.models.names import check_file_name, check_model_name
+from shoal.engines.gguf_files import ModelFolder as Files
+from shoal.engines.gguf_files import find_models, parts_of
+from shoal.models.names import PARTS_MAX, check_file_name, check_model_name
 
 CHUNK = 1_048_576  # bytes, as other peers send them
 FILES_MAX = 1000  # of one model
@@ -19,7 +20,7 @@ FILES_MAX = 1000  # of one model
 log = logging.getLogger("shoal.models")
 
 
-class CannotShare(ShoalError):
+class NotShareable(ShoalError):
     """The model's files are not as they would have to be; the message says why."""
 
 
@@ -44,7 +45,7 @@ class SharedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class FilePiece:
     """A part of a model's file; ``last`` of them all."""
 
     file_name: str
@@ -67,7 +68,7 @@ class Library:
         """Return what can be asked for."""
         return sorted(self._models)
 
-    def look(self, name: str) -> SharedModel | None:
+    def find(self, name: str) -> SharedModel | None:
         """Return a model as it is on the disk now, or None if it is not shared.
 
         Raises CannotShare if its files are gone, or not what can be sent.
@@ -78,11 +79,11 @@ class Library:
         try:
             files = [ModelFile(each, each.stat().st_size) for each in _files_at(path)]
         except OSError as error:
-            raise CannotShare(f"{path}: {error.strerror or error}") from error
+            raise NotShareable(f"{path}: {error.strerror or error}") from error
         return SharedModel(tuple(files))
 
 
-def library_of(words: Sequence[tuple[str, Path]]) -> Library:
+def open_library(words: Sequence[tuple[str, Path]]) -> Library:
     """Return the library of what was named on the command line.
 
     Raises ConfigError if a name is no good or given twice, or files cannot be shared.
@@ -98,13 +99,13 @@ def library_of(words: Sequence[tuple[str, Path]]) -> Library:
     library = Library(models)
     for name in library.names:
         try:
-            library.look(name)
-        except CannotShare as error:
+            library.find(name)
+        except NotShareable as error:
             raise ConfigError(f"{name} cannot be shared: {error}") from error
     return library
 
 
-def shareable(words: Sequence[tuple[str, Path]]) -> Library:
+def shareable_library(words: Sequence[tuple[str, Path]]) -> Library:
     """Return the library of those models that can be shared, and log why others not.
 
     For models that are offered anyway, whether or not peers can copy them.
@@ -112,7 +113,7 @@ def shareable(words: Sequence[tuple[str, Path]]) -> Library:
     models = {}
     for name, path in words:
         try:
-            library_of([(name, path)])
+            open_library([(name, path)])
         except ConfigError as error:
             log.warning("not shared model=%s reason=%r", name, str(error))
         else:
@@ -120,7 +121,7 @@ def shareable(words: Sequence[tuple[str, Path]]) -> Library:
     return Library(models)
 
 
-def pieces(model: SharedModel) -> Iterator[Piece]:
+def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
     """Read a model, piece by piece.
 
     An empty file is one empty piece, so that it is not lost.
@@ -136,15 +137,15 @@ def pieces(model: SharedModel) -> Iterator[Piece]:
                     length = min(CHUNK, file.size - offset)
                     data = stream.read(length)
                     if len(data) < length:
-                        raise CannotShare(
+                        raise NotShareable(
                             f"{file.path} became shorter while it was sent"
                         )
                     last = number == final and offset + length == file.size
-                    yield Piece(file.path.name, offset, data, last)
+                    yield FilePiece(file.path.name, offset, data, last)
                 if stream.read(1):
-                    raise CannotShare(f"{file.path} became longer while it was sent")
+                    raise NotShareable(f"{file.path} became longer while it was sent")
         except OSError as error:
-            raise CannotShare(f"{file.path}: {error.strerror or error}") from error
+            raise NotShareable(f"{file.path}: {error.strerror or error}") from error
 
 
 def _files_at(path: Path) -> list[Path]:
@@ -161,19 +162,85 @@ def _files_at(path: Path) -> list[Path]:
             key=lambda each: each.name,
         )
         if not files:
-            raise CannotShare(f"{path} is empty")
+            raise NotShareable(f"{path} is empty")
     if len(files) > FILES_MAX:
-        raise CannotShare(f"{path} has more than {FILES_MAX} files")
+        raise NotShareable(f"{path} has more than {FILES_MAX} files")
     for file in files:
         if file.is_dir():
-            raise CannotShare(
+            raise NotShareable(
                 f"{file} is a folder, and only files of one level can be sent; "
                 "share a folder without it"
             )
         if not file.is_file():
-            raise CannotShare(f"there is no file {file}")
+            raise NotShareable(f"there is no file {file}")
         try:
             check_file_name(file.name)
         except InvalidRequest as error:
-            raise CannotShare(f"{error}; rename it") from error
+            raise NotShareable(f"{error}; rename it") from error
     return files
+
+
+MODELS_MAX = 10_000  # that are listed
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on this machine; ``gguf`` is what the embedded engine would load."""
+
+    name: str
+    path: Path
+    size: int  # bytes
+    files: int
+    gguf: Path | None
+
+
+def stored_models(folder: Path) -> list[StoredModel]:
+    """Return the models in a folder, by name: folders with files, and files alone.
+
+    Raises ConfigError if it cannot be read.
+    """
+    try:
+        found = list(_below(folder, "", PARTS_MAX)) if folder.is_dir() else []
+    except OSError as error:
+        raise ConfigError(f"cannot read {folder}: {error.strerror}") from error
+    return sorted(found, key=lambda each: each.name)[:MODELS_MAX]
+
+
+def stored_model(path: Path, name: str) -> StoredModel:
+    """Return the model in a folder of its own."""
+    files = [each for each in _visible(path) if each.is_file()][:FILES_MAX]
+    gguf = sorted(find_models([Files(path, "*.gguf")]))
+    return StoredModel(
+        name,
+        path,
+        sum(each.stat().st_size for each in files),
+        len(files),
+        gguf[0] if gguf else None,
+    )
+
+
+def _below(folder: Path, prefix: str, depth: int) -> Iterator[StoredModel]:
+    for each in _visible(folder):
+        name = prefix + each.name
+        if each.is_file() and each.suffix == ".gguf" and not prefix:
+            parts = parts_of(each)
+            if each == parts[0] and all(part.is_file() for part in parts):
+                size = sum(part.stat().st_size for part in parts)
+                yield StoredModel(each.stem, each, size, len(parts), each)
+        elif each.is_dir() and _is_name(name):
+            if any(inner.is_file() for inner in _visible(each)):
+                yield stored_model(each, name)
+            elif depth > 1:
+                yield from _below(each, f"{name}/", depth - 1)
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    return (each for each in folder.iterdir() if not each.name.startswith("."))
+
+
+def _is_name(name: str) -> bool:
+    try:
+        check_model_name(name)
+    except InvalidRequest:
+        return False
+    return True

@@ -1,7 +1,7 @@
-"""Which names of models and files are taken, from peers and for sharing.
+"""Which names of models and files are accepted, from peers and for sharing.
 
 They become names of files and folders, so they are of one strict alphabet and mean the
-same on every system: nothing hidden, nothing that climbs, no device of Windows.
+same on every system: nothing hidden, no parent folders, no device of Windows.
 """
 
 import re
@@ -49,7 +49,7 @@ def check_file_name(name: str) -> str:
     )
 
 
-def folder_name(model: str) -> str:
+def model_folder_name(model: str) -> str:
     """Return the relative path, with slashes, of the folder that a model is put into.
 
     A colon is a drive's or a stream's on Windows; tags are set off by a dash instead.

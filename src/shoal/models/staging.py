@@ -1,4 +1,4 @@
-"""Where a model is put together: a hidden folder, renamed once it is whole.
+"""Where an incoming model is assembled: a hidden folder, renamed once complete.
 
 All of it waits for the disk, and is not for the event loop.
 """
@@ -12,17 +12,19 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO
 
+from shoal.config.file_lock import try_lock
 from shoal.domain.errors import ConfigError
-from shoal.models.names import folder_name
-from shoal.models.transfer import Write
-from shoal.runtime.file_locks import lock
+from shoal.models.names import model_folder_name
+from shoal.models.transfer import FileWrite
 
 INCOMING = ".incoming"  # beside the models
 LOCK = "lock"  # of a folder below, held by who fills it; says where the model belongs
 FILES = "files"
-OLD = "old"  # the model that is being replaced
-TOGETHER_MAX = 64  # pieces that are written by one call; the system takes 1,024
-SYNC_EVERY = 256 << 20  # bytes: a disk that takes all at the end keeps the peer waiting
+REPLACED = "old"  # the model that is being replaced
+WRITEV_MAX = 64  # pieces that are written by one call; the system takes 1,024
+SYNC_INTERVAL = (
+    256 << 20
+)  # bytes: a disk that takes all at the end keeps the peer waiting
 
 
 class Staging:
@@ -40,7 +42,7 @@ class Staging:
         size: int,
         replace: bool,
     ) -> None:
-        self.target = folder / folder_name(model)
+        self.target = folder / model_folder_name(model)
         self._folder = folder
         self._model = model
         self._own = folder / INCOMING / transfer_id
@@ -70,12 +72,12 @@ class Staging:
                 )
             (self._own / FILES).mkdir(parents=True)
             held = self._held.enter_context((self._own / LOCK).open("wb", buffering=0))
-            lock(held)
-            held.write(folder_name(self._model).encode())
+            try_lock(held)
+            held.write(model_folder_name(self._model).encode())
         except OSError as error:
             raise _unwritable(self._folder, error) from error
 
-    def write(self, writes: Iterable[Write]) -> None:
+    def write(self, writes: Iterable[FileWrite]) -> None:
         """Write pieces, in order, each to the end of its file.
 
         Raises ConfigError if the disk does not take them.
@@ -85,7 +87,7 @@ class Staging:
                 pieces = [*group]
                 stream = self._file(pieces[0])
                 self._unsynced += _append(stream, [each.data for each in pieces])
-                if self._unsynced >= SYNC_EVERY:
+                if self._unsynced >= SYNC_INTERVAL:
                     self._sync_file(stream)
         except OSError as error:
             raise _unwritable(self._folder, error) from error
@@ -135,7 +137,7 @@ class Staging:
             )
 
     def _swap(self) -> None:
-        old = self._own / OLD
+        old = self._own / REPLACED
         if self.target.exists():
             self.target.rename(old)
         try:
@@ -145,7 +147,7 @@ class Staging:
                 old.rename(self.target)
             raise
 
-    def _file(self, write: Write) -> IO[bytes]:
+    def _file(self, write: FileWrite) -> IO[bytes]:
         if self._open is None or self._open[0] != write.file_name:
             self._close_file()
             path = self._own / FILES / write.file_name
@@ -179,12 +181,12 @@ def _sweep(folder: Path) -> None:
         except OSError:
             continue  # it is being made, or unmade
         with held:
-            if not lock(held):
+            if not try_lock(held):
                 continue
-            target = folder / folder_name(held.read().decode() or each.name)
+            target = folder / model_folder_name(held.read().decode() or each.name)
         # It was killed after it had put one away, and before it put the new one there.
-        if (each / OLD).exists() and not target.exists():
-            (each / OLD).rename(target)
+        if (each / REPLACED).exists() and not target.exists():
+            (each / REPLACED).rename(target)
         shutil.rmtree(each, ignore_errors=True)
 
 
@@ -200,7 +202,7 @@ def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
         if sys.platform == "win32":
             taken = stream.write(rest[0])
         else:
-            taken = os.writev(stream.fileno(), rest[:TOGETHER_MAX])
+            taken = os.writev(stream.fileno(), rest[:WRITEV_MAX])
         size += taken
         while rest and taken >= len(rest[0]):
             taken -= len(rest.pop(0))

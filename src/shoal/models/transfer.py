@@ -1,4 +1,4 @@
-"""A model on its way to us: what the peer sends is checked, then said where it goes.
+"""An incoming model: checks what the peer sends, and says where it is written.
 
 Pure: nothing is written here, and no path is made.  The rules are for peers that may be
 hostile; peers of other makers send each file from its beginning to its end, the files
@@ -8,7 +8,7 @@ in any order, and lose empty ones.
 from dataclasses import dataclass, field
 
 from shoal.domain.errors import InvalidRequest, LimitExceeded, PeerError
-from shoal.domain.sharing import ModelChunk, ModelDone
+from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.names import check_file_name
 
 SIZE_MAX = 4 << 40  # bytes of a model whose size was not announced
@@ -16,7 +16,7 @@ FILES_MAX = 1000  # of one model
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class FileWrite:
     """Append ``data`` to a file, which is new if ``offset`` is 0."""
 
     file_name: str
@@ -43,12 +43,12 @@ class IncomingModel:
         """Return how many files have begun."""
         return len(self._offsets)
 
-    def asked_for(self, word: ModelChunk | ModelDone) -> bool:
+    def belongs(self, word: ModelChunk | ModelDone) -> bool:
         """Say whether a word belongs to this transfer."""
         # Peers write our ids in the case they like.
         return word.transfer_id.lower() == self.transfer_id.lower()
 
-    def chunk(self, chunk: ModelChunk) -> Write:
+    def add_chunk(self, chunk: ModelChunk) -> FileWrite:
         """Check one chunk and say where it goes.
 
         Raises PeerError for an unsafe name, a gap or a repetition, and LimitExceeded
@@ -67,7 +67,7 @@ class IncomingModel:
         self.received = received
         self._offsets[name] = expected + len(chunk.data)
         self._spellings[name.lower()] = name
-        return Write(name, expected, chunk.data)
+        return FileWrite(name, expected, chunk.data)
 
     def complete(self, done: ModelDone) -> None:
         """Check that nothing is missing.

@@ -1,1 +1,3 @@
-"""Decisions: who gets which job and what becomes of it.  Pure, and told the time."""
+"""Decisions: which worker gets which job, and what becomes of it.  Pure functions of
+the pool and the time.
+"""

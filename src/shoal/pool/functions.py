@@ -1,19 +1,20 @@
-"""Which functions the workers have, and why none of them can ever call one."""
+"""Function calls: which workers can make one, and how long it may take."""
 
 import difflib
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import islice
 
 from shoal.domain.errors import CannotDo, Forbidden, ShoalError, UnknownTask
-from shoal.domain.work import CALLS, Feature, Job, sought
+from shoal.domain.work import CALL_QUEUE, Feature, Job, TimeLimits, describe_target
 from shoal.domain.worker import Offer
-from shoal.pool.match import has
-from shoal.pool.open_job import task_of
-from shoal.pool.state import Pool
+from shoal.pool.eligibility import offers_task
+from shoal.pool.open_job import required_name
+from shoal.pool.state import PoolState
 
-LOOKED_AT_MAX = 256  # workers asked what they can do
-NAMED_MAX = 5  # functions named where none comes near
-NEAR_AMONG = 100  # names that a wrong one is compared with, which takes time
+WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
+LISTED_MAX = 5  # functions named where none comes near
+SIMILAR_NAMES_MAX = 100  # names that a wrong one is compared with, which takes time
 
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
@@ -27,61 +28,91 @@ PLAIN_ONLY = (
 )
 
 
-def uncallable(pool: Pool, job: Job, now: float) -> ShoalError | None:
+def why_uncallable(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     """Say why nobody in the pool can ever make a call as it is, or None.
 
     While there is no worker that calls functions it may wait for one, as it may for a
     function that a worker had a short while ago.
     """
-    workers = pool.roster.with_model.get(CALLS, {})
-    for worker in islice(workers.values(), LOOKED_AT_MAX):
-        if _may_have(worker.offer, job):
+    workers = pool.roster.with_model.get(CALL_QUEUE, {})
+    for worker in islice(workers.values(), WORKERS_EXAMINED_MAX):
+        if _can_call(worker.offer, job):
             return None  # nearly always, so the rest may take its time
-    offers = [worker.offer for worker in islice(workers.values(), LOOKED_AT_MAX)]
+    offers = [worker.offer for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)]
     if job.terms.near:
         offers = [offer for offer in offers if not offer.neighbour]
-    if not offers or len(workers) > LOOKED_AT_MAX:
+    if not offers or len(workers) > WORKERS_EXAMINED_MAX:
         return None
-    name, needs = task_of(job.work), job.work.needs
+    name, needs = required_name(job.work), job.work.needs
     if Feature.CODE in needs:
         offers = [offer for offer in offers if Feature.CODE in offer.features]
         if not offers:
             return CannotDo(NO_CODE, "code")
     if name is not None:
-        named = [offer for offer in offers if has(offer, name)]
+        named = [offer for offer in offers if offers_task(offer, name)]
         if not named:
-            known = pool.roster.remembers(name, now)
-            return None if known else UnknownTask(_unknown(offers, job))
+            known = pool.roster.knows_function(name, now)
+            return None if known else UnknownTask(_unknown_function(offers, job))
         offers = named
     if all(offer.only_for and job.owner not in offer.only_for for offer in offers):
         return Forbidden(
-            f"the workers with {sought(job.work)} work for other keys only"
+            f"the workers with {describe_target(job.work)} work for other keys only"
         )
     if not any(needs <= offer.features for offer in offers):
-        return CannotDo(PLAIN_ONLY.format(sought=sought(job.work)), "values")
+        return CannotDo(PLAIN_ONLY.format(sought=describe_target(job.work)), "values")
     return None
 
 
-def _may_have(offer: Offer, job: Job) -> bool:
-    name = task_of(job.work)
+def _can_call(offer: Offer, job: Job) -> bool:
+    name = required_name(job.work)
     return (
-        (name is None or has(offer, name))
+        (name is None or offers_task(offer, name))
         and job.work.needs <= offer.features
         and (not offer.only_for or job.owner in offer.only_for)
         and not (job.terms.near and offer.neighbour)
     )
 
 
-def _unknown(offers: Sequence[Offer], job: Job) -> str:
+def _unknown_function(offers: Sequence[Offer], job: Job) -> str:
     """Say that nobody has the function, and which name may have been meant."""
-    name = task_of(job.work) or ""
+    name = required_name(job.work) or ""
     every = frozenset[str]().union(*(offer.tasks for offer in offers))
-    names = sorted(islice(every, NEAR_AMONG))
-    lacking = f"no worker has {sought(job.work)}"
+    names = sorted(islice(every, SIMILAR_NAMES_MAX))
+    lacking = f"no worker has {describe_target(job.work)}"
     if not names:
         return f"{lacking}: none of those that are there has any function"
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if near:
         return f"{lacking}: did you mean {' or '.join(near)}?"
-    more = f"; {ALL}" if len(every) > NAMED_MAX else ""
-    return f"{lacking}: there is {', '.join(names[:NAMED_MAX])}{more}"
+    more = f"; {ALL}" if len(every) > LISTED_MAX else ""
+    return f"{lacking}: there is {', '.join(names[:LISTED_MAX])}{more}"
+
+
+CALL_QUEUE_SECONDS = (
+    3600.0  # seconds that a call waits for a worker, unless its caller says else
+)
+CALL_TOTAL_SECONDS = (
+    86_400.0  # seconds from when it was accepted, with all tries and waits
+)
+CALL_GRACE_SECONDS = (
+    30.0  # seconds over its timeout, after which its worker is not waited for
+)
+
+
+@lru_cache(256)
+def call_limits(
+    timeout: float | None = None, queue: float = CALL_QUEUE_SECONDS
+) -> TimeLimits:
+    """Return the limits of a call; both are in seconds.
+
+    A function says nothing until it returns, so silence means nothing; unless there is
+    a timeout, for then a worker that does not keep it is broken.
+    """
+    patience = (
+        CALL_TOTAL_SECONDS
+        if timeout is None
+        else min(timeout + CALL_GRACE_SECONDS, CALL_TOTAL_SECONDS)
+    )
+    return TimeLimits(
+        min(queue, CALL_TOTAL_SECONDS), patience, patience, CALL_TOTAL_SECONDS
+    )

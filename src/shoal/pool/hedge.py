@@ -8,53 +8,55 @@ from itertools import islice
 
 from shoal.domain.facts import JobHedged
 from shoal.domain.ids import LeaseNumber
-from shoal.domain.work import Kind
-from shoal.pool.free import Free, Promised
+from shoal.domain.work import JobKind
+from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
-from shoal.pool.state import Pool
+from shoal.pool.state import PoolState
 
-SHARE = 10  # one of so many running jobs may have a second worker, and one always
-KINDS = frozenset({Kind.CHAT, Kind.COMPLETION})
-LOOKS_MAX = 32  # jobs in one plan for which an idle worker is looked for
+HEDGED_SHARE = (
+    10  # one of so many running jobs may have a second worker, and one always
+)
+HEDGEABLE_KINDS = frozenset({JobKind.CHAT, JobKind.COMPLETION})
+EXAMINED_MAX = 32  # jobs in one plan for which an idle worker is looked for
 
 
-def hedges(pool: Pool, now: float, after: float) -> list[JobHedged]:
+def hedges(pool: PoolState, now: float, after: float) -> list[JobHedged]:
     """Give jobs that have been silent for ``after`` seconds to an idle worker, too.
 
     Only what nobody waits for is given away, if the plan was applied before.  Changes
     nothing: the caller applies the facts.
     """
-    room = max(1, (len(pool.jobs) - pool.waiting) // SHARE) - pool.hedges
+    room = max(1, (len(pool.jobs) - pool.queued) // HEDGED_SHARE) - pool.hedged
     found: list[JobHedged] = []
-    promised = Promised()
-    free: dict[str, Free] = {}
-    for job in islice(_hedgeable(pool, now, after), LOOKS_MAX):
+    promised = PromisedSlots()
+    free: dict[str, FreeWorkers] = {}
+    for job in islice(_hedgeable(pool, now, after), EXAMINED_MAX):
         if len(found) >= room:
             break
         model = job.model
         if model not in free:
-            free[model] = Free(pool, model, promised)
-        if (choice := free[model].take_idle(job)) is not None:
+            free[model] = FreeWorkers(pool, model, promised)
+        if (choice := free[model].assign_idle(job)) is not None:
             worker, state = choice
             waited = f"attempt {job.lease} silent for {now - job.leased_at:.1f} s"
-            lease = LeaseNumber(job.given + 1)
+            lease = LeaseNumber(job.last_lease + 1)
             found.append(JobHedged(job.job.id, worker.id, lease, f"{waited}; {state}"))
     return found
 
 
-def next_hedge(pool: Pool, now: float, after: float) -> float | None:
+def next_hedge(pool: PoolState, now: float, after: float) -> float | None:
     """Return when another job will have been silent for ``after`` seconds."""
-    times = (job.leased_at + after for job in pool.silent.values())
+    times = (job.leased_at + after for job in pool.without_output.values())
     return next((due for due in times if due > now), None)
 
 
-def _hedgeable(pool: Pool, now: float, after: float) -> Iterator[OpenJob]:
-    for job in pool.silent.values():
+def _hedgeable(pool: PoolState, now: float, after: float) -> Iterator[OpenJob]:
+    for job in pool.without_output.values():
         if job.leased_at + after > now:
             return
         # Silence says nothing on a wire where an answer comes as a whole.
         if (
-            job.kind in KINDS
+            job.kind in HEDGEABLE_KINDS
             and job.model in pool.roster.available
             and job.worker_id is not None
             and pool.workers[job.worker_id].offer.streams

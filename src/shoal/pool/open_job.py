@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import LeaseNumber, WorkerId
-from shoal.domain.work import Call, Feature, Job, Kind, Lane, Task, Work
+from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Task, Work
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
 CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for English
-SURELY_PER_TOKEN = 8  # characters: no text but odd ones has more in a token
+CHARACTERS_PER_TOKEN_MAX = 8  # characters: no text but odd ones has more in a token
 
-Alike: TypeAlias = tuple[
-    str, Kind, frozenset[Feature], str | None, str | None, frozenset[WorkerId], bool
+MatchingClass: TypeAlias = tuple[
+    str, JobKind, frozenset[Feature], str | None, str | None, frozenset[WorkerId], bool
 ]
 
 
@@ -25,19 +25,19 @@ def size_of(job: Job) -> int:
     return len(work.text) + len(job.terms.form)
 
 
-def task_of(work: Work) -> str | None:
+def required_name(work: Work) -> str | None:
     """Return the name that a worker must know for some work; None: it need not."""
     match work:
         case Task(name=name):
             return name
-        case Call(name=name) | Lane(name=name):
+        case Call(name=name) | CallStream(name=name):
             return None if Feature.CODE in work.needs else name
         case _:
             return None
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HedgeLease:
     """A worker's lease on a job, and since when."""
 
     worker_id: WorkerId
@@ -57,18 +57,18 @@ class OpenJob:
     state: JobState = JobState.QUEUED
     worker_id: WorkerId | None = None
     lease: LeaseNumber = NO_LEASE  # that of its present worker, or of the last one
-    given: LeaseNumber = NO_LEASE  # the highest number of a lease so far
-    hedge: Held | None = None  # a second worker, until one of the two begins
+    last_lease: LeaseNumber = NO_LEASE  # the highest number of a lease so far
+    hedge: HedgeLease | None = None  # a second worker, until one of the two begins
     started: bool = False  # whether text has ever reached the client
     lost: int = 0  # workers that went away with it
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
-    kind: Kind = field(init=False)
+    kind: JobKind = field(init=False)
     model: str = field(init=False)
     characters: int = field(init=False)  # of what the model is to read
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
     task: str | None = field(init=False)  # see ``task_of``
-    trusted: Set[str] | None = None
+    trusted_keys: Set[str] | None = None
     """Public keys of the workers that may have it, which may grow; None: any may."""
 
     def __post_init__(self) -> None:
@@ -78,20 +78,20 @@ class OpenJob:
         self.characters = len(self.job.work.text)
         self.size = size_of(self.job)
         self.needs = self.job.work.needs
-        self.task = task_of(self.job.work)
+        self.task = required_name(self.job.work)
 
     @property
-    def alike(self) -> Alike:
+    def matching_class(self) -> MatchingClass:
         """What it has in common with jobs that the same workers can take."""
         terms = self.job.terms
-        private = None if self.trusted is None else terms.user
+        private = None if self.trusted_keys is None else terms.user
         rest = (self.task, private, terms.avoid, terms.near)
         return self.job.owner, self.kind, self.needs, *rest
 
     @property
     def tokens_min(self) -> int:
         """Return how many tokens the model has to read at the least."""
-        return self.characters // SURELY_PER_TOKEN
+        return self.characters // CHARACTERS_PER_TOKEN_MAX
 
     @property
     def tokens(self) -> int:

@@ -3,26 +3,26 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from shoal.domain.work import Feature, Kind
-from shoal.domain.worker import Condition, Offer
-from shoal.pool.match import POINTS_MAX
-from shoal.pool.state import Pool
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import Offer, WorkerLoad
+from shoal.pool.eligibility import POINTS_MAX
+from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 MODELS_MAX = 256  # models that are offered; of more, the first by name
 SLOTS_MAX = 4096  # more jobs at a time are believed of nobody
 
-NAMED = frozenset({Kind.TASK, Kind.CALL})
+NAMED_KINDS = frozenset({JobKind.TASK, JobKind.CALL})
 """What is done without a model, by its name."""
 
-OURS = frozenset({Kind.LANE})
+OWN_KINDS = frozenset({JobKind.CALL_STREAM})
 """What a pool does not do for another: lanes are between it and its own workers."""
 
-NEVER = frozenset({Feature.CONTINUE})
+NOT_OFFERED = frozenset({Feature.CONTINUE})
 """What some workers can do, and the pool cannot: an answer here begins empty."""
 
 
-def own_offers(pool: Pool) -> tuple[Offer, ...]:
+def own_offers(pool: PoolState) -> tuple[Offer, ...]:
     """Return an offer for each model that workers of our own have, by name.
 
     Tasks without a model are offered as the model ''.  What other pools have is left
@@ -32,22 +32,22 @@ def own_offers(pool: Pool) -> tuple[Offer, ...]:
     """
     offers: defaultdict[str, list[Offer]] = defaultdict(list)
     for worker in pool.workers.values():
-        if _is_for_anybody(worker):
+        if _is_unrestricted(worker):
             for model in worker.offer.models or ("",):
                 offers[model].append(worker.offer)
     return tuple(_merged(model, offers[model]) for model in sorted(offers)[:MODELS_MAX])
 
 
-def own_condition(pool: Pool) -> Condition:
+def own_load(pool: PoolState) -> WorkerLoad:
     """Return how busy the pool is: with all jobs that wait, or that a worker has."""
-    return Condition(queued=len(pool.jobs))
+    return WorkerLoad(queued=len(pool.jobs))
 
 
-def _is_for_anybody(worker: Worker) -> bool:
+def _is_unrestricted(worker: Worker) -> bool:
     offer = worker.offer
     if offer.neighbour or offer.only_for or offer.slots <= 0:
         return False
-    if not (offer.models or offer.kinds & NAMED):
+    if not (offer.models or offer.kinds & NAMED_KINDS):
         return False
     return not worker.draining and worker.points < POINTS_MAX
 
@@ -55,12 +55,13 @@ def _is_for_anybody(worker: Worker) -> bool:
 def _merged(model: str, offers: list[Offer]) -> Offer:
     """Return what can be relied on, whichever of the workers gets a job."""
     return Offer(
-        kinds=frozenset().union(*(offer.kinds for offer in offers)) - OURS,
+        kinds=frozenset().union(*(offer.kinds for offer in offers)) - OWN_KINDS,
         models=frozenset({model}) if model else frozenset(),
         slots=min(sum(offer.slots for offer in offers), SLOTS_MAX),
-        features=frozenset.intersection(*(offer.features for offer in offers)) - NEVER,
+        features=frozenset.intersection(*(offer.features for offer in offers))
+        - NOT_OFFERED,
         context=min((each.context for each in offers if each.context), default=0),
-        tasks=_tasks(offer for offer in offers if offer.kinds & NAMED),
+        tasks=_tasks(offer for offer in offers if offer.kinds & NAMED_KINDS),
         streams=all(offer.streams for offer in offers),
         neighbour=True,
     )

@@ -9,11 +9,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Priority
 from shoal.pool.open_job import OpenJob
 
-ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
+PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
 
 
 @dataclass(slots=True)
-class Queue:
+class JobQueue:
     """The waiting jobs of one model.
 
     Those that had a worker before have waited their turn once and go first.  The others
@@ -21,29 +21,29 @@ class Queue:
     first (max-min fair sharing), each with its oldest job.
     """
 
-    again: dict[JobId, OpenJob] = field(default_factory=dict)
+    requeued: dict[JobId, OpenJob] = field(default_factory=dict)
     fresh: dict[Priority, dict[str, dict[JobId, OpenJob]]] = field(default_factory=dict)
     """By priority and owner; owners in the order in which they were last served."""
 
     def __bool__(self) -> bool:
-        return bool(self.again or self.fresh)
+        return bool(self.requeued or self.fresh)
 
     def __len__(self) -> int:
-        return len(self.again) + sum(
+        return len(self.requeued) + sum(
             len(jobs) for owners in self.fresh.values() for jobs in owners.values()
         )
 
     def add(self, job: OpenJob) -> None:
         """Let a job wait."""
         if job.lease:
-            self.again[job.job.id] = job
+            self.requeued[job.job.id] = job
             return
         owners = self.fresh.setdefault(job.job.priority, {})
         owners.setdefault(job.job.owner, {})[job.job.id] = job
 
     def remove(self, job: OpenJob) -> None:
         """Let a job go; its owner comes after the others then."""
-        if self.again.pop(job.job.id, None) is not None:
+        if self.requeued.pop(job.job.id, None) is not None:
             return
         owners = self.fresh[job.job.priority]
         jobs = owners.pop(job.job.owner)
@@ -53,24 +53,26 @@ class Queue:
         elif not owners:
             del self.fresh[job.job.priority]
 
-    def in_turn(self, running: Mapping[str, int]) -> Iterator[tuple[OpenJob, "Served"]]:
+    def in_order(
+        self, running: Mapping[str, int]
+    ) -> Iterator[tuple[OpenJob, "Served"]]:
         """Yield the jobs in the order in which they should be served.
 
         ``running`` is how many jobs each owner has running.  Call the ``Served`` that
         comes with a job if it was served: its owner's next job counts from there.
         """
         served: Counter[str] = Counter()
-        for job in self.again.values():
+        for job in self.requeued.values():
             yield job, Served(served, job.job.owner)
-        for priority in ORDER:
-            yield from self._shared(self.fresh.get(priority, {}), running, served)
+        for priority in PRIORITY_ORDER:
+            yield from self._fairly(self.fresh.get(priority, {}), running, served)
 
     def ahead_of(self, owner: str, priority: Priority) -> int:
         """Return how many jobs are served before a new one of ``owner``, about.
 
         Of the same priority, as many of each other owner's as of its own.
         """
-        ahead = len(self.again)
+        ahead = len(self.requeued)
         for each, owners in self.fresh.items():
             if each.value > priority.value:
                 ahead += sum(map(len, owners.values()))
@@ -80,7 +82,7 @@ class Queue:
         return ahead + own + sum(min(count, own + 1) for count in others)
 
     @staticmethod
-    def _shared(
+    def _fairly(
         owners: Mapping[str, Mapping[JobId, OpenJob]],
         running: Mapping[str, int],
         served: Counter[str],

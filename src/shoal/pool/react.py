@@ -5,7 +5,6 @@ from typing import TypeAlias
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -15,11 +14,12 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    LateResult,
     ReceiptPresented,
-    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerTrusted,
 )
@@ -31,103 +31,107 @@ from shoal.domain.vocabulary import (
     Failed,
     Rejected,
 )
-from shoal.domain.work import Job, Kind, Limit, Privacy
-from shoal.pool.match import refusal
-from shoal.pool.open_job import OpenJob
-from shoal.pool.state import Pool
-from shoal.pool.stimuli import (
-    Accused,
-    Altered,
-    Answered,
-    Arrived,
-    Began,
-    Bounded,
-    Departed,
-    Funded,
-    Overdue,
-    Paired,
-    Proved,
-    Retiring,
-    Spoiled,
-    Stimulus,
-    Submitted,
-    Withdrawn,
+from shoal.domain.work import Job, JobKind, Privacy, TimeLimit
+from shoal.pool.eligibility import why_no_worker
+from shoal.pool.inputs import (
+    AccountTopUp,
+    AnswerDisputed,
+    AnswerRejected,
+    BudgetSet,
+    Cancellation,
+    DrainAnnounced,
+    FirstOutput,
+    HubInput,
+    LeaseResult,
+    LimitReached,
+    LoadReported,
+    ReceiptVerified,
+    Submission,
+    WorkerConnected,
+    WorkerDisconnected,
+    WorkerPaired,
 )
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import PoolState
 
 NO_TRUSTED_WORKER = "no_trusted_worker"
 """How the error of a private job begins that no worker may have."""
 
-HONEST = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
+HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
 """Verdicts that speak against nobody."""
 
-UNPROVEN = 1  # points against a worker whose receipt proves nothing
-DIFFERENT = 3  # and against one that answered otherwise than two others
+INVALID_RECEIPT_POINTS = 1  # points against a worker whose receipt proves nothing
+WRONG_ANSWER_POINTS = 3  # and against one that answered otherwise than two others
 WORKERS_LOST_MAX = 3  # a job that takes this many workers down with it is to blame
 
 
-Recall: TypeAlias = tuple[WorkerId, CancelJob]
+Revocation: TypeAlias = tuple[WorkerId, CancelJob]
 
 
-def react(pool: Pool, stimulus: Stimulus) -> list[Fact]:
+def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
     """Decide what ``stimulus`` means for the pool as it is.
 
     What refers to a job that has ended, or to a lease that is over, is never an
     error: messages cross on the way.
     """
-    match stimulus:
-        case Submitted(job):
-            if (hindrance := nobody_trusted(pool, job)) is not None:
+    match hub_input:
+        case Submission(job):
+            if (hindrance := why_untrusted(pool, job)) is not None:
                 return [JobSubmitted(job), JobFailed(job.id, hindrance)]
             return [JobSubmitted(job)]
-        case Withdrawn(job_id, reason):
+        case Cancellation(job_id, reason):
             return [JobCancelled(job_id, reason)] if job_id in pool.jobs else []
-        case Began(job_id, lease):
+        case FirstOutput(job_id, lease):
             begun = pool.jobs.get(job_id)
             if begun is None or all(lease != held for _, held in begun.holders):
                 return []
-            return [*_first_was(begun, lease), JobStarted(job_id, lease)]
-        case Spoiled(job_id, error, lost, cut):
+            return [*_first_output(begun, lease), JobStarted(job_id, lease)]
+        case AnswerRejected(job_id, error, lost, cut):
             known = job_id in pool.jobs
             return [JobFailed(job_id, error, lost, cut)] if known else []
-        case Overdue(job_id, limit):
+        case LimitReached(job_id, limit):
             due = pool.jobs.get(job_id)
-            return [] if due is None else [_expired(pool, due, limit)]
-        case Arrived(worker_id, offer, cancels):
+            return [] if due is None else [_limit_reached(pool, due, limit)]
+        case WorkerConnected(worker_id, offer, cancels):
             # Of two with one identity the newer is the living one.
             older = (
-                _lost(pool, worker_id, "replaced by a newer connection")
+                _worker_left(pool, worker_id, "replaced by a newer connection")
                 if worker_id in pool.workers
                 else []
             )
             return [*older, WorkerJoined(worker_id, offer, cancels)]
-        case Departed(worker_id, reason):
-            return _lost(pool, worker_id, reason) if worker_id in pool.workers else []
-        case Retiring(worker_id, event):
+        case WorkerDisconnected(worker_id, reason):
+            return (
+                _worker_left(pool, worker_id, reason)
+                if worker_id in pool.workers
+                else []
+            )
+        case DrainAnnounced(worker_id, event):
             known = worker_id in pool.workers
             return [WorkerDraining(worker_id, event.reason)] if known else []
-        case Altered(worker_id, condition):
+        case LoadReported(worker_id, condition):
             altered = pool.workers.get(worker_id)
-            if altered is None or altered.condition == condition:
+            if altered is None or altered.load == condition:
                 return []
-            turned = altered.condition.unfit != condition.unfit
-            return [WorkerConditioned(worker_id, condition, turned)]
-        case Answered():
-            return _answered(pool, stimulus)
-        case Proved(worker_id, job_id, verdict):
+            turned = altered.load.unfit != condition.unfit
+            return [WorkerLoadChanged(worker_id, condition, turned)]
+        case LeaseResult():
+            return _on_result(pool, hub_input)
+        case ReceiptVerified(worker_id, job_id, verdict):
             presented = ReceiptPresented(job_id, worker_id, verdict)
-            return [presented, *_marked(pool, worker_id, job_id, verdict)]
-        case Accused(worker_id, reason, about):
-            return [_mark(pool, worker_id, DIFFERENT, reason, about)]
-        case Paired(owner, user, public_key):
-            known = public_key in pool.trusted.get((owner, user), ())
+            return [presented, *_receipt_marks(pool, worker_id, job_id, verdict)]
+        case AnswerDisputed(worker_id, reason, about):
+            return [_mark(pool, worker_id, WRONG_ANSWER_POINTS, reason, about)]
+        case WorkerPaired(owner, user, public_key):
+            known = public_key in pool.trusted_keys.get((owner, user), ())
             return [] if known else [WorkerTrusted(owner, user, public_key)]
-        case Funded(account, amount, by):
+        case AccountTopUp(account, amount, by):
             return [AccountCredited(account, amount, by)]
-        case Bounded(account, budget, by):
+        case BudgetSet(account, budget, by):
             return [AccountLimited(account, budget, by)]
 
 
-def recalls(pool: Pool, fact: Fact) -> list[Recall]:
+def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
     """Say who is to stop working because of ``fact``, which is not applied yet."""
     match fact:
         case JobUnhedged(job_id, lease, cut=True):
@@ -140,11 +144,11 @@ def recalls(pool: Pool, fact: Fact) -> list[Recall]:
     return [(who, CancelJob(job_id, held)) for who, held in holders if held in over]
 
 
-def nobody_trusted(pool: Pool, job: Job) -> str | None:
+def why_untrusted(pool: PoolState, job: Job) -> str | None:
     """Say why a private job cannot be done, though it might wait; None if it can."""
     if job.terms.privacy is not Privacy.PRIVATE:
         return None
-    trusted = pool.trusted.get((job.owner, job.terms.user), set())
+    trusted = pool.trusted_keys.get((job.owner, job.terms.user), set())
     workers = pool.roster.with_model.get(job.model, {}).values()
     offers = [each.offer for each in workers if each.offer.public_key in trusted]
     if any(offer.proven for offer in offers):
@@ -159,18 +163,18 @@ def nobody_trusted(pool: Pool, job: Job) -> str | None:
     return f"{NO_TRUSTED_WORKER}: only paired workers may have a private job, and {why}"
 
 
-def _marked(
-    pool: Pool, worker_id: WorkerId, job_id: JobId, verdict: Verdict
+def _receipt_marks(
+    pool: PoolState, worker_id: WorkerId, job_id: JobId, verdict: Verdict
 ) -> list[Fact]:
     """Hold a receipt that proves nothing against the worker that gave it."""
-    if verdict in HONEST:
+    if verdict in HARMLESS_VERDICTS:
         return []
     reason = f"a receipt that proves nothing: {verdict.value}"
-    return [_mark(pool, worker_id, UNPROVEN, reason, job_id)]
+    return [_mark(pool, worker_id, INVALID_RECEIPT_POINTS, reason, job_id)]
 
 
 def _mark(
-    pool: Pool, worker_id: WorkerId, points: int, reason: str, about: JobId
+    pool: PoolState, worker_id: WorkerId, points: int, reason: str, about: JobId
 ) -> WorkerMarked:
     worker = pool.workers.get(worker_id)
     proven = worker is not None and worker.offer.proven
@@ -178,19 +182,19 @@ def _mark(
     return WorkerMarked(worker_id, points, reason, about, key)
 
 
-def _answered(pool: Pool, answered: Answered) -> list[Fact]:
+def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
     worker_id, event = answered.worker_id, answered.event
     outcome, verdict = answered.outcome, answered.verdict
     job = pool.jobs.get(event.job_id)
     if job is None or (worker_id, event.lease) not in job.holders:
         what = type(event).__name__.lower()
-        return [CameLate(event.job_id, event.lease, worker_id, what)]
+        return [LateResult(event.job_id, event.lease, worker_id, what)]
     match event:
         case Completed(job_id, lease):
             return [
-                *_first_was(job, lease),
+                *_first_output(job, lease),
                 JobCompleted(job_id, lease, outcome, verdict),
-                *_marked(pool, worker_id, job_id, verdict),
+                *_receipt_marks(pool, worker_id, job_id, verdict),
             ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:
             return [JobUnhedged(job_id, lease, f"refused it: {reason}")]
@@ -202,7 +206,7 @@ def _answered(pool: Pool, answered: Answered) -> list[Fact]:
             return [JobFailed(job_id, error, fault=fault)]
 
 
-def _first_was(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
+def _first_output(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
     """Decide that of a job's two workers, if it has two, the other one is to stop."""
     if job.hedge is None:
         return []
@@ -210,11 +214,11 @@ def _first_was(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
     return [JobUnhedged(job.job.id, other, "the other was quicker", cut=True)]
 
 
-def _lost(pool: Pool, worker_id: WorkerId, reason: str) -> list[Fact]:
+def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[Fact]:
     facts: list[Fact] = []
-    for job, lease in pool.held_by(worker_id):
+    for job, lease in pool.leases_of(worker_id):
         lost = f"worker lost: {reason}"
-        if job.kind is Kind.LANE:
+        if job.kind is JobKind.CALL_STREAM:
             # Whoever holds it has calls that did not return, and opens another.
             facts.append(JobFailed(job.job.id, lost, lost=True))
         elif job.hedge is not None:
@@ -224,35 +228,37 @@ def _lost(pool: Pool, worker_id: WorkerId, reason: str) -> list[Fact]:
             facts.append(JobFailed(job.job.id, error, lost=True))
         else:
             facts.append(JobRequeued(job.job.id, lease, lost))
-    return [*facts, WorkerLost(worker_id, reason)]
+    return [*facts, WorkerLeft(worker_id, reason)]
 
 
-def _expired(pool: Pool, job: OpenJob, limit: Limit) -> JobExpired:
+def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpired:
     seconds = {
-        Limit.QUEUE: job.job.limits.queue,
-        Limit.FIRST_OUTPUT: job.job.limits.first_output,
-        Limit.SILENCE: job.job.limits.silence,
-        Limit.TOTAL: job.job.limits.total,
+        TimeLimit.QUEUE: job.job.limits.queue,
+        TimeLimit.FIRST_OUTPUT: job.job.limits.first_output,
+        TimeLimit.SILENCE: job.job.limits.silence,
+        TimeLimit.TOTAL: job.job.limits.total,
     }[limit]
     error = f"{limit.value}: over the limit of {seconds:g} s"
-    if limit is Limit.QUEUE:
-        error = f"{refusal(pool, job)} ({error})"
+    if limit is TimeLimit.QUEUE:
+        error = f"{why_no_worker(pool, job)} ({error})"
     return JobExpired(job.job.id, limit, error)
 
 
-def overdue(job: OpenJob, now: float, last_output: float | None) -> Limit | float:
+def next_limit(
+    job: OpenJob, now: float, last_output: float | None
+) -> TimeLimit | float:
     """Return the limit that ``job`` is over, or else when to look again.
 
     ``last_output`` is when the present lease brought text last, if it has.
     """
     limits = job.job.limits
     if job.worker_id is None:
-        due, limit = job.queued_at + limits.queue, Limit.QUEUE
+        due, limit = job.queued_at + limits.queue, TimeLimit.QUEUE
     elif last_output is None:
-        due, limit = job.since + limits.first_output, Limit.FIRST_OUTPUT
+        due, limit = job.since + limits.first_output, TimeLimit.FIRST_OUTPUT
     else:
-        due, limit = last_output + limits.silence, Limit.SILENCE
+        due, limit = last_output + limits.silence, TimeLimit.SILENCE
     in_all = job.submitted_at + limits.total
     if in_all <= due:
-        due, limit = in_all, Limit.TOTAL
+        due, limit = in_all, TimeLimit.TOTAL
     return limit if now >= due else due

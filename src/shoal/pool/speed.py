@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Kind
+from shoal.domain.work import JobKind
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN, OpenJob
 from shoal.pool.worker import Worker
 
@@ -12,10 +12,10 @@ TOKENS_MIN = 8  # shorter answers say nothing about a worker's speed
 
 
 @dataclass(slots=True)
-class Speeds:
+class SpeedEstimates:
     """What was learned from jobs that were done."""
 
-    usual_pace: float | None = None  # tokens per second of one answer, of all workers
+    typical_pace: float | None = None  # tokens per second of one answer, of all workers
     job_seconds: dict[str, float] = field(default_factory=dict)
     """How long workers take for a job, by model."""
 
@@ -27,14 +27,14 @@ class Speeds:
         All of its time counts, and not only that since the first piece: some workers
         say the whole answer in one piece at the end.
         """
-        if job.kind is Kind.LANE:
+        if job.kind is JobKind.CALL_STREAM:
             return  # held for as long as there is something to call
         model = job.model
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)
         self.job_seconds[model] = _average(before, seconds)
-        if job.kind is Kind.CALL:
-            worker.called(seconds)
+        if job.kind is JobKind.CALL:
+            worker.record_call(seconds)
             return
         if outcome.usage is not None:
             tokens = outcome.usage.completion_tokens
@@ -43,7 +43,7 @@ class Speeds:
         if tokens < TOKENS_MIN or seconds <= 0:
             return
         worker.pace = _average(worker.pace, tokens / seconds)
-        self.usual_pace = _average(self.usual_pace, tokens / seconds)
+        self.typical_pace = _average(self.typical_pace, tokens / seconds)
 
     def forget(self, model: str) -> None:
         """Let go of what is known of a model that no worker has any more."""

@@ -9,7 +9,6 @@ from itertools import islice
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -21,67 +20,68 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    LateResult,
     ReceiptPresented,
-    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.work import Job, Kind, Privacy
+from shoal.domain.work import Job, JobKind, Privacy
 from shoal.pool.lifecycle import ENDED, after
-from shoal.pool.open_job import Held, OpenJob
-from shoal.pool.queue import Queue
+from shoal.pool.open_job import HedgeLease, OpenJob
+from shoal.pool.queue import JobQueue
 from shoal.pool.roster import Roster
-from shoal.pool.speed import Speeds
-from shoal.pool.worker import Level, Mark, Worker
+from shoal.pool.speed import SpeedEstimates
+from shoal.pool.worker import CostLevel, Penalty, Worker
 
 REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
-MARK_MEMORY = 86_400.0  # seconds for which points stand against a worker
-MARKS_MAX = 4096  # marks of all workers; beyond it the oldest are forgotten
+PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
+PENALTIES_MAX = 4096  # marks of all workers; beyond it the oldest are forgotten
 SESSIONS_MAX = 65_536  # conversations of which it is known who had them last
 
 
 @dataclass(slots=True)
-class Pool:
+class PoolState:
     """Everything the coordinator decides by.  One writer, which calls ``apply``."""
 
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
     jobs: dict[JobId, OpenJob] = field(default_factory=dict)
-    queues: dict[str, Queue] = field(default_factory=dict)
+    queues: dict[str, JobQueue] = field(default_factory=dict)
     """The jobs that wait, by model."""
 
-    waiting: int = 0  # jobs in all queues
-    queued_by: Counter[str] = field(default_factory=Counter)
+    queued: int = 0  # jobs in all queues
+    queued_by_owner: Counter[str] = field(default_factory=Counter)
     """Jobs in all queues, by owner."""
 
-    sizes: Counter[str] = field(default_factory=Counter)
+    sizes_by_owner: Counter[str] = field(default_factory=Counter)
     """Characters of all jobs, by owner."""
 
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
     """Who refused what, with the time until which it is not asked again."""
 
     roster: Roster = field(default_factory=Roster)
-    running: Counter[str] = field(default_factory=Counter)
+    running_by_owner: Counter[str] = field(default_factory=Counter)
     """Jobs that a worker has, by owner."""
 
-    silent: dict[JobId, OpenJob] = field(default_factory=dict)
+    without_output: dict[JobId, OpenJob] = field(default_factory=dict)
     """Jobs whose only worker so far has said nothing yet, the longest silent first."""
 
-    hedges: int = 0  # jobs that two workers have
+    hedged: int = 0  # jobs that two workers have
     sessions: dict[str, tuple[WorkerId, JobId]] = field(default_factory=dict)
     """Who had each session's last job, and which that was; the oldest first."""
 
-    speeds: Speeds = field(default_factory=Speeds)
-    marks: deque[Mark] = field(default_factory=deque)
+    speeds: SpeedEstimates = field(default_factory=SpeedEstimates)
+    penalties: deque[Penalty] = field(default_factory=deque)
     """Points against workers, with the time at which they are forgotten."""
 
-    trusted: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    trusted_keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     """Public keys of the workers that an owner's user trusts with private jobs."""
 
-    def cost(self, level: Level) -> float:
+    def cost(self, level: CostLevel) -> float:
         """Return how long one more job would take there, in no particular unit.
 
         Twice the pace makes up for twice the load; where it is unknown it is taken for
@@ -89,19 +89,21 @@ class Pool:
         """
         load, step = level
         if step is None:
-            usual = self.speeds.usual_pace
+            usual = self.speeds.typical_pace
             step = 0 if usual is None else round(math.log2(usual))
         return math.ldexp(load, -step)
 
-    def reopen(self, job: Job, lease: LeaseNumber, now: float) -> None:
+    def restore(self, job: Job, lease: LeaseNumber, now: float) -> None:
         """Put a job from the store back into the queue.
 
         Nobody holds it, and none of its earlier leases is honoured any more.
         """
-        opened = OpenJob(job, now, since=now, queued_at=now, lease=lease, given=lease)
+        opened = OpenJob(
+            job, now, since=now, queued_at=now, lease=lease, last_lease=lease
+        )
         self._open(opened)
 
-    def forgive(self, now: float) -> float | None:
+    def expire_penalties(self, now: float) -> float | None:
         """Let workers be asked again that refused a job a while ago, and forget marks.
 
         Returns when to call this next.
@@ -110,13 +112,13 @@ class Pool:
             _, job_id, worker_id = self.refusals.popleft()
             if job_id in self.jobs:
                 self.jobs[job_id].refused_by.pop(worker_id, None)
-        while self.marks and self.marks[0].until <= now:
-            self._forget_mark()
+        while self.penalties and self.penalties[0].until <= now:
+            self._drop_oldest_penalty()
         times = [until for until, _, _ in islice(self.refusals, 1)]
-        times += [mark.until for mark in islice(self.marks, 1)]
+        times += [mark.until for mark in islice(self.penalties, 1)]
         return min(times, default=None)
 
-    def held_by(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
+    def leases_of(self, worker_id: WorkerId) -> Iterator[tuple[OpenJob, LeaseNumber]]:
         """Yield the open jobs that the worker has a lease on, each with the lease."""
         for job_id, lease in self.workers[worker_id].leases.items():
             job = self.jobs.get(job_id)
@@ -140,33 +142,33 @@ class Pool:
                 self._unhedge(fact, now)
             case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
                 self._end(fact, now)
-            case CameLate(job_id=job_id, lease=lease, worker_id=worker_id):
+            case LateResult(job_id=job_id, lease=lease, worker_id=worker_id):
                 worker = self.workers.get(worker_id)
                 if worker is not None and worker.leases.get(job_id) == lease:
-                    self._release(worker, job_id)
+                    self._free_slot(worker, job_id)
             case WorkerJoined(worker_id, offer, cancels):
                 assert worker_id not in self.workers, f"{worker_id} joined twice"
                 worker = self.workers[worker_id] = Worker(worker_id, offer, cancels)
                 worker.points = sum(
-                    mark.points for mark in self.marks if mark.meets(worker)
+                    mark.points for mark in self.penalties if mark.applies_to(worker)
                 )
-                self.roster.enter(worker)
+                self.roster.add(worker)
             case WorkerMarked(worker_id, points, public_key=public_key):
-                mark = Mark(now + MARK_MEMORY, worker_id, public_key, points)
-                self.marks.append(mark)
-                self._count_mark(mark, points)
-                if len(self.marks) > MARKS_MAX:
-                    self._forget_mark()
+                mark = Penalty(now + PENALTY_SECONDS, worker_id, public_key, points)
+                self.penalties.append(mark)
+                self._apply_penalty(mark, points)
+                if len(self.penalties) > PENALTIES_MAX:
+                    self._drop_oldest_penalty()
             case WorkerTrusted(owner, user, public_key):
-                self.trusted.setdefault((owner, user), set()).add(public_key)
+                self.trusted_keys.setdefault((owner, user), set()).add(public_key)
             case ReceiptPresented() | AccountCredited() | AccountLimited():
                 pass  # nobody's work depends on it
-            case WorkerConditioned(worker_id, condition):
-                self.roster.condition(self.workers[worker_id], condition)
+            case WorkerLoadChanged(worker_id, condition):
+                self.roster.set_load(self.workers[worker_id], condition)
             case WorkerDraining(worker_id, reason):
-                self.roster.retire(self.workers[worker_id], reason or "draining")
-            case WorkerLost(worker_id):
-                for model in self.roster.leave(self.workers.pop(worker_id), now):
+                self.roster.drain(self.workers[worker_id], reason or "draining")
+            case WorkerLeft(worker_id):
+                for model in self.roster.remove(self.workers.pop(worker_id), now):
                     self.speeds.forget(model)
 
     # Jobs.
@@ -178,35 +180,35 @@ class Pool:
         match fact:
             case JobLeased(worker_id=worker_id, lease=lease):
                 self._unqueue(job)
-                self._take(job, worker_id, lease)
+                self._grant(job, worker_id, lease)
                 job.worker_id = worker_id
                 job.lease = lease
                 job.leased_at = now
-                self.running[job.job.owner] += 1
-                self._remember(job.job, worker_id)
+                self.running_by_owner[job.job.owner] += 1
+                self._record_session(job.job, worker_id)
                 if not (job.started or job.lost):
-                    self.silent[job.job.id] = job
+                    self.without_output[job.job.id] = job
             case JobStarted():
                 assert job.hedge is None, f"{fact.job_id} has two workers"
                 job.started = True
-                self.silent.pop(fact.job_id, None)
+                self.without_output.pop(fact.job_id, None)
             case JobRequeued(reason=reason, refused_by=refused_by):
                 if refused_by is None:
                     job.lost += 1
                     job.queued_at = now
                 else:
-                    self._note_refusal(job, refused_by, reason, now)
-                self._take_back(job)
+                    self._record_refusal(job, refused_by, reason, now)
+                self._end_leases(job)
                 self._queue(job)
 
     def _hedge(self, fact: JobHedged, now: float) -> None:
         job = self.jobs[fact.job_id]
         job.state = after(job.state, fact)
         assert job.hedge is None, f"{fact.job_id} has two workers already"
-        self._take(job, fact.worker_id, fact.lease)
-        job.hedge = Held(fact.worker_id, fact.lease, now)
-        self.hedges += 1
-        del self.silent[fact.job_id]
+        self._grant(job, fact.worker_id, fact.lease)
+        job.hedge = HedgeLease(fact.worker_id, fact.lease, now)
+        self.hedged += 1
+        del self.without_output[fact.job_id]
 
     def _unhedge(self, fact: JobUnhedged, now: float) -> None:
         """Let the job go on under the other lease than that of ``fact``."""
@@ -221,14 +223,14 @@ class Pool:
             assert fact.lease == job.lease, f"{fact.job_id} has no lease {fact.lease}"
             job.worker_id, job.lease = staying.worker_id, staying.lease
             job.since = job.leased_at = staying.since
-            self._remember(job.job, staying.worker_id)
+            self._record_session(job.job, staying.worker_id)
         job.hedge = None
-        self.hedges -= 1
+        self.hedged -= 1
         if fact.lost:
             job.lost += 1
         elif not fact.cut:
-            self._note_refusal(job, leaving, fact.reason, now)
-        self._let_go(leaving, fact.job_id, cut=fact.cut)
+            self._record_refusal(job, leaving, fact.reason, now)
+        self._end_lease(leaving, fact.job_id, cut=fact.cut)
 
     def _end(
         self, fact: JobCompleted | JobFailed | JobCancelled | JobExpired, now: float
@@ -236,7 +238,7 @@ class Pool:
         job = self.jobs.pop(fact.job_id)
         job.state = after(job.state, fact)
         assert job.state in ENDED
-        _count_down(self.sizes, job.job.owner, job.size)
+        _decrement(self.sizes_by_owner, job.job.owner, job.size)
         if job.worker_id is None:
             self._unqueue(job)
             return
@@ -247,16 +249,16 @@ class Pool:
         cut = isinstance(fact, (JobCancelled, JobExpired)) or (
             isinstance(fact, JobFailed) and fact.cut
         )
-        self._take_back(job, cut=cut)
+        self._end_leases(job, cut=cut)
 
-    def _forget_mark(self) -> None:
-        mark = self.marks.popleft()
-        self._count_mark(mark, -mark.points)
+    def _drop_oldest_penalty(self) -> None:
+        mark = self.penalties.popleft()
+        self._apply_penalty(mark, -mark.points)
 
-    def _count_mark(self, mark: Mark, points: int) -> None:
+    def _apply_penalty(self, mark: Penalty, points: int) -> None:
         # Rare enough to look at all workers.
         for worker in self.workers.values():
-            if mark.meets(worker):
+            if mark.applies_to(worker):
                 worker.points += points
 
     def _open(self, job: OpenJob) -> None:
@@ -264,31 +266,31 @@ class Pool:
         if terms.privacy is Privacy.PRIVATE:
             account = (job.job.owner, terms.user)
             # Without an entry it fails at once, see ``react``: none is made of a name.
-            job.trusted = self.trusted.get(account, frozenset())
+            job.trusted_keys = self.trusted_keys.get(account, frozenset())
         self.jobs[job.job.id] = job
-        self.sizes[job.job.owner] += job.size
+        self.sizes_by_owner[job.job.owner] += job.size
         self._queue(job)
 
     def _queue(self, job: OpenJob) -> None:
-        self.queues.setdefault(job.model, Queue()).add(job)
-        self.waiting += 1
-        self.queued_by[job.job.owner] += 1
+        self.queues.setdefault(job.model, JobQueue()).add(job)
+        self.queued += 1
+        self.queued_by_owner[job.job.owner] += 1
 
     def _unqueue(self, job: OpenJob) -> None:
         queue = self.queues[job.model]
         queue.remove(job)
         if not queue:
             del self.queues[job.model]
-        self.waiting -= 1
-        _count_down(self.queued_by, job.job.owner)
+        self.queued -= 1
+        _decrement(self.queued_by_owner, job.job.owner)
 
-    def _note_refusal(
+    def _record_refusal(
         self, job: OpenJob, worker_id: WorkerId, reason: str, now: float
     ) -> None:
         job.refused_by[worker_id] = reason
         self.refusals.append((now + REFUSAL_PAUSE, job.job.id, worker_id))
 
-    def _remember(self, job: Job, worker_id: WorkerId) -> None:
+    def _record_session(self, job: Job, worker_id: WorkerId) -> None:
         session = job.session
         if not session:
             return
@@ -299,42 +301,42 @@ class Pool:
 
     # Leases.
 
-    def _take(self, job: OpenJob, worker_id: WorkerId, lease: LeaseNumber) -> None:
+    def _grant(self, job: OpenJob, worker_id: WorkerId, lease: LeaseNumber) -> None:
         worker = self.workers[worker_id]
         assert worker.free_slots > 0, f"{worker_id} has no free slot"
         assert job.job.id not in worker.leases, f"{worker_id} still has {job.job.id}"
         worker.leases[job.job.id] = lease
-        if job.kind is Kind.LANE:
-            worker.lanes.add(job.job.id)
-        job.given = lease
-        self.roster.file(worker)
+        if job.kind is JobKind.CALL_STREAM:
+            worker.streams.add(job.job.id)
+        job.last_lease = lease
+        self.roster.index(worker)
 
-    def _take_back(self, job: OpenJob, *, cut: bool = False) -> None:
+    def _end_leases(self, job: OpenJob, *, cut: bool = False) -> None:
         """End all leases on a job."""
-        _count_down(self.running, job.job.owner)
-        self.silent.pop(job.job.id, None)
+        _decrement(self.running_by_owner, job.job.owner)
+        self.without_output.pop(job.job.id, None)
         for worker_id, _ in job.holders:
-            self._let_go(worker_id, job.job.id, cut=cut)
+            self._end_lease(worker_id, job.job.id, cut=cut)
         if job.hedge is not None:
             job.hedge = None
-            self.hedges -= 1
+            self.hedged -= 1
         job.worker_id = None
 
-    def _let_go(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
+    def _end_lease(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
         worker = self.workers[worker_id]
         if cut and not worker.cancels:
             # Nobody can tell it to stop, so its slot is honestly taken until it is
             # done or gone.
             return
-        self._release(worker, job_id)
+        self._free_slot(worker, job_id)
 
-    def _release(self, worker: Worker, job_id: JobId) -> None:
+    def _free_slot(self, worker: Worker, job_id: JobId) -> None:
         del worker.leases[job_id]
-        worker.lanes.discard(job_id)
-        self.roster.file(worker)
+        worker.streams.discard(job_id)
+        self.roster.index(worker)
 
 
-def _count_down(counts: Counter[str], key: str, by: int = 1) -> None:
+def _decrement(counts: Counter[str], key: str, by: int = 1) -> None:
     counts[key] -= by
     if not counts[key]:
         del counts[key]

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
-from shoal.domain.worker import Condition, Offer
+from shoal.domain.worker import Offer, WorkerLoad
 
 LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
-AHEAD_WITHIN = 0.05  # seconds in which calls end that are given to workers ahead
-AHEAD_MAX = 128  # calls that a worker is given ahead at the most
-AS_EVER = Condition()
+PREFETCH_BELOW = 0.05  # seconds in which calls end that are given to workers ahead
+PREFETCH_MAX = 128  # calls that a worker is given ahead at the most
+NO_LOAD = WorkerLoad()
 
-Level: TypeAlias = tuple[float, int | None]
+CostLevel: TypeAlias = tuple[float, int | None]
 """How much a worker has to do with one more job, and its pace as a power of two.
 
 The first is the share of its slots in use, with the jobs that others have there, and
@@ -23,7 +23,7 @@ are equals and take turns.
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class Penalty:
     """Points against a worker, and until when they stand.
 
     ``public_key`` is as in ``WorkerMarked``.
@@ -34,7 +34,7 @@ class Mark:
     public_key: str
     points: int
 
-    def meets(self, worker: "Worker") -> bool:
+    def applies_to(self, worker: "Worker") -> bool:
         """Say whether they are against ``worker``.
 
         Else who has lost its standing would only have to leave out its proof.
@@ -53,12 +53,12 @@ class Worker:
     cancels: bool
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
     draining: str = ""  # why it takes nothing new
-    condition: Condition = AS_EVER
+    load: WorkerLoad = NO_LOAD
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
-    points: int = 0  # against it; see ``Pool.marks``
-    lanes: set[JobId] = field(default_factory=set)  # of the leases, those on lanes
-    ahead_max: int = 0  # calls that it may have beyond its slots; see ``called``
-    filed: Level | None = None  # what it stands under in ``Roster.available``
+    points: int = 0  # against it; see ``Pool.penalties``
+    streams: set[JobId] = field(default_factory=set)  # of the leases, those on lanes
+    prefetch_max: int = 0  # calls that it may have beyond its slots; see ``called``
+    indexed_as: CostLevel | None = None  # what it stands under in ``Roster.available``
     queues: frozenset[str] = field(init=False)  # of the offer, asked for all the time
 
     def __post_init__(self) -> None:
@@ -67,39 +67,39 @@ class Worker:
     @property
     def free_slots(self) -> int:
         """How many more jobs it may be given."""
-        return self.offer.slots + self.ahead - len(self.leases)
+        return self.offer.slots + self.prefetch - len(self.leases)
 
     @property
-    def ahead(self) -> int:
+    def prefetch(self) -> int:
         """How many calls it may have beyond its slots now."""
-        return 0 if self.lanes else self.ahead_max
+        return 0 if self.streams else self.prefetch_max
 
-    def called(self, seconds: float) -> None:
+    def record_call(self, seconds: float) -> None:
         """Learn how long a call took, from its lease to its end.
 
         Each lease and each end waits for the disk, which takes longer than short calls
         do: slots would mostly be idle.  So a worker is given more ahead, one for each
         call that ended soon, until they do not any more.
         """
-        soon = seconds <= AHEAD_WITHIN
-        more = self.ahead_max + (1 if soon else -1)
-        self.ahead_max = max(0, min(AHEAD_MAX, more))
+        soon = seconds <= PREFETCH_BELOW
+        more = self.prefetch_max + (1 if soon else -1)
+        self.prefetch_max = max(0, min(PREFETCH_MAX, more))
 
     @property
-    def serves(self) -> bool:
+    def accepts_jobs(self) -> bool:
         """Whether it takes new jobs, as soon as it has a free slot."""
-        return not (self.draining or self.condition.unfit)
+        return not (self.draining or self.load.unfit)
 
-    def load(self, promised: int = 0) -> float:
+    def utilization(self, promised: int = 0) -> float:
         """Return the share of its slots in use, with ``promised`` more jobs.
 
         Jobs that others have there count, so it may be more than 1; but they take no
         slot, for only the worker knows when it comes to ours.
         """
-        jobs = len(self.leases) + self.condition.queued + promised
+        jobs = len(self.leases) + self.load.queued + promised
         return jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
 
-    def level(self, promised: int = 0) -> Level:
+    def cost_level(self, promised: int = 0) -> CostLevel:
         """Return how busy and how quick it is, with ``promised`` more jobs."""
         step = None if self.pace is None else round(math.log2(self.pace))
-        return self.load(promised + 1) / self.condition.speed, step
+        return self.utilization(promised + 1) / self.load.speed, step

@@ -1,1 +1,1 @@
-"""Where jobs and facts are kept, behind one port."""
+"""The database: one port, and the SQLite store that implements it."""

@@ -56,7 +56,7 @@ def check_blob(data: bytes | memoryview, expected: bytes | None) -> bytes:
     return digest
 
 
-def missing(digest: bytes) -> NotFound:
+def blob_not_found(digest: bytes) -> NotFound:
     """Return the error for a value that is not here."""
     return NotFound(
         f"{digest.hex()} is not here: it never was, or made room for others"
@@ -107,7 +107,7 @@ class BlobFiles:
 
     def read(self, digest: bytes) -> memoryview:
         if not self.has(digest):
-            raise missing(digest)
+            raise blob_not_found(digest)
         try:
             with self._path(digest).open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
@@ -116,7 +116,7 @@ class BlobFiles:
                     mmap(file.fileno(), 0, access=ACCESS_READ) if size else b""
                 )
         except OSError as error:
-            raise missing(digest) from error
+            raise blob_not_found(digest) from error
 
     def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:
         digest = check_blob(data, expected)

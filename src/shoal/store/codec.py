@@ -2,51 +2,40 @@
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
 from shoal.domain.errors import NotFound
 from shoal.domain.facts import (
-    AccountFact,
-    CameLate,
+    FACT_NAMES,
     Fact,
     JobCompleted,
-    JobFact,
     JobSubmitted,
-    ReceiptPresented,
-    WorkerFact,
     WorkerMarked,
 )
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
-    PLAIN,
-    WORKS,
+    DEFAULT_TERMS,
+    WORK_TYPES,
     Call,
-    Described,
     Feature,
     Job,
-    Kind,
-    Limits,
-    Terms,
+    JobKind,
+    JobTerms,
+    JsonWork,
+    TimeLimits,
     Work,
 )
 from shoal.store.blobs import BlobStore
 
-FACTS: Mapping[str, type[Fact]] = {
-    fact.__name__: fact
-    for fact in (
-        *get_args(JobFact),
-        *get_args(WorkerFact),
-        *get_args(AccountFact),
-        CameLate,
-        ReceiptPresented,
-    )
+FACT_TYPES: Mapping[str, type[Fact]] = {
+    name: type_ for type_, name in FACT_NAMES.items()
 }
 
 
-APART_FROM = 64 << 10  # bytes from which on a value stands in a file, and not in a row
+LARGE_FROM = 64 << 10  # bytes from which on a value stands in a file, and not in a row
 
 
 class StoredCall(msgspec.Struct, frozen=True, array_like=True):
@@ -62,7 +51,7 @@ class StoredCall(msgspec.Struct, frozen=True, array_like=True):
     kwargs_apart: bool
 
 
-class StoredEnd(msgspec.Struct, frozen=True, omit_defaults=True):
+class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
     """What there is to say of a value that was returned, besides it."""
 
     blobs: list[bytes] = []  # msgspec copies it
@@ -70,10 +59,10 @@ class StoredEnd(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 _calls = msgspec.msgpack.Decoder(StoredCall)
-_ends = msgspec.json.Decoder(StoredEnd)
+_ends = msgspec.json.Decoder(StoredResult)
 
 
-def encode_work(work: Described) -> str:
+def encode_work(work: JsonWork) -> str:
     return msgspec.json.encode(work).decode()
 
 
@@ -82,8 +71,8 @@ def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]
 
     Raises StoreError.
     """
-    args, args_apart = _apart(call.args, blobs)
-    kwargs, kwargs_apart = _apart(call.kwargs, blobs)
+    args, args_apart = _store_large(call.args, blobs)
+    kwargs, kwargs_apart = _store_large(call.kwargs, blobs)
     stored = StoredCall(
         call.name,
         args,
@@ -104,15 +93,15 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
     stored = _calls.decode(data)
     return Call(
         stored.name,
-        _whole(stored.args, stored.args_apart, blobs),
-        _whole(stored.kwargs, stored.kwargs_apart, blobs),
+        _load_large(stored.args, stored.args_apart, blobs),
+        _load_large(stored.kwargs, stored.kwargs_apart, blobs),
         stored.timeout,
         frozenset(map(Feature, stored.needs)),
         tuple(stored.blobs),
     )
 
 
-def apart_in(data: bytes) -> tuple[bytes, ...]:
+def large_values_of(data: bytes) -> tuple[bytes, ...]:
     """Return the digests of what of a call stands apart."""
     stored = _calls.decode(data)
     parts = (stored.args, stored.args_apart), (stored.kwargs, stored.kwargs_apart)
@@ -124,25 +113,25 @@ def decode_work(kind: str, text: str) -> Work:
     for name in ("messages", "inputs"):
         if name in fields:
             fields[name] = tuple(fields[name])
-    work: Work = WORKS[Kind(kind)](**fields)
+    work: Work = WORK_TYPES[JobKind(kind)](**fields)
     return work
 
 
 @lru_cache(256)  # most jobs have the same
-def encode_limits(limits: Limits) -> str:
+def encode_limits(limits: TimeLimits) -> str:
     return msgspec.json.encode(limits).decode()
 
 
-def decode_limits(text: str) -> Limits:
-    return msgspec.json.decode(text, type=Limits)
+def decode_limits(text: str) -> TimeLimits:
+    return msgspec.json.decode(text, type=TimeLimits)
 
 
 def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[str, bytes | None]:
     """Write an outcome, and apart from it the value that was returned, if one was."""
     if not outcome.value:
         return msgspec.json.encode(outcome).decode(), None
-    value, apart = _apart(outcome.value, blobs)
-    end = StoredEnd(list(outcome.blobs), apart)
+    value, apart = _store_large(outcome.value, blobs)
+    end = StoredResult(list(outcome.blobs), apart)
     return msgspec.json.encode(end).decode(), value
 
 
@@ -168,19 +157,19 @@ def decode_outcome(text: str, value: bytes | None = None) -> Outcome:
     )
 
 
-def encode_terms(terms: Terms) -> str:
-    return _PLAIN_TERMS if terms == PLAIN else _encode_terms(terms)
+def encode_terms(terms: JobTerms) -> str:
+    return _PLAIN_TERMS if terms == DEFAULT_TERMS else _encode_terms(terms)
 
 
-def _encode_terms(terms: Terms) -> str:
+def _encode_terms(terms: JobTerms) -> str:
     return msgspec.json.encode(terms).decode()
 
 
-_PLAIN_TERMS = _encode_terms(PLAIN)
+_PLAIN_TERMS = _encode_terms(DEFAULT_TERMS)
 
 
-def decode_terms(text: str) -> Terms:
-    return msgspec.json.decode(text, type=Terms)
+def decode_terms(text: str) -> JobTerms:
+    return msgspec.json.decode(text, type=JobTerms)
 
 
 def encode_fact(fact: Fact) -> str:
@@ -201,7 +190,7 @@ def decode_marked(text: str) -> WorkerMarked:
 
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
     """Put a fact together again with the job it is about, and its outcome."""
-    type_ = FACTS[name]
+    type_ = FACT_TYPES[name]
     if type_ is JobSubmitted:
         return JobSubmitted(job)
     if type_ is JobCompleted:
@@ -212,11 +201,11 @@ def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact
     return fact
 
 
-def _apart(data: bytes, blobs: BlobStore) -> tuple[bytes, bool]:
-    return (data, False) if len(data) < APART_FROM else (blobs.keep(data), True)
+def _store_large(data: bytes, blobs: BlobStore) -> tuple[bytes, bool]:
+    return (data, False) if len(data) < LARGE_FROM else (blobs.keep(data), True)
 
 
-def _whole(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
+def _load_large(data: bytes, apart: bool, blobs: BlobStore) -> bytes:
     if not apart:
         return data
     try:

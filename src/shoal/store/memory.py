@@ -21,28 +21,28 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
-    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job
 from shoal.pool.lifecycle import ENDED, JobState, after
-from shoal.store.entries import NO_ENTRIES, Entries
-from shoal.store.memory_calls import MemoryCalls
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.memory_keys import MemoryKeys
 from shoal.store.memory_ledger import MemoryLedger
 from shoal.store.memory_pairing import MemoryPairing
+from shoal.store.memory_webhooks import MemoryWebhooks
 from shoal.store.port import (
-    Outline,
-    Recorded,
+    JobFilter,
+    RecordedFact,
     StoredJob,
-    Wanted,
-    outline,
-    without_matter,
+    StoredJobSummary,
+    summarize,
+    without_content,
 )
 
 NO_LEASE = LeaseNumber(0)
@@ -54,21 +54,21 @@ class MemoryStore:
     def __init__(self) -> None:
         self.keys = MemoryKeys()
         self.ledger = MemoryLedger(self._owner_of)
-        self.calls = MemoryCalls()
+        self.webhooks = MemoryWebhooks()
         self._trusted: dict[WorkerTrusted, float] = {}  # since when
         self.pairing = MemoryPairing(self._trusted)
-        self._marked: list[Recorded] = []
+        self._marked: list[RecordedFact] = []
         self._jobs: dict[JobId, StoredJob] = {}
         self._named: dict[tuple[str, str], JobId] = {}  # by owner and idempotency key
-        self._stories: dict[JobId, list[Recorded]] = {}
+        self._stories: dict[JobId, list[RecordedFact]] = {}
         self._models: dict[str, float] = {}  # when a worker joined with it last
 
     async def append(
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[Recorded] = (),
-        entries: Entries = NO_ENTRIES,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
         for each in earlier:
             await self.append([each.fact], each.at)
@@ -76,7 +76,7 @@ class MemoryStore:
         # From here on nothing fails: all of it is written, or none was.
         self._jobs |= changed
         self.ledger.write(entries, at)
-        self.calls.write(entries.calls, at)
+        self.webhooks.write(entries.deliveries, at)
         for fact in facts:
             self._write(fact, at)
 
@@ -86,17 +86,17 @@ class MemoryStore:
     async def job(self, job_id: JobId) -> StoredJob | None:
         return self._jobs.get(job_id)
 
-    async def outline(self, job_id: JobId) -> Outline | None:
+    async def summary(self, job_id: JobId) -> StoredJobSummary | None:
         stored = self._jobs.get(job_id)
-        return None if stored is None else outline(stored)
+        return None if stored is None else summarize(stored)
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
+    async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
         newest = iter(reversed(self._jobs.values()))
         if wanted.before is not None:
             newest = dropwhile(lambda each: each.job.id != wanted.before, newest)
             next(newest, None)
         found = (
-            outline(stored)
+            summarize(stored)
             for stored in newest
             if wanted.owner in (None, stored.job.owner)
             and (not wanted.states or stored.state in wanted.states)
@@ -105,26 +105,28 @@ class MemoryStore:
         )
         return list(islice(found, limit))
 
-    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+    async def by_idempotency_key(
+        self, owner: str, idempotency_key: str
+    ) -> StoredJob | None:
         job_id = self._named.get((owner, idempotency_key))
         return None if job_id is None else self._jobs[job_id]
 
-    async def story(self, job_id: JobId) -> list[Recorded]:
+    async def history(self, job_id: JobId) -> list[RecordedFact]:
         return list(self._stories.get(job_id, ()))
 
-    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+    async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
         return [
-            replace(each, fact=without_matter(each.fact))
+            replace(each, fact=without_content(each.fact))
             for each in self._stories.get(job_id, ())[after:]
         ]
 
-    async def trusted(self) -> list[WorkerTrusted]:
+    async def trusted_workers(self) -> list[WorkerTrusted]:
         return list(self._trusted)
 
-    async def marked(self, since: float) -> list[Recorded]:
+    async def penalties_since(self, since: float) -> list[RecordedFact]:
         return [marked for marked in self._marked if marked.at >= since]
 
-    async def models(self, since: float) -> set[str]:
+    async def models_since(self, since: float) -> set[str]:
         return {model for model, at in self._models.items() if at >= since}
 
     async def prune(self, before: float) -> int:
@@ -139,7 +141,7 @@ class MemoryStore:
             name = (job.owner, job.idempotency_key)
             if self._named.get(name) == job_id:
                 del self._named[name]
-        self.calls.forget(old)
+        self.webhooks.forget(old)
         self.keys.forget_ended(before)
         self.pairing.forget_expired(before)
         return len(old)
@@ -172,24 +174,24 @@ class MemoryStore:
             case WorkerJoined(offer=offer):
                 self._models |= dict.fromkeys(offer.models, at)
             case WorkerMarked():
-                self._marked.append(Recorded(at, fact))
+                self._marked.append(RecordedFact(at, fact))
             case WorkerTrusted():
                 self._trusted.setdefault(fact, at)
             case AccountLimited():
                 self.ledger.limit(fact)
             case (
                 WorkerDraining()
-                | WorkerConditioned()
-                | WorkerLost()
+                | WorkerLoadChanged()
+                | WorkerLeft()
                 | AccountCredited()
             ):
                 pass
             case _:
                 stored = self._jobs.get(fact.job_id)
                 if stored is not None:  # else pruned: nobody could ask for its story
-                    self._tell(stored.job, Recorded(at, fact))
+                    self._tell(stored.job, RecordedFact(at, fact))
 
-    def _tell(self, job: Job, recorded: Recorded) -> None:
+    def _tell(self, job: Job, recorded: RecordedFact) -> None:
         fact, at = recorded.fact, recorded.at
         self._stories.setdefault(job.id, []).append(recorded)
         if isinstance(fact, JobSubmitted) and job.idempotency_key:

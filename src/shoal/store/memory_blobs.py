@@ -1,6 +1,6 @@
 """Large values by their SHA-256, until the process ends."""
 
-from shoal.store.blobs import check_blob, missing
+from shoal.store.blobs import blob_not_found, check_blob
 
 
 class MemoryBlobs:
@@ -14,7 +14,7 @@ class MemoryBlobs:
 
     def read(self, digest: bytes) -> memoryview:
         if digest not in self._blobs:
-            raise missing(digest)
+            raise blob_not_found(digest)
         return memoryview(self._blobs[digest])
 
     def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:

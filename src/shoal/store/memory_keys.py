@@ -6,11 +6,11 @@ from typing import TypeVar
 from shoal.domain.credentials import (
     JoinToken,
     Key,
-    Used,
+    KeyUsage,
     day_of,
-    ended_before,
+    partial_usage,
     usage_of,
-    usage_until,
+    was_unusable_before,
 )
 from shoal.domain.errors import StoreError
 from shoal.domain.outcome import Outcome
@@ -45,18 +45,18 @@ class MemoryKeys:
     async def revoke_token(self, token_id: str, at: float) -> None:
         _revoke(self._tokens, token_id, at)
 
-    async def bind(self, token_id: str, worker: str) -> None:
+    async def bind_worker(self, token_id: str, worker: str) -> None:
         token = self._tokens[token_id]
         self._tokens[token_id] = replace(token, workers=token.workers | {worker})
 
-    async def used(self, owner: str, today: int) -> Used:
-        return (await self.used_by_all(today)).get(owner, Used())
+    async def usage_of(self, owner: str, today: int) -> KeyUsage:
+        return (await self.usage_by_owner(today)).get(owner, KeyUsage())
 
-    async def used_by_all(self, today: int) -> dict[str, Used]:
-        found: dict[str, Used] = {}
+    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
+        found: dict[str, KeyUsage] = {}
         for (owner, day), (requests, read, written) in self._usage.items():
-            before = found.get(owner, Used())
-            found[owner] = Used(
+            before = found.get(owner, KeyUsage())
+            found[owner] = KeyUsage(
                 before.requests + requests,
                 before.prompt_tokens + read,
                 before.completion_tokens + written,
@@ -73,7 +73,7 @@ class MemoryKeys:
         """
         requests, read, written = self._usage.get((job.owner, day_of(at)), (0, 0, 0))
         work = job.work
-        used = usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
+        used = partial_usage(work, end) if isinstance(end, int) else usage_of(work, end)
         if used is None:
             return
         self._usage[job.owner, day_of(at)] = (
@@ -105,4 +105,6 @@ def _revoke(kept: dict[str, C], id_: str, at: float) -> None:
 
 
 def _living(kept: dict[str, C], before: float) -> dict[str, C]:
-    return {id_: each for id_, each in kept.items() if not ended_before(each, before)}
+    return {
+        id_: each for id_, each in kept.items() if not was_unusable_before(each, before)
+    }

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from shoal.domain.facts import WorkerTrusted
-from shoal.store.pairing import PairingCode, Partner
+from shoal.store.pairing import PairedWorker, PairingCode
 
 
 class MemoryPairing:
@@ -27,16 +27,16 @@ class MemoryPairing:
         self._codes[code] = replace(found, public_key=public_key, claimed_at=at)
         return True
 
-    async def waiting(self, owner: str, at: float) -> int:
+    async def count_claimable(self, owner: str, at: float) -> int:
         codes = self._codes.values()
         return sum(each.owner == owner and _is_free(each, at) for each in codes)
 
-    async def paired(self, owner: str) -> int:
+    async def count_paired(self, owner: str) -> int:
         return sum(each.owner == owner for each in self._trusted)
 
-    async def partners(self, owner: str, user: str) -> list[Partner]:
+    async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
         return [
-            Partner(each.public_key, at)
+            PairedWorker(each.public_key, at)
             for each, at in self._trusted.items()
             if (each.owner, each.user) == (owner, user)
         ]

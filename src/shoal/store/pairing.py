@@ -20,7 +20,7 @@ class PairingCode:
 
 
 @dataclass(frozen=True, slots=True)
-class Partner:
+class PairedWorker:
     """A worker that a user trusts with private jobs, and since when (Unix seconds)."""
 
     public_key: str
@@ -43,14 +43,14 @@ class PairingStore(Protocol):
         """Note who has claimed a code; say whether it could be claimed at that time."""
         ...
 
-    async def waiting(self, owner: str, at: float) -> int:
+    async def count_claimable(self, owner: str, at: float) -> int:
         """Return how many codes of an owner can still be claimed."""
         ...
 
-    async def paired(self, owner: str) -> int:
+    async def count_paired(self, owner: str) -> int:
         """Return how many workers the users of an owner trust, each for each user."""
         ...
 
-    async def partners(self, owner: str, user: str) -> list[Partner]:
+    async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
         """Return the workers that a user trusts, in the order in which they came."""
         ...

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from shoal.domain.credentials import JoinToken, Key, Used
+from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Job, Kind, Priority, Task, Terms
+from shoal.domain.work import Call, Job, JobKind, JobTerms, Priority, Task
 from shoal.pool.lifecycle import JobState
-from shoal.store.calls import CallStore
-from shoal.store.entries import NO_ENTRIES, Entries, LedgerStore
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore
 from shoal.store.pairing import PairingStore
+from shoal.store.webhooks import WebhookStore
 
-NO_WORK = Task("")
+OMITTED_WORK = Task("")
 """Stands for the work of a job where that is left out."""
 
 
@@ -32,18 +32,18 @@ class StoredJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class StoredJobSummary:
     """A stored job without what may be large: its work, ``terms.form``, its outcome.
 
     ``model`` is as in ``model_of``.
     """
 
     id: JobId
-    kind: Kind
+    kind: JobKind
     model: str
     owner: str
     priority: Priority
-    terms: Terms
+    terms: JobTerms
     state: JobState
     lease: LeaseNumber
     submitted_at: float
@@ -51,18 +51,18 @@ class Outline:
     error: str | None
 
 
-def model_of(job: Job) -> str:
+def listed_model(job: Job) -> str:
     """Return what stands for a job's model where it is listed: a function's name."""
     return job.work.name if isinstance(job.work, Call) else job.model
 
 
-def outline(stored: StoredJob) -> Outline:
+def summarize(stored: StoredJob) -> StoredJobSummary:
     """Return what is left of a job without what may be large."""
     job = stored.job
-    return Outline(
+    return StoredJobSummary(
         job.id,
         job.kind,
-        model_of(job),
+        listed_model(job),
         job.owner,
         job.priority,
         replace(job.terms, form=""),
@@ -75,18 +75,18 @@ def outline(stored: StoredJob) -> Outline:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedFact:
     """A fact and when it was recorded, in Unix seconds."""
 
     at: float
     fact: Fact
 
 
-def without_matter(fact: Fact) -> Fact:
+def without_content(fact: Fact) -> Fact:
     """Return a fact without what its job is about."""
     match fact:
         case JobSubmitted(job):
-            return JobSubmitted(Job(job.id, NO_WORK))
+            return JobSubmitted(Job(job.id, OMITTED_WORK))
         case JobCompleted():
             return replace(fact, outcome=Outcome(""))
         case _:
@@ -94,13 +94,13 @@ def without_matter(fact: Fact) -> Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class JobFilter:
     """Which jobs to look for; None, or no states: any."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()
     user: str | None = None
-    kind: Kind | None = None
+    kind: JobKind | None = None
     before: JobId | None = None  # those that were submitted before this one
 
 
@@ -111,7 +111,7 @@ class Store(Protocol):
     def ledger(self) -> LedgerStore: ...
 
     @property
-    def calls(self) -> CallStore: ...
+    def webhooks(self) -> WebhookStore: ...
 
     @property
     def pairing(self) -> PairingStore: ...
@@ -120,8 +120,8 @@ class Store(Protocol):
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[Recorded] = (),
-        entries: Entries = NO_ENTRIES,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
         """Record facts, all or none; they are on disk when this returns.
 
@@ -138,36 +138,38 @@ class Store(Protocol):
 
     async def job(self, job_id: JobId) -> StoredJob | None: ...
 
-    async def outline(self, job_id: JobId) -> Outline | None: ...
+    async def summary(self, job_id: JobId) -> StoredJobSummary | None: ...
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
+    async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
         """Return the jobs submitted last that are ``wanted``, the newest first."""
         ...
 
-    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+    async def by_idempotency_key(
+        self, owner: str, idempotency_key: str
+    ) -> StoredJob | None:
         """Return the job that stands under an owner's key: the newest, if several."""
         ...
 
-    async def story(self, job_id: JobId) -> list[Recorded]:
+    async def history(self, job_id: JobId) -> list[RecordedFact]:
         """Return what happened to a job, in order."""
         ...
 
-    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+    async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
         """Return what happened to a job after so much that did, in order.
 
         What it is about is left out: the work, in ``JobSubmitted``, and the outcome.
         """
         ...
 
-    async def trusted(self) -> list[WorkerTrusted]:
+    async def trusted_workers(self) -> list[WorkerTrusted]:
         """Return which workers users trust with private jobs."""
         ...
 
-    async def marked(self, since: float) -> list[Recorded]:
+    async def penalties_since(self, since: float) -> list[RecordedFact]:
         """Return what was marked against workers since, the oldest first."""
         ...
 
-    async def models(self, since: float) -> set[str]:
+    async def models_since(self, since: float) -> set[str]:
         """Return the models of the workers that have joined since."""
         ...
 
@@ -210,14 +212,14 @@ class KeyStore(Protocol):
         """Note that a token is of no use since then, unless it was revoked before."""
         ...
 
-    async def bind(self, token_id: str, worker: str) -> None:
+    async def bind_worker(self, token_id: str, worker: str) -> None:
         """Note that a worker has joined by a token; noting it again changes nothing."""
         ...
 
-    async def used(self, owner: str, today: int) -> Used:
+    async def usage_of(self, owner: str, today: int) -> KeyUsage:
         """Return what was done for the keys of this name; ``today`` is a ``day_of``."""
         ...
 
-    async def used_by_all(self, today: int) -> dict[str, Used]:
+    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
         """Return what was done for the keys of each name."""
         ...

@@ -15,19 +15,25 @@ from shoal.domain.facts import (
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.work import Job, Kind, Priority
+from shoal.domain.work import Job, JobKind, Priority
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
-from shoal.store.entries import NO_ENTRIES, Entries
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.memory_blobs import MemoryBlobs
-from shoal.store.port import NO_WORK, Outline, Recorded, StoredJob, Wanted
+from shoal.store.port import (
+    OMITTED_WORK,
+    JobFilter,
+    RecordedFact,
+    StoredJob,
+    StoredJobSummary,
+)
 from shoal.store.schema import migrate
-from shoal.store.sqlite_calls import SqliteCalls, write_calls
-from shoal.store.sqlite_facts import Apart, write_facts
+from shoal.store.sqlite_facts import LargeValues, write_facts
 from shoal.store.sqlite_keys import SqliteKeys, forget_ended
 from shoal.store.sqlite_ledger import SqliteLedger, write_entries
 from shoal.store.sqlite_pairing import SqlitePairing, forget_expired
+from shoal.store.sqlite_webhooks import SqliteWebhooks, write_deliveries
 
 T = TypeVar("T")
 
@@ -39,7 +45,7 @@ JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key,
          FROM jobs"""
 
 
-OUTLINE = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form'),
+SUMMARY = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form'),
                     state, lease, submitted_at, ended_at, error FROM jobs"""
 
 
@@ -50,10 +56,10 @@ class SqliteStore:
         """Name the file; what is too large for a row is kept in ``blobs``."""
         self.keys = SqliteKeys(self)
         self.ledger = SqliteLedger(self)
-        self.calls = SqliteCalls(self)
+        self.webhooks = SqliteWebhooks(self)
         self.pairing = SqlitePairing(self)
         self._path = path
-        self._apart = Apart(blobs or MemoryBlobs())
+        self._large_values = LargeValues(blobs or MemoryBlobs())
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-store")
         self._database: sqlite3.Connection | None = None
 
@@ -68,8 +74,8 @@ class SqliteStore:
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[Recorded] = (),
-        entries: Entries = NO_ENTRIES,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
         await self._run(lambda: self._append(facts, at, earlier, entries))
 
@@ -86,14 +92,14 @@ class SqliteStore:
 
         return await self._run(read)
 
-    async def outline(self, job_id: JobId) -> Outline | None:
-        def read() -> Outline | None:
-            row = self._sql(f"{OUTLINE} WHERE id = ?", job_id).fetchone()
-            return None if row is None else _outline(row)
+    async def summary(self, job_id: JobId) -> StoredJobSummary | None:
+        def read() -> StoredJobSummary | None:
+            row = self._sql(f"{SUMMARY} WHERE id = ?", job_id).fetchone()
+            return None if row is None else _summary(row)
 
         return await self._run(read)
 
-    async def recent(self, wanted: Wanted, limit: int) -> list[Outline]:
+    async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
         asked = {
             "owner = ?": wanted.owner,
             "user = ?": wanted.user,
@@ -105,13 +111,15 @@ class SqliteStore:
             states = json.dumps([state.value for state in wanted.states])
             given["state IN (SELECT value FROM json_each(?))"] = states
         where = " AND ".join(given) or "TRUE"
-        query = f"{OUTLINE} WHERE {where} ORDER BY rowid DESC LIMIT ?"
+        query = f"{SUMMARY} WHERE {where} ORDER BY rowid DESC LIMIT ?"
         values = (*given.values(), limit)
         return await self._run(
-            lambda: [_outline(row) for row in self._sql(query, *values)]
+            lambda: [_summary(row) for row in self._sql(query, *values)]
         )
 
-    async def named(self, owner: str, idempotency_key: str) -> StoredJob | None:
+    async def by_idempotency_key(
+        self, owner: str, idempotency_key: str
+    ) -> StoredJob | None:
         def read() -> StoredJob | None:
             query = f"{JOB} WHERE owner = ? AND idempotency_key = ?"
             row = self._sql(query, owner, idempotency_key).fetchone()
@@ -119,49 +127,51 @@ class SqliteStore:
 
         return await self._run(read)
 
-    async def story(self, job_id: JobId) -> list[Recorded]:
-        def read() -> list[Recorded]:
+    async def history(self, job_id: JobId) -> list[RecordedFact]:
+        def read() -> list[RecordedFact]:
             row = self._sql(f"{JOB} WHERE id = ?", job_id).fetchone()
             if row is None:
                 return []
             stored = self._job(row)
             query = "SELECT at, type, body FROM facts WHERE job_id = ? ORDER BY number"
             return [
-                Recorded(at, codec.decode_fact(name, body, stored.job, stored.outcome))
+                RecordedFact(
+                    at, codec.decode_fact(name, body, stored.job, stored.outcome)
+                )
                 for at, name, body in self._sql(query, job_id)
             ]
 
         return await self._run(read)
 
-    async def news(self, job_id: JobId, after: int) -> list[Recorded]:
+    async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
         query = """SELECT at, type, body FROM facts WHERE job_id = ?
                    ORDER BY number LIMIT -1 OFFSET ?"""
-        job = Job(job_id, NO_WORK)
+        job = Job(job_id, OMITTED_WORK)
         return await self._run(
             lambda: [
-                Recorded(at, codec.decode_fact(name, body, job, None))
+                RecordedFact(at, codec.decode_fact(name, body, job, None))
                 for at, name, body in self._sql(query, job_id, after)
             ]
         )
 
-    async def trusted(self) -> list[WorkerTrusted]:
+    async def trusted_workers(self) -> list[WorkerTrusted]:
         query = "SELECT owner, user, public_key FROM trusted ORDER BY paired_at"
         return await self._run(
             lambda: [WorkerTrusted(*row) for row in self._sql(query)]
         )
 
-    async def marked(self, since: float) -> list[Recorded]:
+    async def penalties_since(self, since: float) -> list[RecordedFact]:
         query = """SELECT at, body FROM facts
                    WHERE job_id IS NULL AND at >= ? AND type = 'WorkerMarked'
                    ORDER BY number"""
 
-        def read() -> list[Recorded]:
+        def read() -> list[RecordedFact]:
             rows = self._sql(query, since)
-            return [Recorded(at, codec.decode_marked(body)) for at, body in rows]
+            return [RecordedFact(at, codec.decode_marked(body)) for at, body in rows]
 
         return await self._run(read)
 
-    async def models(self, since: float) -> set[str]:
+    async def models_since(self, since: float) -> set[str]:
         query = """SELECT DISTINCT model.value
                    FROM facts, json_each(facts.body, '$.offer.models') AS model
                    WHERE job_id IS NULL AND at >= ? AND facts.type = 'WorkerJoined'"""
@@ -257,23 +267,23 @@ class SqliteStore:
         self,
         facts: Sequence[Fact],
         at: float,
-        earlier: Sequence[Recorded],
-        entries: Entries,
+        earlier: Sequence[RecordedFact],
+        entries: LedgerEntries,
     ) -> None:
         with self._transaction() as database:
-            recorded = [*earlier, *(Recorded(at, fact) for fact in facts)]
-            write_facts(database, recorded, self._apart)
+            recorded = [*earlier, *(RecordedFact(at, fact) for fact in facts)]
+            write_facts(database, recorded, self._large_values)
             write_entries(database, entries, at)
-            write_calls(database, entries.calls, at)
+            write_deliveries(database, entries.deliveries, at)
 
     def _job(self, row: tuple[Any, ...]) -> StoredJob:
-        return _job(row, self._apart.blobs)
+        return _job(row, self._large_values.blobs)
 
     def _open_job(self, row: tuple[Any, ...]) -> StoredJob:
         """Read a job that is open, and keep what it needs until it has ended."""
         stored, (call, _) = self._job(row), row[-2:]
         if call is not None:
-            self._apart.pin(stored.job.id, codec.apart_in(call))
+            self._large_values.pin(stored.job.id, codec.large_values_of(call))
         return stored
 
     def _prune(self, before: float) -> int:
@@ -287,11 +297,11 @@ class SqliteStore:
             return self._sql("DELETE FROM jobs WHERE ended_at < ?", before).rowcount
 
 
-def _outline(row: tuple[Any, ...]) -> Outline:
+def _summary(row: tuple[Any, ...]) -> StoredJobSummary:
     id_, kind, model, owner, priority, terms, state, lease, *rest = row
-    return Outline(
+    return StoredJobSummary(
         JobId(id_),
-        Kind(kind),
+        JobKind(kind),
         model,
         owner,
         Priority(priority),

@@ -8,9 +8,9 @@ from typing import TypeAlias
 from shoal.domain.credentials import day_of
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
+    FACT_NAMES,
     AccountCredited,
     AccountLimited,
-    CameLate,
     Fact,
     JobCancelled,
     JobCompleted,
@@ -22,21 +22,22 @@ from shoal.domain.facts import (
     JobStarted,
     JobSubmitted,
     JobUnhedged,
+    LateResult,
     ReceiptPresented,
-    WorkerConditioned,
     WorkerDraining,
     WorkerJoined,
-    WorkerLost,
+    WorkerLeft,
+    WorkerLoadChanged,
     WorkerMarked,
     WorkerTrusted,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Call, Job, Lane
+from shoal.domain.work import Call, CallStream, Job
 from shoal.pool.lifecycle import TRANSITIONS, JobState
 from shoal.store import codec
 from shoal.store.blobs import BlobStore
-from shoal.store.port import Recorded, model_of
+from shoal.store.port import RecordedFact, listed_model
 from shoal.store.sqlite_keys import count_calls, count_usage
 from shoal.store.sqlite_ledger import write_limit
 
@@ -44,7 +45,7 @@ FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 
 @dataclass(slots=True)
-class Apart:
+class LargeValues:
     """Where large values stand, and which are those of open jobs."""
 
     blobs: BlobStore
@@ -74,14 +75,14 @@ STATE_AFTER: Mapping[type[Fact], str] = {
 
 
 def write_facts(
-    sql: sqlite3.Connection, recorded: Iterable[Recorded], apart: Apart
+    sql: sqlite3.Connection, recorded: Iterable[RecordedFact], apart: LargeValues
 ) -> None:
     """Write what facts change, and the facts, in the transaction that is open.
 
     Raises StoreError for a fact about a job that there is not.
     """
-    changes = _Changes(sql, apart)
-    rows = [changes.note(each.fact, each.at) for each in recorded]
+    changes = _Batch(sql, apart)
+    rows = [changes.add(each.fact, each.at) for each in recorded]
     changes.write()
     sql.executemany(
         "INSERT INTO facts (at, type, job_id, body) VALUES (?, ?, ?, ?)",
@@ -90,7 +91,7 @@ def write_facts(
 
 
 @dataclass(slots=True)
-class _Change:
+class _RowChange:
     """What becomes of a job's row; None: that column stays as it is."""
 
     new: tuple[object, ...] | None = None  # the columns that never change
@@ -103,20 +104,20 @@ class _Change:
 
 
 @dataclass(slots=True)
-class _Changes:
+class _Batch:
     """What the facts of one batch change, each row written once.
 
     Most jobs that are short come to several facts in one batch.
     """
 
     sql: sqlite3.Connection
-    apart: Apart
-    _rows: dict[JobId, _Change] = field(default_factory=dict)
-    _named: dict[tuple[str, str], _Change] = field(default_factory=dict)
+    apart: LargeValues
+    _rows: dict[JobId, _RowChange] = field(default_factory=dict)
+    _named: dict[tuple[str, str], _RowChange] = field(default_factory=dict)
     _used: list[tuple[JobId, Outcome | int, float]] = field(default_factory=list)
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
 
-    def note(self, fact: Fact, at: float) -> FactRow | None:
+    def add(self, fact: Fact, at: float) -> FactRow | None:
         """Take note of what a fact changes; return its own row, if it is worth one."""
         match fact:
             case WorkerTrusted(owner, user, public_key):
@@ -129,18 +130,18 @@ class _Changes:
             case (
                 WorkerJoined()
                 | WorkerDraining()
-                | WorkerLost()
+                | WorkerLeft()
                 | WorkerMarked()
                 | AccountCredited()
             ):
                 return _row(fact, None, at)
-            case WorkerConditioned():
+            case WorkerLoadChanged():
                 return None  # of no use later
-            case CameLate(job_id=job_id) | ReceiptPresented(job_id=job_id):
+            case LateResult(job_id=job_id) | ReceiptPresented(job_id=job_id):
                 # If it was pruned, nobody could ask for its story.
                 return _row(fact, job_id, at) if self._knows(job_id) else None
             case JobSubmitted(job):
-                change = _Change(self._columns(job, at))
+                change = _RowChange(self._columns(job, at))
                 self._rows[job.id] = change
                 self._named[job.owner, job.idempotency_key] = change
             case JobLeased(job_id, _, lease) | JobHedged(job_id, _, lease):
@@ -197,13 +198,13 @@ class _Changes:
             missing = next(each for each in self._rows if not self._stored(each))
             raise StoreError(f"there is no job {missing}")
 
-    def _row(self, job_id: JobId) -> _Change:
+    def _row(self, job_id: JobId) -> _RowChange:
         change = self._rows.get(job_id)
         if change is None:
-            change = self._rows[job_id] = _Change()
+            change = self._rows[job_id] = _RowChange()
         return change
 
-    def _end(self, job_id: JobId, at: float) -> _Change:
+    def _end(self, job_id: JobId, at: float) -> _RowChange:
         self.apart.unpin(job_id)
         change = self._row(job_id)
         change.ended_at = at
@@ -230,13 +231,13 @@ class _Changes:
             call, digests = codec.encode_call(job.work, self.apart.blobs)
             self.apart.pin(job.id, digests)
         else:
-            assert not isinstance(job.work, Lane), "lanes are not stored"
+            assert not isinstance(job.work, CallStream), "lanes are not stored"
             work = codec.encode_work(job.work)
         if name is not None:
             self._free(job.owner, name)
         return (
             job.kind.value,
-            model_of(job),
+            listed_model(job),
             job.owner,
             work,
             codec.encode_limits(job.limits),
@@ -273,7 +274,7 @@ END = """
                     error = ?, ended_at = ? WHERE id = ?"""
 
 
-def _changing(change: _Change) -> tuple[object, ...]:
+def _changing(change: _RowChange) -> tuple[object, ...]:
     """Return the columns that change, in the order in which they are written."""
     return (
         change.state,
@@ -286,4 +287,4 @@ def _changing(change: _Change) -> tuple[object, ...]:
 
 
 def _row(fact: Fact, job_id: JobId | None, at: float) -> FactRow:
-    return at, type(fact).__name__, job_id, codec.encode_fact(fact)
+    return at, FACT_NAMES[type(fact)], job_id, codec.encode_fact(fact)

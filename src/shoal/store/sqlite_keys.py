@@ -9,13 +9,13 @@ from typing import Any, Protocol, TypeVar
 from shoal.domain.credentials import (
     JoinToken,
     Key,
+    KeyUsage,
     Quota,
     Scope,
-    Used,
-    counted_usage,
     day_of,
+    partial_usage,
+    reported_usage,
     usage_of,
-    usage_until,
 )
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
@@ -35,7 +35,7 @@ USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens
           FROM usage"""
 
 
-class Database(Protocol):
+class SqlRunner(Protocol):
     """Where SQL is run: the store's one thread."""
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -46,7 +46,7 @@ class Database(Protocol):
 class SqliteKeys:
     """Keeps keys and tokens beside the jobs."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
     async def keys(self) -> list[Key]:
@@ -67,7 +67,7 @@ class SqliteKeys:
             key.revoked_at,
             *astuple(key.quota),
         )
-        await self._write(f"INSERT INTO keys VALUES ({_marks(values)})", *values)
+        await self._write(f"INSERT INTO keys VALUES ({_placeholders(values)})", *values)
 
     async def revoke_key(self, key_id: str, at: float) -> None:
         await self._revoke("keys", key_id, at)
@@ -94,28 +94,30 @@ class SqliteKeys:
             token.uses_max,
             json.dumps(token.models),
         )
-        await self._write(f"INSERT INTO join_tokens VALUES ({_marks(values)})", *values)
+        await self._write(
+            f"INSERT INTO join_tokens VALUES ({_placeholders(values)})", *values
+        )
 
     async def revoke_token(self, token_id: str, at: float) -> None:
         await self._revoke("join_tokens", token_id, at)
 
-    async def bind(self, token_id: str, worker: str) -> None:
+    async def bind_worker(self, token_id: str, worker: str) -> None:
         query = "INSERT OR IGNORE INTO join_token_workers VALUES (?, ?)"
         await self._write(query, token_id, worker)
 
-    async def used(self, owner: str, today: int) -> Used:
+    async def usage_of(self, owner: str, today: int) -> KeyUsage:
         query = f"{USED} WHERE owner = ? GROUP BY owner"
 
-        def read(sql: sqlite3.Connection) -> Used:
+        def read(sql: sqlite3.Connection) -> KeyUsage:
             row = sql.execute(query, (today, owner)).fetchone()
-            return Used() if row is None else Used(*row[1:])
+            return KeyUsage() if row is None else KeyUsage(*row[1:])
 
         return await self._database.transact(read)
 
-    async def used_by_all(self, today: int) -> dict[str, Used]:
-        def read(sql: sqlite3.Connection) -> dict[str, Used]:
+    async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
+        def read(sql: sqlite3.Connection) -> dict[str, KeyUsage]:
             rows = sql.execute(f"{USED} GROUP BY owner", (today,))
-            return {owner: Used(*sums) for owner, *sums in rows}
+            return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
         return await self._database.transact(read)
 
@@ -139,7 +141,7 @@ def _estimate(
     if not encoded:
         return NO_TOKENS  # a call of a function
     work = codec.decode_work(kind, encoded)
-    return usage_until(work, end) if isinstance(end, int) else usage_of(work, end)
+    return partial_usage(work, end) if isinstance(end, int) else usage_of(work, end)
 
 
 def count_usage(
@@ -151,7 +153,7 @@ def count_usage(
     """
     query = "SELECT owner FROM jobs WHERE id = ?"
     ((owner,),) = sql.execute(query, (job_id,))
-    counted = None if isinstance(end, int) else counted_usage(end)
+    counted = None if isinstance(end, int) else reported_usage(end)
     used = counted or _estimate(sql, job_id, end)
     if used is None:
         return
@@ -219,5 +221,5 @@ def _token(row: tuple[Any, ...], workers: set[str]) -> JoinToken:
     )
 
 
-def _marks(values: tuple[object, ...]) -> str:
+def _placeholders(values: tuple[object, ...]) -> str:
     return ", ".join("?" * len(values))

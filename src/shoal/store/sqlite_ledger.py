@@ -8,10 +8,17 @@ from shoal.domain.facts import AccountLimited
 from shoal.domain.ids import JobId
 from shoal.domain.money import Micros
 from shoal.ledger.accounts import Transfer
-from shoal.ledger.merkle import Place
+from shoal.ledger.merkle import NodePosition
 from shoal.ledger.receipts import read
-from shoal.store.entries import Account, Entries, Filed, Head, Opening, Posted
-from shoal.store.sqlite_keys import Database
+from shoal.store.ledger import (
+    Account,
+    LedgerEntries,
+    LedgerOpening,
+    LoggedReceipt,
+    LogHead,
+    PostedTransfer,
+)
+from shoal.store.sqlite_keys import SqlRunner
 
 RECEIPT = "SELECT leaf, body, signature, at FROM receipts"
 TRANSFERS_SEARCHED = 100_000  # the newest ones, when an account is shown
@@ -21,21 +28,21 @@ HEAD = "SELECT size, root, note, at FROM checkpoints"
 class SqliteLedger:
     """Reads what ``write_entries`` has written beside the jobs."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
-    async def opening(self) -> Opening:
-        def opening(sql: sqlite3.Connection) -> Opening:
+    async def load(self) -> LedgerOpening:
+        def opening(sql: sqlite3.Connection) -> LedgerOpening:
             rows = sql.execute("SELECT name, balance, budget FROM accounts")
             accounts = {name: Account(name, *rest) for name, *rest in rows}
-            return Opening(accounts, _head(sql, None))
+            return LedgerOpening(accounts, _head(sql, None))
 
         return await self._database.transact(opening)
 
-    async def nodes(self, wanted: Sequence[Place]) -> dict[Place, bytes]:
+    async def nodes(self, wanted: Sequence[NodePosition]) -> dict[NodePosition, bytes]:
         query = "SELECT hash FROM tree WHERE number = ?"
 
-        def nodes(sql: sqlite3.Connection) -> dict[Place, bytes]:
+        def nodes(sql: sqlite3.Connection) -> dict[NodePosition, bytes]:
             found = {
                 place: sql.execute(query, (_number(*place),)).fetchone()
                 for place in wanted
@@ -44,16 +51,18 @@ class SqliteLedger:
 
         return await self._database.transact(nodes)
 
-    async def receipts_of(self, job_id: JobId) -> list[Filed]:
+    async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
         return await self._receipts("WHERE job_id = ? ORDER BY leaf", job_id)
 
-    async def recent_receipts(self, owner: str | None, limit: int) -> list[Filed]:
+    async def recent_receipts(
+        self, owner: str | None, limit: int
+    ) -> list[LoggedReceipt]:
         if owner is None:
             return await self._receipts("ORDER BY leaf DESC LIMIT ?", limit)
         where = "WHERE job_id IN (SELECT id FROM jobs WHERE owner = ?)"
         return await self._receipts(f"{where} ORDER BY leaf DESC LIMIT ?", owner, limit)
 
-    async def claim(self, reference: str, job_id: JobId, at: float) -> bool:
+    async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
         query = "INSERT OR IGNORE INTO payments VALUES (?, ?, ?)"
 
         def claim(sql: sqlite3.Connection) -> bool:
@@ -61,10 +70,10 @@ class SqliteLedger:
 
         return await self._database.transact(claim)
 
-    async def head(self, size: int | None = None) -> Head | None:
+    async def head(self, size: int | None = None) -> LogHead | None:
         return await self._database.transact(lambda sql: _head(sql, size))
 
-    async def transfers(self, account: str, limit: int) -> list[Posted]:
+    async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
         # Without an index, which each transfer would have to be put into, twice.
         query = """
             SELECT number, at, debit, credit, amount, why, job_id FROM transfers
@@ -72,21 +81,21 @@ class SqliteLedger:
               AND (debit = :account OR credit = :account)
             ORDER BY number DESC LIMIT :most"""
 
-        def transfers(sql: sqlite3.Connection) -> list[Posted]:
+        def transfers(sql: sqlite3.Connection) -> list[PostedTransfer]:
             values = {"account": account, "most": limit, "newest": TRANSFERS_SEARCHED}
             rows = sql.execute(query, values)
-            return [_posted(row) for row in rows]
+            return [_transfer(row) for row in rows]
 
         return await self._database.transact(transfers)
 
-    async def _receipts(self, rest: str, *values: object) -> list[Filed]:
-        def receipts(sql: sqlite3.Connection) -> list[Filed]:
-            return [_filed(row) for row in sql.execute(f"{RECEIPT} {rest}", values)]
+    async def _receipts(self, rest: str, *values: object) -> list[LoggedReceipt]:
+        def receipts(sql: sqlite3.Connection) -> list[LoggedReceipt]:
+            return [_receipt(row) for row in sql.execute(f"{RECEIPT} {rest}", values)]
 
         return await self._database.transact(receipts)
 
 
-def write_entries(sql: sqlite3.Connection, entries: Entries, at: float) -> None:
+def write_entries(sql: sqlite3.Connection, entries: LedgerEntries, at: float) -> None:
     """Write what belongs to a batch of facts, in the transaction that writes them."""
     if entries.transfers:
         _write_transfers(sql, entries.transfers, at)
@@ -150,20 +159,20 @@ def _number(level: int, position: int) -> int:
     return 2 * leaf - leaf.bit_count() + level
 
 
-def _head(sql: sqlite3.Connection, size: int | None) -> Head | None:
+def _head(sql: sqlite3.Connection, size: int | None) -> LogHead | None:
     if size is None:
         row = sql.execute(f"{HEAD} ORDER BY size DESC LIMIT 1").fetchone()
     else:
         row = sql.execute(f"{HEAD} WHERE size = ?", (size,)).fetchone()
-    return None if row is None else Head(*row)
+    return None if row is None else LogHead(*row)
 
 
-def _filed(row: tuple[Any, ...]) -> Filed:
+def _receipt(row: tuple[Any, ...]) -> LoggedReceipt:
     index, body, signature, at = row
-    return Filed(index, read(body).claims, body, signature, at)
+    return LoggedReceipt(index, read(body).claims, body, signature, at)
 
 
-def _posted(row: tuple[Any, ...]) -> Posted:
+def _transfer(row: tuple[Any, ...]) -> PostedTransfer:
     number, at, debit, credit, amount, why, job_id = row
     transfer = Transfer(debit, credit, Micros(amount), why, job_id)
-    return Posted(number, at, transfer)
+    return PostedTransfer(number, at, transfer)

@@ -2,8 +2,8 @@
 
 import sqlite3
 
-from shoal.store.pairing import PairingCode, Partner
-from shoal.store.sqlite_keys import Database
+from shoal.store.pairing import PairedWorker, PairingCode
+from shoal.store.sqlite_keys import SqlRunner
 
 CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claimed_at
           FROM pairing_codes"""
@@ -12,7 +12,7 @@ CODE = """SELECT code, owner, user, expires_at, coalesce(public_key, ''), claime
 class SqlitePairing:
     """Keeps codes beside the keys."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SqlRunner) -> None:
         self._database = database
 
     async def add(self, code: PairingCode) -> bool:
@@ -41,7 +41,7 @@ class SqlitePairing:
 
         return await self._database.transact(claim)
 
-    async def waiting(self, owner: str, at: float) -> int:
+    async def count_claimable(self, owner: str, at: float) -> int:
         def count(sql: sqlite3.Connection) -> int:
             query = """SELECT count(*) FROM pairing_codes
                        WHERE owner = ? AND claimed_at IS NULL AND expires_at > ?"""
@@ -50,7 +50,7 @@ class SqlitePairing:
 
         return await self._database.transact(count)
 
-    async def paired(self, owner: str) -> int:
+    async def count_paired(self, owner: str) -> int:
         def count(sql: sqlite3.Connection) -> int:
             query = "SELECT count(*) FROM trusted WHERE owner = ?"
             ((paired,),) = sql.execute(query, (owner,))
@@ -58,11 +58,11 @@ class SqlitePairing:
 
         return await self._database.transact(count)
 
-    async def partners(self, owner: str, user: str) -> list[Partner]:
-        def partners(sql: sqlite3.Connection) -> list[Partner]:
+    async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
+        def partners(sql: sqlite3.Connection) -> list[PairedWorker]:
             query = """SELECT public_key, paired_at FROM trusted
                        WHERE owner = ? AND user = ? ORDER BY paired_at, public_key"""
-            return [Partner(*row) for row in sql.execute(query, (owner, user))]
+            return [PairedWorker(*row) for row in sql.execute(query, (owner, user))]
 
         return await self._database.transact(partners)
 

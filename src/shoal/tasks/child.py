@@ -16,12 +16,11 @@ from typing import Any
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.tasks import orders
+from shoal.tasks import process_messages
+from shoal.tasks.child_io import ChildPipes, ParentExited, TaskOutput
+from shoal.tasks.invocation import FunctionInvoker, Invoke, load_tasks
 from shoal.tasks.limits import MAPPED_MAX
-from shoal.tasks.pipes import Gone, Pipes
-from shoal.tasks.printed import Printed
-from shoal.tasks.progress import tell_progress_to
-from shoal.tasks.running import Running, Step, prepared
+from shoal.tasks.progress import set_progress_handler
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
@@ -34,17 +33,17 @@ def main() -> None:
     faulthandler.enable()  # what is said of a crash tells where it was
     pipes = claim_pipes()
     try:
-        end_with(int(sys.argv[1]))
+        exit_with_parent(int(sys.argv[1]))
         serve(pipes)
-    except Gone:
+    except ParentExited:
         pass
     # Tasks may have left threads and what is to be done at the end: nobody waits.
     os._exit(0)
 
 
-def claim_pipes() -> Pipes:
+def claim_pipes() -> ChildPipes:
     """Return the pipes to the worker, and keep everything else off them."""
-    pipes = Pipes(os.dup(0), os.dup(1))
+    pipes = ChildPipes(os.dup(0), os.dup(1))
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -54,7 +53,7 @@ def claim_pipes() -> Pipes:
     return pipes
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End when the worker does, also in the middle of a call.
 
     Only Linux has that; elsewhere the call is finished first.
@@ -62,62 +61,70 @@ def end_with(parent: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            raise Gone  # it has ended before it could be asked for
+            raise ParentExited  # it has ended before it could be asked for
 
 
-def serve(pipes: Pipes) -> None:
+def serve(pipes: ChildPipes) -> None:
     """Carry out orders until there are no more."""
-    printed = Printed()
-    (_, modules, trust), _ = pipes.next_of(orders.PREPARE)
+    printed = TaskOutput()
+    (_, modules, trust), _ = pipes.next_with(process_messages.PREPARE)
     try:
-        tasks = prepared(modules)
+        tasks = load_tasks(modules)
     except ConfigError as error:
-        pipes.send((orders.UNFIT, str(error)))
-        raise Gone from error
-    pipes.send((orders.READY, 1), msgspec.msgpack.encode(tasks))
-    running = Running(Blobs(pipes).get, trust=trust)
-    step, at_once = running.step("", code=False), False
+        pipes.send((process_messages.IMPORT_FAILED, str(error)))
+        raise ParentExited from error
+    pipes.send((process_messages.READY, 1), msgspec.msgpack.encode(tasks))
+    running = FunctionInvoker(MappedBlobs(pipes).get, trust=trust)
+    step, at_once = running.invoker("", code=False), False
     while True:
         head, tail = pipes.next()
-        if head[0] == orders.PUSH:
+        if head[0] == process_messages.PUSH:
             calls = _pushed.decode(tail)
             if len(calls) > 1 and not at_once:
-                pipes.expect_many()
+                pipes.flush_in_background()
             for number, args, kwargs in calls:
                 # A mark for each would cost quick calls more than they take.
-                if at_once or printed.something:
-                    printed.begin()
-                pipes.give(number, step(args, kwargs))
+                if at_once or printed.written:
+                    printed.mark_call()
+                pipes.send_return(number, step(args, kwargs))
                 if at_once:
                     pipes.flush()
-        elif head[0] == orders.CALL:
-            printed.begin()
-            _call(pipes, running, head, tail)
+        elif head[0] == process_messages.CALL:
+            printed.mark_call()
+            _run_call(pipes, running, head, tail)
         else:
-            assert head[0] == orders.LANE, "the worker says nothing else"
-            printed.begin()
+            assert head[0] == process_messages.OPEN_STREAM, (
+                "the worker says nothing else"
+            )
+            printed.mark_call()
             _, name, code, at_once = head
-            step = running.step(name, code=code)
+            step = running.invoker(name, code=code)
 
 
-def _call(pipes: Pipes, running: Running, head: list[Any], tail: memoryview) -> None:
+def _run_call(
+    pipes: ChildPipes, running: FunctionInvoker, head: list[Any], tail: memoryview
+) -> None:
     _, number, name, code, args_size, _ = head
-    step: Step = running.step(name, code=code)
-    tell_progress_to(
-        lambda share, remark: pipes.send((orders.SAID, number, share, remark))
+    step: Invoke = running.invoker(name, code=code)
+    set_progress_handler(
+        lambda share, remark: pipes.send(
+            (process_messages.PROGRESS, number, share, remark)
+        )
     )
     value, error, why = step(tail[:args_size], tail[args_size:])
-    tell_progress_to(None)
+    set_progress_handler(None)
     if error:
-        pipes.send((orders.RAISED, number, why), error.encode(errors="replace"))
+        pipes.send(
+            (process_messages.RAISED, number, why), error.encode(errors="replace")
+        )
     else:
-        pipes.send((orders.DONE, number), value)
+        pipes.send((process_messages.DONE, number), value)
 
 
-class Blobs:
+class MappedBlobs:
     """Large arguments: files that the worker keeps, which all its processes share."""
 
-    def __init__(self, pipes: Pipes) -> None:
+    def __init__(self, pipes: ChildPipes) -> None:
         self._pipes = pipes
         self._mapped: dict[bytes, memoryview] = {}  # the latest used is last
 
@@ -125,8 +132,8 @@ class Blobs:
         """Return a value in MessagePack; raises Unavailable if nobody gives it."""
         found = self._mapped.pop(digest, None)
         if found is None:
-            self._pipes.send((orders.LACKS, digest))
-            (_, path, why), _ = self._pipes.next_of(orders.BLOB)
+            self._pipes.send((process_messages.BLOB_NEEDED, digest))
+            (_, path, why), _ = self._pipes.next_with(process_messages.BLOB)
             if not path:
                 raise Unavailable(why)
             with Path(path).open("rb") as file:

@@ -1,4 +1,4 @@
-"""One of the processes that make calls, as its worker has it."""
+"""The worker's end of one task process."""
 
 import asyncio
 import os
@@ -12,52 +12,52 @@ from typing import Any, Protocol, TypeAlias, cast
 import msgspec
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.tasks import orders
+from shoal.tasks import process_messages
+from shoal.tasks.child_io import MARK, last_call_output
+from shoal.tasks.errors import TASKS_FOLDER
 from shoal.tasks.limits import (
-    LAST_WORDS_WITHIN,
-    START_WITHIN,
-    STDERR_KEPT,
-    STDERR_LINES,
+    OUTPUT_DRAIN_TIMEOUT,
+    START_TIMEOUT,
+    STDERR_LINES_MAX,
+    STDERR_MAX,
 )
-from shoal.tasks.printed import MARK, of_the_last
-from shoal.tasks.tracebacks import OURS
 
 Timeouts: TypeAlias = Mapping[str, float | None]
 """The names of the tasks, and for how long each may run if its caller does not say."""
 
-CHILD = "shoal.tasks.child"
+CHILD_MODULE = "shoal.tasks.child"
 CLOSED = "the worker is stopping"
 _STDERR = 2
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """The variables by which numeric libraries are told how many threads to use."""
 
 _ROUTINE = re.compile(
-    rf'\s*$|Extension modules: |  File "({re.escape(OURS)}|<frozen runpy>)'
+    rf'\s*$|Extension modules: |  File "({re.escape(TASKS_FOLDER)}|<frozen runpy>)'
 )
 """What ``faulthandler`` writes beside the lines of a task."""
 
 _timeouts = msgspec.msgpack.Decoder(dict[str, float | None])
 
 
-class User(Protocol):
+class ProcessUser(Protocol):
     """What a process works for."""
 
-    def heard(self, head: Sequence[Any], tail: bytes) -> None:
+    def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         """Take a message; its head begins with its code."""
         ...
 
-    def lost(self, why: str) -> None:
+    def on_exit(self, why: str) -> None:
         """Learn that the process has ended, and how."""
         ...
 
 
-class Runner(Protocol):
+class CallProcess(Protocol):
     """Makes one call at a time for a user: a process, or what behaves like one."""
 
-    user: User | None
+    user: ProcessUser | None
 
     @property
-    def late(self) -> bool:
+    def announces_start(self) -> bool:
         """Whether it says by itself when what it is sent begins."""
         ...
 
@@ -67,30 +67,30 @@ class Runner(Protocol):
         ...
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
-        """Send a message.  To one that has ended it is lost: ``lost`` is told."""
+        """Send a message.  To one that has ended it is lost: ``on_exit`` is told."""
         ...
 
     def kill(self) -> None:
         """End it at once, with what it has started; whoever began it is told."""
         ...
 
-    async def gone(self) -> None:
+    async def wait_closed(self) -> None:
         """Wait until it has ended."""
         ...
 
 
-class Process(asyncio.SubprocessProtocol):
-    """A child process, which is a ``Runner``; ``start`` makes one.
+class ChildProcess(asyncio.SubprocessProtocol):
+    """A child process, which is a ``CallProcess``; ``start`` makes one.
 
     Args:
         ended: called once it has ended.
     """
 
-    def __init__(self, ended: Callable[["Process"], None]) -> None:
+    def __init__(self, ended: Callable[["ChildProcess"], None]) -> None:
         self.timeouts: Timeouts = {}
-        self.late = False
+        self.announces_start = False
         self.slots = 0  # how many calls it makes at a time
-        self.user: User | None = None
+        self.user: ProcessUser | None = None
         self.killed = False  # by us: what it says from then on is not heard
         self.pid = 0
         self._on_end = ended
@@ -112,10 +112,10 @@ class Process(asyncio.SubprocessProtocol):
         *,
         trust: bool,
         threads: int,
-        ended: Callable[["Process"], None],
-        program: Sequence[str] = (CHILD,),
-        within: float = START_WITHIN,
-    ) -> "Process":
+        ended: Callable[["ChildProcess"], None],
+        program: Sequence[str] = (CHILD_MODULE,),
+        within: float = START_TIMEOUT,
+    ) -> "ChildProcess":
         """Start a process and have it import its modules.
 
         ``program`` is a module that carries out orders, and what else it is given.
@@ -124,7 +124,7 @@ class Process(asyncio.SubprocessProtocol):
         takes too long.
         """
         loop = asyncio.get_running_loop()
-        environment = dict.fromkeys(THREADS, str(threads)) | os.environ
+        environment = dict.fromkeys(THREAD_VARIABLES, str(threads)) | os.environ
         transport, process = await loop.subprocess_exec(
             lambda: cls(ended),
             *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
@@ -135,7 +135,7 @@ class Process(asyncio.SubprocessProtocol):
         process.pid = transport.get_pid()
         started = False
         try:
-            process.send((orders.PREPARE, [*modules], trust))
+            process.send((process_messages.PREPARE, [*modules], trust))
             async with asyncio.timeout(within):
                 process.timeouts = await process._ready
             started = True
@@ -146,19 +146,19 @@ class Process(asyncio.SubprocessProtocol):
         finally:
             if not started:
                 process.kill()
-                await process.gone()
+                await process.wait_closed()
         return process
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
         if self._orders is None or self._orders.is_closing():
             return
-        begin = orders.message(head, sum(map(len, tail)))
+        begin = process_messages.encode_head(head, sum(map(len, tail)))
         if sum(map(len, tail)) < 1 << 16:
             self._orders.write(b"".join((begin, *tail)))
         else:
             self._orders.writelines((begin, *tail))
 
-    def dismiss(self) -> None:
+    def close_input(self) -> None:
         """Let it end by itself, for there are no more orders."""
         if self._orders is not None:
             self._orders.close()
@@ -173,7 +173,7 @@ class Process(asyncio.SubprocessProtocol):
             else:
                 self._transport.kill()
 
-    async def gone(self) -> None:
+    async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
 
     # What follows is called by the event loop.
@@ -186,7 +186,7 @@ class Process(asyncio.SubprocessProtocol):
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:
         if fd == _STDERR:
-            self._log = of_the_last(self._log, data)[-STDERR_KEPT:]
+            self._log = last_call_output(self._log, data)[-STDERR_MAX:]
             if text := data.replace(MARK, b"").decode(errors="replace"):
                 sys.stderr.write(text)
                 sys.stderr.flush()
@@ -212,7 +212,7 @@ class Process(asyncio.SubprocessProtocol):
             self._ready.set_exception(Unavailable(why))
         user, self.user = self.user, None
         if user is not None and not self.killed:
-            user.lost(why)
+            user.on_exit(why)
         self._on_end(self)
 
     def process_exited(self) -> None:
@@ -223,15 +223,15 @@ class Process(asyncio.SubprocessProtocol):
             # What it said last is still to be read, but not for as long as processes
             # that it has started hold its pipes.
             loop = asyncio.get_running_loop()
-            loop.call_later(LAST_WORDS_WITHIN, self._transport.close)
+            loop.call_later(OUTPUT_DRAIN_TIMEOUT, self._transport.close)
 
     def _cut(self, data: bytes) -> None:
         at, end = 0, len(data)
-        while end - at >= orders.SIZES.size:
-            size, head_size = orders.SIZES.unpack_from(data, at)
-            begin = at + orders.SIZES.size
+        while end - at >= process_messages.SIZES.size:
+            size, head_size = process_messages.SIZES.unpack_from(data, at)
+            begin = at + process_messages.SIZES.size
             if end - begin < size:
-                self._awaited = size + orders.SIZES.size
+                self._awaited = size + process_messages.SIZES.size
                 break
             tail = begin + head_size
             at = begin + size
@@ -244,13 +244,13 @@ class Process(asyncio.SubprocessProtocol):
             self._size = end - at
 
     def _take(self, head: Sequence[Any], tail: bytes) -> None:
-        if head[0] == orders.READY:
+        if head[0] == process_messages.READY:
             self.slots = head[1]
             self._ready.set_result(_timeouts.decode(tail))
-        elif head[0] == orders.UNFIT:
+        elif head[0] == process_messages.IMPORT_FAILED:
             self._ready.set_exception(ConfigError(head[1]))
         elif self.user is not None:
-            self.user.heard(head, tail)
+            self.user.on_message(head, tail)
 
     def _how_it_ended(self, code: int | None) -> str:
         how = "ended" if code is None else f"ended with status {code}"
@@ -261,12 +261,12 @@ class Process(asyncio.SubprocessProtocol):
                 how = f"was ended by signal {-code}"
         if code == -9:
             how += " (the machine may have run out of memory)"
-        lines = last_words(self._log.decode(errors="replace"))
+        lines = last_lines(self._log.decode(errors="replace"))
         said = "; it said last:\n" + "\n".join(lines) if lines else ""
         return f"the process that made the call {how}{said}"
 
 
-def last_words(log: str) -> list[str]:
+def last_lines(log: str) -> list[str]:
     """Return the last lines of a log that are not about how a task is called."""
     lines = [line for line in log.splitlines() if not _ROUTINE.match(line)]
-    return lines[-STDERR_LINES:]
+    return lines[-STDERR_LINES_MAX:]

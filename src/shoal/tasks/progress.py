@@ -1,13 +1,13 @@
-"""How a task says how far it has come (``shoal.progress``)."""
+"""How a task reports its progress (``shoal.progress``)."""
 
 import threading
 from collections.abc import Callable
 from time import monotonic
 
-from shoal.tasks.limits import PROGRESS_EVERY, REMARK_MAX
+from shoal.tasks.limits import PROGRESS_INTERVAL, PROGRESS_TEXT_MAX
 
 
-class _Where:
+class _ProgressTarget:
     """What is told of the progress of the call that runs here, if one does."""
 
     __slots__ = ("last", "lock", "tell")
@@ -18,7 +18,7 @@ class _Where:
         self.lock = threading.Lock()
 
 
-_where = _Where()
+_target = _ProgressTarget()
 
 
 def progress(share: float | None = None, remark: str = "") -> None:
@@ -36,18 +36,20 @@ def progress(share: float | None = None, remark: str = "") -> None:
     """
     if share is not None and not 0 <= share <= 1:
         raise ValueError(f"progress: {share!r}: expected a number from 0 to 1")
-    with _where.lock:
+    with _target.lock:
         now = monotonic()
-        if _where.tell is None:
+        if _target.tell is None:
             return
-        if now - _where.last < PROGRESS_EVERY and share != 1:
+        if now - _target.last < PROGRESS_INTERVAL and share != 1:
             return
-        _where.last = now
-        _where.tell(None if share is None else float(share), str(remark)[:REMARK_MAX])
+        _target.last = now
+        _target.tell(
+            None if share is None else float(share), str(remark)[:PROGRESS_TEXT_MAX]
+        )
 
 
-def tell_progress_to(tell: Callable[[float | None, str], None] | None) -> None:
+def set_progress_handler(tell: Callable[[float | None, str], None] | None) -> None:
     """Tell another from now on; None: nobody."""
-    with _where.lock:
-        _where.tell = tell
-        _where.last = float("-inf")
+    with _target.lock:
+        _target.tell = tell
+        _target.last = float("-inf")

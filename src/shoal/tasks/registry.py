@@ -18,7 +18,7 @@ _MARK = "__shoal_task__"
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredTask:
     """A function that is a task.
 
     ``schema`` is a model that it takes one of, and ``timeout`` for how many seconds it
@@ -31,7 +31,7 @@ class Registered:
     timeout: float | None = None
 
 
-TASKS: dict[str, Registered] = {}
+TASKS: dict[str, RegisteredTask] = {}
 """The tasks of this process, by name."""
 
 
@@ -76,7 +76,7 @@ def task(
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        _add(Registered(_checked_name(function, name), function, schema, timeout))
+        _add(RegisteredTask(_checked_name(function, name), function, schema, timeout))
         return function
 
     if timeout is not None and not timeout > 0:
@@ -84,22 +84,22 @@ def task(
     return register if function is None else register(function)
 
 
-def name_of(function: object) -> str | None:
+def task_name(function: object) -> str | None:
     """Return the name under which a function is a task, or None if it is none."""
     name: object = getattr(function, _MARK, None)
     return name if isinstance(name, str) else None
 
 
-def not_registered(name: str) -> str:
+def unregistered_message(name: str) -> str:
     """Return the error for a name that no function here has, as a traceback ends.
 
     It is worded as MessagePack peers that are not ours expect it.
     """
     known = sorted(TASKS)
-    return not_among(name, known)
+    return unknown_task_message(name, known)
 
 
-def not_among(name: str, known: list[str]) -> str:
+def unknown_task_message(name: str, known: list[str]) -> str:
     """Return the error for a name that is not among these."""
     return (
         f"{__name__}.TaskNotRegisteredError: Task {name!r:.{NAME_MAX}} not registered "
@@ -153,7 +153,7 @@ def module_of(function: Callable[..., Any]) -> str:
     return Path(file).stem if file else "__main__"
 
 
-def _add(new: Registered) -> None:
+def _add(new: RegisteredTask) -> None:
     old = TASKS.get(new.name)
     if old is not None and _place(old) != _place(new):
         raise ConfigError(
@@ -175,7 +175,7 @@ def _takes_an_object(function: FunctionType) -> bool:
     return "." in function.__qualname__ and first in ("self", "cls")
 
 
-def _is_second(old: Registered, new: Registered) -> bool:
+def _is_second(old: RegisteredTask, new: RegisteredTask) -> bool:
     """Say whether both stand in one file, and that is run for the first time.
 
     One that is run again, or a cell of a notebook, replaces what it had.
@@ -191,11 +191,11 @@ def _is_second(old: Registered, new: Registered) -> bool:
     return bool(getattr(spec, "_initializing", False))
 
 
-def _line(task: Registered) -> int:
+def _line(task: RegisteredTask) -> int:
     code: CodeType = inspect.unwrap(task.function).__code__
     return code.co_firstlineno
 
 
-def _place(task: Registered) -> str:
+def _place(task: RegisteredTask) -> str:
     """Return where a function stands: a module that is loaded again is the same."""
     return f"{task.function.__module__}.{task.function.__qualname__}"

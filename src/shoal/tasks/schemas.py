@@ -19,7 +19,7 @@ from uuid import UUID
 
 import msgspec
 
-from shoal.tasks.registry import Registered
+from shoal.tasks.registry import RegisteredTask
 
 Bound: TypeAlias = tuple[list[Any], dict[str, Any]]
 Bind: TypeAlias = Callable[[list[Any], dict[str, Any]], Bound]
@@ -34,7 +34,7 @@ _BYTES = (bytes, bytearray, memoryview)
 _AS_THEY_ARE = (*_BYTES, *_REBUILT[3:])
 
 
-def binder(task: Registered) -> Bind | None:
+def binder(task: RegisteredTask) -> Bind | None:
     """Return what makes a function's arguments; None if it takes them as they come.
 
     That raises ValueError naming the argument that does not fit, or whatever error of
@@ -43,10 +43,10 @@ def binder(task: Registered) -> Bind | None:
     """
     if task.schema is not None:
         return _by_schema(task.name, _rebuild(task.schema))
-    return by_hints(task.function)
+    return binder_by_hints(task.function)
 
 
-def by_hints(function: Callable[..., Any]) -> Bind | None:
+def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
     """Return what makes a function's arguments of what its type hints say."""
     try:
         hints = typing.get_type_hints(function)
@@ -86,7 +86,7 @@ def by_hints(function: Callable[..., Any]) -> Bind | None:
     return bind
 
 
-def by_return_hint(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
+def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
     """Return what makes a function's result of what came back; None: it is as it is.
 
     That raises ValueError if what came does not fit the hint.

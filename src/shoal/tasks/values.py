@@ -1,4 +1,4 @@
-"""Writes Python's values in MessagePack (``docs/tasks.md``); ``reading`` reads them."""
+"""Encodes Python's values in MessagePack, and decodes them (``docs/tasks.md``)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -9,18 +9,23 @@ from typing import Any, TypeAlias
 import msgspec
 
 from shoal.domain.errors import InvalidRequest
-from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
-from shoal.tasks.rich import (
+from shoal.tasks.errors import unsupported_type, value_too_large
+from shoal.tasks.extension_types import (
+    ARRAY,
     PICKLED,
     REFERENCE,
+    SCALAR,
     TAGGED,
+    compose,
+    decompose,
     is_array,
-    take_apart,
+    read_array,
+    read_scalar,
     write_array,
 )
-from shoal.tasks.unsendable import of_no_known_type, too_large
+from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
 
-Apart: TypeAlias = Callable[[bytes], bytes]
+StoreApart: TypeAlias = Callable[[bytes], bytes]
 """Takes a large value in MessagePack, to be sent apart; returns its SHA-256 digest."""
 
 NO_KWARGS = b"\x80"
@@ -36,16 +41,17 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedValue:
     """A value in MessagePack.
 
-    ``rich`` is where in it the first value is that only our own peers know; empty: all
+    ``first_extension`` is where in it the first value is that only our own peers know;
+    empty: all
     is plain.  ``pickled`` says whether something of it is pickled, and ``blobs`` names
     what of it is sent apart.
     """
 
     data: bytes
-    rich: str = ""
+    first_extension: str = ""
     pickled: bool = False
     blobs: tuple[bytes, ...] = ()
 
@@ -56,8 +62,8 @@ def pack(
     *,
     size_max: int = RESULT_MAX,
     pickles: bool = False,
-    apart: Apart | None = None,
-) -> Packed:
+    apart: StoreApart | None = None,
+) -> PackedValue:
     """Write a value; ``root`` is what it is called in errors.
 
     Tuples become lists, and dataclasses, Structs and Pydantic's models maps of their
@@ -77,8 +83,8 @@ def pack(
     except UnicodeEncodeError as error:
         raise InvalidRequest(f"{root}: a text in it is not valid Unicode") from error
     if len(data) > size_max:
-        raise too_large(root, len(data), size_max)
-    return Packed(data, packing.rich, packing.pickled, tuple(packing.blobs))
+        raise value_too_large(root, len(data), size_max)
+    return PackedValue(data, packing.rich, packing.pickled, tuple(packing.blobs))
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -95,7 +101,7 @@ class _Packing:
     """Makes what MessagePack has of one value."""
 
     def __init__(
-        self, pickles: bool, apart: Apart | None, *, wide: bool = False
+        self, pickles: bool, apart: StoreApart | None, *, wide: bool = False
     ) -> None:
         self._pickles = pickles
         self._apart = apart
@@ -134,7 +140,8 @@ class _Packing:
     def _within(self, path: _Path, walk: Callable[[], Any]) -> Any:
         if self._depth == DEPTH_MAX:
             raise InvalidRequest(
-                f"{shown(path):.200}: values in values, more than {DEPTH_MAX} deep; is "
+                f"{format_path(path):.200}: values in values, more than {DEPTH_MAX} "
+                "deep; is "
                 "there one that holds itself?"
             )
         self._depth += 1
@@ -161,7 +168,7 @@ class _Packing:
             return self._map(members, path)
         if kind in _SCALARS and (kind is not int or -(1 << 63) <= value < 1 << 64):
             return value
-        if (taken := take_apart(value)) is not None:
+        if (taken := decompose(value)) is not None:
             self._note(path)
             tag, parts = taken
             parts = self._within(
@@ -186,13 +193,13 @@ class _Packing:
         except InvalidRequest as error:
             if self._pickles:
                 return self._pickle(value, type(value), path)
-            raise InvalidRequest(f"{shown(path)}: {error}") from error
+            raise InvalidRequest(f"{format_path(path)}: {error}") from error
         self._note(path)
         return self._or_apart(written, raw=True)
 
     def _pickle(self, value: object, kind: type, path: _Path) -> Any:
         if not self._pickles:
-            raise of_no_known_type(shown(path), kind)
+            raise unsupported_type(format_path(path), kind)
         import cloudpickle
 
         self._note(path)
@@ -210,7 +217,7 @@ class _Packing:
         return msgspec.msgpack.Ext(REFERENCE, digest)
 
     def _note(self, path: _Path) -> None:
-        self.rich = self.rich or shown(path)
+        self.rich = self.rich or format_path(path)
 
 
 def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
@@ -229,12 +236,108 @@ def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
     return None
 
 
-def shown(path: _Path) -> str:
+def format_path(path: _Path) -> str:
     """Return a path as people write it: ``args[0].epochs``."""
     within, name = path
     if within is None:
         return str(name)
     if isinstance(name, int):
-        return f"{shown(within)}[{name}]"
+        return f"{format_path(within)}[{name}]"
     key = str(name)
-    return f"{shown(within)}" + (f".{key}" if key.isidentifier() else f"[{key!r:.40}]")
+    return f"{format_path(within)}" + (
+        f".{key}" if key.isidentifier() else f"[{key!r:.40}]"
+    )
+
+
+DIGEST_SIZE = 32  # bytes of SHA-256
+
+GetBlob: TypeAlias = Callable[[bytes], memoryview | bytes]
+"""Returns what was sent apart, by its digest."""
+
+Unpickle: TypeAlias = Callable[[memoryview], object]
+"""Returns what was pickled."""
+
+
+def reject_blobs(digest: bytes) -> memoryview:
+    """Refuse what refers to a value that was sent apart."""
+    raise InvalidRequest("a value refers to another one that is not here")
+
+
+class ValueReader:
+    """Reads values.
+
+    Args:
+        blob: where those are that were sent apart.
+        unpickle: reads what is pickled.  ``load_pickle`` does, for whoever trusts the
+            writer; if nothing is said, it is refused.
+    """
+
+    def __init__(
+        self, blob: GetBlob = reject_blobs, unpickle: Unpickle | None = None
+    ) -> None:
+        self._blob = blob
+        self._unpickle = reject_pickle if unpickle is None else unpickle
+        self._decode = msgspec.msgpack.Decoder(ext_hook=self._extension).decode
+        self._decode_shared = msgspec.msgpack.Decoder(ext_hook=self._shared).decode
+
+    def read(self, data: bytes | bytearray | memoryview) -> Any:
+        """Return a value.
+
+        Arrays can be written to, and lie on ``data`` if that can, and copies elsewhere;
+        those of blobs lie on the blob, and are read-only.
+
+        Raises InvalidRequest if it is none, or not to be read here.
+        """
+        return self._read(self._decode, data)
+
+    def _read(
+        self, decode: Callable[[Any], Any], data: bytes | bytearray | memoryview
+    ) -> Any:
+        try:
+            return decode(data)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"a value is no MessagePack: {error}") from error
+        except RecursionError as error:
+            raise InvalidRequest("values in values, too deep to be read") from error
+
+    def _extension(self, code: int, data: memoryview) -> object:
+        return self._extended(code, data, self._decode, shared=False)
+
+    def _shared(self, code: int, data: memoryview) -> object:
+        return self._extended(code, data, self._decode_shared, shared=True)
+
+    def _extended(
+        self, code: int, data: memoryview, decode: Callable[[Any], Any], *, shared: bool
+    ) -> object:
+        if code == ARRAY:
+            return read_array(data, shared=shared)
+        if code == SCALAR:
+            return read_scalar(data)
+        if code == TAGGED:
+            pair = decode(data)
+            if type(pair) is not list or len(pair) != 2:
+                raise InvalidRequest("a value with a tag is broken")
+            return compose(*pair)
+        if code == REFERENCE:
+            if len(data) != DIGEST_SIZE:
+                raise InvalidRequest("a reference to a value is broken")
+            return self._read(self._decode_shared, self._blob(bytes(data)))
+        if code == PICKLED:
+            return self._unpickle(data)
+        raise InvalidRequest(f"a value is of the extension type {code}, not known here")
+
+
+def load_pickle(data: memoryview) -> object:
+    """Return what was pickled: this runs whatever its writer wants."""
+    import cloudpickle
+
+    return cloudpickle.loads(data)
+
+
+def reject_pickle(data: memoryview) -> object:
+    """Raise InvalidRequest saying how to trust whoever wrote it."""
+    raise InvalidRequest(
+        "a value is pickled, and reading it runs code of whoever wrote it: it is not "
+        "read here; for workers that are to do so, start them with `shoal join "
+        "--trust-code`"
+    )

@@ -1,1 +1,1 @@
-"""The only places that hold sockets: what is listened on, dialled and asked."""
+"""The only modules that hold sockets: listeners, connections and HTTP requests."""

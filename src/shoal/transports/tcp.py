@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import cast
 
-from shoal.protocols.framing import Framed, Whole
-from shoal.protocols.session import Batch, Data
-from shoal.runtime.link import Hear, LinkClosed
-from shoal.transports.cutting import Cutter
+from shoal.protocols.seam.framing import FramedMessage, FramedSession
+from shoal.protocols.seam.session import Batch, Data
+from shoal.transports.link import LinkClosed, OnMessages
+from shoal.transports.message_splitter import MessageSplitter
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
 UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
@@ -56,8 +56,8 @@ class TcpLink(asyncio.Protocol):
         self._unread: list[Data] = []
         self._unread_size = 0  # bytes, about
         self._full = False
-        self._cutter: Cutter | None = None
-        self._hear: Hear | None = None
+        self._cutter: MessageSplitter | None = None
+        self._hear: OnMessages | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
         self._unsent_size = 0
@@ -74,8 +74,10 @@ class TcpLink(asyncio.Protocol):
             self._read_on()
         return arrived
 
-    def attach(self, framed: Framed[object], hear: Hear | None = None) -> None:
-        cutter = self._cutter = Cutter(framed)
+    def attach(
+        self, framed: FramedSession[object], hear: OnMessages | None = None
+    ) -> None:
+        cutter = self._cutter = MessageSplitter(framed)
         self._hear = hear
         for piece in self._unread:
             assert isinstance(piece, bytes), "a byte stream has no text messages"
@@ -90,7 +92,7 @@ class TcpLink(asyncio.Protocol):
                 self._read_on()
             _keep_little(self.transport.get_extra_info("socket"))
 
-    async def messages(self) -> Sequence[Whole]:
+    async def messages(self) -> Sequence[FramedMessage]:
         assert self._cutter is not None, "nothing is attached that says how to cut"
         while True:
             messages = () if self._ended_here else self._cutter.take()
@@ -109,7 +111,7 @@ class TcpLink(asyncio.Protocol):
         if self._takes_no_more:
             await self._room()
 
-    def say(self, data: Data) -> bool:
+    def try_send(self, data: Data) -> bool:
         assert isinstance(data, bytes), "a byte stream has no text messages"
         if self._takes_no_more:
             return False
@@ -180,14 +182,18 @@ class TcpLink(asyncio.Protocol):
         self._wake(self._writer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        why = f"connection lost: {words(exc)}" if exc else "connection lost"
+        why = (
+            f"connection lost: {describe_socket_error(exc)}"
+            if exc
+            else "connection lost"
+        )
         self._over(why, ABRUPT)
         if not self._gone.done():
             self._gone.set_result(None)
 
     # For who reads in its place.
 
-    def arrived(self, cutter: Cutter) -> None:
+    def on_messages(self, cutter: MessageSplitter) -> None:
         """Pass messages on, or wake the reader; read no more if there are too many."""
         waiting = self._reader is not None and not self._reader.done()
         if self._hear is not None and cutter.ready and waiting:
@@ -257,7 +263,7 @@ class TcpLink(asyncio.Protocol):
 class _Inlet(asyncio.BufferedProtocol):
     """Reads what a link's messages are cut from; for the rest it is the link."""
 
-    def __init__(self, link: TcpLink, cutter: Cutter) -> None:
+    def __init__(self, link: TcpLink, cutter: MessageSplitter) -> None:
         self._link = link
         self._cutter = cutter
 
@@ -266,7 +272,7 @@ class _Inlet(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._cutter.filled(nbytes):
-            self._link.arrived(self._cutter)
+            self._link.on_messages(self._cutter)
 
     def eof_received(self) -> bool:
         return self._link.eof_received()
@@ -308,6 +314,6 @@ _WORDS: Mapping[type[Exception], str] = {
 }
 
 
-def words(error: Exception) -> str:
+def describe_socket_error(error: Exception) -> str:
     """Say what an error means, in a few words."""
     return _WORDS.get(type(error)) or getattr(error, "strerror", "") or str(error)

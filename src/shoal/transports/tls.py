@@ -22,14 +22,14 @@ _CERTIFICATE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Presented:
+class ServerTls:
     """A server's side, and the fingerprint of the certificate that it shows."""
 
     context: ssl.SSLContext
     fingerprint: bytes
 
 
-def new_certificate(subject: str) -> Presented:
+def self_signed_tls(subject: str) -> ServerTls:
     """Return a server's side with a key and a certificate made for it alone.
 
     ``subject`` is the certificate's common name.  Nobody vouches for it, so whoever
@@ -70,7 +70,7 @@ def new_certificate(subject: str) -> Presented:
         file = Path(folder, "both.pem")
         file.write_bytes(pem + certificate.public_bytes(Encoding.PEM))
         context.load_cert_chain(file)
-    return Presented(context, certificate.fingerprint(hashes.SHA256()))
+    return ServerTls(context, certificate.fingerprint(hashes.SHA256()))
 
 
 def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
@@ -81,7 +81,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
 
     Raises ConfigError naming the file that is no good.
     """
-    own_certificate(certificate)
+    server_certificate(certificate)
     if "ENCRYPTED" in _read(key, "--tls-key"):
         raise ConfigError(
             f"--tls-key {key}: it is encrypted; write it without a passphrase, "
@@ -99,7 +99,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def own_certificate(file: Path) -> str:
+def server_certificate(file: Path) -> str:
     """Return the first certificate of a PEM file: the server's own, in PEM form.
 
     Raises ConfigError.

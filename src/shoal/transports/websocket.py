@@ -23,9 +23,9 @@ from aiohttp import (
 )
 from yarl import URL
 
-from shoal.protocols.session import Batch, Data
-from shoal.runtime.link import LinkClosed
-from shoal.transports.reasons import why
+from shoal.protocols.seam.session import Batch, Data
+from shoal.transports.http_client import describe_http_error
+from shoal.transports.link import LinkClosed
 
 CLOSE_TEXT_MAX = 123  # bytes that a close frame holds (RFC 6455, section 5.5)
 CLOSE_TIMEOUT = 2.0  # seconds to wait for the peer's half of the closing handshake
@@ -239,7 +239,9 @@ async def dial(
                 "names its certificate"
             ) from error
         except (ClientError, OSError, TimeoutError, ValueError) as error:
-            raise LinkClosed(f"cannot connect to {peer}: {why(error)}") from error
+            raise LinkClosed(
+                f"cannot connect to {peer}: {describe_http_error(error)}"
+            ) from error
         try:
             # aiohttp has no public way to the headers of the answer.
             yield (

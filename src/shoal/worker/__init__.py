@@ -1,1 +1,1 @@
-"""The node agent: dials out and runs engines for coordinators."""
+"""The worker: connects to coordinators and runs engines and functions for them."""

@@ -1,43 +1,81 @@
-"""A worker's membership of one coordinator, for as long as both want."""
+"""The agent: a worker's connection to one coordinator, for as long as both want."""
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from random import Random
+from typing import TypeAlias
 
-from shoal.domain.sharing import ModelWord
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
 from shoal.domain.vocabulary import (
-    CallWord,
+    CallMessage,
     CancelJob,
     Command,
-    Conditioned,
     Dismiss,
     Draining,
     Event,
     Failed,
-    Offered,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
     Rejected,
-    Reported,
     RunJob,
 )
-from shoal.domain.worker import Condition, Offer
-from shoal.protocols.session import GOING_ON, Dialer, Welcome
-from shoal.runtime.clock import Clock, Timer
-from shoal.runtime.driver import Driver, End
-from shoal.runtime.link import LinkClosed
-from shoal.worker.calls import Calls, Functions
-from shoal.worker.jobs import Jobs
-from shoal.worker.places import Find
-from shoal.worker.ports import Dial, Machine, Share, share_nothing
+from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
+from shoal.protocols.seam.session import CLOSE_MOVED, Admitted, Dialer
+from shoal.transports.clock import Clock, Timer
+from shoal.transports.driver import ConnectionEnd, Driver
+from shoal.transports.link import Link, LinkClosed
+from shoal.worker.calls import FunctionBackend, RunningCalls
+from shoal.worker.jobs import FindModel, RunningJobs
+
+OpenLink: TypeAlias = Callable[
+    [str, Mapping[str, str], int],
+    AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
+]
+"""Opens a connection: to a URL, with headers, for messages of so many bytes."""
+
+SendModelMessage: TypeAlias = Callable[[ModelMessage], bool]
+WaitUntilWritable: TypeAlias = Callable[[], Awaitable[None]]
+OnModelMessage: TypeAlias = Callable[
+    [ModelMessage, SendModelMessage, WaitUntilWritable], None
+]
+"""Takes a word about a model to be copied, and what answers it: never waits.
+
+The answer is said by the second, which returns False if nobody is there any more; the
+third waits until there is room for more of it.
+"""
+
+
+def decline_sharing(
+    word: ModelMessage, say: SendModelMessage, room: WaitUntilWritable
+) -> None:
+    """Say that there are no models to be copied here."""
+    if isinstance(word, (ModelQuery, ModelRequest)):
+        say(ModelAnswer(word.model, available=False))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineProbe:
+    """How this machine can be asked how it is doing."""
+
+    measure: Callable[[], MachineHealth]
+    condition: Callable[[], WorkerLoad] = WorkerLoad
+
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
-STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
+STABLE_AFTER = 10.0  # seconds of connection after which retries begin anew
 WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
-WELCOME_WITHIN = 10.0  # seconds on those that have, until it is said that none came
-REPORT_EVERY = 10.0  # seconds between words on how the machine is doing
+WELCOME_TIMEOUT = 10.0  # seconds on those that have, until it is said that none came
+REPORT_INTERVAL = 10.0  # seconds between words on how the machine is doing
 WRONG_CERTIFICATE = 1015  # close code that stands for it (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
@@ -46,7 +84,7 @@ log = logging.getLogger("shoal.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Happening:
+class WorkerEvent:
     """Something a person who watches a worker wants to know."""
 
     event: str  # joined, lost, waiting (it was not reached at all), leaving (once its
@@ -73,15 +111,15 @@ class Agent:
     def __init__(
         self,
         dialer: Dialer,
-        dial: Dial,
-        find: Find,
+        dial: OpenLink,
+        find: FindModel,
         clock: Clock,
         random: Random,
-        report: Callable[[Happening], None],
-        machine: Machine | None = None,
-        share: Share = share_nothing,
+        report: Callable[[WorkerEvent], None],
+        machine: MachineProbe | None = None,
+        share: OnModelMessage = decline_sharing,
         offers: tuple[Offer, ...] | None = None,
-        functions: Functions | None = None,
+        functions: FunctionBackend | None = None,
     ) -> None:
         self._dialer = dialer
         self._dial = dial
@@ -91,8 +129,8 @@ class Agent:
         self._machine = machine
         self._share = share
         self._offers = offers
-        self._condition = Condition()  # as it was told last
-        self._driver: Driver[Command | Welcome, Event] | None = None
+        self._condition = WorkerLoad()  # as it was told last
+        self._driver: Driver[Command | Admitted, Event] | None = None
         self._online = asyncio.Event()
         self._was_there = False
         self._welcome = False  # whether this connection's other end has said so
@@ -100,10 +138,10 @@ class Agent:
         self._leaving = asyncio.Event()
         self._why_left = STOPPED
         self._tasks = asyncio.TaskGroup()
-        self._jobs = Jobs(find, self._say, self._hang_up_if_done, self._tasks)
-        self._calls: Calls | None = None
+        self._jobs = RunningJobs(find, self._say, self._hang_up_if_done, self._tasks)
+        self._calls: RunningCalls | None = None
         if functions is not None:
-            self._calls = Calls(
+            self._calls = RunningCalls(
                 functions, self._issue, self._say, self._hang_up_if_done, self._tasks
             )
 
@@ -114,7 +152,7 @@ class Agent:
             self._jobs.cancel_all()
             if self._calls is not None:
                 self._calls.cancel_all()
-        self._report(Happening("left", reason))
+        self._report(WorkerEvent("left", reason))
         return reason
 
     @property
@@ -133,13 +171,13 @@ class Agent:
         self._leaving.set()
         self._why_left = reason
         if self._driver is not None and Draining in self._driver.accepts:
-            self._driver.issue(Draining(LEAVING if reason == STOPPED else reason))
+            self._driver.send(Draining(LEAVING if reason == STOPPED else reason))
         if self._running:
             jobs = "1 job" if self._running == 1 else f"{self._running} jobs"
-            self._report(Happening("leaving", f"{jobs} to be finished first"))
+            self._report(WorkerEvent("leaving", f"{jobs} to be finished first"))
         self._hang_up_if_done()
 
-    def offer(self, offers: tuple[Offer, ...]) -> None:
+    def update_offers(self, offers: tuple[Offer, ...]) -> None:
         """Let the coordinator know what can be run from now on."""
         self._offers = offers
         self._tell_offers()
@@ -155,13 +193,13 @@ class Agent:
             if end.code == WRONG_CERTIFICATE:
                 return end.reason
             url = self._dialer.url
-            if (final := self._dialer.final(end.code, end.text)) is not None:
+            if (final := self._dialer.why_final(end.code, end.text)) is not None:
                 return final
-            if end.code == GOING_ON and not end.by_peer:
+            if end.code == CLOSE_MOVED and not end.by_peer:
                 continue
             following = self._dialer.url.partition("?")[0]  # what follows may be secret
             next_ = "again" if self._dialer.url == url else following
-            if self._clock.now() - began > STEADY_AFTER:
+            if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST
             # Spread out, for a coordinator that restarts sees all its workers at once.
             pause = delay * self._random.uniform(0.5, 1.0)
@@ -169,14 +207,14 @@ class Agent:
             if not self._waiting:
                 self._waiting = True
                 event = "lost" if self._was_there else "waiting"
-                self._report(Happening(event, f"{end.reason}; trying {next_}"))
+                self._report(WorkerEvent(event, f"{end.reason}; trying {next_}"))
             delay = min(delay * 2, RETRY_MAX)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._leaving.wait()
         return self._why_left
 
-    async def _connect(self) -> End:
+    async def _connect(self) -> ConnectionEnd:
         """Open a connection and serve it; return why it ended or did not come about."""
         dialer = self._dialer
         try:
@@ -185,16 +223,16 @@ class Agent:
                 headers,
             ):
                 if self._leaving.is_set():
-                    return End(self._why_left)
-                session = dialer.connected(headers)
+                    return ConnectionEnd(self._why_left)
+                session = dialer.start_session(headers)
                 driver = Driver(session, link, self._clock, self._told)
                 self._driver = driver
-                self._condition = Condition()
+                self._condition = WorkerLoad()
                 self._welcome = False
                 if self._offers is None:
                     self._call_after(WELCOME_AFTER, self._joined)
                 else:
-                    self._call_after(WELCOME_WITHIN, self._not_welcome)
+                    self._call_after(WELCOME_TIMEOUT, self._not_welcome)
                 # What is offered may have changed since the last connection.
                 offering = self._clock.call_at(self._clock.now(), self._tell_offers)
                 self._online.set()
@@ -209,60 +247,64 @@ class Agent:
                         # The coordinator gives them to others at once.
                         self._calls.cancel_all()
         except LinkClosed as closed:
-            return End(str(closed), closed.code, closed.text, by_peer=True)
+            return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
 
     def _not_welcome(self) -> None:
         if not self._waiting:
             self._waiting = True
             reason = "connected, but nobody has let us in yet"
-            self._report(Happening("waiting", reason))
+            self._report(WorkerEvent("waiting", reason))
 
     def _joined(self) -> None:
         self._waiting = False
         self._was_there = True
-        self._report(Happening("joined"))
+        self._report(WorkerEvent("joined"))
         self._tell_health()
 
     def _tell_offers(self) -> None:
         driver, offers = self._driver, self._offers
-        if driver is not None and offers is not None and Offered in driver.accepts:
-            driver.issue(Offered(offers))
+        if (
+            driver is not None
+            and offers is not None
+            and OffersChanged in driver.accepts
+        ):
+            driver.send(OffersChanged(offers))
 
     def _tell_health(self) -> None:
         driver, machine = self._driver, self._machine
         if machine is None or driver is None:
             return
-        if Reported in driver.accepts:
-            driver.issue(Reported(replace(machine.measure(), jobs=self._running)))
-        if Conditioned in driver.accepts:
+        if HealthReported in driver.accepts:
+            driver.send(HealthReported(replace(machine.measure(), jobs=self._running)))
+        if LoadChanged in driver.accepts:
             condition = machine.condition()
             if condition != self._condition:
                 self._condition = condition
-                driver.issue(Conditioned(condition))
-        self._call_after(REPORT_EVERY, self._tell_health)
+                driver.send(LoadChanged(condition))
+        self._call_after(REPORT_INTERVAL, self._tell_health)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
         """Call for as long as there is this connection; nothing else is called then."""
         self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
-    def _told(self, command: Command | Welcome) -> None:
+    def _told(self, command: Command | Admitted) -> None:
         driver = self._driver
         assert driver is not None, "commands come through a driver"
         match command:
-            case Welcome():
+            case Admitted():
                 if not self._welcome:
                     self._welcome = True
                     self._timer.cancel()
                     # It may yet think better of it, when it has stored that.
                     self._call_after(WELCOME_AFTER, self._joined)
-            case RunJob() if self._calls is not None and self._calls.takes(
+            case RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
             ):
-                if (refusal := self._calls.take(command)) is not None:
+                if (refusal := self._calls.start(command)) is not None:
                     self._issue(refusal)
             case RunJob(job_id, lease):
                 can_refuse = Rejected in driver.accepts
-                reason = self._jobs.take(command, can_refuse=can_refuse)
+                reason = self._jobs.start(command, can_refuse=can_refuse)
                 if reason is not None:
                     self._issue(Rejected(job_id, lease, reason))
             case CancelJob(job_id):
@@ -271,11 +313,11 @@ class Agent:
                     self._calls.cancel(job_id)
             case Dismiss(reason):
                 log.info("dismissed reason=%r", reason)
-            case CallWord():
+            case CallMessage():
                 if self._calls is not None:
-                    self._calls.hear(command)
-            case ModelWord():
-                self._share(command, driver.issue, driver.room)
+                    self._calls.receive(command)
+            case ModelMessage():
+                self._share(command, driver.send, driver.wait_for_room)
 
     def _issue(self, event: Event) -> bool:
         """Say ``event`` in the words of the wire; return whether it was there."""
@@ -284,13 +326,13 @@ class Agent:
             return False
         if isinstance(event, Rejected) and Rejected not in driver.accepts:
             event = Failed(event.job_id, event.lease, f"not started: {event.reason}")
-        if isinstance(event, CallWord) and type(event) not in driver.accepts:
+        if isinstance(event, CallMessage) and type(event) not in driver.accepts:
             return False
-        return driver.issue(event)
+        return driver.send(event)
 
     def _hang_up_if_done(self) -> None:
         if self._leaving.is_set() and self.idle and self._driver is not None:
-            self._driver.hang_up("leaving", 1000, "leaving")
+            self._driver.disconnect("leaving", 1000, "leaving")
 
     async def _say(self, event: Event) -> None:
         """Say ``event`` as soon as there is a connection with room for it."""
@@ -298,6 +340,6 @@ class Agent:
             await self._online.wait()
             driver = self._driver
             if driver is not None and self._issue(event):
-                await driver.room()
+                await driver.wait_for_room()
                 return
             self._online.clear()  # it has ended and is being taken down

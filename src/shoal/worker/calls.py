@@ -1,4 +1,4 @@
-"""One coordinator's calls of functions, and the lanes that it has here."""
+"""One coordinator's function calls and call streams."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,37 +9,37 @@ from shoal.domain.errors import ClientError, JobError, NotFound, Unavailable
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
-    Advanced,
-    BlobLacked,
+    BlobMissing,
+    CallMessage,
+    CallProgress,
+    CallResult,
     CallsReturned,
-    CallWord,
+    CancelCalls,
     Completed,
     Event,
     Failed,
-    GiveBlob,
-    LaneReturn,
     PushCalls,
-    RecallCalls,
     Rejected,
     RunJob,
+    SendBlob,
 )
-from shoal.domain.work import Call, Lane, Task, Work
-from shoal.tasks.described import as_json, plain_args
-from shoal.tasks.port import Caller, OpenLane
-from shoal.worker.blobs import Blobs
+from shoal.domain.work import Call, CallStream, Task, Work
+from shoal.tasks.function_caller import CallStreamSlot, FunctionCaller
+from shoal.tasks.json_calls import json_arguments, value_as_json
+from shoal.worker.blob_cache import BlobCache
 
 CALLS_MAX = 4096  # that a coordinator may have here; those beyond the slots wait
 
 
 @dataclass(frozen=True, slots=True)
-class Functions:
+class FunctionBackend:
     """What calls functions here, and where their large arguments are."""
 
-    caller: Caller
-    blobs: Blobs
+    caller: FunctionCaller
+    blobs: BlobCache
 
 
-class Calls:
+class RunningCalls:
     """Makes the calls that a coordinator asks for, and says what comes of them.
 
     None outlives the connection over which it was asked for: the coordinator has given
@@ -54,7 +54,7 @@ class Calls:
 
     def __init__(
         self,
-        functions: Functions,
+        functions: FunctionBackend,
         issue: Callable[[Event], bool],
         say: Callable[[Event], Awaitable[None]],
         ended: Callable[[], None],
@@ -67,41 +67,41 @@ class Calls:
         self._ended = ended
         self._tasks = tasks
         self._calls: dict[JobId, asyncio.Task[None]] = {}
-        self._lanes: dict[JobId, OpenLane] = {}
+        self._lanes: dict[JobId, CallStreamSlot] = {}
 
     def __len__(self) -> int:
         """Count what is being called; a lane without calls can be left any time."""
         return len(self._calls) + sum(not each.idle for each in self._lanes.values())
 
-    def takes(self, work: Work) -> bool:
+    def accepts(self, work: Work) -> bool:
         """Say whether work is for a function, and not for a model."""
         if isinstance(work, Task):
             return work.name in self._caller.names
-        return isinstance(work, Call | Lane)
+        return isinstance(work, Call | CallStream)
 
-    def take(self, command: RunJob) -> Event | None:
+    def start(self, command: RunJob) -> Event | None:
         """Begin a call or open a lane; return what is to be said if that fails."""
         job_id, lease = command.job_id, command.lease
         if len(self._calls) >= CALLS_MAX:
             return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
-        if isinstance(command.work, Lane):
+        if isinstance(command.work, CallStream):
             return self._open(command, command.work)
         task = self._tasks.create_task(self._run(command))
         self._calls[job_id] = task
         task.add_done_callback(lambda task: self._over(job_id, task))
         return None
 
-    def hear(self, word: CallWord) -> None:
+    def receive(self, word: CallMessage) -> None:
         """Take a word about calls in lanes, or about large arguments."""
         match word:
             case PushCalls(job_id, _, calls):
                 if (lane := self._lanes.get(job_id)) is not None:
                     lane.push(calls)
-            case RecallCalls(job_id, _, numbers):
+            case CancelCalls(job_id, _, numbers):
                 if (lane := self._lanes.get(job_id)) is not None:
                     lane.recall(numbers)
-            case GiveBlob(digest, data):
-                self._blobs.give(digest, data)
+            case SendBlob(digest, data):
+                self._blobs.put(digest, data)
             case _:
                 pass  # what coordinators are told
 
@@ -118,17 +118,17 @@ class Calls:
         for job_id in [*self._calls, *self._lanes]:
             self.cancel(job_id)
 
-    def _open(self, command: RunJob, work: Lane) -> Event | None:
+    def _open(self, command: RunJob, work: CallStream) -> Event | None:
         job_id, lease = command.job_id, command.lease
 
-        def returned(returns: list[LaneReturn]) -> None:
+        def returned(returns: list[CallResult]) -> None:
             self._issue(CallsReturned(job_id, lease, returns))
             if lane.idle:
                 self._ended()
 
         self.cancel(job_id)  # it is given anew
         try:
-            lane = self._caller.lane(work, self._fetch, returned)
+            lane = self._caller.open_stream(work, self._fetch, returned)
         except (Unavailable, NotFound) as error:
             return Rejected(job_id, lease, str(error))
         except ClientError as error:
@@ -149,14 +149,14 @@ class Calls:
         job_id, lease, work = command.job_id, command.lease, command.work
 
         def remark(share: float | None, text: str) -> None:
-            self._issue(Advanced(job_id, lease, share, text))
+            self._issue(CallProgress(job_id, lease, share, text))
 
         try:
             if isinstance(work, Task):
-                args, kwargs = plain_args(work.payload)
+                args, kwargs = json_arguments(work.payload)
                 call = Call(work.name, args, kwargs)
                 value = await self._caller.call(call, self._fetch, remark)
-                return Completed(job_id, lease, rest=(as_json(value),))
+                return Completed(job_id, lease, rest=(value_as_json(value),))
             assert isinstance(work, Call), "lanes are opened"
             value = await self._caller.call(work, self._fetch, remark)
             return Completed(job_id, lease, value=value)
@@ -169,6 +169,6 @@ class Calls:
 
     async def _fetch(self, digest: bytes) -> Path:
         def ask(digest: bytes) -> None:
-            self._issue(BlobLacked(digest))
+            self._issue(BlobMissing(digest))
 
         return await self._blobs.get(digest, ask)

@@ -1,4 +1,8 @@
-"""What this machine is made of, as far as it tells: asked once, and never for long."""
+"""What this machine is made of, as far as it tells: detected once, within seconds.
+
+Sources for chips that do not tell it themselves: Apple's and NVIDIA's technical
+specifications.
+"""
 
 import re
 import shutil
@@ -13,9 +17,80 @@ from typing import TypeAlias
 import psutil
 
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
-from shoal.worker.chips import APPLE, UNKNOWN, apple_family, nvidia_chip
 
-ASK_WITHIN = 2.0  # seconds for a program of the system's to answer
+
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """``bandwidth_gb`` is that of its memory, per second; 0 where it is not known."""
+
+    bandwidth_gb: float = 0.0
+    gpu_cores: int = 0
+
+
+UNKNOWN = Chip()
+
+# By family; how many GPU cores they have differs from machine to machine.
+APPLE: Mapping[str, Chip] = {
+    "m1": Chip(68.0),
+    "m1Pro": Chip(200.0),
+    "m1Max": Chip(400.0),
+    "m1Ultra": Chip(800.0),
+    "m2": Chip(100.0),
+    "m2Pro": Chip(200.0),
+    "m2Max": Chip(400.0),
+    "m2Ultra": Chip(800.0),
+    "m3": Chip(100.0),
+    "m3Pro": Chip(150.0),
+    "m3Max": Chip(400.0),
+    "m3Ultra": Chip(819.0),
+    "m4": Chip(120.0),
+    "m4Pro": Chip(273.0),
+    "m4Max": Chip(546.0),
+}
+
+NVIDIA: Mapping[str, Chip] = {
+    "H200": Chip(4800.0, 16896),
+    "H100": Chip(3350.0, 16896),
+    "A100": Chip(1555.0, 6912),
+    "L40S": Chip(864.0, 18176),
+    "L40": Chip(864.0, 18176),
+    "L4": Chip(300.0, 7424),
+    "A10": Chip(600.0, 9216),
+    "T4": Chip(320.0, 2560),
+    "RTX 5090": Chip(1792.0, 21760),
+    "RTX 5080": Chip(960.0, 10752),
+    "RTX 5070": Chip(672.0, 6144),
+    "RTX 4090": Chip(1008.0, 16384),
+    "RTX 4080": Chip(717.0, 9728),
+    "RTX 4070": Chip(504.0, 5888),
+    "RTX 4060": Chip(272.0, 3072),
+    "RTX 3090": Chip(936.0, 10496),
+    "RTX 3080": Chip(760.0, 8704),
+    "RTX 3070": Chip(448.0, 5888),
+    "RTX 3060": Chip(360.0, 3584),
+}
+
+_OTHERS = re.compile(r"\b(Ti|SUPER|Laptop|Max-Q|Mobile)\b")  # other chips by that name
+_APPLE_NAME = re.compile(r"Apple M(\d+)(?: (Pro|Max|Ultra))?\b")
+
+
+def apple_family(name: str) -> str:
+    """Return the family of a chip of Apple's, such as ``m2Pro``; empty: of another."""
+    found = _APPLE_NAME.search(name)
+    return f"m{found[1]}{found[2] or ''}" if found else ""
+
+
+def nvidia_chip(name: str) -> Chip:
+    """Return what is known of a GPU by the name that its driver gives it."""
+    if _OTHERS.search(name):
+        return UNKNOWN
+    for known, chip in NVIDIA.items():
+        if re.search(rf"\b{known}\b", name):
+            return chip
+    return UNKNOWN
+
+
+COMMAND_TIMEOUT = 2.0  # seconds for a program of the system's to answer
 TEXT_MAX = 64  # characters of a name
 GPUS_MAX = 64  # that are counted
 GB = 1e9  # bytes
@@ -39,7 +114,7 @@ TIERS_BY_PROCESSOR = (500.0, 100.0, 15.0)
 
 AMD = "0x1002"  # PCI's number for the vendor
 
-Run: TypeAlias = Callable[[Sequence[str]], str]
+RunProgram: TypeAlias = Callable[[Sequence[str]], str]
 """Returns what a program prints; nothing if there is none, or it does not answer."""
 
 
@@ -61,10 +136,10 @@ def this_machine() -> Hardware:
         memory = psutil.virtual_memory().total
     except OSError:  # Android does not tell
         memory = 0
-    return detect(sys.platform, Path("/"), printed_by, memory)
+    return detect(sys.platform, Path("/"), program_output, memory)
 
 
-def detect(system: str, root: Path, run: Run, memory: int) -> Hardware:
+def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
     """Return what a machine is made of.
 
     ``system`` is as ``sys.platform`` has it, ``root`` where its files are, ``run`` asks
@@ -86,7 +161,7 @@ def detect(system: str, root: Path, run: Run, memory: int) -> Hardware:
     return _with_gpus(base, gpus)
 
 
-def printed_by(command: Sequence[str]) -> str:
+def program_output(command: Sequence[str]) -> str:
     """Return what a program prints; nothing if there is none, or it does not answer."""
     if (program := shutil.which(command[0])) is None:
         return ""
@@ -97,7 +172,7 @@ def printed_by(command: Sequence[str]) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=ASK_WITHIN,
+            timeout=COMMAND_TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
@@ -105,7 +180,7 @@ def printed_by(command: Sequence[str]) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _mac(base: Hardware, run: Run) -> Hardware:
+def _mac(base: Hardware, run: RunProgram) -> Hardware:
     name = _name(run(["sysctl", "-n", "machdep.cpu.brand_string"])) or base.chip
     family = apple_family(name)
     if not family:  # one with a processor of Intel's
@@ -142,7 +217,7 @@ def _with_gpus(base: Hardware, gpus: Sequence[_Gpu]) -> Hardware:
     )
 
 
-def _nvidia(run: Run) -> list[_Gpu]:
+def _nvidia(run: RunProgram) -> list[_Gpu]:
     told = run(
         [
             "nvidia-smi",

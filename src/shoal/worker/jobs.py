@@ -1,24 +1,88 @@
-"""One coordinator's jobs, from when they are given to when they have ended."""
+"""One coordinator's inference jobs, and the models and slots that they run in."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeAlias
 
 from shoal.domain.errors import ClientError, ContextExceeded, JobError, Unavailable
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import Fault
-from shoal.domain.vocabulary import Completed, Event, Failed, Progress, Rejected, RunJob
-from shoal.domain.work import sought
-from shoal.engines.port import Finished
-from shoal.worker.places import Find, Place
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    Completed,
+    Event,
+    Failed,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Work, describe_target
+from shoal.engines.engine import Finished, WorkRunner
+
+
+class EngineSlots:
+    """Shared by the agents of one engine, each of which offers all of them.
+
+    ``jobs`` is how many the agents have between them, also those that wait for a slot.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.running = asyncio.Semaphore(size)
+        self.jobs = 0
+
+    def busy_with_others(self, own: int) -> bool:
+        """Say whether all are taken, and not by an agent's ``own`` jobs alone.
+
+        Its coordinator cannot know: it counts the jobs of each model for itself.
+        """
+        return own < self.size <= self.jobs
+
+
+def _untroubled() -> None:
+    """Take note of nothing."""
+
+
+@dataclass(slots=True, eq=False)
+class ModelBackend:
+    """One of an engine's models, as one coordinator's jobs find it.
+
+    ``on_unavailable`` is told when the engine did not take a job, and ``jobs`` counts
+    those
+    that the coordinator has here, also those that wait for a slot.
+    """
+
+    runner: WorkRunner
+    slots: EngineSlots
+    on_unavailable: Callable[[], None] = _untroubled
+    jobs: int = 0
+
+    @property
+    def free_slots(self) -> int:
+        """How many more jobs would run at once, whichever models they are for."""
+        return self.slots.size - self.slots.jobs
+
+
+FindModel: TypeAlias = Callable[[Work], ModelBackend | None]
+"""Says where work is to be done; None: nowhere here."""
+
+
+def only_model(
+    runner: WorkRunner, slots: EngineSlots, trouble: Callable[[], None] = _untroubled
+) -> FindModel:
+    """Return what sends all work to one place, on wires that know one model."""
+    place = ModelBackend(runner, slots, trouble)
+    return lambda work: place
+
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
 
 log = logging.getLogger("shoal.worker")
 
 
-class Jobs:
+class RunningJobs:
     """Runs jobs where they belong, and says what comes of them.
 
     Args:
@@ -30,7 +94,7 @@ class Jobs:
 
     def __init__(
         self,
-        find: Find,
+        find: FindModel,
         say: Callable[[Event], Awaitable[None]],
         ended: Callable[[], None],
         tasks: asyncio.TaskGroup,
@@ -44,7 +108,7 @@ class Jobs:
     def __len__(self) -> int:
         return len(self._running)
 
-    def take(self, command: RunJob, *, can_refuse: bool) -> str | None:
+    def start(self, command: RunJob, *, can_refuse: bool) -> str | None:
         """Begin a job, or say why it cannot be taken.
 
         ``can_refuse`` says whether the wire gives jobs back; where it does not, they
@@ -52,11 +116,11 @@ class Jobs:
         """
         place = self._find(command.work)
         if place is None:
-            return f"this worker does not offer {sought(command.work)}"
+            return f"this worker does not offer {describe_target(command.work)}"
         slots = place.slots
         if slots.jobs >= slots.size + BACKLOG_MAX:
             return f"{BACKLOG_MAX} jobs are waiting already"
-        if can_refuse and slots.kept_busy(place.jobs):
+        if can_refuse and slots.busy_with_others(place.jobs):
             return f"all {slots.size} slots of the engine are busy"
         job_id = command.job_id
         task = self._tasks.create_task(self._run(command, place))
@@ -76,7 +140,9 @@ class Jobs:
         for task in self._running.values():
             task.cancel()
 
-    def _over(self, job_id: JobId, place: Place, task: asyncio.Task[None]) -> None:
+    def _over(
+        self, job_id: JobId, place: ModelBackend, task: asyncio.Task[None]
+    ) -> None:
         place.jobs -= 1
         place.slots.jobs -= 1
         if self._running.get(job_id) is task:
@@ -84,11 +150,11 @@ class Jobs:
             del self._running[job_id]
         self._ended()
 
-    async def _run(self, command: RunJob, place: Place) -> None:
+    async def _run(self, command: RunJob, place: ModelBackend) -> None:
         async with place.slots.running:
             await self._say(await self._answer(command, place))
 
-    async def _answer(self, command: RunJob, place: Place) -> Event:
+    async def _answer(self, command: RunJob, place: ModelBackend) -> Event:
         """Say the answer as it comes; return how it ended."""
         job_id, lease = command.job_id, command.lease
         answer = place.runner.run(command.work, command.continues)
@@ -99,10 +165,10 @@ class Jobs:
                         return Completed(
                             job_id, lease, piece.finish_reason, piece.usage
                         )
-                    await self._say(Progress(job_id, lease, [piece]))
+                    await self._say(AnswerChunk(job_id, lease, [piece]))
             return Failed(job_id, lease, "the engine stopped without a word")
         except Unavailable as error:
-            place.trouble()
+            place.on_unavailable()
             return Rejected(job_id, lease, str(error))
         except ContextExceeded as error:
             return Failed(job_id, lease, str(error), Fault.CONTEXT)

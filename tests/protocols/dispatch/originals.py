@@ -7,7 +7,7 @@ from typing import Any
 
 from protocols.dispatch.recorded import SIGNERS
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.dispatch.javascript import canonical
+from shoal.protocols.dispatch.codec.ecmascript_json import canonical
 
 
 class OriginalWorker:

@@ -12,15 +12,15 @@ from protocols.settings import setting
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints
-from shoal.protocols.session import (
-    Accepted,
-    Admission,
-    CoordinatorSession,
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    AdmissionCheck,
+    CoordinatorEnd,
     Data,
-    Hello,
     Output,
-    Setting,
-    by_token,
+    ProtocolContext,
+    UpgradeRequest,
+    require_token,
 )
 
 VECTORS = Path(__file__).parent / "vectors" / "dispatch.json"
@@ -58,37 +58,35 @@ class Draws:
         return self._drawn.to_bytes(size)
 
 
-def around(admission: Admission | None = None) -> Setting:
+def around(admission: AdmissionCheck | None = None) -> ProtocolContext:
     """Return what is around an endpoint; nothing that is drawn comes twice."""
-    given = setting(1, admission or by_token(""))
-    return Setting(
-        given.start, given.admission, Draws(), given.identity, given.verifies
+    given = setting(1, admission or require_token(""))
+    return ProtocolContext(
+        given.start, given.admission, Draws(), given.identity, given.verify
     )
 
 
 def accept(
     headers: dict[str, str] | None = None,
     config: Config | None = None,
-    admission: Admission | None = None,
+    admission: AdmissionCheck | None = None,
     path: str = "/",
-) -> Accepted:
+) -> AcceptedConnection:
     """Let somebody connect; ``headers`` are lower case."""
     (endpoint,) = endpoints(config or Config(), around(admission))
-    hello = Hello(path, "", headers or {}, "192.0.2.7")
+    hello = UpgradeRequest(path, "", headers or {}, "192.0.2.7")
     assert endpoint.claims(hello)
     return endpoint.accept(hello, NOW)
 
 
-def opened(config: Config | None = None) -> CoordinatorSession:
+def opened(config: Config | None = None) -> CoordinatorEnd:
     """Return the session of a connection that has just been opened."""
     session = accept(config=config).session
     assert list(session.tick(NOW)) == []
     return session
 
 
-def registered(
-    text: Data = REGISTER, config: Config | None = None
-) -> CoordinatorSession:
+def registered(text: Data = REGISTER, config: Config | None = None) -> CoordinatorEnd:
     """Return the session of a worker that has registered as an original one does."""
     session = opened(config)
     answers(session.receive([text], NOW))

@@ -29,44 +29,47 @@ from shoal.domain.vocabulary import (
     Dismiss,
     Draining,
     Failed,
-    Presented,
+    HealthReported,
+    ReceiptSent,
     Rejected,
-    Reported,
     RunJob,
 )
 from shoal.domain.work import (
     Chat,
     Completion,
     Embedding,
+    JobTerms,
     Policy,
     Privacy,
     Task,
-    Terms,
     Work,
 )
-from shoal.domain.worker import Health
+from shoal.domain.worker import MachineHealth
 from shoal.protocols.dispatch import PROTOCOL
-from shoal.protocols.dispatch.coordinator import FIRST_MAX, INVALID_MAX
-from shoal.protocols.dispatch.held import STRAYS_MAX, UNSIGNED_MAX
-from shoal.protocols.dispatch.javascript import canonical
-from shoal.protocols.session import Close, CoordinatorSession, Data
+from shoal.protocols.dispatch.codec.ecmascript_json import canonical
+from shoal.protocols.dispatch.coordinator import (
+    INVALID_IN_A_ROW_MAX,
+    UNREGISTERED_MESSAGE_MAX,
+)
+from shoal.protocols.dispatch.outstanding_jobs import STRAYS_MAX, UNSIGNED_MAX
+from shoal.protocols.seam.session import Close, CoordinatorEnd, Data
 
 TASK = RunJob(
     JobId("job"),
     LeaseNumber(2),
     Task("classify", {"task_type": "classify", "input": "great"}),
-    terms=Terms(policy=Policy.CHEAP, user="u1"),
+    terms=JobTerms(policy=Policy.CHEAP, user="u1"),
 )
 QUESTION = replace(
     TASK, work=Chat("dispatch", ({"role": "user", "content": "hi"},), max_tokens=8)
 )
-FORMED = replace(QUESTION, terms=Terms(form='{"prompt":"hi","max_tokens":8}'))
+FORMED = replace(QUESTION, terms=JobTerms(form='{"prompt":"hi","max_tokens":8}'))
 HEARTBEAT = f'{{"type":"heartbeat","provider_pubkey":"{KEY}"}}'
 
 
-def given_to_it(job: RunJob = TASK) -> CoordinatorSession:
+def given_to_it(job: RunJob = TASK) -> CoordinatorEnd:
     session = registered()
-    session.issue(job, NOW)
+    session.send(job, NOW)
     return session
 
 
@@ -95,7 +98,7 @@ def submit(job_id: str = "job") -> str:
     )
 
 
-def errors(session: CoordinatorSession, *texts: Data) -> list[str]:
+def errors(session: CoordinatorEnd, *texts: Data) -> list[str]:
     """Return the codes of the errors that messages are answered with."""
     outputs = session.receive(list(texts), NOW)
     assert not meant(outputs)
@@ -105,16 +108,18 @@ def errors(session: CoordinatorSession, *texts: Data) -> list[str]:
 # Jobs.
 
 
-def assigned(session: CoordinatorSession, job: RunJob) -> dict[str, Any]:
-    (message,) = answers(session.issue(job, NOW))
+def assigned(session: CoordinatorEnd, job: RunJob) -> dict[str, Any]:
+    (message,) = answers(session.send(job, NOW))
     return message
 
 
 def test_a_job_that_came_in_the_original_form_goes_out_as_it_came() -> None:
     form = '{"2":1,"1":2,"prompt":"hi","max_tokens":8.0,"a":"\\ud800"}'
-    job = replace(QUESTION, terms=Terms(form=form, privacy=Privacy.PRIVATE, user="ü"))
+    job = replace(
+        QUESTION, terms=JobTerms(form=form, privacy=Privacy.PRIVATE, user="ü")
+    )
 
-    (text,) = sent(registered().issue(job, NOW))
+    (text,) = sent(registered().send(job, NOW))
 
     assert text == (
         '{"type":"job_assign","job_id":"job","job_type":"LLM_INFER","payload":'
@@ -175,7 +180,7 @@ def test_a_conversation_becomes_one_prompt(
 )
 def test_a_plain_worker_is_not_asked_for_more_than_it_can(job: RunJob) -> None:
     with pytest.raises(Unsupported):
-        registered().issue(job, NOW)
+        registered().send(job, NOW)
 
 
 def test_half_a_character_is_not_passed_on() -> None:
@@ -300,12 +305,12 @@ def test_a_receipt_after_the_answer_is_presented_once_for_as_many_as_there_are()
     session = registered()
     jobs = [f"job{number}" for number in range(UNSIGNED_MAX)]
     for name in jobs:
-        session.issue(replace(TASK, job_id=JobId(name)), NOW)
+        session.send(replace(TASK, job_id=JobId(name)), NOW)
         session.receive([complete("{}", job_id=name)], NOW)
 
     for name in jobs:
         (presented,) = meant(session.receive([submit(job_id=name)], NOW))
-        assert isinstance(presented, Presented)
+        assert isinstance(presented, ReceiptSent)
         assert presented.job_id == name
 
 
@@ -351,7 +356,7 @@ def test_each_job_that_is_done_lets_one_more_stray_word_be_heard() -> None:
     session = registered()
     for number in range(STRAYS_MAX + 5):
         session.receive([complete("{}", job_id=f"x{number}")], NOW)
-    session.issue(TASK, NOW)
+    session.send(TASK, NOW)
     session.receive([complete("{}")], NOW)
 
     heard = [
@@ -371,7 +376,7 @@ def test_what_was_cancelled_meanwhile_changes_nothing() -> None:
     pair, _ = connect(PROTOCOL)
     (run,) = pair.issue_command(RUN)
     assert isinstance(run, RunJob)
-    crossing = sent(pair.worker.issue(Completed(run.job_id, run.lease), NOW))
+    crossing = sent(pair.worker.send(Completed(run.job_id, run.lease), NOW))
 
     assert pair.issue_command(CancelJob(RUN.job_id, RUN.lease)) == []
     heard = meant(pair.coordinator.receive(list(crossing), NOW))
@@ -381,7 +386,7 @@ def test_what_was_cancelled_meanwhile_changes_nothing() -> None:
 
 def test_a_worker_without_the_extension_cannot_be_told_of_a_cancel() -> None:
     with pytest.raises(Unsupported):
-        given_to_it().issue(CancelJob(TASK.job_id, TASK.lease), NOW)
+        given_to_it().send(CancelJob(TASK.job_id, TASK.lease), NOW)
 
 
 # Bad input.
@@ -454,9 +459,9 @@ def test_an_error_names_the_field() -> None:
 def test_who_sends_nothing_but_nonsense_is_hung_up_on() -> None:
     session = opened()
 
-    outputs = session.receive(["{"] * (INVALID_MAX + 50), NOW)
+    outputs = session.receive(["{"] * (INVALID_IN_A_ROW_MAX + 50), NOW)
 
-    assert len(sent(outputs)) == INVALID_MAX
+    assert len(sent(outputs)) == INVALID_IN_A_ROW_MAX
     (close,) = [each for each in outputs if isinstance(each, Close)]
     assert outputs[-1] == close
     assert close.code == 1008
@@ -466,7 +471,7 @@ def test_a_good_word_between_makes_up_for_nonsense() -> None:
     session = registered()
 
     for _ in range(5):
-        outputs = session.receive([*["{"] * (INVALID_MAX - 1), HEARTBEAT], NOW)
+        outputs = session.receive([*["{"] * (INVALID_IN_A_ROW_MAX - 1), HEARTBEAT], NOW)
         assert not [each for each in outputs if isinstance(each, Close)]
 
 
@@ -484,7 +489,11 @@ def test_before_registering_nothing_is_heard(text: str) -> None:
 
 
 def test_before_registering_nothing_large_is_even_read() -> None:
-    large = '{"type":"register","capabilities":[' + '"TASK",' * FIRST_MAX + '"TASK"]}'
+    large = (
+        '{"type":"register","capabilities":['
+        + '"TASK",' * UNREGISTERED_MESSAGE_MAX
+        + '"TASK"]}'
+    )
 
     assert errors(opened(), large) == ["NOT_REGISTERED"]
 
@@ -534,10 +543,10 @@ def test_metrics_are_reported_but_not_more_often_than_anybody_looks() -> None:
 
     outputs = session.receive([text] * 5, NOW)
 
-    assert meant(outputs) == [Reported(Health(45.2, 62.1, 1))]
+    assert meant(outputs) == [HealthReported(MachineHealth(45.2, 62.1, 1))]
     assert len(answers(outputs)) == 5
     assert meant(session.receive([HEARTBEAT[:-1] + ',"metrics":{}}'], NOW + 1)) == [
-        Reported(Health())
+        HealthReported(MachineHealth())
     ]
 
 
@@ -564,7 +573,7 @@ def test_a_worker_is_alive_while_it_says_anything() -> None:
 
 
 def test_a_worker_that_is_replaced_is_told() -> None:
-    outputs = registered().issue(Dismiss("replaced by a newer connection"), NOW)
+    outputs = registered().send(Dismiss("replaced by a newer connection"), NOW)
 
     assert [each["code"] for each in answers(outputs)] == ["REPLACED"]
     assert isinstance(outputs[-1], Close)

@@ -13,27 +13,22 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     Command,
     Completed,
     Draining,
     Event,
     Failed,
+    HealthReported,
     Joined,
-    Progress,
     Rejected,
-    Reported,
     RunJob,
 )
 from shoal.domain.work import Chat, Task
-from shoal.domain.worker import Device, Health
+from shoal.domain.worker import DeviceKind, MachineHealth
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch.dialer import ProviderDialer
-from shoal.protocols.session import (
-    Close,
-    CoordinatorSession,
-    Notice,
-    WorkerSession,
-)
+from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, WorkerEnd
 
 A = SIGNERS["A"]
 WORKER = replace(
@@ -47,7 +42,7 @@ WORKER = replace(
 # Our coordinator, an original worker.
 
 
-def serve(worker: OriginalWorker) -> tuple[CoordinatorSession, list[Event]]:
+def serve(worker: OriginalWorker) -> tuple[CoordinatorEnd, list[Event]]:
     session = opened()
     outputs = session.receive([worker.register()], NOW)
     for text in sent(outputs):
@@ -77,7 +72,7 @@ def test_an_original_worker_is_served_and_its_receipts_hold(
     assert isinstance(joined, Joined)
     assert len(worker.worker_id) == 36
 
-    (text,) = sent(session.issue(RunJob(JobId("j"), LeaseNumber(1), work), NOW))
+    (text,) = sent(session.send(RunJob(JobId("j"), LeaseNumber(1), work), NOW))
     (answer,) = worker.receive(str(text))
     outputs = session.receive([answer], NOW)
 
@@ -118,12 +113,12 @@ class Service:
     )
     coordinator: OriginalCoordinator = field(default_factory=OriginalCoordinator)
 
-    def connect(self) -> WorkerSession:
-        session = self.dialer.connected({"upgrade": "websocket"})
+    def connect(self) -> WorkerEnd:
+        session = self.dialer.start_session({"upgrade": "websocket"})
         self.hear(session, session.tick(0.0))
         return session
 
-    def hear(self, session: WorkerSession, outputs: Any, now: float = 5.0) -> None:
+    def hear(self, session: WorkerEnd, outputs: Any, now: float = 5.0) -> None:
         """Bring what was sent to the coordinator, and its answers back."""
         for text in sent(outputs):
             for answer in self.coordinator.receive(str(text)):
@@ -132,21 +127,21 @@ class Service:
                 self.hear(session, more, now)
 
     def assign(
-        self, session: WorkerSession, job_id: str, job_type: str, payload: Any
+        self, session: WorkerEnd, job_id: str, job_type: str, payload: Any
     ) -> list[Command]:
         text = self.coordinator.assign(job_id, job_type, payload)
         outputs = session.receive([text], 5.0)
         self.hear(session, outputs)
         return meant(outputs)
 
-    def issue(self, session: WorkerSession, *events: Event) -> None:
+    def send(self, session: WorkerEnd, *events: Event) -> None:
         for event in events:
-            self.hear(session, session.issue(event, 5.0))
+            self.hear(session, session.send(event, 5.0))
 
 
 def test_our_worker_registers_as_original_ones_do() -> None:
     service = Service()
-    session = service.dialer.connected({})
+    session = service.dialer.start_session({})
 
     (text,) = sent(session.tick(0.0))
 
@@ -155,9 +150,9 @@ def test_our_worker_registers_as_original_ones_do() -> None:
 
 
 def test_a_phone_is_a_seeker_and_offers_what_it_does() -> None:
-    member = replace(WORKER, device=Device.PHONE, tasks=frozenset())
+    member = replace(WORKER, device=DeviceKind.PHONE, tasks=frozenset())
 
-    (text,) = sent(ProviderDialer("http://h", member).connected({}).tick(0.0))
+    (text,) = sent(ProviderDialer("http://h", member).start_session({}).tick(0.0))
 
     message = json.loads(text)
     assert message["provider_type"] == "SEEKER"
@@ -177,10 +172,10 @@ def test_our_worker_chats_for_an_original_coordinator() -> None:
         LeaseNumber(1),
         Chat(MEMBER.model.name, ({"role": "user", "content": "hi \ufffd"},), 8),
     )
-    service.issue(
+    service.send(
         session,
-        Progress(run.job_id, run.lease, ["héllo", " "]),
-        Progress(run.job_id, run.lease, ["wörld"]),
+        AnswerChunk(run.job_id, run.lease, ["héllo", " "]),
+        AnswerChunk(run.job_id, run.lease, ["wörld"]),
         Completed(run.job_id, run.lease, "length"),
     )
     output = {"text": "héllo wörld", "model": MEMBER.model.name}
@@ -191,9 +186,9 @@ def test_our_receipts_are_those_of_original_workers() -> None:
     service = Service()
     session = service.connect()
     service.assign(session, "j1", "TASK", {"task_type": "classify", "input": "x"})
-    session.issue(Progress(JobId("j1"), LeaseNumber(1), ['{"a": 1.0}']), 5.0)
+    session.send(AnswerChunk(JobId("j1"), LeaseNumber(1), ['{"a": 1.0}']), 5.0)
 
-    (text,) = sent(session.issue(Completed(JobId("j1"), LeaseNumber(1)), 5.25))
+    (text,) = sent(session.send(Completed(JobId("j1"), LeaseNumber(1)), 5.25))
 
     message = json.loads(text)
     assert list(message) == [
@@ -215,7 +210,7 @@ def test_our_worker_does_tasks_for_an_original_coordinator() -> None:
 
     assert isinstance(run, RunJob)
     assert run.work == Task("classify", payload)
-    service.issue(
+    service.send(
         session,
         Completed(run.job_id, run.lease, rest=('{ "sentiment": "positive" }',)),
     )
@@ -251,7 +246,7 @@ def test_a_failure_is_an_output_and_nothing_is_rejected_there() -> None:
     (run,) = service.assign(session, "j1", "LLM_INFER", {"prompt": "x"})
     assert isinstance(run, RunJob)
 
-    service.issue(session, Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
+    service.send(session, Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
 
     assert service.coordinator.done == {"j1": ({"error": "too long"}, True)}
 
@@ -263,7 +258,7 @@ def test_a_task_that_gives_no_json_has_failed(text: str) -> None:
     (run,) = service.assign(session, "j1", "TASK", {"task_type": "classify"})
     assert isinstance(run, RunJob)
 
-    service.issue(session, Completed(run.job_id, run.lease, rest=(text,)))
+    service.send(session, Completed(run.job_id, run.lease, rest=(text,)))
 
     error = {"error": "the answer of the task is not JSON"}
     assert service.coordinator.done == {"j1": (error, True)}
@@ -279,7 +274,7 @@ def test_several_jobs_at_a_time_are_answered_each() -> None:
 
     for run in reversed(runs):
         assert isinstance(run, RunJob)
-        service.issue(session, Completed(run.job_id, run.lease, rest=(run.job_id,)))
+        service.send(session, Completed(run.job_id, run.lease, rest=(run.job_id,)))
 
     done = service.coordinator.done
     assert {name: done[name][0]["text"] for name in done} == {
@@ -302,9 +297,9 @@ def test_heartbeats_tell_what_was_measured_last() -> None:
     service = Service()
     session = service.connect()
     service.hear(session, session.tick(15.0), 15.0)
-    service.issue(session, Reported(Health(12.5, 50.0, 1)))
+    service.send(session, HealthReported(MachineHealth(12.5, 50.0, 1)))
     service.hear(session, session.tick(30.0), 30.0)
-    service.issue(session, Reported(Health(cpu=1.0)))
+    service.send(session, HealthReported(MachineHealth(cpu=1.0)))
 
     assert service.coordinator.beats == [
         None,
@@ -318,11 +313,11 @@ def test_nothing_of_the_extension_reaches_an_original_coordinator() -> None:
     service = Service()
     session = service.connect()
 
-    assert session.issue(Draining("leaving"), 5.0) == ()
+    assert session.send(Draining("leaving"), 5.0) == ()
     (run,) = service.assign(session, "j1", "LLM_INFER", {"prompt": "x"})
     assert isinstance(run, RunJob)
-    session.issue(Progress(run.job_id, run.lease, [Delta(1, {"content": "b"})]), 5.0)
-    (text,) = sent(session.issue(Completed(run.job_id, run.lease), 5.0))
+    session.send(AnswerChunk(run.job_id, run.lease, [Delta(1, {"content": "b"})]), 5.0)
+    (text,) = sent(session.send(Completed(run.job_id, run.lease), 5.0))
     assert "shoal" not in json.loads(text)
 
 
@@ -374,12 +369,12 @@ def test_what_was_finished_while_away_is_said_after_registering() -> None:
     first = service.connect()
     (run,) = service.assign(first, "j1", "LLM_INFER", {"prompt": "x"})
     assert isinstance(run, RunJob)
-    first.issue(Progress(run.job_id, run.lease, ["one "]), 5.0)
+    first.send(AnswerChunk(run.job_id, run.lease, ["one "]), 5.0)
 
-    second = service.dialer.connected({})
+    second = service.dialer.start_session({})
     opening = sent(second.tick(20.0))
-    assert list(second.issue(Progress(run.job_id, run.lease, ["two"]), 20.0)) == []
-    assert list(second.issue(Completed(run.job_id, run.lease), 20.0)) == []
+    assert list(second.send(AnswerChunk(run.job_id, run.lease, ["two"]), 20.0)) == []
+    assert list(second.send(Completed(run.job_id, run.lease), 20.0)) == []
     assert len(opening) == 1
     acknowledged = service.coordinator.receive(str(opening[0]))
     service.hear(second, second.receive([*acknowledged], 20.0))
@@ -394,9 +389,9 @@ def test_what_was_kept_survives_a_connection_that_fails_before_it_registers() ->
     first = service.connect()
     (run,) = service.assign(first, "j1", "LLM_INFER", {"prompt": "x"})
     assert isinstance(run, RunJob)
-    broken = service.dialer.connected({})
+    broken = service.dialer.start_session({})
     broken.tick(20.0)
-    broken.issue(Completed(run.job_id, run.lease, rest=("text",)), 20.0)
+    broken.send(Completed(run.job_id, run.lease, rest=("text",)), 20.0)
 
     service.connect()
 
@@ -408,10 +403,10 @@ def test_what_is_kept_has_a_limit() -> None:
     first = service.connect()
     for number in range(100):
         service.assign(first, f"j{number}", "LLM_INFER", {"prompt": "x"})
-    away = service.dialer.connected({})
+    away = service.dialer.start_session({})
     away.tick(20.0)
     for number in range(100):
-        away.issue(Completed(JobId(f"j{number}"), LeaseNumber(1), rest=("text",)), 20.0)
+        away.send(Completed(JobId(f"j{number}"), LeaseNumber(1), rest=("text",)), 20.0)
 
     service.connect()
 
@@ -425,13 +420,13 @@ def test_a_job_goes_on_across_connections_of_an_original_coordinator() -> None:
     assert isinstance(run, RunJob)
 
     second = service.connect()
-    service.issue(second, Completed(run.job_id, run.lease, rest=("text",)))
+    service.send(second, Completed(run.job_id, run.lease, rest=("text",)))
 
     assert service.coordinator.done["j1"][0]["text"] == "text"
 
 
 def test_a_coordinator_that_does_not_answer_is_left() -> None:
-    session = Service().dialer.connected({})
+    session = Service().dialer.start_session({})
     session.tick(0.0)
 
     assert session.deadline == 10.0
@@ -444,22 +439,22 @@ def test_a_coordinator_that_does_not_answer_is_left() -> None:
 
 def test_a_refusal_is_final() -> None:
     service = Service()
-    session = service.dialer.connected({})
+    session = service.dialer.start_session({})
     session.tick(0.0)
-    assert service.dialer.final(1006, "") is None
+    assert service.dialer.why_final(1006, "") is None
 
     text = '{"type":"register_ack","status":"error","error":"no \\u001b entry"}'
     (close,) = session.receive([text], 1.0)
 
     assert isinstance(close, Close)
-    final = service.dialer.final(close.code, close.text)
+    final = service.dialer.why_final(close.code, close.text)
     assert final == "the coordinator refuses this worker: no \\x1b entry"
 
 
 def test_only_a_coordinator_of_ours_says_that_a_worker_was_replaced() -> None:
     dialer = Service().dialer
-    dialer.connected({})
-    assert dialer.final(4000, "Replaced") is None
+    dialer.start_session({})
+    assert dialer.why_final(4000, "Replaced") is None
 
-    dialer.connected({"Shoal-Dispatch": f"1, key={'0' * 64}, challenge=AAAA"})
-    assert "another worker" in (dialer.final(4000, "Replaced") or "")
+    dialer.start_session({"Shoal-Dispatch": f"1, key={'0' * 64}, challenge=AAAA"})
+    assert "another worker" in (dialer.why_final(4000, "Replaced") or "")

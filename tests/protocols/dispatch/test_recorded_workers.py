@@ -23,14 +23,14 @@ from shoal.domain.vocabulary import (
     Completed,
     Event,
     Joined,
-    Presented,
+    ReceiptSent,
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Chat, Policy, Privacy, Task, Terms, Work
+from shoal.domain.work import Chat, JobTerms, Policy, Privacy, Task, Work
 from shoal.ledger.worker_receipts import verify
-from shoal.protocols.dispatch.javascript import stringify
-from shoal.protocols.session import CoordinatorSession, Data, Output
+from shoal.protocols.dispatch.codec.ecmascript_json import stringify
+from shoal.protocols.seam.session import CoordinatorEnd, Data, Output
 
 # What we say where the original says something else, or dies; the rest is the same.
 DIFFERENT: dict[str, tuple[str, list[str]]] = {
@@ -127,7 +127,7 @@ class Replay:
     """One recorded exchange, on sessions of ours."""
 
     case: Case
-    sessions: dict[str, CoordinatorSession] = field(default_factory=dict)
+    sessions: dict[str, CoordinatorEnd] = field(default_factory=dict)
     jobs: dict[str, RunJob] = field(default_factory=dict)
     heard: list[Event] = field(default_factory=list)
     said: list[tuple[str, str]] = field(default_factory=list)  # to whom, what
@@ -183,7 +183,7 @@ class Replay:
             return
         payload = given["payload"]
         tier = step["http"]["path"].rpartition("/")[2]
-        terms = Terms(
+        terms = JobTerms(
             policy=Policy[tier.upper()],
             privacy=Privacy[given.get("privacy_class", "PUBLIC")],
             user=given["user_id"],
@@ -215,7 +215,7 @@ class Replay:
             return
         job = self.jobs.get(self.ids.get(json.loads(text)["job_id"], ""))
         if job is not None and any(isinstance(each, Joined) for each in self.heard):
-            self.take(name, self.sessions[name].issue(job, NOW))
+            self.take(name, self.sessions[name].send(job, NOW))
 
     def take(self, name: str, outputs: Sequence[Event | Output]) -> None:
         self.heard += meant(outputs)
@@ -273,7 +273,7 @@ def test_receipts_are_handed_on_as_they_were_signed(
     end = ends[0]
     receipt = end.receipt
     if receipt is None:
-        (presented,) = [each for each in replay.heard if isinstance(each, Presented)]
+        (presented,) = [each for each in replay.heard if isinstance(each, ReceiptSent)]
         assert presented.job_id == end.job_id
         receipt = presented.receipt
     output = end.output or str(end.rest[0])

@@ -9,22 +9,22 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Completed,
     Draining,
     Failed,
-    Progress,
+    HealthReported,
     Rejected,
-    Reported,
     RunJob,
 )
-from shoal.domain.work import JSON, Kind, Task
-from shoal.domain.worker import Health, Model
+from shoal.domain.work import JSON, JobKind, Task
+from shoal.domain.worker import MachineHealth, ServedModel
 from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
-from shoal.protocols.dispatch.desk import ANSWER_MAX, JOBS_MAX
-from shoal.protocols.dispatch.extension import HEADER
-from shoal.protocols.session import Hello, Notice
+from shoal.protocols.dispatch.codec.extension import HEADER
+from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX, JOBS_MAX
+from shoal.protocols.seam.session import Notice, UpgradeRequest
 
 
 def joined() -> Pair:
@@ -97,7 +97,7 @@ def test_an_answer_without_end_is_given_up() -> None:
     heard = [
         event
         for _ in range(10)
-        for event in pair.issue_event(Progress(run.job_id, run.lease, [piece]))
+        for event in pair.issue_event(AnswerChunk(run.job_id, run.lease, [piece]))
     ]
 
     (failed,) = heard
@@ -111,7 +111,7 @@ def test_a_coordinator_cannot_give_jobs_without_end() -> None:
     for number in range(JOBS_MAX):
         given_job(pair, replace(RUN, job_id=JobId(f"j{number}")))
 
-    outputs = pair.coordinator.issue(replace(RUN, job_id=JobId("one more")), NOW)
+    outputs = pair.coordinator.send(replace(RUN, job_id=JobId("one more")), NOW)
     answers = pair.worker.receive(sent(outputs), NOW)
 
     assert not meant(answers)
@@ -124,13 +124,13 @@ def test_a_coordinator_cannot_give_jobs_without_end() -> None:
 def test_machines_are_reported_on() -> None:
     pair = joined()
 
-    assert pair.issue_event(Reported(Health(1.5, 20.0, 3))) == [
-        Reported(Health(1.5, 20.0, 3))
+    assert pair.issue_event(HealthReported(MachineHealth(1.5, 20.0, 3))) == [
+        HealthReported(MachineHealth(1.5, 20.0, 3))
     ]
 
 
 def test_an_embedding_model_alone_is_offered_to_ours() -> None:
-    model = Model("e", frozenset({Kind.EMBEDDING}))
+    model = ServedModel("e", frozenset({JobKind.EMBEDDING}))
 
     pair, (event,) = connect(PROTOCOL, replace(MEMBER, model=model))
 
@@ -142,9 +142,11 @@ def reconnected(pair: Pair) -> Pair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
     (endpoint,) = endpoints(Config(), around())
     headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
-    accepted = endpoint.accept(Hello("/", "", headers), NOW)
+    accepted = endpoint.accept(UpgradeRequest("/", "", headers), NOW)
     accepted.session.tick(NOW)
-    return Pair(accepted.session, pair.dialer.connected(accepted.headers), pair.dialer)
+    return Pair(
+        accepted.session, pair.dialer.start_session(accepted.headers), pair.dialer
+    )
 
 
 def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled() -> (
@@ -156,8 +158,8 @@ def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled
     again = reconnected(pair)
     register = sent(again.worker.tick(NOW))
     # The agent says at once what it could not say before.
-    assert list(again.worker.issue(Completed(done.job_id, done.lease), NOW)) == []
-    assert list(again.worker.issue(Draining("why"), NOW)) == []
+    assert list(again.worker.send(Completed(done.job_id, done.lease), NOW)) == []
+    assert list(again.worker.send(Draining("why"), NOW)) == []
 
     acknowledged = again.coordinator.receive(register, NOW)
     outputs = again.worker.receive(sent(acknowledged), NOW)
@@ -174,20 +176,20 @@ def test_after_a_reconnect_what_was_finished_is_presented_and_the_rest_cancelled
 def test_a_refused_worker_of_ours_gives_up() -> None:
     pair = joined()
     answer = '{"type":"register_ack","status":"error","error":"Invalid token"}'
-    session = pair.dialer.connected({HEADER: "1"})
+    session = pair.dialer.start_session({HEADER: "1"})
     session.tick(NOW)
 
     session.receive([answer], NOW)
 
-    assert "Invalid token" in (pair.dialer.final(1000, "") or "")
+    assert "Invalid token" in (pair.dialer.why_final(1000, "") or "")
 
 
 def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:
     pair, _ = connect(PROTOCOL, replace(MEMBER, tasks=frozenset({"classify"})))
     run = given_job(pair, replace(RUN, work=Task("classify", {"input": "x"})))
 
-    pair.issue_event(Progress(run.job_id, run.lease, ['{"sentiment": ']))
-    pair.issue_event(Progress(run.job_id, run.lease, ['"positive"}']))
+    pair.issue_event(AnswerChunk(run.job_id, run.lease, ['{"sentiment": ']))
+    pair.issue_event(AnswerChunk(run.job_id, run.lease, ['"positive"}']))
     (completed,) = pair.issue_event(Completed(run.job_id, run.lease))
 
     assert isinstance(completed, Completed)
@@ -196,7 +198,7 @@ def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:
 
 def test_what_a_job_asks_for_that_is_no_job_is_refused_with_the_reason() -> None:
     pair = joined()
-    (text,) = sent(pair.coordinator.issue(replace(RUN, work=CHAT), NOW))
+    (text,) = sent(pair.coordinator.send(replace(RUN, work=CHAT), NOW))
     bad = str(text).replace('"max_tokens"', '"lease":"x","max_tokens"')
     bad = bad.replace('"lease":2', '"lease":2,"options":5')
 

@@ -11,17 +11,17 @@ import pytest
 from protocols.pairs import START
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import Completed, Event, Progress, RunJob
+from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.domain.work import Chat, Feature, Work
-from shoal.domain.worker import Model
+from shoal.domain.worker import ServedModel
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.session import (
-    Accepted,
-    CoordinatorSession,
-    Hello,
-    Member,
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    CoordinatorEnd,
     Output,
-    by_token,
+    UpgradeRequest,
+    WorkerProfile,
+    require_token,
 )
 
 VECTORS = Path(__file__).parent / "vectors" / "grandsage.json"
@@ -34,7 +34,9 @@ CASES: dict[str, Case] = {
 NOW = 7.0
 NODE = "/ws?name=n1&model=m1&token=nt&max_concurrency=8"
 OURS = {"shoal-extensions": "shoal, continue, options, stop"}
-MEMBER = Member("nn", Model("stub-model", features=frozenset(Feature)), 3, "nt")
+MEMBER = WorkerProfile(
+    "nn", ServedModel("stub-model", features=frozenset(Feature)), 3, "nt"
+)
 
 
 def of_kind(kind: str) -> pytest.MarkDecorator:
@@ -43,18 +45,18 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
 
 
-def accept(target: str = NODE, headers: dict[str, str] | None = None) -> Accepted:
+def accept(
+    target: str = NODE, headers: dict[str, str] | None = None
+) -> AcceptedConnection:
     """Let a node in as the server of the recordings would; its token was "nt"."""
-    (endpoint,) = endpoints(Config(), setting(START, by_token("nt")))
+    (endpoint,) = endpoints(Config(), setting(START, require_token("nt")))
     path, _, query = target.partition("?")
-    hello = Hello(path, query, headers or {})
+    hello = UpgradeRequest(path, query, headers or {})
     assert endpoint.claims(hello)
     return endpoint.accept(hello, 0.0)
 
 
-def joined(
-    target: str = NODE, headers: dict[str, str] | None = None
-) -> CoordinatorSession:
+def joined(target: str = NODE, headers: dict[str, str] | None = None) -> CoordinatorEnd:
     """Let a node in and open its session."""
     session = accept(target, headers).session
     session.tick(0.0)
@@ -89,7 +91,7 @@ def http_lines(outputs: Sequence[Event | Output]) -> str:
     """Write the events of one job as the original's HTTP body has them."""
     lines = ""
     for output in outputs:
-        if isinstance(output, Progress):
+        if isinstance(output, AnswerChunk):
             text = json.dumps(output.pieces[0], ensure_ascii=False)
             lines += f'{{"o":{text}}}\n'
         elif isinstance(output, Completed):

@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from protocols.grandsage.recorded import NOW, joined, run
 from protocols.pairs import CHAT, sent
 from shoal.domain.errors import PeerError
-from shoal.domain.nesting import NESTING_MAX
+from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.outcome import Delta, Fault, Usage
-from shoal.domain.vocabulary import Completed, Progress
+from shoal.domain.vocabulary import AnswerChunk, Completed
 from shoal.domain.work import JSON
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     TASK_ID,
-    Word,
-    decode_piece,
-    decode_word,
+    TextMessage,
+    decode_frame,
+    decode_text_message,
     encode_delta,
     encode_end,
     encode_ending,
     encode_text,
-    encode_word,
+    encode_text_message,
     well_formed,
 )
 
@@ -31,7 +31,7 @@ from shoal.protocols.grandsage.codec import (
 @given(text=st.text(), places=st.lists(st.integers(0, 1000)))
 def test_text_split_at_any_byte_is_the_same_text(text: str, places: list[int]) -> None:
     session = joined()
-    (task,) = sent(session.issue(run(CHAT), NOW))
+    (task,) = sent(session.send(run(CHAT), NOW))
     task_id = decode_id(task)
     data = text.encode()
     ends = sorted({0, len(data), *(place % (len(data) + 1) for place in places)})
@@ -44,7 +44,7 @@ def test_text_split_at_any_byte_is_the_same_text(text: str, places: list[int]) -
     outputs += session.receive([encode_end(task_id)], NOW)
 
     *pieces, end_event = outputs
-    said = [p for p in pieces if isinstance(p, Progress)]
+    said = [p for p in pieces if isinstance(p, AnswerChunk)]
     assert len(said) == len(pieces)
     assert "".join(map(str, chain.from_iterable(p.pieces for p in said))) == text
     assert all(all(p.pieces) for p in said)
@@ -59,7 +59,7 @@ def test_bytes_split_anywhere_decode_as_the_whole_does(
 
     text, tail = "", b""
     for start, end in pairwise(ends):
-        piece, tail = decode_piece(tail + data[start:end])
+        piece, tail = decode_frame(tail + data[start:end])
         assert len(tail) <= 3
         text += piece
 
@@ -91,12 +91,20 @@ def test_the_texts_of_the_extension_are_as_documented() -> None:
         '{"id":5,"usage":{"prompt_tokens":3,"completion_tokens":4},'
         '"finish_reason":"length"}'
     )
-    assert encode_word(Word(id=5, rejected="busy")) == '{"id":5,"rejected":"busy"}'
-    assert encode_word(Word(id=5, failed="oom")) == '{"id":5,"failed":"oom"}'
-    assert encode_word(Word(id=5, failed="long", fault=Fault.CONTEXT)) == (
-        '{"id":5,"failed":"long","fault":"context"}'
+    assert (
+        encode_text_message(TextMessage(id=5, rejected="busy"))
+        == '{"id":5,"rejected":"busy"}'
     )
-    assert encode_word(Word(draining="update")) == '{"draining":"update"}'
+    assert (
+        encode_text_message(TextMessage(id=5, failed="oom"))
+        == '{"id":5,"failed":"oom"}'
+    )
+    assert encode_text_message(
+        TextMessage(id=5, failed="long", fault=Fault.CONTEXT)
+    ) == ('{"id":5,"failed":"long","fault":"context"}')
+    assert (
+        encode_text_message(TextMessage(draining="update")) == '{"draining":"update"}'
+    )
     assert encode_delta(5, Delta(0, {"content": "é"})) == (
         '{"id":5,"delta":{"fields":{"content":"é"}}}'
     )
@@ -109,7 +117,7 @@ def test_the_texts_of_the_extension_are_as_documented() -> None:
 def test_half_a_character_within_a_delta_is_replaced() -> None:
     delta = Delta(0, {"content": "a\ud800", "deep": [{"b\udfff": 1}]})
 
-    word = decode_word(encode_delta(5, delta))
+    word = decode_text_message(encode_delta(5, delta))
 
     assert word is not None
     assert word.delta is not None
@@ -174,12 +182,14 @@ def test_delta_that_is_nested_too_deeply_is_no_text() -> None:
 )
 def test_malformed_texts_are_refused(text: str, fault: str) -> None:
     with pytest.raises(PeerError, match=fault.replace("|", r"\|")):
-        decode_word(text)
+        decode_text_message(text)
 
 
 def test_words_of_a_newer_node_are_no_error() -> None:
-    assert decode_word('{"id":1,"mood":"fine"}') is None
-    assert decode_word('{"id":1,"failed":"x","mood":"bad"}') == Word(id=1, failed="x")
+    assert decode_text_message('{"id":1,"mood":"fine"}') is None
+    assert decode_text_message('{"id":1,"failed":"x","mood":"bad"}') == TextMessage(
+        id=1, failed="x"
+    )
 
 
 def decode_id(task: str | bytes) -> int:

@@ -13,6 +13,7 @@ from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Command,
     Completed,
@@ -20,29 +21,28 @@ from shoal.domain.vocabulary import (
     Draining,
     Failed,
     Joined,
-    Progress,
     Rejected,
     RunJob,
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding, Feature, Work
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.grandsage.coordinator import STOP_AGAIN
-from shoal.protocols.grandsage.desk import TASK_IDS, Desk
+from shoal.protocols.grandsage.config import TASK_ID_COUNT, TaskIds
+from shoal.protocols.grandsage.coordinator import STOP_INTERVAL
 from shoal.protocols.grandsage.tasks import TEMPERATURE
-from shoal.protocols.session import (
+from shoal.protocols.seam.session import (
     Close,
-    CoordinatorSession,
-    Hello,
+    CoordinatorEnd,
     Notice,
     Send,
+    UpgradeRequest,
 )
 
 JOB = JobId("job")
 LEASE = LeaseNumber(1)
 
 
-def task(session: CoordinatorSession, command: Command) -> dict[str, Any]:
-    (text,) = sent(session.issue(command, NOW))
+def task(session: CoordinatorEnd, command: Command) -> dict[str, Any]:
+    (text,) = sent(session.send(command, NOW))
     decoded: dict[str, Any] = json.loads(text)
     return decoded
 
@@ -79,7 +79,7 @@ def test_the_system_text_is_what_the_conversation_begins_with() -> None:
     ],
 )  # fmt: skip
 def test_no_temperature_kills_a_node(wanted: float | None, written: str) -> None:
-    (text,) = sent(joined().issue(run(replace(CHAT, temperature=wanted)), NOW))
+    (text,) = sent(joined().send(run(replace(CHAT, temperature=wanted)), NOW))
 
     assert f'"temperature":{written},' in str(text)
 
@@ -105,7 +105,7 @@ def test_a_plain_node_never_sees_the_extension() -> None:
 
     assert "shoal" not in task(joined(), run(chat))
     with pytest.raises(Unsupported):
-        joined().issue(replace(run(CHAT), continues="so far"), NOW)
+        joined().send(replace(run(CHAT), continues="so far"), NOW)
 
 
 def test_our_nodes_are_told_what_the_plain_fields_cannot_say() -> None:
@@ -151,7 +151,7 @@ def test_our_nodes_are_told_of_work_that_is_no_chat() -> None:
 @pytest.mark.parametrize("work", [Completion("m1", "a"), Embedding("m1", ("a",))])
 def test_a_plain_node_is_never_asked_for_what_is_no_chat(work: Work) -> None:
     with pytest.raises(Unsupported):
-        joined().issue(run(work), NOW)
+        joined().send(run(work), NOW)
 
 
 def test_pieces_that_are_more_than_text_come_between_texts() -> None:
@@ -167,9 +167,9 @@ def test_pieces_that_are_more_than_text_come_between_texts() -> None:
     ]
 
     assert heard == [
-        Progress(JOB, LEASE, ["text"]),
-        Progress(JOB, LEASE, [Delta(2, fields)]),
-        Progress(JOB, LEASE, ["more"]),
+        AnswerChunk(JOB, LEASE, ["text"]),
+        AnswerChunk(JOB, LEASE, [Delta(2, fields)]),
+        AnswerChunk(JOB, LEASE, ["more"]),
     ]
     session.receive([frame(task_id)], NOW)
     assert session.receive([said], NOW) == ()
@@ -208,25 +208,27 @@ def test_what_json_cannot_say_is_left_out(odd: float) -> None:
 
 
 def test_ids_go_on_across_connections_and_wrap() -> None:
-    desk = Desk(TASK_IDS * 3 - 2)
+    desk = TaskIds(TASK_ID_COUNT * 3 - 2)
 
     used: list[set[int]] = [set(), set(), {0, 1}, set(), set()]
-    ids = [desk.take_id(ids) for ids in used]
+    ids = [desk.next_id(ids) for ids in used]
 
-    assert ids == [TASK_IDS - 2, TASK_IDS - 1, 2, 3, 4]
+    assert ids == [TASK_ID_COUNT - 2, TASK_ID_COUNT - 1, 2, 3, 4]
 
 
 def test_two_nodes_never_have_the_same_task_id() -> None:
     (endpoint,) = endpoints(Config(), setting(5))
     path, _, query = NODE.partition("?")
-    one, other = (endpoint.accept(Hello(path, query), 0.0).session for _ in range(2))
+    one, other = (
+        endpoint.accept(UpgradeRequest(path, query), 0.0).session for _ in range(2)
+    )
 
     assert task(one, run(CHAT))["id"] == 5
     assert task(other, run(CHAT))["id"] == 6
 
 
 def test_created_at_is_in_seconds_since_the_epoch() -> None:
-    desk = Desk(1_700_000_000_900)
+    desk = TaskIds(1_700_000_000_900)
 
     assert [desk.epoch(now) for now in (50.0, 50.2, 60.0)] == [
         1_700_000_000,
@@ -248,7 +250,7 @@ def test_a_silent_node_is_given_up_at_the_deadline() -> None:
 
 
 def test_a_dismissed_node_is_told_bye() -> None:
-    assert joined().issue(Dismiss("replaced"), NOW) == (Close("replaced", 4000, "Bye"),)
+    assert joined().send(Dismiss("replaced"), NOW) == (Close("replaced", 4000, "Bye"),)
 
 
 def test_a_cancelled_task_is_stopped_once_while_its_text_is_under_way() -> None:
@@ -256,10 +258,10 @@ def test_a_cancelled_task_is_stopped_once_while_its_text_is_under_way() -> None:
     task_id = task(session, run(CHAT))["id"]
     stop = Send(f'{{"id":{task_id},"stop":true}}')
 
-    assert session.issue(CancelJob(JOB, LEASE), 10.0) == (stop,)
+    assert session.send(CancelJob(JOB, LEASE), 10.0) == (stop,)
 
     assert session.receive([frame(task_id, "late")], 10.5) == ()
-    told_again = session.receive([frame(task_id, "later")], 10.0 + STOP_AGAIN)
+    told_again = session.receive([frame(task_id, "later")], 10.0 + STOP_INTERVAL)
     assert told_again[0] == stop
     assert isinstance(told_again[1], Notice)
     assert session.receive([frame(task_id)], 20.0) == ()
@@ -270,11 +272,11 @@ def test_an_unfinished_character_ends_as_one_replacement() -> None:
     task_id = task(session, run(CHAT))["id"]
 
     assert session.receive([frame(task_id) + b"a\xe6"], NOW) == (
-        Progress(JOB, LEASE, ["a"]),
+        AnswerChunk(JOB, LEASE, ["a"]),
     )
     assert session.receive([frame(task_id) + b"\x97"], NOW) == ()
     assert session.receive([frame(task_id)], NOW) == (
-        Progress(JOB, LEASE, ["\ufffd"]),
+        AnswerChunk(JOB, LEASE, ["\ufffd"]),
         Completed(JOB, LEASE),
     )
 

@@ -7,10 +7,10 @@ import pytest
 from protocols.grandsage.recorded import CASES, MEMBER, Case, of_kind, query_of
 from protocols.pairs import meant, sent
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.vocabulary import CancelJob, Command, Completed, Progress, RunJob
+from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Completed, RunJob
 from shoal.domain.work import Chat
-from shoal.protocols.grandsage.worker import NodeDialer, ServerSession
-from shoal.protocols.session import Notice, Output
+from shoal.protocols.grandsage.worker import GrandSageNodeDialer, GrandSageServerSession
+from shoal.protocols.seam.session import Notice, Output
 
 # Where real nodes die, or leave the client without an answer, ours does otherwise.
 WARNS = "the node dies; the document says: log a warning and do not process the task"
@@ -47,13 +47,13 @@ DIFFERENCES = {
 
 @of_kind("node_behaviour")
 def test_our_node_does_as_recorded_or_better(case: Case) -> None:
-    dialer = NodeDialer("ws://127.0.0.1:8000", MEMBER)
-    session = dialer.connected({})
+    dialer = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER)
+    session = dialer.start_session({})
     opening = session.tick(0.0)
     outputs: list[Command | Output] = []
     for step in case["sends"]:
         if step.get("server_close"):
-            session = dialer.connected({})
+            session = dialer.start_session({})
             assert meant(session.tick(0.0)) == []  # what runs goes on
         elif "text" in step:
             binary = step.get("binary", False)
@@ -87,7 +87,7 @@ def test_our_node_does_as_recorded_or_better(case: Case) -> None:
             say_again(case.get("frames", []), session)
 
 
-def say_again(frames: list[str], session: ServerSession) -> None:
+def say_again(frames: list[str], session: GrandSageServerSession) -> None:
     """Let our node say what the real one said: the frames must be the same bytes.
 
     Where the recording has no frames it has too many of them.
@@ -96,13 +96,13 @@ def say_again(frames: list[str], session: ServerSession) -> None:
         task_id = int.from_bytes(frame[:4])
         job_id, lease = JobId(str(task_id)), LeaseNumber(task_id)
         text = frame[4:].decode()
-        event = Progress(job_id, lease, [text]) if text else Completed(job_id, lease)
-        assert sent(session.issue(event, 0.0)) == [frame]
+        event = AnswerChunk(job_id, lease, [text]) if text else Completed(job_id, lease)
+        assert sent(session.send(event, 0.0)) == [frame]
 
 
 @of_kind("node_behaviour")
 def test_our_url_says_what_real_nodes_say(case: Case) -> None:
-    url = NodeDialer("ws://127.0.0.1:8000", MEMBER).url
+    url = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).url
     recorded = query_of(case["connect_url"])
 
     assert query_of(url) == recorded | {"model": MEMBER.model.name}
@@ -110,7 +110,7 @@ def test_our_url_says_what_real_nodes_say(case: Case) -> None:
 
 def test_the_documents_own_example_is_run() -> None:
     (send,) = CASES["node-vllm-seed-shaped"]["sends"]
-    session = NodeDialer("ws://127.0.0.1:8000", MEMBER).connected({})
+    session = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).start_session({})
 
     (job,) = session.receive([send["text"]], 0.0)
 
@@ -132,7 +132,7 @@ def test_the_table_names_recorded_cases_that_differ() -> None:
 
 @pytest.mark.parametrize("name", ["node-vllm-stop-running", "node-vllm-stop-false"])
 def test_a_stopped_task_says_nothing_more(name: str) -> None:
-    session = NodeDialer("ws://127.0.0.1:8000", MEMBER).connected({})
+    session = GrandSageNodeDialer("ws://127.0.0.1:8000", MEMBER).start_session({})
     task, stop = [step["text"] for step in CASES[name]["sends"] if "text" in step]
     task_id = json.loads(task)["id"]
     session.receive([task], 0.0)
@@ -140,5 +140,7 @@ def test_a_stopped_task_says_nothing_more(name: str) -> None:
     (cancel,) = session.receive([stop], 0.0)
 
     assert cancel == CancelJob(JobId(str(task_id)), LeaseNumber(task_id))
-    assert list(session.issue(Progress(cancel.job_id, cancel.lease, ["x"]), 0.0)) == []
-    assert list(session.issue(Completed(cancel.job_id, cancel.lease), 0.0)) == []
+    assert (
+        list(session.send(AnswerChunk(cancel.job_id, cancel.lease, ["x"]), 0.0)) == []
+    )
+    assert list(session.send(Completed(cancel.job_id, cancel.lease), 0.0)) == []

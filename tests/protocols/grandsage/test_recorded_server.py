@@ -24,7 +24,7 @@ from protocols.pairs import sent
 from shoal.domain.errors import PeerError, Refused
 from shoal.domain.vocabulary import Dismiss, Event, Joined
 from shoal.domain.work import Chat
-from shoal.protocols.session import Close, CoordinatorSession, Output
+from shoal.protocols.seam.session import Close, CoordinatorEnd, Output
 
 ALL_TASKS = "the user's name is not sent: the original gives nodes the user's record"
 
@@ -91,7 +91,7 @@ def test_tasks_are_written_as_recorded(case: Case) -> None:
     )
     session = joined()
 
-    (text,) = sent(session.issue(run(chat_of(recorded)), NOW))
+    (text,) = sent(session.send(run(chat_of(recorded)), NOW))
 
     assert isinstance(text, str)
     task = json.loads(text)
@@ -156,7 +156,7 @@ def test_a_replaced_node_is_told_bye() -> None:
         if "node_closed" in step
     ]
 
-    (close,) = joined().issue(Dismiss("replaced by a newer connection"), NOW)
+    (close,) = joined().send(Dismiss("replaced by a newer connection"), NOW)
 
     assert isinstance(close, Close)
     recorded = step["node_closed"]["n1"]
@@ -173,7 +173,7 @@ def test_late_text_on_a_new_connection_is_told_to_stop() -> None:
 
 @pytest.mark.parametrize("name", sorted(LIVE_ALIKE))
 def test_conversations_go_as_recorded(name: str) -> None:
-    sessions: dict[str, CoordinatorSession] = {}
+    sessions: dict[str, CoordinatorEnd] = {}
     ids: dict[str, int] = {}
     for step in CASES[name]["transcript"]:
         heard = step.get("node_received", {})
@@ -200,10 +200,10 @@ def test_conversations_go_as_recorded(name: str) -> None:
             assert sent(outputs) == stops
 
 
-def begin(session: CoordinatorSession, name: str) -> int:
+def begin(session: CoordinatorEnd, name: str) -> int:
     """Give the node a task; return its id."""
     chat = Chat("m1", ({"role": "user", "content": "hi"},))
-    (text,) = sent(session.issue(run(chat, name), NOW))
+    (text,) = sent(session.send(run(chat, name), NOW))
     assert isinstance(text, str)
     task_id = json.loads(text)["id"]
     assert isinstance(task_id, int)
@@ -211,7 +211,7 @@ def begin(session: CoordinatorSession, name: str) -> int:
 
 
 def replay(
-    session: CoordinatorSession, frames: list[Any], ids: dict[str, int]
+    session: CoordinatorEnd, frames: list[Any], ids: dict[str, int]
 ) -> list[Event | Output]:
     """Feed recorded frames to the session."""
     outputs: list[Event | Output] = []

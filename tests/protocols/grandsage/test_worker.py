@@ -11,21 +11,25 @@ from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta, Fault, Usage
 from shoal.domain.vocabulary import (
+    AnswerChunk,
     CancelJob,
     Completed,
     Draining,
     Failed,
     Joined,
-    Progress,
     Rejected,
     RunJob,
 )
 from shoal.domain.work import JSON, Chat, Completion, Embedding
-from shoal.domain.worker import Model, Offer
+from shoal.domain.worker import Offer, ServedModel
+from shoal.protocols.grandsage.admission import read_query
 from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.joining import read_query
-from shoal.protocols.grandsage.worker import KEEPALIVE, TASKS_MAX, NodeDialer
-from shoal.protocols.session import Close, Notice, Send, WorkerSession
+from shoal.protocols.grandsage.worker import (
+    KEEPALIVE_INTERVAL,
+    TASKS_MAX,
+    GrandSageNodeDialer,
+)
+from shoal.protocols.seam.session import Close, Notice, Send, WorkerEnd
 
 OURS = {"Shoal-Extensions": "shoal"}
 JOB = JobId("77")
@@ -40,15 +44,15 @@ TASK: dict[str, JSON] = {
 }
 
 
-def plain() -> WorkerSession:
-    return NodeDialer("ws://host", MEMBER).connected({})
+def plain() -> WorkerEnd:
+    return GrandSageNodeDialer("ws://host", MEMBER).start_session({})
 
 
-def ours() -> WorkerSession:
-    return NodeDialer("ws://host", MEMBER).connected(OURS)
+def ours() -> WorkerEnd:
+    return GrandSageNodeDialer("ws://host", MEMBER).start_session(OURS)
 
 
-def given(session: WorkerSession, **changes: JSON) -> RunJob:
+def given(session: WorkerEnd, **changes: JSON) -> RunJob:
     (run,) = session.receive([json.dumps(TASK | changes)], 0.0)
     assert isinstance(run, RunJob)
     return run
@@ -72,7 +76,7 @@ def chat_of(run: RunJob) -> Chat:
     ],
 )
 def test_addresses_are_completed(url: str, address: str) -> None:
-    dialled = NodeDialer(url, MEMBER).url
+    dialled = GrandSageNodeDialer(url, MEMBER).url
 
     assert dialled.partition("?")[0] == address
     assert query_of(dialled) == {
@@ -84,9 +88,11 @@ def test_addresses_are_completed(url: str, address: str) -> None:
 
 
 def test_odd_names_arrive_whole() -> None:
-    member = replace(MEMBER, name="a b/c?d&e=f+g%h日\ud800", model=Model("x/y:7b#z"))
+    member = replace(
+        MEMBER, name="a b/c?d&e=f+g%h日\ud800", model=ServedModel("x/y:7b#z")
+    )
 
-    url = NodeDialer("ws://host", member).url
+    url = GrandSageNodeDialer("ws://host", member).url
 
     assert url.isascii()
     assert url.count("?") == 1
@@ -101,7 +107,7 @@ def test_the_url_may_bring_a_token_but_the_member_goes_first() -> None:
 
     def token(url: str, member: object) -> dict[str, str]:
         assert isinstance(member, type(MEMBER))
-        return read_query(NodeDialer(url, member).url.partition("?")[2])
+        return read_query(GrandSageNodeDialer(url, member).url.partition("?")[2])
 
     assert token(url, untold)["token"] == "pasted"
     assert token(url, untold)["name"] == "nn"
@@ -123,7 +129,7 @@ def test_the_url_may_bring_a_token_but_the_member_goes_first() -> None:
 )
 def test_an_address_that_cannot_be_is_refused(url: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
-        NodeDialer(url, MEMBER)
+        GrandSageNodeDialer(url, MEMBER)
 
 
 @pytest.mark.parametrize(
@@ -140,10 +146,10 @@ def test_an_address_that_cannot_be_is_refused(url: str, fault: str) -> None:
 def test_some_closes_are_final(
     code: int, headers: dict[str, str], expected: str | None
 ) -> None:
-    dialer = NodeDialer("ws://host", MEMBER)
-    dialer.connected(headers)
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    dialer.start_session(headers)
 
-    reason = dialer.final(code, "why")
+    reason = dialer.why_final(code, "why")
 
     assert (reason is None) == (expected is None)
     assert expected is None or expected in str(reason)
@@ -153,7 +159,7 @@ def test_a_keepalive_goes_at_once_and_every_ten_seconds() -> None:
     session = plain()
 
     assert session.tick(5.0) == [Send("")]
-    assert session.deadline == 5.0 + KEEPALIVE
+    assert session.deadline == 5.0 + KEEPALIVE_INTERVAL
     assert session.tick(10.0) == ()
     assert session.tick(15.0) == [Send("")]
 
@@ -241,24 +247,26 @@ def test_the_extension_is_not_read_from_a_plain_server() -> None:
 
 
 def test_after_a_reconnect_a_plain_server_gets_the_rest() -> None:
-    dialer = NodeDialer("ws://host", MEMBER)
-    given(dialer.connected({}))
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    given(dialer.start_session({}))
 
-    session = dialer.connected({})
+    session = dialer.start_session({})
 
     assert meant(session.tick(0.0)) == []
-    assert sent(session.issue(Progress(JOB, LEASE, ["rest"]), 0.0)) == [b"\0\0\0Mrest"]
-    assert sent(session.issue(Completed(JOB, LEASE), 0.0)) == [b"\0\0\0M"]
+    assert sent(session.send(AnswerChunk(JOB, LEASE, ["rest"]), 0.0)) == [
+        b"\0\0\0Mrest"
+    ]
+    assert sent(session.send(Completed(JOB, LEASE), 0.0)) == [b"\0\0\0M"]
 
 
 def test_after_a_reconnect_a_coordinator_of_ours_has_given_the_job_away() -> None:
-    dialer = NodeDialer("ws://host", MEMBER)
-    given(dialer.connected(OURS))
+    dialer = GrandSageNodeDialer("ws://host", MEMBER)
+    given(dialer.start_session(OURS))
 
-    session = dialer.connected(OURS)
+    session = dialer.start_session(OURS)
 
     assert session.tick(0.0) == [Send(""), CancelJob(JOB, LEASE)]
-    assert session.issue(Progress(JOB, LEASE, ["rest"]), 0.0) == ()
+    assert session.send(AnswerChunk(JOB, LEASE, ["rest"]), 0.0) == ()
 
 
 @pytest.mark.parametrize("kind", [Rejected, Failed])
@@ -266,7 +274,7 @@ def test_a_plain_server_is_left_after_an_error(kind: type[Rejected | Failed]) ->
     session = plain()
     given(session)
 
-    notice, close = session.issue(kind(JOB, LEASE, "out of memory"), 0.0)
+    notice, close = session.send(kind(JOB, LEASE, "out of memory"), 0.0)
 
     assert isinstance(notice, Notice)
     assert isinstance(close, Close)
@@ -282,19 +290,19 @@ def test_our_coordinator_is_told_how_a_task_ended() -> None:
         given(session, id=task_id)
     second, third = JobId("78"), JobId("79")
 
-    assert session.issue(Completed(JOB, LEASE, "length", Usage(1, 2)), 0.0) == (
+    assert session.send(Completed(JOB, LEASE, "length", Usage(1, 2)), 0.0) == (
         Send(
             '{"id":77,"usage":{"prompt_tokens":1,"completion_tokens":2},'
             '"finish_reason":"length"}'
         ),
         Send(b"\0\0\0M"),
     )
-    assert session.issue(Rejected(second, LEASE, "busy"), 0.0) == (
+    assert session.send(Rejected(second, LEASE, "busy"), 0.0) == (
         Send('{"id":78,"rejected":"busy"}'),
     )
-    assert session.issue(Failed(third, LEASE, "oom\ud800" * 999), 0.0)
-    assert session.issue(Draining("update"), 0.0) == (Send('{"draining":"update"}'),)
-    assert session.issue(Failed(third, LEASE, "again"), 0.0) == ()
+    assert session.send(Failed(third, LEASE, "oom\ud800" * 999), 0.0)
+    assert session.send(Draining("update"), 0.0) == (Send('{"draining":"update"}'),)
+    assert session.send(Failed(third, LEASE, "again"), 0.0) == ()
 
 
 def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
@@ -302,7 +310,7 @@ def test_our_coordinator_is_given_pieces_that_are_more_than_text() -> None:
     given(session)
     delta = Delta(1, {"content": "a"}, finish_reason="length")
 
-    assert session.issue(Progress(JOB, LEASE, [delta]), 0.0) == (
+    assert session.send(AnswerChunk(JOB, LEASE, [delta]), 0.0) == (
         Send(
             '{"id":77,"delta":{"choice":1,"fields":{"content":"a"},'
             '"finish_reason":"length"}}'
@@ -321,7 +329,7 @@ def test_a_plain_server_is_given_the_text_alone() -> None:
     ]
 
     said = [
-        d for each in deltas for d in session.issue(Progress(JOB, LEASE, [each]), 0)
+        d for each in deltas for d in session.send(AnswerChunk(JOB, LEASE, [each]), 0)
     ]
 
     assert sent(said) == [b"\0\0\0Ma", b"\0\0\0Mb"]
@@ -347,12 +355,12 @@ def test_a_piece_that_cannot_be_sent_fails_the_task(
     session = ours()
     given(session)
 
-    outputs = session.issue(Progress(JOB, LEASE, [Delta(0, fields)]), 0.0)
+    outputs = session.send(AnswerChunk(JOB, LEASE, [Delta(0, fields)]), 0.0)
 
     (text,) = sent(outputs)
     assert json.loads(text) == {"id": 77, "failed": f"a piece of the answer {why}"}
-    assert session.issue(Progress(JOB, LEASE, ["more"]), 0.0) == ()
-    assert session.issue(Completed(JOB, LEASE), 0.0) == ()
+    assert session.send(AnswerChunk(JOB, LEASE, ["more"]), 0.0) == ()
+    assert session.send(Completed(JOB, LEASE), 0.0) == ()
 
 
 def test_a_piece_just_below_the_limit_is_sent() -> None:
@@ -361,7 +369,7 @@ def test_a_piece_just_below_the_limit_is_sent() -> None:
     around = len('{"id":77,"delta":{"fields":{"content":""}}}')
 
     delta = Delta(0, {"content": "x" * (FRAME_MAX - around - 1)})
-    (text,) = sent(session.issue(Progress(JOB, LEASE, [delta]), 0.0))
+    (text,) = sent(session.send(AnswerChunk(JOB, LEASE, [delta]), 0.0))
 
     assert len(text) == FRAME_MAX - 1
 
@@ -372,7 +380,7 @@ def test_our_coordinator_is_told_whose_fault_it_is() -> None:
 
     failed = Failed(JOB, LEASE, "too long", Fault.CONTEXT)
 
-    assert session.issue(failed, 0.0) == (
+    assert session.send(failed, 0.0) == (
         Send('{"id":77,"failed":"too long","fault":"context"}'),
     )
 
@@ -406,9 +414,9 @@ def test_work_of_an_unknown_kind_is_rejected() -> None:
 
 
 def test_a_plain_server_is_not_told_of_draining() -> None:
-    assert plain().issue(Draining("update"), 0.0) == ()
+    assert plain().send(Draining("update"), 0.0) == ()
 
 
 def test_joining_is_said_by_the_url() -> None:
     with pytest.raises(Unsupported):
-        plain().issue(Joined("n", Offer(frozenset())), 0.0)
+        plain().send(Joined("n", Offer(frozenset())), 0.0)

@@ -7,32 +7,38 @@ import pytest
 from protocols.calling import TOKEN, around
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols.crowd import Browser, Listener, Outgoing, Rounds, Security
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
-from shoal.protocols.macfleet.fleet.gossip import Gossip
-from shoal.protocols.macfleet.fleet.registry import Address
-from shoal.protocols.macfleet.ourselves import node_id, profile_of
-from shoal.protocols.macfleet.wire.hardware import Profile
-from shoal.protocols.macfleet.wire.keys import fleet_key, service_kind
-from shoal.protocols.session import Setting
+from shoal.protocols.macfleet.gossip import FleetGossip
+from shoal.protocols.macfleet.local_node import hardware_profile, node_id
+from shoal.protocols.macfleet.membership import NodeAddress
+from shoal.protocols.seam.multi_peer import (
+    Listener,
+    ListenerTls,
+    MembershipProber,
+    OutgoingConnection,
+    ServiceBrowser,
+)
+from shoal.protocols.seam.session import ProtocolContext
 
 OTHER = fleet_key("of the fleet", "x")
 
 
-def listeners(config: Config, setting: Setting) -> list[Listener]:
+def listeners(config: Config, setting: ProtocolContext) -> list[Listener]:
     return [e for e in endpoints(config, setting) if isinstance(e, Listener)]
 
 
 def test_both_ports_are_those_of_real_nodes_unless_they_are_taken() -> None:
     transport, heartbeat = listeners(Config(), around())
 
-    assert (transport.label, transport.port, transport.spare) == (
+    assert (transport.label, transport.port, transport.falls_back) == (
         "transport",
         50052,
         True,
     )
-    assert (heartbeat.label, heartbeat.port, heartbeat.spare) == (
+    assert (heartbeat.label, heartbeat.port, heartbeat.falls_back) == (
         "heartbeat",
         50051,
         True,
@@ -46,8 +52,8 @@ def test_a_port_that_was_asked_for_is_not_another() -> None:
         Config(heartbeat_port=0, transport_port=7), around()
     )
 
-    assert (transport.port, transport.spare) == (7, False)
-    assert (heartbeat.port, heartbeat.spare) == (0, False)
+    assert (transport.port, transport.falls_back) == (7, False)
+    assert (heartbeat.port, heartbeat.falls_back) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +73,15 @@ def test_a_fleet_with_a_token_speaks_tls(
     config: Config, token: str, key: bytes | None
 ) -> None:
     for listens in listeners(config, around(token)):
-        own = listens.security is Security.OWN
+        own = listens.security is ListenerTls.SELF_SIGNED
         assert own is (key is not None)
     assert listens.service is not None
-    assert listens.service.kind == service_kind(key)
+    assert listens.service.kind == service_type(key)
 
 
 def test_workers_are_told_which_ports_speak_no_tls() -> None:
-    secure = [each.told for each in listeners(Config(), around())]
-    plain = [each.told for each in listeners(Config(open=True), around())]
+    secure = [each.advertised_label for each in listeners(Config(), around())]
+    plain = [each.advertised_label for each in listeners(Config(open=True), around())]
 
     assert secure == ["transport", "heartbeat"]
     assert plain == ["transport:tcp", "heartbeat:tcp"]
@@ -101,23 +107,23 @@ def test_an_open_fleet_with_a_token_is_refused() -> None:
 
 
 def test_looking_around_can_be_turned_off() -> None:
-    assert any(isinstance(e, Browser) for e in endpoints(Config(), around()))
+    assert any(isinstance(e, ServiceBrowser) for e in endpoints(Config(), around()))
     quiet = endpoints(Config(browse=False), around())
-    assert not any(isinstance(e, Browser) for e in quiet)
+    assert not any(isinstance(e, ServiceBrowser) for e in quiet)
 
 
 def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
     """Return where a coordinator calls when a node has answered its heartbeat."""
     found = endpoints(Config(peers=("192.0.2.9:50051",)), around())
-    gossip = next(e for e in found if isinstance(e, Rounds))
-    assert isinstance(gossip, Gossip)
+    gossip = next(e for e in found if isinstance(e, MembershipProber))
+    assert isinstance(gossip, FleetGossip)
     gossip.tick(0.0)
-    fleet = gossip._fleet
-    profile = Profile(data_port=port)
-    fleet.answered(peer, Address("192.0.2.9", 50051), profile, 0.0)
+    fleet = gossip._registry
+    profile = HardwareProfile(data_port=port)
+    fleet.on_pong(peer, NodeAddress("192.0.2.9", 50051), profile, 0.0)
     if ours:
-        fleet.is_ours(peer)
-    return [e.url for e in gossip.tick(1.0) if isinstance(e, Outgoing)]
+        fleet.mark_shoal(peer)
+    return [e.url for e in gossip.tick(1.0) if isinstance(e, OutgoingConnection)]
 
 
 def test_a_node_that_says_where_its_transport_is_gets_called() -> None:
@@ -139,6 +145,8 @@ def test_a_nodes_id_is_its_name_without_white_space() -> None:
 def test_the_profile_says_what_the_machine_is_made_of() -> None:
     hardware = Hardware("Apple M2", gpu_cores=8, memory_gb=16.0, gpu_backend="metal")
 
-    profile = profile_of(hardware, 5)
+    profile = hardware_profile(hardware, 5)
 
-    assert profile == Profile("Apple M2", 8, 16.0, has_ane=True, mps=True, data_port=5)
+    assert profile == HardwareProfile(
+        "Apple M2", 8, 16.0, has_ane=True, mps=True, data_port=5
+    )

@@ -6,16 +6,21 @@ import pytest
 
 from protocols.calling import MEMBER, Pair, around, sent, unconnected
 from shoal.domain.errors import ConfigError
-from shoal.protocols.crowd import Listener
 from shoal.protocols.macfleet import PROTOCOL
-from shoal.protocols.macfleet.addresses import address, contact, fleet_of, split
+from shoal.protocols.macfleet.addresses import (
+    coordinator_url,
+    fleet_in_url,
+    parse_contact,
+    parse_url,
+)
+from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
-from shoal.protocols.macfleet.dialer import REJECTED_MAX, FleetDialer
-from shoal.protocols.macfleet.wire.keys import fleet_key
-from shoal.protocols.session import GOING_ON, Close, Send, WorkerSession
+from shoal.protocols.macfleet.dialer import REJECTIONS_MAX, FleetDialer
+from shoal.protocols.seam.multi_peer import Listener
+from shoal.protocols.seam.session import CLOSE_MOVED, Close, Send, WorkerEnd
 
-DIRECT = replace(MEMBER, direct="tls-any://host:50052")
+DIRECT = replace(MEMBER, direct_url="tls-any://host:50052")
 
 
 @pytest.mark.parametrize(
@@ -41,15 +46,20 @@ def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
 
 def test_a_coordinator_of_ours_is_joined_where_it_says() -> None:
     assert FleetDialer("http://host:4010", DIRECT).url == "tls-any://host:50052"
-    assert address("host", {"transport": 7, "heartbeat": 8}) == "tls-any://host:7"
-    assert address("host", {"heartbeat": 8}) == ""
+    assert (
+        coordinator_url("host", {"transport": 7, "heartbeat": 8}) == "tls-any://host:7"
+    )
+    assert coordinator_url("host", {"heartbeat": 8}) == ""
 
 
 def test_a_coordinator_of_an_open_fleet_speaks_no_tls_to_those_with_a_token() -> None:
-    assert address("host", {"transport:tcp": 7, "heartbeat:tcp": 8}) == "tcp://host:7"
+    assert (
+        coordinator_url("host", {"transport:tcp": 7, "heartbeat:tcp": 8})
+        == "tcp://host:7"
+    )
 
 
-def answered(session: WorkerSession, answer: bytes) -> list[bytes]:
+def answered(session: WorkerEnd, answer: bytes) -> list[bytes]:
     """Let a node answer a ping; return what it was sent."""
     said = sent(session.tick(0.0))
     assert isinstance(session.receive([answer], 0.0)[-1], Close)
@@ -59,12 +69,12 @@ def answered(session: WorkerSession, answer: bytes) -> list[bytes]:
 def test_of_a_heartbeat_port_a_worker_learns_where_the_other_is() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
-    (ping,) = answered(dialer.connected({}), b"PONG node-a\n")
-    assert dialer.final(1000, "") is None
+    (ping,) = answered(dialer.start_session({}), b"PONG node-a\n")
+    assert dialer.why_final(1000, "") is None
 
     assert ping == b"PING worker-one\n"
     assert dialer.url == "tcp://host:50052"
-    (greeting,) = sent(dialer.connected({}).tick(0.0))
+    (greeting,) = sent(dialer.start_session({}).tick(0.0))
     assert b"worker-one" in greeting
 
 
@@ -73,15 +83,15 @@ def test_a_heartbeat_port_with_a_token_says_which_port_it_is() -> None:
         each for each in endpoints(Config(), around()) if isinstance(each, Listener)
     ]
     transport, heartbeat = listeners
-    transport.bound(1234)
+    transport.on_bound(1234)
     dialer = FleetDialer("host:50051", MEMBER)
-    worker, node = dialer.connected({}), heartbeat.accept("192.0.2.1", 0.0)
+    worker, node = dialer.start_session({}), heartbeat.accept("192.0.2.1", 0.0)
 
     node.tick(0.0)
     (ping,) = sent(worker.tick(0.0))
     (pong,) = sent(node.receive([ping], 0.0))
     worker.receive([pong], 0.0)
-    dialer.final(1000, "")
+    dialer.why_final(1000, "")
 
     assert dialer.url == "tls-any://host:1234"
 
@@ -91,17 +101,17 @@ def test_a_port_that_answers_no_ping_is_tried_as_the_other() -> None:
     tried = []
 
     for _ in range(4):
-        session = dialer.connected({})
+        session = dialer.start_session({})
         (said,) = sent(session.tick(0.0))
         tried.append((dialer.url, said[:4] == b"PING"))
-        assert dialer.final(1006, "connection lost") is None
+        assert dialer.why_final(1006, "connection lost") is None
 
     url = "tcp://host:50052"
     assert tried == [(url, True), (url, False), (url, True), (url, False)]
 
 
 def test_a_pong_that_does_not_come_is_not_waited_for_long() -> None:
-    session = FleetDialer("host:1", replace(MEMBER, token="")).connected({})
+    session = FleetDialer("host:1", replace(MEMBER, token="")).start_session({})
     session.tick(0.0)
     assert session.deadline == 10.0
 
@@ -113,10 +123,10 @@ def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
     member = replace(MEMBER, name="coordinator")
     first = unconnected(PROTOCOL, member, around())
     close = met_by(first)
-    assert (close.code, first.dialer.final(close.code, "")) == (GOING_ON, None)
+    assert (close.code, first.dialer.why_final(close.code, "")) == (CLOSE_MOVED, None)
 
     second = unconnected(PROTOCOL, member, around())
-    second.worker = first.dialer.connected({})
+    second.worker = first.dialer.start_session({})
     second.begin()
 
     assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
@@ -125,15 +135,15 @@ def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
 def test_a_worker_called_like_whom_it_pings_pings_again_under_another_name() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
-    session = dialer.connected({})
+    session = dialer.start_session({})
     session.tick(0.0)
     (close,) = session.receive([b"PONG worker-one\n"], 0.0)
     assert isinstance(close, Close)
-    assert (close.code, dialer.final(close.code, "")) == (GOING_ON, None)
+    assert (close.code, dialer.why_final(close.code, "")) == (CLOSE_MOVED, None)
 
-    (ping,) = answered(dialer.connected({}), b"PONG worker-one\n")
+    (ping,) = answered(dialer.start_session({}), b"PONG worker-one\n")
     assert ping == b"PING worker-one-worker\n"
-    assert dialer.final(GOING_ON, "") is None
+    assert dialer.why_final(CLOSE_MOVED, "") is None
     assert dialer.url == "tcp://host:50052"
 
 
@@ -141,8 +151,8 @@ def test_a_node_that_always_has_our_name_ends_the_tries() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
     for name in (b"worker-one", b"worker-one-worker"):
-        answered(dialer.connected({}), b"PONG " + name + b"\n")
-        final = dialer.final(1000, "")
+        answered(dialer.start_session({}), b"PONG " + name + b"\n")
+        final = dialer.why_final(1000, "")
 
     assert final is not None
     assert "--name" in final
@@ -153,10 +163,10 @@ def test_a_coordinator_that_always_has_our_name_is_not_tried_at_once_for_ever() 
     closes = []
     for name in ("a", "a-worker"):
         pair = unconnected(PROTOCOL, MEMBER, replace(around(), name=name))
-        pair.worker = dialer.connected({})
+        pair.worker = dialer.start_session({})
         closes.append(met_by(pair))
 
-    assert [each.code == GOING_ON for each in closes] == [True, False]
+    assert [each.code == CLOSE_MOVED for each in closes] == [True, False]
     assert "--name" in closes[1].reason
 
 
@@ -172,21 +182,21 @@ def met_by(pair: Pair) -> Close:
 
 def test_a_real_fleet_that_hangs_up_again_and_again_has_another_token() -> None:
     dialer = FleetDialer("host:50052", MEMBER)
-    dialer._note_rejection("host")
+    dialer._on_rejected("host")
     finals = []
-    for _ in range(REJECTED_MAX):
-        dialer._note_rejection("host")
-        finals.append(dialer.final(1006, "closed by peer"))
+    for _ in range(REJECTIONS_MAX):
+        dialer._on_rejected("host")
+        finals.append(dialer.why_final(1006, "closed by peer"))
 
-    assert finals[:-1] == [None] * (REJECTED_MAX - 1)
+    assert finals[:-1] == [None] * (REJECTIONS_MAX - 1)
     assert "--token" in (finals[-1] or "")
 
 
 def test_a_url_may_name_the_fleet() -> None:
-    parts = split("host:1?fleet=lab-7")
+    parts = parse_url("host:1?fleet=lab-7")
 
-    assert fleet_of(parts) == "lab-7"
-    own = FleetDialer("host:1?fleet=lab-7", MEMBER)._own
+    assert fleet_in_url(parts) == "lab-7"
+    own = FleetDialer("host:1?fleet=lab-7", MEMBER)._local
     assert own.key == fleet_key(MEMBER.token, "lab-7")
 
 
@@ -195,17 +205,17 @@ def test_a_url_may_name_the_fleet() -> None:
     [("host:1", "host", 1), ("host", "host", 50051), ("[::1]:5", "::1", 5)],
 )
 def test_contacts_are_given_as_addresses(text: str, host: str, port: int) -> None:
-    assert (contact(text).host, contact(text).port) == (host, port)
+    assert (parse_contact(text).host, parse_contact(text).port) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["", "http://a:1", "a:port", "a b:1", "u@h:1", ":5"])
 def test_what_is_no_address_is_named(text: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
-        contact(text)
+        parse_contact(text)
 
 
 def test_nothing_is_sent_once_the_ping_is_over() -> None:
-    session = FleetDialer("host:1", replace(MEMBER, token="")).connected({})
+    session = FleetDialer("host:1", replace(MEMBER, token="")).start_session({})
     (send,) = session.tick(0.0)
 
     assert isinstance(send, Send)

@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from protocols.calling import packed
-from protocols.macfleet.nodes import Beside, worker_beside
 from protocols.macfleet.recorded import Case, case_of, recorded
+from protocols.macfleet.upstream_node import UpstreamNode, worker_with_node
 from shoal.domain.vocabulary import Completed, Failed, RunJob
 from shoal.domain.work import Call
-from shoal.protocols.macfleet.wire.frames import encode
-from shoal.protocols.session import Welcome
+from shoal.protocols.macfleet.codec.frames import encode_frame
+from shoal.protocols.seam.session import Admitted
 
 TASK_ID = "0123456789abcdef0123456789abcdef"
 SUM = "taskrun/add"
@@ -38,21 +38,21 @@ IGNORED = {"taskrun/not msgpack"}
 """What is no task at all.  Real workers read no more after it."""
 
 
-def played(case: Case) -> Beside:
+def played(case: Case) -> UpstreamNode:
     """Let a real peer send what was recorded."""
-    beside = worker_beside()
+    beside = worker_with_node()
     beside.heard.clear()
     for data in case["input"]["frames_hex"]:
         beside.says(bytes.fromhex(data))
     return beside
 
 
-def results(beside: Beside) -> list[dict[str, object]]:
+def results(beside: UpstreamNode) -> list[dict[str, object]]:
     read = msgspec.msgpack.Decoder(dict[str, object]).decode
     return [read(each.payload) for each in beside.frames if each.type == 9]
 
 
-def runs(beside: Beside) -> list[RunJob]:
+def runs(beside: UpstreamNode) -> list[RunJob]:
     return [each for each in beside.heard if isinstance(each, RunJob)]
 
 
@@ -88,11 +88,11 @@ def test_results_are_the_bytes_that_real_workers_sent(case: Case) -> None:
         result = reply["result"]
         if result["ok"]:
             value = value_of(result["value"])
-            beside.issue(Completed(run.job_id, run.lease, value=packed(value)))
+            beside.send(Completed(run.job_id, run.lease, value=packed(value)))
         else:
-            beside.issue(Failed(run.job_id, run.lease, result["error"]))
+            beside.send(Failed(run.job_id, run.lease, result["error"]))
 
-    sent = [encode(each).hex() for each in beside.frames]
+    sent = [encode_frame(each).hex() for each in beside.frames]
     assert sent == [each["wire_hex"] for each in wanted][: len(sent)]
     assert len(sent) == min(len(heard), len(wanted))
 
@@ -121,7 +121,7 @@ def test_a_task_is_heard_as_it_was_asked() -> None:
 def test_a_timeout_is_as_real_workers_take_it(
     fields: dict[str, object], timeout: float | None
 ) -> None:
-    beside = worker_beside()
+    beside = worker_with_node()
 
     run = beside.task("1", name="f", **fields)[-1]
 
@@ -130,12 +130,12 @@ def test_a_timeout_is_as_real_workers_take_it(
 
 
 def test_a_value_that_its_peer_cannot_read_is_an_error() -> None:
-    beside = worker_beside()
+    beside = worker_with_node()
     run = beside.task("1", name="f")[-1]
     assert isinstance(run, RunJob)
 
     rich = packed(msgspec.msgpack.Ext(1, b"an array"))
-    beside.issue(Completed(run.job_id, run.lease, value=rich))
+    beside.send(Completed(run.job_id, run.lease, value=rich))
 
     (result,) = results(beside)
     assert (result["ok"], result["value"]) == (False, None)
@@ -143,4 +143,4 @@ def test_a_value_that_its_peer_cannot_read_is_an_error() -> None:
 
 
 def test_whoever_dialled_is_let_in_by_a_real_peer_at_once() -> None:
-    assert Welcome() in worker_beside().heard
+    assert Admitted() in worker_with_node().heard

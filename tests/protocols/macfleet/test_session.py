@@ -19,10 +19,10 @@ from protocols.calling import (
     sent,
     unconnected,
 )
-from protocols.macfleet.nodes import (
+from protocols.macfleet.upstream_node import (
     OPEN,
     called,
-    coordinator_beside,
+    coordinator_with_node,
     frame,
     listener,
 )
@@ -32,28 +32,34 @@ from shoal.domain.vocabulary import (
     CancelJob,
     Completed,
     Failed,
-    GiveBlob,
-    LaneCall,
-    Offered,
+    OffersChanged,
     PushCalls,
     Rejected,
     RunJob,
+    SendBlob,
+    StreamedCall,
 )
-from shoal.domain.work import Feature, Kind
+from shoal.domain.work import Feature, JobKind
 from shoal.ledger.keys import Signer
-from shoal.protocols.crowd import Met, Protection, To
 from shoal.protocols.macfleet import PROTOCOL, Config
-from shoal.protocols.macfleet.fleet.registry import Address, Fleet
-from shoal.protocols.macfleet.life import Watched
-from shoal.protocols.macfleet.wire.beyond import Barrier, read_barrier, write_barrier
-from shoal.protocols.macfleet.wire.frames import Flag, Frame, FrameType, encode
-from shoal.protocols.macfleet.wire.hardware import Profile
-from shoal.protocols.session import Bulk, Close, Member, Setting
+from shoal.protocols.macfleet.codec.frames import Flag, Frame, FrameType, encode_frame
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.reserved_frames import (
+    Barrier,
+    decode_barrier,
+    encode_barrier,
+)
+from shoal.protocols.macfleet.liveness import RegistryLiveness
+from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
+from shoal.protocols.seam.multi_peer import PeerJoined, Protection, ToPeer
+from shoal.protocols.seam.session import Bulk, Close, ProtocolContext, WorkerProfile
 
 HEAD = 24  # bytes
 
 
-def refused(member: Member, setting: Setting, config: Config | None = None) -> Pair:
+def refused(
+    member: WorkerProfile, setting: ProtocolContext, config: Config | None = None
+) -> Pair:
     """Let a worker try to join; return both ends."""
     return connect(PROTOCOL, member, setting, config=config)
 
@@ -61,17 +67,19 @@ def refused(member: Member, setting: Setting, config: Config | None = None) -> P
 def test_peers_of_ours_meet_by_a_token_over_tls() -> None:
     met, offered = connect(PROTOCOL).events
 
-    assert met == Met("worker-one", cancels=True, asks=False, protection=Protection.TLS)
-    assert offered == Offered((OFFER,))
+    assert met == PeerJoined(
+        "worker-one", cancels=True, submits_jobs=False, protection=Protection.TLS
+    )
+    assert offered == OffersChanged((OFFER,))
 
 
 def test_code_does_not_count_in_a_fleet_without_a_token() -> None:
     pair = connect(PROTOCOL, replace(MEMBER, token=""), around(""))
 
     met, offered = pair.events
-    assert isinstance(met, Met)
+    assert isinstance(met, PeerJoined)
     assert met.protection is Protection.PLAIN
-    assert isinstance(offered, Offered)
+    assert isinstance(offered, OffersChanged)
     assert offered.offers[0].features == {Feature.VALUES}
     work = replace(CALL, needs=frozenset({Feature.CODE}))
     pair.command(replace(RUN, work=work))
@@ -84,11 +92,11 @@ def test_code_does_not_count_where_somebody_in_between_could_change_it() -> None
     pair = unconnected(PROTOCOL, MEMBER, around(), config=Config(open=True))
     pair.certificate = b""  # the fleet is open, and speaks no TLS
     pair.begin()
-    pair.event(Offered(MEMBER.offers))
+    pair.event(OffersChanged(MEMBER.offers))
 
     met, offered = pair.events
-    assert isinstance(met, Met)
-    assert isinstance(offered, Offered)
+    assert isinstance(met, PeerJoined)
+    assert isinstance(offered, OffersChanged)
     assert offered.offers[0].features == {Feature.VALUES}
 
 
@@ -101,12 +109,12 @@ def test_code_does_not_count_where_somebody_in_between_could_change_it() -> None
     ],
 )
 def test_a_worker_that_is_not_let_in_is_told_why(
-    member: Member, setting: Setting, said: str
+    member: WorkerProfile, setting: ProtocolContext, said: str
 ) -> None:
     pair = refused(member, setting)
 
     assert pair.events == []
-    assert said in (pair.dialer.final(1000, "") or "")
+    assert said in (pair.dialer.why_final(1000, "") or "")
 
 
 def test_two_machines_with_one_name_are_not_mixed_up() -> None:
@@ -119,10 +127,12 @@ def test_two_machines_with_one_name_are_not_mixed_up() -> None:
         pair.coordinator = listens.accept("192.0.2.1", 0.0)
         pair.begin()
 
-    assert isinstance(first.events[0], Met)
+    assert isinstance(first.events[0], PeerJoined)
     assert second.events == []
-    assert "--name" in (second.dialer.final(1000, "") or "")
-    assert isinstance(again.events[0], Met)  # whoever serves sends the first one away
+    assert "--name" in (second.dialer.why_final(1000, "") or "")
+    assert isinstance(
+        again.events[0], PeerJoined
+    )  # whoever serves sends the first one away
 
 
 def test_a_stranger_does_not_take_a_real_nodes_place() -> None:
@@ -132,14 +142,14 @@ def test_a_stranger_does_not_take_a_real_nodes_place() -> None:
     hijack = called(listens, "node-b", "192.0.2.2")
     again = called(listens, "node-b", "192.0.2.1")
 
-    assert isinstance(first.heard[0], Met)
+    assert isinstance(first.heard[0], PeerJoined)
     assert hijack.heard == []
     assert "192.0.2.1" in hijack.end
-    assert isinstance(again.heard[0], Met)
+    assert isinstance(again.heard[0], PeerJoined)
 
 
 def test_a_node_without_an_id_is_not_let_in() -> None:
-    assert "without an id" in coordinator_beside("").end
+    assert "without an id" in coordinator_with_node("").end
 
 
 @pytest.mark.parametrize(
@@ -154,7 +164,7 @@ def test_a_node_without_an_id_is_not_let_in() -> None:
 def test_bytes_that_are_no_frame_end_the_connection_with_the_reason(
     data: bytes, said: str
 ) -> None:
-    beside = coordinator_beside()
+    beside = coordinator_with_node()
 
     beside.says(frame(FrameType.TASK, {"task_id": "1", "name": "f"}) + data)
 
@@ -202,16 +212,16 @@ def test_a_handshake_that_takes_too_long_ends() -> None:
 
 
 def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
-    fleet = Fleet("node-a", Profile)
-    fleet.answered("node-b", Address("192.0.2.1", 50051), None, 0.0)
-    life = Watched(fleet, "node-b", 0.0)
+    fleet = FleetRegistry("node-a", HardwareProfile)
+    fleet.on_pong("node-b", NodeAddress("192.0.2.1", 50051), None, 0.0)
+    life = RegistryLiveness(fleet, "node-b", 0.0)
 
     for now in (1.0, 2.0, 3.0):
-        fleet.missed("node-b", now)
-        assert life.lost(now) == ""
-    fleet.pass_time(30.0)
+        fleet.on_missed_pong("node-b", now)
+        assert life.lost_reason(now) == ""
+    fleet.expire(30.0)
 
-    assert life.lost(30.0) == "its heartbeats have stopped"
+    assert life.lost_reason(30.0) == "its heartbeats have stopped"
     assert life.deadline == 31.0
 
 
@@ -236,9 +246,9 @@ def test_large_messages_go_in_pieces_between_which_others_go(size: int) -> None:
     assert max(map(len, pieces(pair.told[-1]))) <= (256 << 10) + HEAD
     lane = given(pair, replace(RUN, job_id=JobId("lane"), work=LANE))
     (pushed,) = pair.command(
-        PushCalls(JobId("lane"), RUN.lease, [LaneCall(1, data, packed({}))])
+        PushCalls(JobId("lane"), RUN.lease, [StreamedCall(1, data, packed({}))])
     )
-    expected = [LaneCall(1, data, packed({}))]
+    expected = [StreamedCall(1, data, packed({}))]
     assert pushed == PushCalls(lane.job_id, LeaseNumber(1), expected)
 
 
@@ -259,11 +269,11 @@ def test_what_names_a_blob_does_not_overtake_it() -> None:
     digest = digest_of("x")
     args = packed([1])[:-1] + b"\xc7\x20\x02" + digest
     coordinator = pair.coordinator
-    (first,) = coordinator.issue(To("", GiveBlob(digest, blob)), 0.0)
-    (second,) = coordinator.issue(
-        To("", replace(RUN, work=replace(CALL, args=args))), 0.0
+    (first,) = coordinator.send(ToPeer("", SendBlob(digest, blob)), 0.0)
+    (second,) = coordinator.send(
+        ToPeer("", replace(RUN, work=replace(CALL, args=args))), 0.0
     )
-    (third,) = coordinator.issue(To("", CancelJob(RUN.job_id, RUN.lease)), 0.0)
+    (third,) = coordinator.send(ToPeer("", CancelJob(RUN.job_id, RUN.lease)), 0.0)
 
     assert isinstance(first, Bulk)
     assert isinstance(second, Bulk)
@@ -273,7 +283,7 @@ def test_what_names_a_blob_does_not_overtake_it() -> None:
 def test_a_blob_that_is_another_ends_the_connection() -> None:
     pair = connect(PROTOCOL)
 
-    pair.command(GiveBlob(bytes(32), b"not that"))
+    pair.command(SendBlob(bytes(32), b"not that"))
 
     assert "not what its digest says" in pair.ends[0]
 
@@ -283,11 +293,11 @@ def test_who_waits_at_a_barrier_for_us_is_let_pass() -> None:
     barrier = Barrier("step", 3, 1)
 
     outputs = pair.coordinator.receive(
-        [encode(Frame(FrameType.BARRIER, 5, 0, 0, write_barrier(barrier)))], 0.0
+        [encode_frame(Frame(FrameType.BARRIER, 5, 0, 0, encode_barrier(barrier)))], 0.0
     )
 
     (passed,) = sent(outputs)
-    assert read_barrier(passed[HEAD:]).passed
+    assert decode_barrier(passed[HEAD:]).passed
 
 
 def test_who_is_here_to_work_does_not_ask() -> None:
@@ -302,20 +312,20 @@ def test_who_is_here_to_work_does_not_ask() -> None:
 
 
 def test_a_flag_of_pieces_means_nothing_to_those_that_do_not_know_it() -> None:
-    beside = coordinator_beside()
+    beside = coordinator_with_node()
     task = packed({"task_id": "1", "name": "f"})
 
-    beside.says(encode(Frame(FrameType.TASK, 9, int(Flag.CHUNKED), 7, task)))
+    beside.says(encode_frame(Frame(FrameType.TASK, 9, int(Flag.CHUNKED), 7, task)))
 
     assert isinstance(beside.heard[-1], RunJob)
 
 
 def test_a_peers_task_that_fails_says_so() -> None:
-    beside = coordinator_beside()
+    beside = coordinator_with_node()
     (run,) = beside.task("1", name="f")
     assert isinstance(run, RunJob)
 
-    beside.issue(Failed(run.job_id, run.lease, "ValueError: x"))
+    beside.send(Failed(run.job_id, run.lease, "ValueError: x"))
 
     assert b"ValueError: x" in bytes(beside.frames[-1].payload)
-    assert Kind.CALL is run.work.kind
+    assert JobKind.CALL is run.work.kind

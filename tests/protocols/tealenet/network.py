@@ -10,18 +10,30 @@ from typing import Any
 from protocols.settings import setting
 from shoal.domain.vocabulary import Command, Event
 from shoal.ledger.keys import Signer
-from shoal.protocols.crowd import Carried, From, Spread, To
-from shoal.protocols.session import Admission, Close, Data, Hello, Notice, Send
+from shoal.protocols.seam.multi_peer import (
+    PeerMessage,
+    RelayBroadcast,
+    RelaySend,
+    ToPeer,
+)
+from shoal.protocols.seam.session import (
+    AdmissionCheck,
+    Close,
+    Data,
+    Notice,
+    Send,
+    UpgradeRequest,
+)
 from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.node.node import Node
-from shoal.protocols.tealenet.ourselves import Ourselves, coordinator
-from shoal.protocols.tealenet.relay.relay import Relay
+from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
+from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.relay.server import RelayServer
 
 HOST = Signer.from_seed(b"h" * 32)
 EPOCH = 1.8e9  # seconds
 
 
-def drawn(seed: bytes) -> Callable[[int], bytes]:
+def deterministic_bytes(seed: bytes) -> Callable[[int], bytes]:
     """Return a source of chance that never says the same twice."""
     count = 0
 
@@ -36,40 +48,44 @@ def drawn(seed: bytes) -> Callable[[int], bytes]:
     return draw
 
 
-def own_side(
+def coordinator_side(
     config: Config | None = None,
-    admission: Admission | None = None,
+    admission: AdmissionCheck | None = None,
     signer: Signer = HOST,
-) -> Ourselves:
+) -> TealeLocalNode:
     """Return a coordinator's side."""
     given = setting(1, admission)
     given = replace(
-        given, identity=signer, draw=drawn(signer.public_key), epoch=EPOCH, name="host"
+        given,
+        identity=signer,
+        random_bytes=deterministic_bytes(signer.public_key),
+        epoch=EPOCH,
+        name="host",
     )
-    return coordinator(config or Config(), given)
+    return coordinator_node(config or Config(), given)
 
 
 @dataclass
-class Attached:
+class ShoalNode:
     """A node of ours, and all that was heard of it."""
 
     link: int
-    node: Node
-    heard: list[From] = field(default_factory=list)
+    node: RelayNode
+    heard: list[PeerMessage] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     closed: str | None = None
 
     def words(self, kind: type, peer: str | None = None) -> list[Any]:
         """Return what was heard of a kind, from a peer or from all of them."""
         return [
-            each.word
+            each.message
             for each in self.heard
-            if isinstance(each.word, kind) and peer in (None, each.peer)
+            if isinstance(each.message, kind) and peer in (None, each.peer)
         ]
 
 
 @dataclass
-class Raw:
+class ForeignNode:
     """A node that is not ours: it says what a test wants it to."""
 
     link: int
@@ -85,42 +101,47 @@ class Network:
     """A relay and whoever is connected to it."""
 
     def __init__(self, signer: Signer = HOST) -> None:
-        given = replace(setting(), identity=signer, draw=drawn(b"relay"), epoch=EPOCH)
-        self.relay = Relay(given)
+        given = replace(
+            setting(),
+            identity=signer,
+            random_bytes=deterministic_bytes(b"relay"),
+            epoch=EPOCH,
+        )
+        self.relay = RelayServer(given)
         self.now = 0.0
         self.carried: list[str] = []  # all that nodes said to the relay
         self._links = 0
-        self._ends: dict[int, Attached | Raw] = {}
+        self._ends: dict[int, ShoalNode | ForeignNode] = {}
         self._to_relay: deque[tuple[int, Data]] = deque()
 
-    def attach(self, own: Ourselves, **options: Any) -> Attached:
+    def attach(self, own: TealeLocalNode, **options: Any) -> ShoalNode:
         """Connect a node of ours."""
-        end = Attached(self._link(), Node(own, self.now, **options))
+        end = ShoalNode(self._link(), RelayNode(own, self.now, **options))
         self._ends[end.link] = end
         self._out(end, end.node.tick(self.now))
         self.settle()
         return end
 
-    def attach_raw(self) -> Raw:
+    def attach_raw(self) -> ForeignNode:
         """Connect somebody else."""
-        end = Raw(self._link())
+        end = ForeignNode(self._link())
         self._ends[end.link] = end
         return end
 
-    def detach(self, end: Attached | Raw) -> None:
+    def detach(self, end: ShoalNode | ForeignNode) -> None:
         """Cut a connection."""
         del self._ends[end.link]
-        self._route(self.relay.gone(end.link, self.now))
+        self._route(self.relay.link_closed(end.link, self.now))
         self.settle()
 
-    def say(self, end: Raw, kind: str, payload: object) -> None:
+    def say(self, end: ForeignNode, kind: str, payload: object) -> None:
         """Let somebody else say something."""
         self._to_relay.append((end.link, json.dumps({kind: payload})))
         self.settle()
 
-    def tell(self, end: Attached, peer: str, word: Event | Command) -> None:
+    def tell(self, end: ShoalNode, peer: str, word: Event | Command) -> None:
         """Let a node of ours say something."""
-        self._out(end, end.node.issue(To(peer, word), self.now))
+        self._out(end, end.node.send(ToPeer(peer, word), self.now))
         self.settle()
 
     def settle(self) -> None:
@@ -148,12 +169,14 @@ class Network:
     def _link(self) -> int:
         self._links += 1
         self._route(
-            self.relay.connected(self._links, Hello("/ws", address="here"), self.now)
+            self.relay.link_opened(
+                self._links, UpgradeRequest("/ws", address="here"), self.now
+            )
         )
         return self._links
 
-    def _nodes(self) -> list[Attached]:
-        return [each for each in self._ends.values() if isinstance(each, Attached)]
+    def _nodes(self) -> list[ShoalNode]:
+        return [each for each in self._ends.values() if isinstance(each, ShoalNode)]
 
     def _deadlines(self) -> list[float]:
         times = [self.relay.deadline, *(each.node.deadline for each in self._nodes())]
@@ -172,7 +195,7 @@ class Network:
             acted = True
         return acted
 
-    def _out(self, end: Attached, outputs: Iterable[object]) -> None:
+    def _out(self, end: ShoalNode, outputs: Iterable[object]) -> None:
         for output in outputs:
             match output:
                 case Send(data):
@@ -181,20 +204,20 @@ class Network:
                     end.closed = reason
                 case Notice(text):
                     end.notices.append(text)
-                case From():
+                case PeerMessage():
                     end.heard.append(output)
                 case _:
                     raise AssertionError(output)
 
-    def _route(self, outputs: Iterable[Carried | Spread]) -> None:
+    def _route(self, outputs: Iterable[RelaySend | RelayBroadcast]) -> None:
         for output in outputs:
-            if isinstance(output, Spread):
+            if isinstance(output, RelayBroadcast):
                 for link, start in output.links:
                     for data in output.messages[start:]:
                         self._deliver(link, data)
             elif output.close:
                 end = self._ends.pop(output.link, None)
-                if isinstance(end, Raw):
+                if isinstance(end, ForeignNode):
                     end.closed = (output.close, str(output.data))
                 elif end is not None:
                     end.closed = str(output.data)
@@ -203,7 +226,7 @@ class Network:
 
     def _deliver(self, link: int, data: Data) -> None:
         end = self._ends.get(link)
-        if isinstance(end, Raw):
+        if isinstance(end, ForeignNode):
             end.inbox.append(json.loads(data))
         elif end is not None:
             self._out(end, end.node.receive([data], self.now))

@@ -11,31 +11,38 @@ import msgspec
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Command, Event, RunJob
-from shoal.domain.work import Chat, Feature, Kind
+from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import UNKNOWN_HARDWARE, Offer
 from shoal.ledger.keys import Signer
-from shoal.protocols.crowd import Met
-from shoal.protocols.session import Admission, Close, Notice, Send
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.conversation import Conversation
-from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.manners import LAN, Manners
-from shoal.protocols.tealenet.ourselves import Ourselves, Role, coordinator, device_id
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.wire.hardware import device_of
-from shoal.protocols.tealenet.wire.messages import (
+from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.session import AdmissionCheck, Close, Notice, Send
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.codec.hardware import device_info
+from shoal.protocols.tealenet.codec.messages import (
+    ChatCompletionChunk,
+    ChunkChoice,
     Heartbeat,
     Hello,
     HelloAck,
     InferenceChunk,
     InferenceRequest,
-    encode,
+    SentMessage,
 )
-from shoal.protocols.tealenet.wire.payloads import Chunk, ChunkChoice, Told
-from shoal.protocols.tealenet.wire.scalars import passcode_hash
+from shoal.protocols.tealenet.codec.scalars import passcode_hash
+from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.link_profile import LAN, LinkProfile
+from shoal.protocols.tealenet.local_node import (
+    TealeLocalNode,
+    TealeRole,
+    coordinator_node,
+    device_id,
+)
+from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer_session import TealePeerSession
 
 OFFER = Offer(
-    frozenset({Kind.CHAT}),
+    frozenset({JobKind.CHAT}),
     frozenset({"m"}),
     slots=2,
     features=frozenset({Feature.STOP}),
@@ -47,27 +54,31 @@ def signer(name: str) -> Signer:
     return Signer.from_seed(sha256(name.encode()).digest())
 
 
-def own_side(name: str, **given: Any) -> Ourselves:
+def coordinator_side(name: str, **given: Any) -> TealeLocalNode:
     """Return a coordinator's side, with a key of its own."""
     config = Config(**{k: v for k, v in given.items() if k in ("open", "passcode")})
-    admission: Admission | None = given.get("admission")
+    admission: AdmissionCheck | None = given.get("admission")
     key = signer(name)
     around = replace(
-        setting(admission=admission), name=name, identity=key, draw=bytes, epoch=1e9
+        setting(admission=admission),
+        name=name,
+        identity=key,
+        random_bytes=bytes,
+        epoch=1e9,
     )
-    return replace(coordinator(config, around), offers=given.get("offers", ()))
+    return replace(coordinator_node(config, around), offers=given.get("offers", ()))
 
 
-def worker_side(name: str, token: str = "", passcode: str = "") -> Ourselves:
+def worker_side(name: str, token: str = "", passcode: str = "") -> TealeLocalNode:
     """Return a worker's side, with one model."""
     key = signer(name)
-    return Ourselves(
-        role=Role.WORKER,
+    return TealeLocalNode(
+        role=TealeRole.WORKER,
         name=name,
         device_id=device_id(key, name),
         hardware=setting().hardware,
         epoch=1e9,
-        draw=bytes,
+        random_bytes=bytes,
         identity=key,
         passcode=passcode_hash(passcode) if passcode else None,
         token=token,
@@ -76,11 +87,11 @@ def worker_side(name: str, token: str = "", passcode: str = "") -> Ourselves:
 
 
 @dataclass
-class End:
+class PeerEnd:
     """One end, and what it heard; ``notices`` are for people."""
 
-    conversation: Conversation
-    heard: list[Met | Event | Command] = field(default_factory=list)
+    conversation: TealePeerSession
+    heard: list[PeerJoined | Event | Command] = field(default_factory=list)
     closed: str | None = None
     sent: list[bytes] = field(default_factory=list)  # all, ever
     outbox: list[bytes] = field(default_factory=list)  # not delivered yet
@@ -110,27 +121,27 @@ class End:
         return [message_of(data) for data in self.sent]
 
 
-class Two:
+class PeerPair:
     """A dialler and an acceptor."""
 
     def __init__(
         self,
-        dialler: Ourselves,
-        acceptor: Ourselves,
-        manners: Manners = LAN,
+        dialler: TealeLocalNode,
+        acceptor: TealeLocalNode,
+        manners: LinkProfile = LAN,
         *,
         named: bool = False,
-        desks: tuple[Desk | None, Desk | None] = (None, None),
+        desks: tuple[DeviceConnections | None, DeviceConnections | None] = (None, None),
     ) -> None:
         self.now = 0.0
-        caller = Caller(True, named=named)
-        self.dialler = End(Conversation(dialler, caller, manners, desks[0]))
-        callee = Caller(False)
-        self.acceptor = End(Conversation(acceptor, callee, manners, desks[1]))
+        caller = TealeConnection(True, configured=named)
+        self.dialler = PeerEnd(TealePeerSession(dialler, caller, manners, desks[0]))
+        callee = TealeConnection(False)
+        self.acceptor = PeerEnd(TealePeerSession(acceptor, callee, manners, desks[1]))
         for end in (self.acceptor, self.dialler):
             end.take(end.conversation.tick(0.0))
 
-    def settle(self) -> "Two":
+    def settle(self) -> "PeerPair":
         """Deliver what was sent, and what is answered, until nothing is left."""
         while self.dialler.outbox or self.acceptor.outbox:
             for one, other in (
@@ -142,7 +153,7 @@ class Two:
                     other.take(other.conversation.receive(batch, self.now))
         return self
 
-    def until(self, when: float) -> "Two":
+    def until(self, when: float) -> "PeerPair":
         """Let time pass, with everything that is due in it."""
         self.settle()
         while True:
@@ -162,23 +173,25 @@ class Two:
         return self
 
 
-class Plain:
+class ForeignPeer:
     """One end with a peer that is none of ours: what it says is written by hand."""
 
     def __init__(
         self,
-        own: Ourselves,
+        own: TealeLocalNode,
         *,
         dialled: bool = False,
-        manners: Manners = LAN,
-        caller: Caller | None = None,
-        desk: Desk | None = None,
+        manners: LinkProfile = LAN,
+        caller: TealeConnection | None = None,
+        desk: DeviceConnections | None = None,
     ) -> None:
         self.now = 0.0
-        self.end = End(Conversation(own, caller or Caller(dialled), manners, desk))
+        self.end = PeerEnd(
+            TealePeerSession(own, caller or TealeConnection(dialled), manners, desk)
+        )
         self.end.take(self.end.conversation.tick(0.0))
 
-    def say(self, message: Told | bytes, after: float = 0.0) -> None:
+    def say(self, message: SentMessage | bytes, after: float = 0.0) -> None:
         """Say something, so much later."""
         self.wait(after)
         data = message if isinstance(message, bytes) else encode(message)
@@ -193,9 +206,9 @@ class Plain:
             self.end.take(conversation.tick(self.now))
         self.now = until
 
-    def issue(self, word: Event | Command) -> None:
+    def send(self, word: Event | Command) -> None:
         """Have our end say something."""
-        self.end.take(self.end.conversation.issue(word, self.now))
+        self.end.take(self.end.conversation.send(word, self.now))
 
     @property
     def said(self) -> list[tuple[str, Any]]:
@@ -216,7 +229,7 @@ MAC = "550E8400-E29B-41D4-A716-446655440000"
 def hello(
     passcode: str | None = None, models: tuple[str, ...] = ("m",), device: str = MAC
 ) -> Hello:
-    info = device_of(
+    info = device_info(
         device, "a Mac", UNKNOWN_HARDWARE, registered_at=0.0, seen_at=0.0, models=models
     )
     return Hello(info, 1, models, passcode)
@@ -237,7 +250,7 @@ RUN = RunJob(JobId("job"), LeaseNumber(3), CHAT)
 REQUEST = "AAAAAAAA-0000-4000-8000-000000000001"
 
 
-def asked(stream: bool = True, **options: Any) -> InferenceRequest:
+def inference_request(stream: bool = True, **options: Any) -> InferenceRequest:
     request = {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
@@ -248,12 +261,12 @@ def asked(stream: bool = True, **options: Any) -> InferenceRequest:
 
 def chunk(request_id: str, text: str, **more: Any) -> InferenceChunk:
     return InferenceChunk(
-        request_id, Chunk([ChunkChoice(0, {"content": text}, **more)])
+        request_id, ChatCompletionChunk([ChunkChoice(0, {"content": text}, **more)])
     )
 
 
-def met_mac(**given: Any) -> Plain:
-    mac = Plain(own_side("a", offers=(OFFER,), **given))
+def met_mac(**given: Any) -> ForeignPeer:
+    mac = ForeignPeer(coordinator_side("a", offers=(OFFER,), **given))
     mac.say(hello())
     mac.wait(0.2)
     mac.say(heartbeat())
@@ -267,9 +280,9 @@ def encoded(message: InferenceChunk) -> bytes:
     return f'{{"inferenceChunk":{{"_0":{payload}}}}}'.encode()
 
 
-def given_to(mac: Plain, run: RunJob = RUN) -> str:
+def submitted_request(mac: ForeignPeer, run: RunJob = RUN) -> str:
     """Give the Mac a job; return the request's id."""
-    mac.issue(run)
+    mac.send(run)
     ((kind, payload),) = mac.said
     assert kind == "inferenceRequest"
     request_id = payload["requestID"]

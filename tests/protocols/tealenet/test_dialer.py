@@ -7,16 +7,30 @@ import pytest
 from protocols.settings import setting
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
-from shoal.domain.worker import Model
-from shoal.protocols.crowd import Listener, Sighting
-from shoal.protocols.session import Close, Member, Send, Setting, Welcome, by_token
+from shoal.domain.worker import ServedModel
+from shoal.protocols.seam.multi_peer import DiscoveredService, Listener
+from shoal.protocols.seam.session import (
+    Admitted,
+    Close,
+    ProtocolContext,
+    Send,
+    WorkerProfile,
+    require_token,
+)
 from shoal.protocols.tealenet import Config, endpoints
-from shoal.protocols.tealenet.addresses import peer_url, relay_url, sighted_url, ways
-from shoal.protocols.tealenet.dialer import AWAY, TealeDialer, call_on
+from shoal.protocols.tealenet.connections import (
+    CLOSE_RESTARTING,
+    TealeDialer,
+    candidate_urls,
+    dial_peer,
+    discovered_url,
+    peer_url,
+    relay_url,
+)
 
 KEY = signer("w")
 NODE = KEY.public_key.hex()
-MEMBER = Member("w", Model("m"), 1, identity=KEY, draw=bytes)
+MEMBER = WorkerProfile("w", ServedModel("m"), 1, identity=KEY, random_bytes=bytes)
 
 
 @pytest.mark.parametrize(
@@ -40,38 +54,38 @@ def test_each_scheme_leads_somewhere(url: str, dialled: str) -> None:
 )
 def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
-        ways(url, MEMBER)
+        candidate_urls(url, MEMBER)
 
 
 def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
-    member = replace(MEMBER, direct="tcp://host:4011")
+    member = replace(MEMBER, direct_url="tcp://host:4011")
     dialer = TealeDialer("http://host:4010", member)
     relay = f"ws://host:4010/ws?node={NODE}"
 
     tried = []
     for _ in range(4):
         tried.append(dialer.url)
-        assert dialer.final(1006, "refused") is None
+        assert dialer.why_final(1006, "refused") is None
 
     assert tried == ["tcp://host:4011", relay, "tcp://host:4011", relay]
 
 
 def test_a_coordinator_that_starts_again_is_tried_at_the_same_address() -> None:
-    member = replace(MEMBER, direct="tcp://host:4011")
+    member = replace(MEMBER, direct_url="tcp://host:4011")
     dialer = TealeDialer("http://host:4010", member)
 
     for _ in range(3):
-        assert dialer.final(AWAY, "") is None
+        assert dialer.why_final(CLOSE_RESTARTING, "") is None
 
     assert dialer.url == "tcp://host:4011"
 
 
-def join(dialer: TealeDialer, around: Setting, config: Config) -> list[object]:
+def join(dialer: TealeDialer, around: ProtocolContext, config: Config) -> list[object]:
     """Connect directly; return what the worker's end gave out."""
     listener = next(e for e in endpoints(config, around) if isinstance(e, Listener))
     theirs = listener.accept("127.0.0.1", 0.0)
     theirs.tick(0.0)
-    ours = dialer.connected({})
+    ours = dialer.start_session({})
     outputs: list[object] = [*ours.tick(0.0)]
     said = [each.data for each in outputs if isinstance(each, Send)]
     while said:
@@ -83,13 +97,13 @@ def join(dialer: TealeDialer, around: Setting, config: Config) -> list[object]:
 
 
 def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
-    member = replace(MEMBER, direct="tcp://host:4011")
+    member = replace(MEMBER, direct_url="tcp://host:4011")
     dialer = TealeDialer("http://host:4010", member)
 
-    assert Welcome() in join(dialer, setting(), Config())
-    assert dialer.final(1006, "cut off") is None
+    assert Admitted() in join(dialer, setting(), Config())
+    assert dialer.why_final(1006, "cut off") is None
     first = dialer.url
-    assert dialer.final(1006, "refused") is None
+    assert dialer.why_final(1006, "refused") is None
 
     assert first == "tcp://host:4011"
     assert dialer.url != first
@@ -105,21 +119,21 @@ def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
     ],
 )
 def test_a_refusal_is_final_and_says_what_to_do(
-    member: Member, config: Config, said: str
+    member: WorkerProfile, config: Config, said: str
 ) -> None:
     dialer = TealeDialer("tcp://host:4011", member)
 
-    outputs = join(dialer, setting(admission=by_token("t")), config)
+    outputs = join(dialer, setting(admission=require_token("t")), config)
 
     assert isinstance(outputs[-1], Close)
-    assert Welcome() not in outputs
-    final = dialer.final(1000, "")
+    assert Admitted() not in outputs
+    final = dialer.why_final(1000, "")
     assert final is not None
     assert said in final
 
 
 def test_a_node_that_was_replaced_stays_away() -> None:
-    final = TealeDialer("http://host:4010", MEMBER).final(
+    final = TealeDialer("http://host:4010", MEMBER).why_final(
         1012, "Replaced by newer session"
     )
 
@@ -128,15 +142,15 @@ def test_a_node_that_was_replaced_stays_away() -> None:
 
 
 def test_a_peer_is_called_on_by_its_address() -> None:
-    outgoing = call_on("host:4011", MEMBER)
-    session = outgoing.open(0.0)
+    outgoing = dial_peer("host:4011", MEMBER)
+    session = outgoing.new_session(0.0)
 
     assert outgoing.url == "tcp://host:4011"
     (hello,) = session.tick(0.0)
     assert isinstance(hello, Send)
     assert b'"role":"coordinator"' in bytes(hello.data)  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
-        call_on("https://host", MEMBER)
+        dial_peer("https://host", MEMBER)
 
 
 def test_peers_and_relays_are_named_as_people_name_them() -> None:
@@ -151,10 +165,10 @@ def test_peers_and_relays_are_named_as_people_name_them() -> None:
 
 
 def test_a_peer_that_was_seen_is_dialled_by_its_first_address() -> None:
-    seen = Sighting("a Mac", ("fe80::1%eth0", "192.0.2.1"), 4011, {})
+    seen = DiscoveredService("a Mac", ("fe80::1%eth0", "192.0.2.1"), 4011, {})
 
-    assert sighted_url(seen) == "tcp://192.0.2.1:4011"
-    assert sighted_url(replace(seen, addresses=("fe80::1%eth0",))) == (
+    assert discovered_url(seen) == "tcp://192.0.2.1:4011"
+    assert discovered_url(replace(seen, addresses=("fe80::1%eth0",))) == (
         "tcp://[fe80::1%25eth0]:4011"
     )
-    assert sighted_url(replace(seen, addresses=())) is None
+    assert discovered_url(replace(seen, addresses=())) is None

@@ -8,17 +8,17 @@ from protocols.settings import setting
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols.crowd import (
-    Browser,
+from shoal.protocols.seam.multi_peer import (
+    DiscoveredService,
     Listener,
-    Outgoing,
-    Security,
-    Sighting,
-    SwitchRoute,
+    ListenerTls,
+    OutgoingConnection,
+    RelayRoute,
+    ServiceBrowser,
 )
-from shoal.protocols.session import Hello
-from shoal.protocols.tealenet import SERVICE, Config, claims, endpoints
-from shoal.protocols.tealenet.ourselves import device_id
+from shoal.protocols.seam.session import UpgradeRequest
+from shoal.protocols.tealenet import SERVICE, Config, endpoints, is_relay_upgrade
+from shoal.protocols.tealenet.local_node import device_id
 
 AROUND = replace(
     setting(),
@@ -37,8 +37,8 @@ def test_a_listener_is_announced_as_macs_expect_it() -> None:
 
     assert isinstance(plain, Listener)
     assert isinstance(secure, Listener)
-    assert (plain.port, plain.security) == (4011, Security.NONE)
-    assert (secure.port, secure.security) == (0, Security.VOUCHED)
+    assert (plain.port, plain.security) == (4011, ListenerTls.NONE)
+    assert (secure.port, secure.security) == (0, ListenerTls.COORDINATOR)
     assert plain.service is not None
     assert (plain.service.kind, plain.service.name) == (SERVICE, "my host")
     assert plain.service.text == {
@@ -53,15 +53,19 @@ def test_a_listener_is_announced_as_macs_expect_it() -> None:
 
 def test_nothing_listens_or_looks_unless_it_is_to() -> None:
     assert of(Listener, Config(lan=False)) == []
-    assert of(Browser, Config()) == of(Outgoing, Config()) == []
-    assert len(of(SwitchRoute, Config())) == 1
-    assert len(of(Browser, Config(browse=True))) == 1
+    assert of(ServiceBrowser, Config()) == of(OutgoingConnection, Config()) == []
+    assert len(of(RelayRoute, Config())) == 1
+    assert len(of(ServiceBrowser, Config(browse=True))) == 1
 
 
 def test_named_peers_and_relays_are_dialled() -> None:
     config = Config(peers=("one:1", "tls://two:2"), relays=("wss://relay/ws",))
 
-    urls = [each.url for each in of(Outgoing, config) if isinstance(each, Outgoing)]
+    urls = [
+        each.url
+        for each in of(OutgoingConnection, config)
+        if isinstance(each, OutgoingConnection)
+    ]
 
     node = signer("a").public_key.hex()
     assert urls == ["tcp://one:1", "tls://two:2", f"wss://relay/ws?node={node}"]
@@ -79,18 +83,18 @@ def test_a_form_that_there_is_not_is_named() -> None:
 
 
 def test_a_peer_that_is_found_is_connected_to_unless_it_is_ourselves() -> None:
-    (browser,) = of(Browser, Config(browse=True))
-    assert isinstance(browser, Browser)
-    other = Sighting("a Mac", ("192.0.2.1",), 5, {"deviceID": "OTHER"})
+    (browser,) = of(ServiceBrowser, Config(browse=True))
+    assert isinstance(browser, ServiceBrowser)
+    other = DiscoveredService("a Mac", ("192.0.2.1",), 5, {"deviceID": "OTHER"})
     ourselves = replace(other, text={"deviceID": device_id(signer("a"), "")})
     nameless = replace(other, name="my host", text={})
 
-    found = browser.meet(other, 0.0)
+    found = browser.on_found(other, 0.0)
 
     assert found is not None
     assert found.url == "tcp://192.0.2.1:5"
-    assert browser.meet(ourselves, 0.0) is None
-    assert browser.meet(nameless, 0.0) is None
+    assert browser.on_found(ourselves, 0.0) is None
+    assert browser.on_found(nameless, 0.0) is None
 
 
 @pytest.mark.parametrize(
@@ -106,4 +110,4 @@ def test_a_peer_that_is_found_is_connected_to_unless_it_is_ourselves() -> None:
 def test_a_node_is_told_from_workers_of_other_wires(
     path: str, query: str, claimed: bool
 ) -> None:
-    assert claims(Hello(path, query)) is claimed
+    assert is_relay_upgrade(UpgradeRequest(path, query)) is claimed

@@ -11,44 +11,52 @@ from hypothesis import strategies as st
 from protocols.tealenet.peers import (
     OFFER,
     chunk,
+    coordinator_side,
     encoded,
     heartbeat,
     hello,
-    own_side,
     worker_side,
 )
-from protocols.tealenet.recorded import Case, recorded
+from protocols.tealenet.recordings import Case, recorded
 from shoal.domain.errors import PeerError
-from shoal.domain.sharing import ModelQuery
+from shoal.domain.model_messages import ModelQuery
 from shoal.domain.vocabulary import Dismiss
-from shoal.protocols.crowd import CrowdSession, From, Met, Protection, To
-from shoal.protocols.framing import SIZE
-from shoal.protocols.session import Close, Data, Notice, Send
-from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.lan import ONLY, lan_session
-from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.wire.messages import encode
+from shoal.protocols.seam.framing import LENGTH
+from shoal.protocols.seam.multi_peer import (
+    MultiPeerSession,
+    PeerJoined,
+    PeerMessage,
+    Protection,
+    ToPeer,
+)
+from shoal.protocols.seam.session import Close, Data, Notice, Send
+from shoal.protocols.tealenet.codec.envelope import encode
+from shoal.protocols.tealenet.connections import PEER_NAME, lan_session
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.peer import TealeConnection
 
 
 def framed(*messages: bytes) -> bytes:
-    return b"".join(SIZE.pack(len(each)) + each for each in messages)
+    return b"".join(LENGTH.pack(len(each)) + each for each in messages)
 
 
 GREETING = framed(encode(hello()), encode(heartbeat()))
 
 
-ACCEPTED = Caller(dialled=False)
+ACCEPTED = TealeConnection(dialled=False)
 
 
-def session(caller: Caller = ACCEPTED) -> CrowdSession:
-    own = own_side("a", offers=(OFFER,))
-    made = lan_session(own, caller, Desk(own.device_id, LAN.gone_after))
+def session(caller: TealeConnection = ACCEPTED) -> MultiPeerSession:
+    own = coordinator_side("a", offers=(OFFER,))
+    made = lan_session(
+        own, caller, DeviceConnections(own.device_id, LAN.disconnected_after)
+    )
     made.tick(0.0)
     return made
 
 
-def met() -> CrowdSession:
+def met() -> MultiPeerSession:
     made = session()
     made.receive([framed(encode(hello()))], 0.0)
     made.tick(0.2)
@@ -57,7 +65,7 @@ def met() -> CrowdSession:
 
 
 def words(outputs: Sequence[object]) -> list[Any]:
-    return [each.word for each in outputs if isinstance(each, From)]
+    return [each.message for each in outputs if isinstance(each, PeerMessage)]
 
 
 @recorded("lan_stream")
@@ -88,7 +96,7 @@ def test_junk_in_a_frame_is_noticed_and_the_connection_goes_on() -> None:
     )
 
     assert words(outputs) == [ModelQuery("m")]
-    assert [type(each) for each in outputs] == [Notice, From]
+    assert [type(each) for each in outputs] == [Notice, PeerMessage]
 
 
 @pytest.mark.parametrize("size", [LAN.message_max + 1, 0xFFFFFFFF])
@@ -96,17 +104,21 @@ def test_a_frame_that_is_too_large_is_refused_before_it_is_there(size: int) -> N
     made = met()
 
     with pytest.raises(PeerError, match="exceeds the limit of 4194304"):
-        made.receive([SIZE.pack(size) + b"{"], 0.3)
+        made.receive([LENGTH.pack(size) + b"{"], 0.3)
 
 
 def test_a_worker_takes_what_its_coordinator_may_send() -> None:
     own = worker_side("w")
-    made = lan_session(own, Caller(True), Desk(own.device_id, LAN.gone_after))
+    made = lan_session(
+        own,
+        TealeConnection(True),
+        DeviceConnections(own.device_id, LAN.disconnected_after),
+    )
     made.tick(0.0)
 
-    assert list(made.receive([SIZE.pack(LAN.task_max) + b"{"], 0.3)) == []
+    assert list(made.receive([LENGTH.pack(LAN.worker_request_max) + b"{"], 0.3)) == []
     with pytest.raises(PeerError):
-        session().receive([SIZE.pack(LAN.task_max)], 0.3)
+        session().receive([LENGTH.pack(LAN.worker_request_max)], 0.3)
 
 
 @settings(max_examples=60)
@@ -122,12 +134,12 @@ def test_any_split_of_the_bytes_means_the_same(cuts: list[int]) -> None:
 
     # The heartbeat came before our helloAck was said, and is not waited for.
     heard += words(made.receive([framed(encode(heartbeat()))], 0.3))
-    assert isinstance(heard[0], Met)
+    assert isinstance(heard[0], PeerJoined)
 
 
 @given(data=st.lists(st.binary(max_size=40), max_size=4))
 def test_garbage_ends_in_nothing_worse_than_a_refusal(data: list[Data]) -> None:
-    for made in (session(), session(Caller(True)), met()):
+    for made in (session(), session(TealeConnection(True)), met()):
         try:
             outputs = made.receive(data, 0.3)
         except PeerError:
@@ -138,13 +150,13 @@ def test_garbage_ends_in_nothing_worse_than_a_refusal(data: list[Data]) -> None:
 def test_one_peer_is_told_what_everybody_is_and_what_it_alone_is() -> None:
     made = met()
 
-    for peer in ("", ONLY):
-        (sent,) = made.issue(To(peer, ModelQuery("m")), 0.3)
+    for peer in ("", PEER_NAME):
+        (sent,) = made.send(ToPeer(peer, ModelQuery("m")), 0.3)
         assert isinstance(sent, Send)
 
 
 def test_a_connection_says_who_can_read_along() -> None:
-    made = session(Caller(False, protection=Protection.TLS))
+    made = session(TealeConnection(False, protection=Protection.TLS))
     made.receive([framed(encode(hello()))], 0.0)
     made.tick(0.2)
 
@@ -156,13 +168,13 @@ def test_a_connection_says_who_can_read_along() -> None:
 def test_nothing_follows_a_close() -> None:
     made = met()
 
-    outputs = made.issue(To(ONLY, Dismiss("go")), 1.0)
+    outputs = made.send(ToPeer(PEER_NAME, Dismiss("go")), 1.0)
 
     assert isinstance(outputs[-1], Close)
     assert made.deadline is None
     assert list(made.receive([GREETING], 1.0)) == []
     assert list(made.tick(1e6)) == []
-    assert list(made.issue(To(ONLY, ModelQuery("m")), 2.0)) == []
+    assert list(made.send(ToPeer(PEER_NAME, ModelQuery("m")), 2.0)) == []
 
 
 def test_memory_is_not_for_the_peer_to_fill() -> None:

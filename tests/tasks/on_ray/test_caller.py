@@ -11,18 +11,17 @@ import pytest
 import pytest_asyncio
 
 from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
-from shoal.domain.work import Call, Lane
+from shoal.domain.work import Call, CallStream
 from shoal.tasks.on_ray.caller import RayCaller
-from shoal.tasks.reading import Reader
-from shoal.tasks.values import Ref, pack
-from tasks.calling import (
-    Caller,
-    Calling,
+from shoal.tasks.values import Ref, ValueReader, pack
+from tasks.callers import (
     Gate,
+    ProcessCaller,
+    RecordedStream,
     call,
     code_call,
+    ignore_progress,
     no_blobs,
-    unheard,
 )
 from tasks.demo_tasks import Point
 from tasks.ray_cluster import DEMO_FILE
@@ -32,28 +31,28 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def caller(ray_cluster: str) -> AsyncIterator[Caller]:
+async def caller(ray_cluster: str) -> AsyncIterator[ProcessCaller]:
     ray = RayCaller([DEMO_FILE], ray_cluster, 0, trust_code=True)
     try:
         await ray.start()
-        yield Caller(ray)
+        yield ProcessCaller(ray)
     finally:
         await ray.close()
 
 
-async def test_cluster_has_a_slot_for_each_processor(caller: Caller) -> None:
+async def test_cluster_has_a_slot_for_each_processor(caller: ProcessCaller) -> None:
     assert caller.processes.slots == 2
     assert {"demo.add", "mirror"} <= caller.processes.names
 
 
-async def test_values_go_and_come_as_with_processes(caller: Caller) -> None:
+async def test_values_go_and_come_as_with_processes(caller: ProcessCaller) -> None:
     assert await caller("demo.add", 20, y=22) == 42
     assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
     assert await caller("awaits", 4) == 4
     assert (await caller("double", np.ones(1_000_000))).sum() == 2_000_000
 
 
-async def test_errors_are_those_of_processes(caller: Caller) -> None:
+async def test_errors_are_those_of_processes(caller: ProcessCaller) -> None:
     with pytest.raises(JobError) as raised:
         await caller("demo.fail", "zap")
     with pytest.raises(JobError, match="SystemExit: 3"):
@@ -69,21 +68,23 @@ async def test_errors_are_those_of_processes(caller: Caller) -> None:
     assert lines[-1] == "ValueError: zap"
 
 
-async def test_crash_is_an_error_and_the_next_call_is_made(caller: Caller) -> None:
+async def test_crash_is_an_error_and_the_next_call_is_made(
+    caller: ProcessCaller,
+) -> None:
     with pytest.raises(JobError, match="in the Ray cluster has ended"):
         await caller("leave", 3)
 
     assert await caller("demo.add", 1) == 1
 
 
-async def test_call_that_takes_too_long_is_ended(caller: Caller) -> None:
+async def test_call_that_takes_too_long_is_ended(caller: ProcessCaller) -> None:
     with pytest.raises(JobError, match=r"^Task timed out after 0\.2s$"):
         await caller("demo.sleep", 60, timeout=0.2)
     with pytest.raises(JobError, match=r"^Task timed out after 0\.05s$"):
         await caller("patient")
 
 
-async def test_cancelled_call_is_ended(caller: Caller, tmp_path: Path) -> None:
+async def test_cancelled_call_is_ended(caller: ProcessCaller, tmp_path: Path) -> None:
     gate = Gate.make(tmp_path)
     running = asyncio.create_task(caller("leaves_child", str(gate.begun)))
     child = psutil.Process(int(await gate.reached()))
@@ -97,20 +98,22 @@ async def test_cancelled_call_is_ended(caller: Caller, tmp_path: Path) -> None:
         child.kill()  # a node of Ray's may leave it
 
 
-async def test_function_that_is_sent_along_is_called(caller: Caller) -> None:
+async def test_function_that_is_sent_along_is_called(caller: ProcessCaller) -> None:
     factor = 3
 
-    assert await caller.make(code_call(lambda x: x * factor, 14)) == 42
+    assert await caller.run(code_call(lambda x: x * factor, 14)) == 42
 
 
-async def test_trusting_code_unpickles_nothing_else(caller: Caller) -> None:
+async def test_trusting_code_unpickles_nothing_else(caller: ProcessCaller) -> None:
     pickled = pack([object()], pickles=True).data
 
     with pytest.raises(Exception, match=r"pickled.*--trust-code"):
-        await caller.make(Call("demo.ident", pickled, b"\x80"))
+        await caller.run(Call("demo.ident", pickled, b"\x80"))
 
 
-async def test_last_word_on_progress_comes_before_the_value(caller: Caller) -> None:
+async def test_last_word_on_progress_comes_before_the_value(
+    caller: ProcessCaller,
+) -> None:
     said: list[tuple[float | None, str]] = []
 
     await caller.processes.call(
@@ -121,7 +124,7 @@ async def test_last_word_on_progress_comes_before_the_value(caller: Caller) -> N
 
 
 async def test_large_argument_is_put_into_the_cluster_once(
-    caller: Caller, tmp_path: Path
+    caller: ProcessCaller, tmp_path: Path
 ) -> None:
     path = tmp_path / "blob"
     path.write_bytes(pack(np.ones(100_000)).data)
@@ -132,83 +135,83 @@ async def test_large_argument_is_put_into_the_cluster_once(
         return path
 
     refers = call("total", Ref(b"d" * 32))
-    first = await caller.processes.call(refers, fetch, unheard)
+    first = await caller.processes.call(refers, fetch, ignore_progress)
     others = await asyncio.gather(
-        *(caller.processes.call(refers, fetch, unheard) for _ in range(10))
+        *(caller.processes.call(refers, fetch, ignore_progress) for _ in range(10))
     )
 
-    assert {Reader().read(each) for each in (first, *others)} == {100_000.0}
+    assert {ValueReader().read(each) for each in (first, *others)} == {100_000.0}
     assert asked == [b"d" * 32]
 
 
 async def test_large_argument_that_nobody_gives_may_be_elsewhere(
-    caller: Caller,
+    caller: ProcessCaller,
 ) -> None:
     with pytest.raises(Unavailable, match="no blobs here"):
         await caller("total", Ref(b"e" * 32))
 
 
 async def test_lane_returns_in_order_while_the_next_call_runs(
-    caller: Caller, tmp_path: Path
+    caller: ProcessCaller, tmp_path: Path
 ) -> None:
     gate = Gate.make(tmp_path)
     marks = [(str(tmp_path / str(number)),) for number in range(3)]
-    calling = Calling.begin(caller.processes, Lane("either"))
+    calling = RecordedStream.open(caller.processes, CallStream("either"))
 
     calling.push(*marks, gate.args)
-    returned = await calling.until(3)
+    returned = await calling.wait_for(3)
     await gate.reached()
     await gate.open()
 
     assert returned == [(0, None), (1, None), (2, None)]
-    assert (await calling.until(4))[3] == (3, None)
-    assert calling.lane is not None
-    calling.lane.close()
+    assert (await calling.wait_for(4))[3] == (3, None)
+    assert calling.stream is not None
+    calling.stream.close()
 
 
 async def test_lane_goes_on_after_the_call_that_ends_its_process(
-    caller: Caller,
+    caller: ProcessCaller,
 ) -> None:
-    calling = Calling.begin(caller.processes, Lane("crash_if"))
+    calling = RecordedStream.open(caller.processes, CallStream("crash_if"))
 
     calling.push(*[(number, 3) for number in range(6)])
-    returned = await calling.until(6)
+    returned = await calling.wait_for(6)
 
     assert [value for _, value in returned if isinstance(value, int)] == [0, 1, 2, 4, 5]
     assert "has ended" in dict(returned)[3]
-    assert calling.lane is not None
-    calling.lane.close()
+    assert calling.stream is not None
+    calling.stream.close()
 
 
 async def test_lane_ends_calls_that_take_too_long_or_are_recalled(
-    caller: Caller, tmp_path: Path
+    caller: ProcessCaller, tmp_path: Path
 ) -> None:
     gate = Gate.make(tmp_path)
-    slow = Calling.begin(caller.processes, Lane("demo.sleep", 0.5))
+    slow = RecordedStream.open(caller.processes, CallStream("demo.sleep", 0.5))
     slow.push((60,), (0,))
-    recalled = Calling.begin(caller.processes, Lane("either"))
-    assert recalled.lane is not None
+    recalled = RecordedStream.open(caller.processes, CallStream("either"))
+    assert recalled.stream is not None
     recalled.push(gate.args, (str(tmp_path / "mark"),))
     await gate.reached()
-    recalled.lane.recall([0])
+    recalled.stream.recall([0])
 
-    assert await slow.until(2) == [(0, "Task timed out after 0.5s"), (1, 0)]
-    assert await recalled.until(1) == [(1, None)]
-    for each in (slow.lane, recalled.lane):
+    assert await slow.wait_for(2) == [(0, "Task timed out after 0.5s"), (1, 0)]
+    assert await recalled.wait_for(1) == [(1, None)]
+    for each in (slow.stream, recalled.stream):
         assert each is not None
         each.close()
 
 
-async def test_processors_are_free_when_lanes_are_closed(caller: Caller) -> None:
-    lanes = [Calling.begin(caller.processes, Lane("pid")) for _ in range(2)]
+async def test_processors_are_free_when_lanes_are_closed(caller: ProcessCaller) -> None:
+    lanes = [RecordedStream.open(caller.processes, CallStream("pid")) for _ in range(2)]
     for each in lanes:
         each.push(())
-        await each.until(1)
+        await each.wait_for(1)
     with pytest.raises(Unavailable, match="all 2 slots are taken"):
-        Calling.begin(caller.processes, Lane("pid"))
+        RecordedStream.open(caller.processes, CallStream("pid"))
     for each in lanes:
-        assert each.lane is not None
-        each.lane.close()
+        assert each.stream is not None
+        each.stream.close()
 
     assert await caller("demo.add", 1) == 1
 
@@ -220,9 +223,9 @@ async def test_lost_cluster_leaves_calls_to_others(
     others = {each.pid for each in psutil.Process().children()}
     ray = RayCaller([DEMO_FILE], ray_cluster, 1, trust_code=False)
     await ray.start()
-    before = asyncio.create_task(ray.gone())
+    before = asyncio.create_task(ray.wait_lost())
     running = asyncio.create_task(
-        ray.call(call("waits", *gate.args), no_blobs, unheard)
+        ray.call(call("waits", *gate.args), no_blobs, ignore_progress)
     )
     await gate.reached()
     for child in psutil.Process().children():
@@ -233,7 +236,7 @@ async def test_lost_cluster_leaves_calls_to_others(
         await running
     assert "has ended" in await before
     with pytest.raises(Unavailable, match="has ended"):
-        await ray.call(call("demo.add", 1), no_blobs, unheard)
+        await ray.call(call("demo.add", 1), no_blobs, ignore_progress)
     await ray.close()
 
 

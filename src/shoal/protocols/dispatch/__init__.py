@@ -6,34 +6,35 @@ coordinator and workers; see ``docs/protocols/dispatch.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols import WireProtocol
+from shoal.protocols.dispatch.admission import Config, admit_connection, answer_headers
+from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.coordinator import ProviderSession
-from shoal.protocols.dispatch.dialer import ProviderDialer
-from shoal.protocols.dispatch.face import FACE, PAIRING
-from shoal.protocols.dispatch.joining import Config, answer_headers, receive_visitor
-from shoal.protocols.dispatch.messages import MESSAGE_MAX
-from shoal.protocols.session import (
-    Accepted,
-    Hello,
-    Setting,
+from shoal.protocols.dispatch.dialer import FACE, PAIRING, ProviderDialer
+from shoal.protocols.seam.protocol import WireProtocol
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    ProtocolContext,
+    UpgradeRequest,
     WebSocketRoute,
 )
 
 __all__ = ["PROTOCOL", "Config"]
 
-LAST = 100  # rank: original workers use any path, so what no other wire claims is ours
+LAST_RANK = (
+    100  # rank: original workers use any path, so what no other wire claims is ours
+)
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[WebSocketRoute]:
+def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the one endpoint."""
 
-    def accept(hello: Hello, now: float) -> Accepted:
-        visitor = receive_visitor(hello, config, setting)
+    def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
+        visitor = admit_connection(hello, config, setting)
         session = ProviderSession(visitor, config, setting)
         headers = answer_headers(hello, visitor, setting)
-        return Accepted(session, headers, visitor.admitted)
+        return AcceptedConnection(session, headers, visitor.admitted)
 
-    return [WebSocketRoute(LAST, lambda hello: True, accept, MESSAGE_MAX)]
+    return [WebSocketRoute(LAST_RANK, lambda hello: True, accept, MESSAGE_MAX)]
 
 
 PROTOCOL = WireProtocol(

@@ -3,61 +3,73 @@
 from collections.abc import Sequence
 
 from shoal.domain.errors import PeerError, Unsupported
-from shoal.domain.sharing import ModelWord
+from shoal.domain.model_messages import ModelMessage
 from shoal.domain.vocabulary import (
-    CallWord,
+    CallMessage,
     CancelJob,
     Command,
     Dismiss,
     Draining,
     Event,
+    HealthReported,
     Joined,
-    Reported,
     RunJob,
 )
-from shoal.domain.work import Kind
-from shoal.domain.worker import Health
-from shoal.protocols.dispatch.held import Held
-from shoal.protocols.dispatch.javascript import well_formed, written
-from shoal.protocols.dispatch.jobs import encode_job
-from shoal.protocols.dispatch.joining import Config, Provider, Visitor, enrol
-from shoal.protocols.dispatch.messages import (
+from shoal.domain.work import JobKind
+from shoal.domain.worker import MachineHealth
+from shoal.protocols.dispatch.admission import (
+    Config,
+    ProviderConnection,
+    RegisteredProvider,
+    register_provider,
+)
+from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.codec.jobs import encode_job
+from shoal.protocols.dispatch.codec.messages import (
     REASON_MAX,
     REPLACED,
-    Code,
-    Complaint,
+    DispatchErrorCode,
     Drain,
-    Error,
-    Heartbeat,
-    HeartbeatAck,
+    ErrorMessage,
+    InvalidMessage,
     JobCancel,
     JobComplete,
     JobReject,
+    ProviderHeartbeat,
+    ProviderHeartbeatAck,
     ReceiptSubmit,
-    Register,
-    RegisterAck,
+    RegisterProvider,
+    RegisterProviderAck,
     decode,
-    unknown,
+    unknown_type,
 )
-from shoal.protocols.dispatch.reports import Said, completed, rejected, submitted
-from shoal.protocols.session import (
+from shoal.protocols.dispatch.outstanding_jobs import (
+    OutstandingJobs,
+    Report,
+    completed,
+    rejected,
+    submitted,
+)
+from shoal.protocols.seam.session import (
     Batch,
     Close,
     Data,
     Notice,
     Output,
+    ProtocolContext,
     Send,
-    Setting,
 )
 
-REFUSED = 4003  # close codes of ours; the original closes without one
-SILENT = 4008
-POLICY = 1008  # RFC 6455, section 7.4.1
+CLOSE_REFUSED = 4003  # close codes of ours; the original closes without one
+CLOSE_SILENT = 4008
+CLOSE_POLICY = 1008  # RFC 6455, section 7.4.1
 
-INVALID_MAX = 100  # messages in a row that are no good, until we hang up
-FIRST_MAX = 1 << 20  # characters or bytes of a message before a worker has registered
-REPORT_EVERY = 1.0  # seconds between words about a machine that are passed on
-PLAIN_KINDS = frozenset({Kind.CHAT, Kind.TASK})
+INVALID_IN_A_ROW_MAX = 100  # messages in a row that are no good, until we hang up
+UNREGISTERED_MESSAGE_MAX = (
+    1 << 20
+)  # characters or bytes of a message before a worker has registered
+REPORT_INTERVAL = 1.0  # seconds between words about a machine that are passed on
+PLAIN_KINDS = frozenset({JobKind.CHAT, JobKind.TASK})
 
 
 class ProviderSession:
@@ -67,16 +79,18 @@ class ProviderSession:
     them later, on another connection, is recorded and no more.
     """
 
-    def __init__(self, visitor: Visitor, config: Config, setting: Setting) -> None:
+    def __init__(
+        self, visitor: ProviderConnection, config: Config, setting: ProtocolContext
+    ) -> None:
         self.accepts: frozenset[type] = frozenset({RunJob, Dismiss})
         self._visitor = visitor
         self._config = config
         self._setting = setting
         self._heard: float | None = None
         self._closed = False
-        self._registered: Register | None = None
-        self._provider: Provider | None = None
-        self._held = Held()
+        self._registered: RegisterProvider | None = None
+        self._provider: RegisteredProvider | None = None
+        self._held = OutstandingJobs()
         self._draining = False
         self._reported: float | None = None
         self._invalid = 0  # messages in a row
@@ -96,25 +110,27 @@ class ProviderSession:
             return ()
         limit = f"{self._config.silence:g} s"
         if self._provider is None:
-            return (self._close(f"not registered within {limit}", SILENT),)
-        return (self._close(f"silent for {limit}", SILENT),)
+            return (self._close(f"not registered within {limit}", CLOSE_SILENT),)
+        return (self._close(f"silent for {limit}", CLOSE_SILENT),)
 
-    def issue(self, message: Command, now: float) -> Sequence[Output]:
+    def send(self, message: Command, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
             case RunJob():
-                return (self._begin(message),)
+                return (self._start_job(message),)
             case CancelJob(job_id, lease):
                 if CancelJob not in self.accepts:
                     raise Unsupported("a worker without the extension cannot be told")
-                if not self._held.take_back(job_id, lease):
+                if not self._held.remove(job_id, lease):
                     return ()
                 return (_send(JobCancel(job_id, lease)),)
             case Dismiss(reason):
-                farewell = _send(Error(Code.REPLACED, well_formed(reason)))
+                farewell = _send(
+                    ErrorMessage(DispatchErrorCode.REPLACED, well_formed(reason))
+                )
                 return (farewell, self._close(reason, REPLACED, "Replaced"))
-            case CallWord() | ModelWord():
+            case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
@@ -123,68 +139,82 @@ class ProviderSession:
             if self._closed:
                 break
             invalid = self._invalid
-            outputs += self._take(data, now)
+            outputs += self._receive_message(data, now)
             if self._invalid == invalid:
                 self._invalid = 0
-            elif self._invalid >= INVALID_MAX:
-                reason = f"{INVALID_MAX} invalid messages in a row"
-                outputs.append(self._close(reason, POLICY, reason))
+            elif self._invalid >= INVALID_IN_A_ROW_MAX:
+                reason = f"{INVALID_IN_A_ROW_MAX} invalid messages in a row"
+                outputs.append(self._close(reason, CLOSE_POLICY, reason))
         return outputs
 
-    def _begin(self, job: RunJob) -> Send:
+    def _start_job(self, job: RunJob) -> Send:
         assert self._provider is not None, "jobs are for workers that have joined"
         extended = self._provider.extended
         if not extended and (job.continues or job.work.kind not in PLAIN_KINDS):
             raise Unsupported("a worker without the extension begins its own texts")
-        self._held.give(job)
+        self._held.add(job)
         return Send(encode_job(job, extended=extended))
 
-    def _take(self, data: Data, now: float) -> Sequence[Event | Output]:
+    def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
         provider = self._provider
-        if provider is None and len(data) > FIRST_MAX:
+        if provider is None and len(data) > UNREGISTERED_MESSAGE_MAX:
             # Nobody is known yet for whom so much would be read.
-            text = f"register first: until then a message has {FIRST_MAX} bytes at most"
-            return (self._complain(Complaint(Code.NOT_REGISTERED, text)),)
+            limit = UNREGISTERED_MESSAGE_MAX
+            text = f"register first: until then a message has {limit} bytes at most"
+            return (
+                self._reply_invalid(
+                    InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
+                ),
+            )
         message = decode(data)
         if provider is not None:
             self._heard = now
-        if isinstance(message, Complaint):
+        if isinstance(message, InvalidMessage):
             if message.about == "register":
                 return self._decline(message.text)
-            return (self._complain(message),)
-        if isinstance(message, Register):
-            return self._register(message, now)
+            return (self._reply_invalid(message),)
+        if isinstance(message, RegisterProvider):
+            return self._on_register(message, now)
         if provider is None:
             text = "register first: nothing else is heard before"
-            return (self._complain(Complaint(Code.NOT_REGISTERED, text)),)
+            return (
+                self._reply_invalid(
+                    InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
+                ),
+            )
         match message:
-            case Heartbeat():
-                return self._beat(message, provider, now)
+            case ProviderHeartbeat():
+                return self._on_heartbeat(message, provider, now)
             case JobComplete():
                 extended = provider.extended
-                return self._said(completed(self._held, message, extended=extended))
+                return self._report(completed(self._held, message, extended=extended))
             case JobReject():
                 extended = provider.extended
-                return self._said(rejected(self._held, message, extended=extended))
+                return self._report(rejected(self._held, message, extended=extended))
             case ReceiptSubmit():
-                return self._said(submitted(self._held, message))
+                return self._report(submitted(self._held, message))
             case Drain(reason):
                 if not provider.extended:
-                    return (self._complain(unknown("drain")),)
-                return self._drain(reason)
+                    return (self._reply_invalid(unknown_type("drain")),)
+                return self._on_drain(reason)
 
-    def _register(self, message: Register, now: float) -> Sequence[Event | Output]:
+    def _on_register(
+        self, message: RegisterProvider, now: float
+    ) -> Sequence[Event | Output]:
         visitor = self._visitor
-        accepted = _send(RegisterAck("ok", visitor.worker_id))
+        accepted = _send(RegisterProviderAck("ok", visitor.worker_id))
         if self._registered is not None:
             if message == self._registered:
                 return (accepted,)
             return self._decline("this connection has registered, as something else")
         if visitor.refusal:
             declined = self._decline(visitor.refusal)
-            return (*declined, self._close(f"refused: {visitor.refusal}", REFUSED))
+            return (
+                *declined,
+                self._close(f"refused: {visitor.refusal}", CLOSE_REFUSED),
+            )
         try:
-            provider = enrol(message, visitor, self._config, self._setting)
+            provider = register_provider(message, visitor, self._config, self._setting)
         except PeerError as error:
             return self._decline(str(error))
         self._registered, self._provider, self._heard = message, provider, now
@@ -194,51 +224,58 @@ class ProviderSession:
         remark = provider.offer.remark
         return (accepted, joined, *((Notice(remark),) if remark else ()))
 
-    def _beat(
-        self, message: Heartbeat, provider: Provider, now: float
+    def _on_heartbeat(
+        self, message: ProviderHeartbeat, provider: RegisteredProvider, now: float
     ) -> Sequence[Event | Output]:
         if message.provider_pubkey.lower() != provider.offer.public_key:
             text = "heartbeat: provider_pubkey: this connection registered another"
-            return (self._complain(Complaint(Code.INVALID_MESSAGE, text)),)
-        acknowledged = _send(HeartbeatAck())
+            return (
+                self._reply_invalid(
+                    InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
+                ),
+            )
+        acknowledged = _send(ProviderHeartbeatAck())
         metrics = message.metrics
         if metrics is None or (
-            self._reported is not None and now < self._reported + REPORT_EVERY
+            self._reported is not None and now < self._reported + REPORT_INTERVAL
         ):
             return (acknowledged,)
         self._reported = now
         jobs = None if metrics.active_jobs is None else int(metrics.active_jobs)
-        return (acknowledged, Reported(Health(metrics.cpu_pct, metrics.mem_pct, jobs)))
+        return (
+            acknowledged,
+            HealthReported(MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs)),
+        )
 
-    def _drain(self, reason: str) -> Sequence[Event | Output]:
+    def _on_drain(self, reason: str) -> Sequence[Event | Output]:
         if self._draining:
             return ()  # each one is stored: a flood would fill disks
         self._draining = True
         return (Draining(well_formed(reason[:REASON_MAX])),)
 
-    def _said(self, said: Said) -> Sequence[Event | Output]:
+    def _report(self, said: Report) -> Sequence[Event | Output]:
         """Turn complaints into messages, which are counted."""
         return [
-            self._complain(each) if isinstance(each, Complaint) else each
+            self._reply_invalid(each) if isinstance(each, InvalidMessage) else each
             for each in said
         ]
 
     def _decline(self, why: str) -> Sequence[Output]:
         self._invalid += 1
-        return (_send(RegisterAck("error", error=why)),)
+        return (_send(RegisterProviderAck("error", error=why)),)
 
-    def _complain(self, complaint: Complaint) -> Send:
+    def _reply_invalid(self, complaint: InvalidMessage) -> Send:
         self._invalid += 1
-        return _error(complaint.code, complaint.text)
+        return _error_message(complaint.code, complaint.text)
 
     def _close(self, reason: str, code: int, text: str = "") -> Close:
         self._closed = True
         return Close(reason, code, text or reason[:100])
 
 
-def _error(code: Code, text: str) -> Send:
-    return _send(Error(code, text))
+def _error_message(code: DispatchErrorCode, text: str) -> Send:
+    return _send(ErrorMessage(code, text))
 
 
 def _send(message: object) -> Send:
-    return Send(written(message))
+    return Send(to_json(message))

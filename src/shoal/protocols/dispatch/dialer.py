@@ -1,19 +1,19 @@
-"""How a worker gets to a coordinator, ours or an original one."""
+"""How a worker recognizes a Dispatch coordinator, reaches it, and pairs with a user.
+
+The paths and answers are those of the original coordinator's HTTP interface.
+"""
 
 from collections.abc import Mapping
 from urllib.parse import quote, urlsplit
 
-from shoal.domain.errors import ConfigError
-from shoal.protocols.dispatch.desk import Desk
-from shoal.protocols.dispatch.extension import (
-    HEADER,
-    read_header,
-    write_header,
-)
-from shoal.protocols.dispatch.messages import MESSAGE_MAX, REPLACED
-from shoal.protocols.dispatch.voice import Voice
-from shoal.protocols.dispatch.worker import CoordinatorLink
-from shoal.protocols.session import Member
+from shoal.domain.errors import ConfigError, NotAdmitted
+from shoal.protocols.dispatch.codec.extension import HEADER, read_header, write_header
+from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REPLACED
+from shoal.protocols.dispatch.worker import DispatchWorkerSession
+from shoal.protocols.dispatch.worker_encoder import WorkerEncoder
+from shoal.protocols.dispatch.worker_jobs import WorkerJobs
+from shoal.protocols.seam.protocol import CoordinatorProbe, Pairing
+from shoal.protocols.seam.session import WorkerProfile
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
@@ -26,7 +26,7 @@ class ProviderDialer:
 
     message_max = MESSAGE_MAX
 
-    def __init__(self, url: str, member: Member) -> None:
+    def __init__(self, url: str, member: WorkerProfile) -> None:
         self.url = _address(url)
         assert member.identity is not None, "answers are signed on this wire"
         key = member.identity.public_key.hex()
@@ -37,16 +37,16 @@ class ProviderDialer:
             headers["Authorization"] = f"Bearer {token}"
         self.headers: Mapping[str, str] = headers
         self._member = member
-        self._desk = Desk()
+        self._desk = WorkerJobs()
         self._extended = False
 
-    def connected(self, headers: Mapping[str, str]) -> "CoordinatorLink":
+    def start_session(self, headers: Mapping[str, str]) -> "DispatchWorkerSession":
         announced = {name.lower(): value for name, value in headers.items()}
         ours = read_header(announced.get(HEADER.lower(), ""))
         self._extended = ours.known
-        return CoordinatorLink(Voice(self._member, ours), self._desk)
+        return DispatchWorkerSession(WorkerEncoder(self._member, ours), self._desk)
 
-    def final(self, code: int, text: str) -> str | None:
+    def why_final(self, code: int, text: str) -> str | None:
         if self._desk.refusal:
             return f"the coordinator refuses this worker: {self._desk.refusal}"
         if code == REPLACED and self._extended:
@@ -71,3 +71,43 @@ def _address(url: str) -> str:
         raise ConfigError(f"coordinator URL: no host; {expected}")
     query = f"?{parts.query}" if parts.query else ""
     return f"{scheme}://{parts.netloc}{parts.path or '/'}{query}"
+
+
+ERROR_MAX = 300  # characters of what a coordinator says went wrong that are shown
+
+HEALTH_FIELDS = frozenset({"status", "workers_online", "network"})
+
+PAIRING_REFUSALS = {
+    "invalid_code": "there is no such code: ask for a new one",
+    "already_claimed": "the code has been used; if this worker did, it is paired",
+    "expired": "the code has expired: ask for a new one",
+}
+
+
+def is_health(answer: object) -> bool:
+    """Say whether this is what the original answers, asked how it is."""
+    return isinstance(answer, Mapping) and answer.keys() >= HEALTH_FIELDS
+
+
+def claim_body(code: str, public_key: bytes) -> dict[str, object]:
+    """Return what a worker posts to be paired."""
+    # The original makes codes of capitals, and compares letter by letter.
+    return {"pairing_code": code.upper(), "provider_pubkey": public_key.hex()}
+
+
+def paired_user(answer: object) -> str:
+    """Return the user who made the code.
+
+    Raises NotAdmitted, saying why the worker is not paired.
+    """
+    match answer:
+        case {"user_id": str() as user}:
+            return user
+        case {"error": str() as error} | {"error": {"message": str() as error}}:
+            raise NotAdmitted(PAIRING_REFUSALS.get(error, error[:ERROR_MAX]))
+        case _:
+            raise NotAdmitted("the coordinator knows nothing of pairing codes")
+
+
+FACE = CoordinatorProbe("/v1/health", is_health)
+PAIRING = Pairing("/v1/trust/claim", claim_body, paired_user)

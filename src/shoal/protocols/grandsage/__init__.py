@@ -6,46 +6,46 @@ servers and nodes; see ``docs/protocols/grandsage.md``.
 
 from collections.abc import Sequence
 
-from shoal.protocols import WireProtocol
-from shoal.protocols.grandsage.codec import FRAME_MAX
-from shoal.protocols.grandsage.coordinator import NodeSession
-from shoal.protocols.grandsage.desk import Config, Desk
-from shoal.protocols.grandsage.extensions import HEADER, write_extensions
-from shoal.protocols.grandsage.joining import (
+from shoal.protocols.grandsage.admission import (
     PARAMETERS,
-    WARNING,
+    WARNING_HEADER,
     admit,
     read_query,
 )
-from shoal.protocols.grandsage.worker import NodeDialer
-from shoal.protocols.session import (
-    Accepted,
-    Hello,
-    Setting,
+from shoal.protocols.grandsage.codec import FRAME_MAX
+from shoal.protocols.grandsage.config import Config, TaskIds
+from shoal.protocols.grandsage.coordinator import GrandSageNodeSession
+from shoal.protocols.grandsage.extension import HEADER, write_extensions
+from shoal.protocols.grandsage.worker import GrandSageNodeDialer
+from shoal.protocols.seam.protocol import WireProtocol
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    ProtocolContext,
+    UpgradeRequest,
     WebSocketRoute,
 )
 
 __all__ = ["PROTOCOL", "Config"]
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[WebSocketRoute]:
+def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the one endpoint."""
-    desk = Desk(setting.start)
+    desk = TaskIds(setting.start)
 
-    def accept(hello: Hello, now: float) -> Accepted:
+    def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
         node = admit(hello, setting.admission)
         headers = {}
         if node.extended:
             headers[HEADER] = write_extensions()
         if node.offer.remark:
-            headers[WARNING] = node.offer.remark
-        session = NodeSession(node, config, desk, now)
-        return Accepted(session, headers, node.admitted)
+            headers[WARNING_HEADER] = node.offer.remark
+        session = GrandSageNodeSession(node, config, desk, now)
+        return AcceptedConnection(session, headers, node.admitted)
 
     return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
 
 
-def claims(hello: Hello) -> bool:
+def claims(hello: UpgradeRequest) -> bool:
     """Say whether a connection is a node's: real ones use any path."""
     given = read_query(hello.query).keys()
     if hello.path == "/ws":
@@ -60,5 +60,5 @@ PROTOCOL = WireProtocol(
     endpoints=endpoints,
     token=lambda config: config.token,
     schemes=frozenset({"ws", "wss", "http", "https"}),
-    dial=NodeDialer,
+    dial=GrandSageNodeDialer,
 )

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from shoal.domain.assembly import fault_in
+from shoal.domain.answer_assembly import describe_invalid_fields
 from shoal.domain.errors import PeerError
-from shoal.domain.nesting import is_deep, may_be_deep
+from shoal.domain.json_limits import is_too_deep, may_be_too_deep
 from shoal.domain.outcome import Delta, Fault, Usage
 
 TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
@@ -61,7 +61,7 @@ def encode_end(task_id: int) -> bytes:
     return TASK_ID.pack(task_id)
 
 
-def decode_piece(data: bytes) -> tuple[str, bytes]:
+def decode_frame(data: bytes) -> tuple[str, bytes]:
     """Decode the next bytes of a task; return the text and a character begun.
 
     Invalid bytes become U+FFFD, a byte order mark is kept.  The bytes returned, three
@@ -79,14 +79,14 @@ def encode_stop(task_id: int) -> str:
     return f'{{"id":{task_id},"stop":true}}'
 
 
-class Tokens(msgspec.Struct, frozen=True):
+class UsageCounts(msgspec.Struct, frozen=True):
     """Usage, on the wire."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
 
 
-class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
+class AnswerPiece(msgspec.Struct, frozen=True, omit_defaults=True):
     """A piece of an answer that is more than text, on the wire."""
 
     choice: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
@@ -95,7 +95,7 @@ class Piece(msgspec.Struct, frozen=True, omit_defaults=True):
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
 
 
-class Word(msgspec.Struct, frozen=True, omit_defaults=True):
+class TextMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a node of ours can say beyond text: one of five things, for one task.
 
     A ``delta`` of the answer, how the task ends (``usage``, ``finish_reason``, just
@@ -104,8 +104,8 @@ class Word(msgspec.Struct, frozen=True, omit_defaults=True):
     """
 
     id: TaskId | None = None
-    delta: Piece | None = None
-    usage: Tokens | None = None
+    delta: AnswerPiece | None = None
+    usage: UsageCounts | None = None
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     rejected: str | None = None
     failed: str | None = None
@@ -113,16 +113,18 @@ class Word(msgspec.Struct, frozen=True, omit_defaults=True):
     draining: str | None = None
 
 
-_words = msgspec.json.Decoder(Word)
+_text_messages = msgspec.json.Decoder(TextMessage)
 
 
 def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
     """Encode how a task ends."""
     tokens = None
     if usage is not None:
-        tokens = Tokens(usage.prompt_tokens, usage.completion_tokens)
-    return encode_word(
-        Word(id=task_id, usage=tokens, finish_reason=well_formed(finish_reason)[:64])
+        tokens = UsageCounts(usage.prompt_tokens, usage.completion_tokens)
+    return encode_text_message(
+        TextMessage(
+            id=task_id, usage=tokens, finish_reason=well_formed(finish_reason)[:64]
+        )
     )
 
 
@@ -131,23 +133,25 @@ def encode_delta(task_id: int, delta: Delta) -> str:
 
     Raises RecursionError if it is nested too deeply, which the other end refuses.
     """
-    piece = Piece(delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason)
-    word = Word(id=task_id, delta=piece)
+    piece = AnswerPiece(
+        delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason
+    )
+    word = TextMessage(id=task_id, delta=piece)
     try:
-        text = encode_word(word)
+        text = encode_text_message(word)
     except UnicodeEncodeError:  # half a character, deep within
         text = well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
-    if may_be_deep(text) and is_deep([piece.fields, piece.logprobs]):
+    if may_be_too_deep(text) and is_too_deep([piece.fields, piece.logprobs]):
         raise RecursionError
     return text
 
 
-def encode_word(word: Word) -> str:
+def encode_text_message(word: TextMessage) -> str:
     """Encode a word; its texts must be well formed."""
     return msgspec.json.encode(word).decode()
 
 
-def decode_word(text: str) -> Word | None:
+def decode_text_message(text: str) -> TextMessage | None:
     """Decode a word; None if it says nothing that we know.
 
     Newer nodes may say more than we know, so that is no error.
@@ -155,9 +159,9 @@ def decode_word(text: str) -> Word | None:
     Raises PeerError if it is malformed, or says several things at once.
     """
     try:
-        word: Word = _words.decode(text)
+        word: TextMessage = _text_messages.decode(text)
     except (ValueError, RecursionError) as error:
-        raise PeerError(f"text of the extension: {fault_of(error)}") from error
+        raise PeerError(f"text of the extension: {validation_error(error)}") from error
     ending = word.usage or word.finish_reason
     said = [word.delta, ending, word.rejected, word.failed, word.draining]
     count = sum(part is not None for part in said)
@@ -170,14 +174,14 @@ def decode_word(text: str) -> Word | None:
     return word if count else None
 
 
-def _check_piece(piece: Piece, text: str) -> None:
-    if (fault := fault_in(piece.fields)) is not None:
+def _check_piece(piece: AnswerPiece, text: str) -> None:
+    if (fault := describe_invalid_fields(piece.fields)) is not None:
         raise PeerError(f"text of the extension: {fault}")
-    if may_be_deep(text) and is_deep([piece.fields, piece.logprobs]):
+    if may_be_too_deep(text) and is_too_deep([piece.fields, piece.logprobs]):
         raise PeerError("text of the extension: nested too deeply")
 
 
-def fault_of(error: Exception) -> str:
+def validation_error(error: Exception) -> str:
     """Say what is wrong with a JSON text, without quoting from it."""
     if isinstance(error, msgspec.ValidationError):
         return str(error)

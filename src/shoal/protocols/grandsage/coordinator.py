@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Delta, Piece, Usage
-from shoal.domain.sharing import ModelWord
+from shoal.domain.model_messages import ModelMessage
+from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.vocabulary import (
-    CallWord,
+    AnswerChunk,
+    CallMessage,
     CancelJob,
     Command,
     Completed,
@@ -17,32 +18,31 @@ from shoal.domain.vocabulary import (
     Event,
     Failed,
     Joined,
-    Progress,
     Rejected,
     RunJob,
 )
-from shoal.domain.work import Kind
+from shoal.domain.work import JobKind
+from shoal.protocols.grandsage.admission import CLOSE_BYE, CLOSE_SILENT, RegisteredNode
 from shoal.protocols.grandsage.codec import (
     REASON_MAX,
     TASK_ID,
-    decode_piece,
-    decode_word,
+    decode_frame,
+    decode_text_message,
     encode_stop,
 )
-from shoal.protocols.grandsage.desk import Config, Desk
-from shoal.protocols.grandsage.joining import BYE, SILENT, Node
+from shoal.protocols.grandsage.config import Config, TaskIds
 from shoal.protocols.grandsage.tasks import encode_task
-from shoal.protocols.session import (
+from shoal.protocols.seam.session import (
     Batch,
     Close,
     Data,
     Notice,
     Output,
     Send,
-    broken,
+    protocol_error,
 )
 
-STOP_AGAIN = 1.0  # seconds before a node is told once more to stop the same task
+STOP_INTERVAL = 1.0  # seconds before a node is told once more to stop the same task
 STOPPED_MAX = 1024  # tasks of one node remembered as told to stop
 
 
@@ -57,7 +57,7 @@ class _Task:
     usage: Usage | None = None
 
 
-class NodeSession:
+class GrandSageNodeSession:
     """Gives tasks to a node and reads its frames.
 
     Tasks belong to the connection: after a reconnect the node is told to stop the old
@@ -67,7 +67,9 @@ class NodeSession:
 
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 
-    def __init__(self, node: Node, config: Config, desk: Desk, now: float) -> None:
+    def __init__(
+        self, node: RegisteredNode, config: Config, desk: TaskIds, now: float
+    ) -> None:
         self._node = node
         self._config = config
         self._desk = desk
@@ -97,25 +99,25 @@ class NodeSession:
             return ()
         self._closed = True
         reason = f"silent for {self._config.silence:g} s"
-        return (Close(reason, SILENT, "Silent"),)
+        return (Close(reason, CLOSE_SILENT, "Silent"),)
 
-    def issue(self, message: Command, now: float) -> Sequence[Output]:
+    def send(self, message: Command, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
             case RunJob():
-                return (Send(self._begin(message, now)),)
+                return (Send(self._start_task(message, now)),)
             case CancelJob(job_id, lease):
                 task_id = self._ids.get((job_id, lease))
                 if task_id is None:
                     return ()
-                self._forget(task_id)
-                self._note_stop(task_id, now)
+                self._remove_task(task_id)
+                self._record_stop(task_id, now)
                 return (Send(encode_stop(task_id)),)
             case Dismiss(reason):
                 self._closed = True
-                return (Close(reason, BYE, "Bye"),)
-            case CallWord() | ModelWord():
+                return (Close(reason, CLOSE_BYE, "Bye"),)
+            case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
@@ -125,7 +127,7 @@ class NodeSession:
         outputs: list[Event | Output] = []
         # Where the text of each task goes that came in this batch, by its id as sent:
         # nearly every frame is one more piece for one of them.
-        flowing: dict[Data, list[Piece]] = {}
+        flowing: dict[Data, list[AnswerPiece]] = {}
         for data in batch:
             pieces = flowing.get(data[:4]) if flowing else None
             if pieces is not None and len(data) > 4 and isinstance(data, bytes):
@@ -135,20 +137,20 @@ class NodeSession:
                 except UnicodeDecodeError:
                     pass
             try:
-                self._take(data, now, flowing, outputs)
+                self._receive_frame(data, now, flowing, outputs)
             except PeerError as error:
                 if not outputs:
                     raise
                 self._closed = True
-                outputs.append(broken(error))
+                outputs.append(protocol_error(error))
                 break
         return tuple(outputs)
 
-    def _take(
+    def _receive_frame(
         self,
         data: Data,
         now: float,
-        flowing: dict[Data, list[Piece]],
+        flowing: dict[Data, list[AnswerPiece]],
         outputs: list[Event | Output],
     ) -> None:
         """Take a message that is not just one more piece of text.
@@ -165,27 +167,27 @@ class NodeSession:
         (task_id,) = TASK_ID.unpack_from(data)
         task = self._tasks.get(task_id)
         if task is None:
-            outputs += self._stray(task_id, now) if len(data) > 4 else ()
+            outputs += self._stop_stray(task_id, now) if len(data) > 4 else ()
         elif len(data) == 4:
-            outputs += self._end(task_id, task)
+            outputs += self._end_task(task_id, task)
         else:
             if task.tail:
-                text, task.tail = decode_piece(task.tail + data[4:])
+                text, task.tail = decode_frame(task.tail + data[4:])
             else:
                 text, task.tail = _begin_text(data[4:])
             if text:
-                pieces: list[Piece] = [text]
-                outputs.append(Progress(task.job_id, task.lease, pieces))
+                pieces: list[AnswerPiece] = [text]
+                outputs.append(AnswerChunk(task.job_id, task.lease, pieces))
                 if not task.tail:
                     flowing[data[:4]] = pieces
 
-    def _begin(self, job: RunJob, now: float) -> str:
+    def _start_task(self, job: RunJob, now: float) -> str:
         extended = self._node.extended
-        if not extended and (job.continues or job.work.kind is not Kind.CHAT):
+        if not extended and (job.continues or job.work.kind is not JobKind.CHAT):
             raise Unsupported(
                 "a node without the extension can only chat from the start"
             )
-        task_id = self._desk.take_id(self._tasks)
+        task_id = self._desk.next_id(self._tasks)
         self._tasks[task_id] = _Task(job.job_id, job.lease)
         self._ids[job.job_id, job.lease] = task_id
         return encode_task(
@@ -196,28 +198,28 @@ class NodeSession:
             extended=extended,
         )
 
-    def _stray(self, task_id: int, now: float) -> Sequence[Output]:
+    def _stop_stray(self, task_id: int, now: float) -> Sequence[Output]:
         """Answer text for a task that does not run here."""
         told = self._stopped.get(task_id)
-        if told is not None and now < told + STOP_AGAIN:
+        if told is not None and now < told + STOP_INTERVAL:
             return ()  # it was under way when the node was told
-        self._note_stop(task_id, now)
+        self._record_stop(task_id, now)
         return (
             Send(encode_stop(task_id)),
             Notice(f"text for task {task_id}, which is not running: told to stop"),
         )
 
-    def _end(self, task_id: int, task: _Task) -> Sequence[Event]:
-        self._forget(task_id)
+    def _end_task(self, task_id: int, task: _Task) -> Sequence[Event]:
+        self._remove_task(task_id)
         completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
         if task.tail:
-            return (Progress(task.job_id, task.lease, ["\ufffd"]), completed)
+            return (AnswerChunk(task.job_id, task.lease, ["\ufffd"]), completed)
         return (completed,)
 
     def _receive_text(self, text: str) -> Sequence[Event | Output]:
         if not self._node.extended:
             return (Notice(f"text from node ignored: {ascii(text[:60])[:80]}"),)
-        word = decode_word(text)
+        word = decode_text_message(text)
         if word is None:
             return (Notice("text of an unknown extension ignored"),)
         if word.draining is not None:
@@ -230,12 +232,12 @@ class NodeSession:
             return ()  # an ending that crossed our stop
         if (said := word.delta) is not None:
             delta = Delta(said.choice, said.fields, said.logprobs, said.finish_reason)
-            return (Progress(task.job_id, task.lease, [delta]),)
+            return (AnswerChunk(task.job_id, task.lease, [delta]),)
         if word.rejected is not None:
-            self._forget(word.id)
+            self._remove_task(word.id)
             return (Rejected(task.job_id, task.lease, word.rejected[:REASON_MAX]),)
         if word.failed is not None:
-            self._forget(word.id)
+            self._remove_task(word.id)
             error = word.failed[:REASON_MAX]
             return (Failed(task.job_id, task.lease, error, word.fault),)
         task.finish_reason = word.finish_reason or "stop"
@@ -243,11 +245,11 @@ class NodeSession:
             task.usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
         return ()
 
-    def _forget(self, task_id: int) -> None:
+    def _remove_task(self, task_id: int) -> None:
         task = self._tasks.pop(task_id)
         del self._ids[task.job_id, task.lease]
 
-    def _note_stop(self, task_id: int, now: float) -> None:
+    def _record_stop(self, task_id: int, now: float) -> None:
         if len(self._stopped) >= STOPPED_MAX:
             self._stopped.clear()
         self._stopped[task_id] = now
@@ -258,4 +260,4 @@ def _begin_text(data: bytes) -> tuple[str, bytes]:
     try:
         return data.decode(), b""
     except UnicodeDecodeError:
-        return decode_piece(data)
+        return decode_frame(data)

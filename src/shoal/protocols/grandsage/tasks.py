@@ -21,12 +21,12 @@ from shoal.domain.work import (
     Completion,
     Embedding,
     Inference,
-    Kind,
+    JobKind,
     Task,
-    text_of,
+    message_text,
 )
-from shoal.protocols.grandsage.codec import TaskId, fault_of, well_formed
-from shoal.protocols.session import described
+from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
+from shoal.protocols.seam.session import without_calls
 
 # What keeps real nodes alive: they die of a token limit below 1 or a temperature that
 # is negative or nearly zero, and take the rest only as plain numbers.
@@ -58,7 +58,7 @@ def encode_task(
         max_new_tokens: the limit for a job that names none.
         extended: whether to add the field ``shoal``, with what the others cannot say.
     """
-    work = described(job.work)
+    work = without_calls(job.work)
     if isinstance(work, Task):
         raise Unsupported("a node does no tasks")
     plain = _plain_fields(work, max_new_tokens)
@@ -74,14 +74,16 @@ def encode_task(
     }
     if extended:
         try:
-            return _dump(task | {"shoal": _more_fields(work, job.continues, plain)})
+            return _dump(
+                task | {"shoal": _extension_fields(work, job.continues, plain)}
+            )
         except (ValueError, RecursionError):
             # Nested too deeply, or not a number: the plain fields say what matters.
             pass
     return _dump(task)
 
 
-class Head(msgspec.Struct, frozen=True):
+class TaskHead(msgspec.Struct, frozen=True):
     """What every text of a server says: which task, and what to do."""
 
     id: TaskId
@@ -104,10 +106,10 @@ class _Message(msgspec.Struct, frozen=True):
     content: str | None = ""
 
 
-class _More(msgspec.Struct, frozen=True):
+class _TaskExtension(msgspec.Struct, frozen=True):
     """Our field in a task: the job as it is, where the plain fields are poorer."""
 
-    kind: Kind = Kind.CHAT
+    kind: JobKind = JobKind.CHAT
     prompt: Any = ""
     inputs: list[str] = []
     max_tokens: int | None = None
@@ -126,15 +128,15 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _ExtendedTask(_Task, frozen=True):
-    shoal: _More | None = None
+    shoal: _TaskExtension | None = None
 
 
-_heads = msgspec.json.Decoder(Head)
+_heads = msgspec.json.Decoder(TaskHead)
 _tasks = msgspec.json.Decoder(_Task)
 _extended_tasks = msgspec.json.Decoder(_ExtendedTask)
 
 
-def decode_text(data: bytes | str) -> tuple[Head, str]:
+def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
     """Read which task a server's text is about; return that and the text, made clean.
 
     JSON in a binary frame is as good: real nodes take it.
@@ -146,9 +148,9 @@ def decode_text(data: bytes | str) -> tuple[Head, str]:
         if _ESCAPED_SURROGATE.search(text):
             # The original server passes halves of characters on, escaped.
             text = _dump(json.loads(text))
-        head: Head = _heads.decode(text)
+        head: TaskHead = _heads.decode(text)
     except (ValueError, RecursionError) as error:
-        raise PeerError(f"no task: {fault_of(error)}") from error
+        raise PeerError(f"no task: {validation_error(error)}") from error
     return head, text
 
 
@@ -160,7 +162,7 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
 
     Raises PeerError if a field has the wrong type.
     """
-    more: _More | None = None
+    more: _TaskExtension | None = None
     task: _Task
     try:
         if extended:
@@ -169,29 +171,29 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
         else:
             task = _tasks.decode(text)
     except (ValueError, RecursionError) as error:
-        raise PeerError(fault_of(error)) from error
+        raise PeerError(validation_error(error)) from error
     if more is None:
-        limit = _limit(task.max_new_tokens)
+        limit = _token_limit(task.max_new_tokens)
         return Chat(model, _messages(task), limit, task.temperature), ""
-    limit = _limit(more.max_tokens)
+    limit = _token_limit(more.max_tokens)
     match more.kind:
-        case Kind.CHAT:
+        case JobKind.CHAT:
             said = more.messages
             messages = _messages(task) if said is None else tuple(said)
             chat = Chat(model, messages, limit, more.temperature, more.options)
             return chat, more.continues
-        case Kind.COMPLETION:
+        case JobKind.COMPLETION:
             completion = Completion(
                 model, more.prompt, limit, more.temperature, more.options
             )
             return completion, more.continues
-        case Kind.EMBEDDING:
+        case JobKind.EMBEDDING:
             return Embedding(model, tuple(more.inputs), more.options), ""
-        case Kind.TASK | Kind.CALL | Kind.LANE:
+        case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
             raise PeerError(f"shoal.kind: a node does no {more.kind.value}")
 
 
-def conversation(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
+def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
     """Return what the plain fields of a task say, as messages in OpenAI's form."""
     known = ("assistant", "system")
     said: list[Mapping[str, JSON]] = [
@@ -213,7 +215,7 @@ def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
     """Return what every node is told; work that is no chat is told of elsewhere."""
     if not isinstance(work, Chat):
         return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
-    system, messages = _plain(work.messages)
+    system, messages = _plain_conversation(work.messages)
     return {
         "system": system,
         "messages": messages,
@@ -222,7 +224,7 @@ def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
     }
 
 
-def _more_fields(
+def _extension_fields(
     work: Inference, continues: str, plain: Mapping[str, Any]
 ) -> dict[str, JSON]:
     """Return what a node of ours is told beside: what the plain fields cannot say."""
@@ -230,7 +232,7 @@ def _more_fields(
     match work:
         case Chat(max_tokens=limit, temperature=temperature):
             more |= {"max_tokens": limit, "temperature": temperature}
-            said = conversation(plain["system"], plain["messages"])
+            said = to_messages(plain["system"], plain["messages"])
             if said != tuple(work.messages):
                 more["messages"] = work.messages
         case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
@@ -246,7 +248,7 @@ def _more_fields(
 
 
 def _messages(task: "_Task") -> Messages:
-    return conversation(
+    return to_messages(
         task.system or "",
         [
             {"role": "user", "content": message}
@@ -257,21 +259,23 @@ def _messages(task: "_Task") -> Messages:
     )
 
 
-def _plain(messages: Sequence[Mapping[str, JSON]]) -> tuple[str, list[dict[str, JSON]]]:
+def _plain_conversation(
+    messages: Sequence[Mapping[str, JSON]],
+) -> tuple[str, list[dict[str, JSON]]]:
     """Split messages into the system text and the rest, texts all."""
     system: list[str] = []
     rest: list[dict[str, JSON]] = []
     for message in messages:
         role = message.get("role")
         if role in ("system", "developer") and not rest:
-            system.append(text_of(message))
+            system.append(message_text(message))
         else:
             named = role if isinstance(role, str) and role else "user"
-            rest.append({"role": named, "content": text_of(message)})
+            rest.append({"role": named, "content": message_text(message)})
     return "\n\n".join(system), rest
 
 
-def _limit(given: int | None) -> int | None:
+def _token_limit(given: int | None) -> int | None:
     # Original servers pass on any number, and engines take no more than 64 bits.
     return None if given is None else min(max(1, given), ENGINE_TOKENS_MAX)
 

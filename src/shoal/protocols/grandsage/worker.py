@@ -6,69 +6,69 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError, PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
-from shoal.domain.outcome import Delta, Piece
-from shoal.domain.sharing import ModelWord
+from shoal.domain.model_messages import ModelMessage
+from shoal.domain.outcome import AnswerPiece, Delta
 from shoal.domain.vocabulary import (
-    CallWord,
+    AnswerChunk,
+    CallMessage,
     CancelJob,
     Command,
     Completed,
-    Conditioned,
     Draining,
     Event,
     Failed,
+    HealthReported,
     Joined,
-    Offered,
-    Presented,
-    Progress,
+    LoadChanged,
+    OffersChanged,
+    ReceiptSent,
     Rejected,
-    Reported,
     RunJob,
+)
+from shoal.protocols.grandsage.admission import (
+    CLOSE_BYE,
+    CLOSE_INVALID_TOKEN,
+    CLOSE_MISSING_PARAMETER,
+    read_query,
 )
 from shoal.protocols.grandsage.codec import (
     FRAME_MAX,
     REASON_MAX,
-    Word,
+    TextMessage,
     encode_delta,
     encode_end,
     encode_ending,
     encode_text,
-    encode_word,
+    encode_text_message,
     well_formed,
 )
-from shoal.protocols.grandsage.extensions import (
+from shoal.protocols.grandsage.extension import (
     HEADER,
     read_extensions,
     write_extensions,
 )
-from shoal.protocols.grandsage.joining import (
-    BYE,
-    INVALID_TOKEN,
-    MISSING,
-    read_query,
-)
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
-from shoal.protocols.session import (
+from shoal.protocols.seam.session import (
     Batch,
     Close,
     Data,
-    Member,
     Notice,
     Output,
     Send,
-    broken,
+    WorkerProfile,
+    protocol_error,
 )
 
-KEEPALIVE = 10.0  # seconds
+KEEPALIVE_INTERVAL = 10.0  # seconds
 TASK_MAX = 64 << 20  # bytes of a task: a prompt, and perhaps its messages in full
 TASKS_MAX = 4096  # tasks a server may give us at a time
-CHARACTER_MAX = 4  # bytes of a character in UTF-8
+UTF8_CHARACTER_MAX = 4  # bytes of a character in UTF-8
 NO_TOKEN = "-"  # a server asks for the parameter even where it does not look at it
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
-class NodeDialer:
+class GrandSageNodeDialer:
     """Joins one coordinator, again and again, and keeps the tasks that run meanwhile.
 
     Raises ConfigError from the constructor if the URL cannot be dialled.
@@ -76,7 +76,7 @@ class NodeDialer:
 
     message_max = TASK_MAX
 
-    def __init__(self, url: str, member: Member) -> None:
+    def __init__(self, url: str, member: WorkerProfile) -> None:
         self.url = _address(url, member)
         self.headers: Mapping[str, str] = {
             HEADER: write_extensions(member.model, member.only_for)
@@ -85,23 +85,23 @@ class NodeDialer:
         self._running: dict[JobId, int] = {}
         self._extended = False
 
-    def connected(self, headers: Mapping[str, str]) -> "ServerSession":
+    def start_session(self, headers: Mapping[str, str]) -> "GrandSageServerSession":
         announced = {name.lower(): value for name, value in headers.items()}
         self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
-        return ServerSession(self._model, self._running, self._extended)
+        return GrandSageServerSession(self._model, self._running, self._extended)
 
-    def final(self, code: int, text: str) -> str | None:
+    def why_final(self, code: int, text: str) -> str | None:
         said = ascii(text[:123])[1:-1]
-        if code == INVALID_TOKEN:
+        if code == CLOSE_INVALID_TOKEN:
             return f"the coordinator does not know this token ({said}): check --token"
-        if code == MISSING:
+        if code == CLOSE_MISSING_PARAMETER:
             return f"the coordinator does not take these parameters: {said}"
-        if code == BYE and self._extended:
+        if code == CLOSE_BYE and self._extended:
             return "another worker joined under the same name: choose another --name"
         return None  # an original server also says 4000 when something went wrong
 
 
-class ServerSession:
+class GrandSageServerSession:
     """Takes tasks from a server and sends it text.
 
     ``running`` outlives the connection.  An original server goes on with a task under
@@ -113,7 +113,13 @@ class ServerSession:
         # The URL says Joined.  A plain server cannot be told that a job goes back; what
         # else it cannot be told is dealt with here.
         self.accepts: frozenset[type] = frozenset(
-            {Progress, Completed, Failed, Draining, *((Rejected,) if extended else ())}
+            {
+                AnswerChunk,
+                Completed,
+                Failed,
+                Draining,
+                *((Rejected,) if extended else ()),
+            }
         )
         self._model = model
         self._running = running
@@ -129,7 +135,7 @@ class ServerSession:
         if self._closed or (self._due is not None and now < self._due):
             return ()
         first = self._due is None
-        self._due = now + KEEPALIVE
+        self._due = now + KEEPALIVE_INTERVAL
         outputs: list[Command | Output] = [Send("")]
         if first and self._extended:
             outputs += [_cancel(job_id, n) for job_id, n in self._running.items()]
@@ -142,15 +148,15 @@ class ServerSession:
             if self._closed:
                 break
             try:
-                outputs += self._take(data) if data else ()
+                outputs += self._receive_message(data) if data else ()
             except PeerError as error:
                 if not outputs:
                     raise
                 self._closed = True
-                outputs.append(broken(error))
+                outputs.append(protocol_error(error))
         return tuple(outputs)
 
-    def _take(self, data: Data) -> Sequence[Command | Output]:
+    def _receive_message(self, data: Data) -> Sequence[Command | Output]:
         try:
             head, text = decode_text(data)
         except PeerError as error:
@@ -173,27 +179,27 @@ class ServerSession:
         self._running[job_id] = head.id
         return (RunJob(job_id, LeaseNumber(head.id), work, continues),)
 
-    def issue(self, message: Event, now: float) -> Sequence[Output]:
+    def send(self, message: Event, now: float) -> Sequence[Output]:
         if self._closed:
             return ()
         match message:
             case Joined():
                 raise Unsupported("a node joins by its URL")
-            case Offered() | Reported() | Conditioned() | Presented():
+            case OffersChanged() | HealthReported() | LoadChanged() | ReceiptSent():
                 raise Unsupported("a node has no words for it")
-            case CallWord() | ModelWord():
+            case CallMessage() | ModelMessage():
                 raise Unsupported("a node has no words for it")
             case Draining(reason):
                 # A plain server finds out when the connection ends.
-                return self._say(Word(draining=_short(reason)))
-            case Progress(job_id, _, pieces):
+                return self._send_text_message(TextMessage(draining=_short(reason)))
+            case AnswerChunk(job_id, _, pieces):
                 sent = [self._send(job_id, piece) for piece in pieces]
                 return tuple(chain.from_iterable(sent))
             case Completed() | Rejected() | Failed():
                 task_id = self._running.pop(message.job_id, None)
-                return () if task_id is None else self._end(task_id, message)
+                return () if task_id is None else self._end_task(task_id, message)
 
-    def _send(self, job_id: JobId, piece: Piece) -> Sequence[Output]:
+    def _send(self, job_id: JobId, piece: AnswerPiece) -> Sequence[Output]:
         task_id = self._running.get(job_id)
         if task_id is None:
             return ()  # stopped meanwhile
@@ -212,18 +218,20 @@ class ServerSession:
         try:
             text = encode_delta(task_id, delta)
         except RecursionError:
-            return self._spoil(job_id, task_id, "is nested too deeply")
-        if len(text) * CHARACTER_MAX < FRAME_MAX or len(text.encode()) < FRAME_MAX:
+            return self._fail_task(job_id, task_id, "is nested too deeply")
+        if len(text) * UTF8_CHARACTER_MAX < FRAME_MAX or len(text.encode()) < FRAME_MAX:
             return (Send(text),)
         limit = f"exceeds the limit of {FRAME_MAX} bytes"
-        return self._spoil(job_id, task_id, limit)
+        return self._fail_task(job_id, task_id, limit)
 
-    def _spoil(self, job_id: JobId, task_id: int, why: str) -> Sequence[Output]:
+    def _fail_task(self, job_id: JobId, task_id: int, why: str) -> Sequence[Output]:
         """End a task whose answer cannot be sent; the rest of it is not heard."""
         del self._running[job_id]
-        return self._say(Word(id=task_id, failed=f"a piece of the answer {why}"))
+        return self._send_text_message(
+            TextMessage(id=task_id, failed=f"a piece of the answer {why}")
+        )
 
-    def _end(
+    def _end_task(
         self, task_id: int, event: Completed | Rejected | Failed
     ) -> Sequence[Output]:
         match event:
@@ -234,19 +242,21 @@ class ServerSession:
                 return (Send(encode_ending(task_id, finish_reason, usage)), end)
             case Rejected(_, _, reason):
                 if self._extended:
-                    return self._say(Word(id=task_id, rejected=_short(reason)))
-                return self._give_up(task_id, f"was not started: {reason}")
+                    return self._send_text_message(
+                        TextMessage(id=task_id, rejected=_short(reason))
+                    )
+                return self._abort_task(task_id, f"was not started: {reason}")
             case Failed(_, _, error, fault):
                 if self._extended:
-                    return self._say(
-                        Word(id=task_id, failed=_short(error), fault=fault)
+                    return self._send_text_message(
+                        TextMessage(id=task_id, failed=_short(error), fault=fault)
                     )
-                return self._give_up(task_id, f"failed: {error}")
+                return self._abort_task(task_id, f"failed: {error}")
 
-    def _say(self, word: Word) -> Sequence[Output]:
-        return (Send(encode_word(word)),) if self._extended else ()
+    def _send_text_message(self, word: TextMessage) -> Sequence[Output]:
+        return (Send(encode_text_message(word)),) if self._extended else ()
 
-    def _give_up(self, task_id: int, what: str) -> Sequence[Output]:
+    def _abort_task(self, task_id: int, what: str) -> Sequence[Output]:
         """Leave: a plain server can be told of an error in no other way.
 
         The document: "it will disconnect the WebSocket connection and log the error".
@@ -257,7 +267,10 @@ class ServerSession:
 
     def _refuse(self, task_id: int, why: str) -> Sequence[Output]:
         notice = Notice(f"task {task_id} is not processed: {why}")
-        return (notice, *self._say(Word(id=task_id, rejected=_short(why))))
+        return (
+            notice,
+            *self._send_text_message(TextMessage(id=task_id, rejected=_short(why))),
+        )
 
 
 def _cancel(job_id: JobId, task_id: int) -> CancelJob:
@@ -268,7 +281,7 @@ def _short(text: str) -> str:
     return well_formed(text[:REASON_MAX])
 
 
-def _address(url: str, member: Member) -> str:
+def _address(url: str, member: WorkerProfile) -> str:
     """Build the URL to dial: what the member says goes before what the URL says."""
     expected = "expected ws://HOST:PORT or http://HOST:PORT"
     try:

@@ -4,13 +4,12 @@ Source: MacFleet's document on heartbeats and transport, and exchanges recorded 
 real programs; see ``docs/protocols/macfleet.md``.
 """
 
-from shoal.protocols import WireProtocol
-from shoal.protocols.macfleet.addresses import SECURE, address
+from shoal.protocols.macfleet.addresses import FLEETS, SECURE_SCHEME, coordinator_url
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import FleetDialer
-from shoal.protocols.macfleet.offers import CARRIED
-from shoal.protocols.macfleet.pairing import FLEETS
+from shoal.protocols.macfleet.peer_state import CARRIED_KINDS
+from shoal.protocols.seam.protocol import WireProtocol
 
 __all__ = ["PROTOCOL", "Config"]
 
@@ -19,11 +18,13 @@ PROTOCOL = WireProtocol(
     config=Config,
     endpoints=endpoints,
     token=lambda config: config.token,
-    schemes=frozenset({SECURE}),  # the others are other wires' unless this is named
+    schemes=frozenset(
+        {SECURE_SCHEME}
+    ),  # the others are other wires' unless this is named
     dial=FleetDialer,
-    kinds=CARRIED,
+    kinds=CARRIED_KINDS,
     signs=True,
     joint=True,
-    address=address,
+    address=coordinator_url,
     fleets=FLEETS,
 )

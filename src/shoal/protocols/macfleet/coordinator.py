@@ -7,60 +7,74 @@ from functools import partial
 from shoal.domain.credentials import digest_of
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols import Endpoint
-from shoal.protocols.crowd import (
-    CrowdSession,
-    Listener,
-    Outgoing,
-    Protection,
-    Security,
+from shoal.protocols.macfleet.addresses import (
+    TRANSPORT_LABEL,
+    parse_contact,
+    transport_url,
 )
-from shoal.protocols.macfleet.addresses import TRANSPORT, contact, transport_url
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.macfleet.config import (
     HEARTBEAT_PORT,
     TRANSPORT_PORT,
     Config,
 )
-from shoal.protocols.macfleet.fleet.gossip import Gossip, Ways
-from shoal.protocols.macfleet.fleet.limiter import Limiter
-from shoal.protocols.macfleet.fleet.meeting import (
-    SUBJECT,
+from shoal.protocols.macfleet.discovery import (
+    CERTIFICATE_SUBJECT,
     browser,
     heartbeat_listener,
 )
-from shoal.protocols.macfleet.fleet.own import Member
-from shoal.protocols.macfleet.fleet.registry import Fleet, Node
-from shoal.protocols.macfleet.handshake import USUAL, Outstanding, Own, Strength
-from shoal.protocols.macfleet.ourselves import (
-    Ourselves,
-    Role,
-    node_id,
-    profile_of,
+from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
+from shoal.protocols.macfleet.handshake import (
+    DEFAULT_STRENGTHS,
+    HandshakeSettings,
+    HandshakeStrength,
+    SentChallenges,
 )
-from shoal.protocols.macfleet.peer import Caller
+from shoal.protocols.macfleet.heartbeat import FleetMember
+from shoal.protocols.macfleet.local_node import (
+    FleetConnectionInfo,
+    FleetLocalNode,
+    FleetRole,
+    hardware_profile,
+    node_id,
+)
+from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry
+from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
-from shoal.protocols.macfleet.wire.hardware import Profile
-from shoal.protocols.macfleet.wire.keys import TOKEN_MIN, fleet_key
-from shoal.protocols.session import Admission, Applicant, Pass, Setting
+from shoal.protocols.seam.multi_peer import (
+    Listener,
+    ListenerTls,
+    MultiPeerSession,
+    OutgoingConnection,
+    Protection,
+)
+from shoal.protocols.seam.protocol import Endpoint
+from shoal.protocols.seam.session import (
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+    ProtocolContext,
+)
 
 TRANSPORT_FLAG = "--macfleet-transport-port"
 
 
 @dataclass(slots=True)
-class _Machine:
+class _LocalHardware:
     """What we are made of; the port is known once it is listened on."""
 
     hardware: Hardware
     port: int = 0
 
-    def bound(self, port: int) -> None:
+    def on_bound(self, port: int) -> None:
         self.port = port
 
-    def profile(self) -> Profile:
-        return profile_of(self.hardware, self.port)
+    def profile(self) -> HardwareProfile:
+        return hardware_profile(self.hardware, self.port)
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
     """Return every way to the nodes of our fleet.
 
     There is none where the join token is no token for a fleet, which is warned of.
@@ -74,59 +88,65 @@ def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
         )
     token = "" if config.open else config.token or setting.token
     if 0 < len(token) < TOKEN_MIN:
-        return _without(config, setting)
-    machine = _Machine(setting.hardware)
-    own = ourselves(config, setting, token, machine)
-    assert own.fleet is not None, "a coordinator keeps an eye on its fleet"
-    member = Member(own.node.node_id, own.key, own.profile, setting.draw)
-    limiter = Limiter(setting.guesses)
-    ways = Ways(partial(_wants, own), partial(_dial, own))
+        return _no_endpoints(config, setting)
+    machine = _LocalHardware(setting.hardware)
+    own = local_node(config, setting, token, machine)
+    assert own.registry is not None, "a coordinator keeps an eye on its fleet"
+    member = FleetMember(
+        own.handshake.node_id, own.key, own.profile, setting.random_bytes
+    )
+    limiter = FleetRateLimiter(setting.throttle)
+    ways = TransportDialer(partial(_should_dial, own), partial(_dial, own))
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
-    contacts = [contact(each) for each in config.peers]
-    named = {contact(each.address): each for each in setting.contacts}
+    contacts = [parse_contact(each) for each in config.peers]
+    named = {parse_contact(each.address): each for each in setting.peer_addresses}
     found: list[Endpoint] = [
         # Before heartbeats, in which its port is told.
         _listener(config, own, machine),
         heartbeat_listener(
             member, limiter, heartbeats, spare=config.heartbeat_port is None
         ),
-        Gossip(member, own.fleet, contacts, ways, named),
+        FleetGossip(member, own.registry, contacts, ways, named),
     ]
     if config.browse:
-        found.append(browser(member, own.fleet))
+        found.append(browser(member, own.registry))
     return found
 
 
-def ourselves(
-    config: Config, setting: Setting, token: str, machine: _Machine
-) -> Ourselves:
+def local_node(
+    config: Config, setting: ProtocolContext, token: str, hardware: _LocalHardware
+) -> FleetLocalNode:
     """Return a coordinator's side.  Raises ConfigError if the token is none."""
     name = node_id(setting.name)
-    accepts = USUAL | {Strength.V1} if config.v1 else USUAL
-    node = Own(
+    accepts = (
+        DEFAULT_STRENGTHS | {HandshakeStrength.V1} if config.v1 else DEFAULT_STRENGTHS
+    )
+    node = HandshakeSettings(
         name,
         fleet_key(token, config.fleet) if token else None,
         b"",  # it is told as it is at the time
-        setting.draw,
-        Outstanding(),
+        setting.random_bytes,
+        SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=config.fleet,
         identity=setting.identity,
-        verifies=setting.verifies,
-        admission=setting.admission if token else _to_all(setting.admission),
+        verifies=setting.verify,
+        admission=setting.admission
+        if token
+        else _admit_without_token(setting.admission),
         accepts=accepts,
     )
-    return Ourselves(
-        role=Role.COORDINATOR,
-        node=node,
-        profile=machine.profile,
+    return FleetLocalNode(
+        role=FleetRole.COORDINATOR,
+        handshake=node,
+        profile=hardware.profile,
         slots=config.slots,
-        limiter=Limiter(setting.guesses),
-        fleet=Fleet(name, machine.profile),
+        limiter=FleetRateLimiter(setting.throttle),
+        registry=FleetRegistry(name, hardware.profile),
     )
 
 
-def _without(config: Config, setting: Setting) -> Sequence[Endpoint]:
+def _no_endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
     if config.token:
         raise ConfigError(
             f"--macfleet-token: expected {TOKEN_MIN} characters or more, and it has "
@@ -140,11 +160,11 @@ def _without(config: Config, setting: Setting) -> Sequence[Endpoint]:
     return ()
 
 
-def _to_all(admission: Admission) -> Admission:
+def _admit_without_token(admission: AdmissionCheck) -> AdmissionCheck:
     """Let in whoever presents nothing as well."""
 
-    def admit(applicant: Applicant) -> Pass:
-        return admission(applicant) if applicant.token else Pass()
+    def admit(applicant: JoinRequest) -> AdmissionGrant:
+        return admission(applicant) if applicant.token else AdmissionGrant()
 
     return admit
 
@@ -153,43 +173,47 @@ def _port(asked: int | None, usual: int) -> int:
     return usual if asked is None else asked
 
 
-def _listener(config: Config, own: Ourselves, machine: _Machine) -> Listener:
-    secure = own.key is not None
+def _listener(
+    config: Config, local: FleetLocalNode, machine: _LocalHardware
+) -> Listener:
+    secure = local.key is not None
     protection = Protection.TLS if secure else Protection.PLAIN
 
-    def accept(address: str, now: float) -> CrowdSession:
-        caller = Caller(dialled=False, address=address, protection=protection)
-        return PeerSession(own, caller)
+    def accept(address: str, now: float) -> MultiPeerSession:
+        caller = FleetConnectionInfo(
+            dialled=False, address=address, protection=protection
+        )
+        return PeerSession(local, caller)
 
     return Listener(
         _port(config.transport_port, TRANSPORT_PORT),
         accept,
-        security=Security.OWN if secure else Security.NONE,
-        label=TRANSPORT,
+        security=ListenerTls.SELF_SIGNED if secure else ListenerTls.NONE,
+        label=TRANSPORT_LABEL,
         flag=TRANSPORT_FLAG,
-        spare=config.transport_port is None,
-        gate=own.limiter,
-        subject=SUBJECT,
-        bound=machine.bound,
+        falls_back=config.transport_port is None,
+        gate=local.limiter,
+        subject=CERTIFICATE_SUBJECT,
+        on_bound=machine.on_bound,
     )
 
 
-def _wants(own: Ourselves, node: Node) -> bool:
+def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
     """Say whether a node's transport is to be called: if it has said where that is.
 
     Of two of ours it is the one with the smaller id that calls.
     """
-    if not node.profile.data_port or own.desk.has_called(node.id):
+    if not node.profile.data_port or local.seats.has_inbound(node.id):
         return False
-    return not node.ours or own.node.node_id < node.id
+    return not node.is_shoal or local.handshake.node_id < node.id
 
 
-def _dial(own: Ourselves, node: Node) -> Outgoing:
+def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
     where = replace(node.address, port=node.data_port)
-    secure = own.key is not None
+    secure = local.key is not None
     protection = Protection.TLS if secure else Protection.PLAIN
-    caller = Caller(
-        dialled=True, expected=node.id, address=str(where), protection=protection
+    caller = FleetConnectionInfo(
+        dialled=True, expected_id=node.id, address=str(where), protection=protection
     )
     url = transport_url(str(where), secure=secure)
-    return Outgoing(url, lambda now: PeerSession(own, caller))
+    return OutgoingConnection(url, lambda now: PeerSession(local, caller))

@@ -1,47 +1,134 @@
-"""A worker's way to whoever has functions called: one of ours, or any other node."""
+"""A worker's connections to one coordinator: a Shoal coordinator or any MacFleet node.
 
-from collections.abc import Callable, Mapping
+For HOST:PORT of a MacFleet node the dialer pings the heartbeat port first, because the
+pong tells the transport port.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shoal.domain.credentials import digest_of
-from shoal.domain.errors import ConfigError
-from shoal.protocols.as_worker import AsWorker, Stay
-from shoal.protocols.crowd import Protection
-from shoal.protocols.framed_worker import FramedWorker
+from shoal.domain.errors import ConfigError, PeerError
+from shoal.domain.vocabulary import Command, Event
 from shoal.protocols.macfleet.addresses import (
     EXPECTED,
-    PLAIN,
-    WEB,
-    fleet_of,
-    shown,
-    split,
+    PLAIN_SCHEME,
+    WEB_SCHEMES,
+    fleet_in_url,
+    parse_url,
+    redacted,
     transport_url,
 )
-from shoal.protocols.macfleet.conversation import SPOKEN
-from shoal.protocols.macfleet.finding import NAMESAKE, Finding
-from shoal.protocols.macfleet.fleet.limiter import Limiter
-from shoal.protocols.macfleet.fleet.own import Member as Node
-from shoal.protocols.macfleet.fleet.pinging import PingExchange, Pong
-from shoal.protocols.macfleet.handshake import Outstanding, Own, rejected
-from shoal.protocols.macfleet.ourselves import (
-    WORKS,
-    Ourselves,
-    Role,
+from shoal.protocols.macfleet.codec.heartbeat_lines import LineBuffer
+from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
+from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
+from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
+from shoal.protocols.macfleet.handshake_client import rejection
+from shoal.protocols.macfleet.heartbeat import FleetMember as Node
+from shoal.protocols.macfleet.heartbeat import OwnIdError, PingExchange, Pong
+from shoal.protocols.macfleet.local_node import (
+    WORKER_FEATURE,
+    FleetConnectionInfo,
+    FleetLocalNode,
+    FleetRole,
+    hardware_profile,
     node_id,
-    profile_of,
 )
-from shoal.protocols.macfleet.peer import Caller
+from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
-from shoal.protocols.macfleet.wire.keys import TOKEN_MIN, fleet_key
-from shoal.protocols.session import (
-    Member,
-    Uncounted,
-    WorkerSession,
+from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.session import (
+    CLOSE_MOVED,
+    Admitted,
+    Batch,
+    Close,
+    NoThrottle,
+    Output,
+    Send,
+    WorkerEnd,
+    WorkerProfile,
+)
+from shoal.protocols.seam.worker_session import (
+    FramedWorkerSession,
+    MembershipState,
+    MultiPeerWorkerSession,
 )
 
+PONG_TIMEOUT = 10.0  # seconds for the answer to a ping
+ID_CONFLICT = "who answers has the name of this worker"
+
+
+class NodeLookupSession:
+    """A connection for one ping; ``on_pong`` takes the pong.
+
+    Nobody can call us, so that a pong of our name is of somebody who is called alike:
+    ``on_id_conflict`` is asked whether to go on then, under another name.
+    """
+
+    accepts: frozenset[type] = frozenset()
+
+    def __init__(
+        self,
+        exchange: PingExchange,
+        on_pong: Callable[[Pong], None],
+        on_id_conflict: Callable[[], bool],
+    ) -> None:
+        self._exchange = exchange
+        self._on_pong = on_pong
+        self._on_id_conflict = on_id_conflict
+        self._line = LineBuffer()
+        self._closed = False
+        self.deadline: float | None = None
+
+    def tick(self, now: float) -> Sequence[Command | Admitted | Output]:
+        if self._closed:
+            return ()
+        if self.deadline is None:
+            self.deadline = now + PONG_TIMEOUT
+            return (Send(self._exchange.ping()),)
+        if now < self.deadline:
+            return ()
+        return self._close(f"no pong within {PONG_TIMEOUT:g} s")
+
+    def receive(
+        self, batch: Batch, now: float
+    ) -> Sequence[Command | Admitted | Output]:
+        if self._closed:
+            return ()
+        line = self._line.feed(batch)
+        return () if line is None else self._receive_line(line)
+
+    def send(self, message: Event, now: float) -> Sequence[Output]:
+        return ()
+
+    def connection_lost(self, now: float) -> Sequence[Output]:
+        """Take what came for the whole line, as real nodes do."""
+        if self._closed or not self._line.partial:
+            return ()
+        return self._receive_line(self._line.partial)
+
+    def _receive_line(self, line: bytes) -> Sequence[Output]:
+        try:
+            self._on_pong(self._exchange.receive_pong(line))
+        except OwnIdError:
+            if self._on_id_conflict():
+                return self._end(Close(ID_CONFLICT, CLOSE_MOVED))
+            return self._close(ID_CONFLICT)
+        except PeerError as error:
+            return self._close(str(error))
+        return self._end(Close("found", CLOSE_MOVED))
+
+    def _close(self, reason: str) -> Sequence[Output]:
+        return self._end(Close(reason))
+
+    def _end(self, close: Close) -> Sequence[Output]:
+        self._closed, self.deadline = True, None
+        return (close,)
+
+
 MESSAGE_MAX = 0  # there are none on a byte stream
-APART = "-worker"  # after a worker's name, if its coordinator has the same
-REJECTED_MAX = 3  # times in a row to be hung up on, until that is taken for an answer
+WORKER_SUFFIX = "-worker"  # after a worker's name, if its coordinator has the same
+REJECTIONS_MAX = 3  # times in a row to be hung up on, until that is taken for an answer
 
 
 class FleetDialer:
@@ -56,138 +143,142 @@ class FleetDialer:
     message_max = MESSAGE_MAX
     headers: Mapping[str, str] = {}
 
-    def __init__(self, url: str, member: Member) -> None:
-        parts = split(url)
-        self._ours = parts.scheme in WEB
-        self._stay = Stay()
+    def __init__(self, url: str, member: WorkerProfile) -> None:
+        parts = parse_url(url)
+        self._joins_shoal = parts.scheme in WEB_SCHEMES
+        self._stay = MembershipState()
         self._was_rejected = False
         self._rejections = 0  # in a row
-        self._pings_again = False  # under another name
-        self._is_apart = False  # our name is another than the one we were given
-        self._own = worker(
+        self._retries_ping = False  # under another name
+        self._is_renamed = False  # our name is another than the one we were given
+        self._local = worker_node(
             member,
-            fleet_of(parts),
-            turned_away=self._turned_away,
-            rejected=self._note_rejection,
-            namesake=self._take_another_name,
+            fleet_in_url(parts),
+            on_refused=self._on_refused,
+            on_rejected=self._on_rejected,
+            on_id_conflict=self._rename,
         )
-        self._expected = ""  # the id of whom we have found
+        self._expected_id = ""  # the id of whom we have found
         self._heartbeats = ""
-        if self._ours:
-            if not member.direct:
+        if self._joins_shoal:
+            if not member.direct_url:
                 raise ConfigError(
-                    f"{shown(url)}: no port of this wire is known there; {EXPECTED}"
+                    f"{redacted(url)}: no port of this wire is known there; {EXPECTED}"
                 )
-            self.url = member.direct
+            self.url = member.direct_url
         else:
-            secure = parts.scheme != PLAIN or bool(member.token)
+            secure = parts.scheme != PLAIN_SCHEME or bool(member.token)
             self.url = self._heartbeats = transport_url(parts.netloc, secure=secure)
-        self._pings = not self._ours
+        self._pings = not self._joins_shoal
 
-    def connected(self, headers: Mapping[str, str]) -> WorkerSession:
+    def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
-            own = self._own
-            node = Node(own.node.node_id, own.key, own.profile, own.node.draw)
-            return Finding(PingExchange(node), self._found, self._ping_as_another)
+            own = self._local
+            node = Node(own.handshake.node_id, own.key, own.profile, own.handshake.draw)
+            return NodeLookupSession(
+                PingExchange(node), self._on_pong, self._rename_and_ping
+            )
         session = self._session()
-        begun = AsWorker(lambda now: session, SPOKEN, self._stay)
-        return FramedWorker(begun, session)
+        begun = MultiPeerWorkerSession(
+            lambda now: session, ACCEPTED_MESSAGES, self._stay
+        )
+        return FramedWorkerSession(begun, session)
 
-    def final(self, code: int, text: str) -> str | None:
+    def why_final(self, code: int, text: str) -> str | None:
         if self._stay.refusal:
             refused = f"the coordinator refuses this worker: {self._stay.refusal}"
             named = "--" in refused  # most refusals say what to do
             return refused if named else f"{refused}: check --token"
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
-        if self._rejections >= REJECTED_MAX:
-            return str(rejected(shown(self.url)))
-        if self._pings_again:
-            self._pings_again = False
+        if self._rejections >= REJECTIONS_MAX:
+            return str(rejection(redacted(self.url)))
+        if self._retries_ping:
+            self._retries_ping = False
         elif self._pings:
             self._pings = False  # go on where we were told, or else here
-        elif self._heartbeats and not self._stay.welcome:
-            self._pings, self.url, self._expected = True, self._heartbeats, ""
-        self._stay.welcome = False  # until it is let in again
+        elif self._heartbeats and not self._stay.admitted:
+            self._pings, self.url, self._expected_id = True, self._heartbeats, ""
+        self._stay.admitted = False  # until it is let in again
         return None
 
-    def _found(self, pong: Pong) -> None:
-        at = split(self._heartbeats)
+    def _on_pong(self, pong: Pong) -> None:
+        at = parse_url(self._heartbeats)
         told = 0 if pong.profile is None else pong.profile.data_port
         host = at.netloc.rpartition(":")[0]
         port = told or (at.port or 0) + 1  # as is custom
-        self.url = transport_url(f"{host}:{port}", secure=at.scheme != PLAIN)
-        self._expected = pong.node_id
+        self.url = transport_url(f"{host}:{port}", secure=at.scheme != PLAIN_SCHEME)
+        self._expected_id = pong.node_id
 
     def _session(self) -> PeerSession:
-        parts = split(self.url)
-        secure = parts.scheme != PLAIN
-        caller = Caller(
+        parts = parse_url(self.url)
+        secure = parts.scheme != PLAIN_SCHEME
+        caller = FleetConnectionInfo(
             dialled=True,
-            expected=self._expected,
-            ours=self._ours,
+            expected_id=self._expected_id,
+            must_be_shoal=self._joins_shoal,
             address=parts.netloc,
             protection=Protection.TLS if secure else Protection.PLAIN,
         )
-        return PeerSession(self._own, caller)
+        return PeerSession(self._local, caller)
 
-    def _turned_away(self, reason: str) -> None:
+    def _on_refused(self, reason: str) -> None:
         self._stay.refusal = reason
 
-    def _take_another_name(self) -> bool:
+    def _rename(self) -> bool:
         """Be another than the coordinator: both may be called like their machine.
 
         Once: whoever has the second name as well means it.
         """
-        if self._is_apart:
+        if self._is_renamed:
             return False
-        self._is_apart = True
-        node = self._own.node
-        apart = node_id(f"{node.node_id}{APART}")
-        self._own = replace(self._own, node=replace(node, node_id=apart))
+        self._is_renamed = True
+        node = self._local.handshake
+        apart = node_id(f"{node.node_id}{WORKER_SUFFIX}")
+        self._local = replace(self._local, handshake=replace(node, node_id=apart))
         return True
 
-    def _ping_as_another(self) -> bool:
-        self._pings_again = self._take_another_name()
-        if not self._pings_again:
-            self._turned_away(f"{NAMESAKE}, as had the one before: give it a --name")
-        return self._pings_again
+    def _rename_and_ping(self) -> bool:
+        self._retries_ping = self._rename()
+        if not self._retries_ping:
+            self._on_refused(f"{ID_CONFLICT}, as had the one before: give it a --name")
+        return self._retries_ping
 
-    def _note_rejection(self, where: str) -> None:
+    def _on_rejected(self, where: str) -> None:
         self._was_rejected = True
 
 
-def worker(
-    member: Member,
+def worker_node(
+    member: WorkerProfile,
     fleet: str,
     *,
-    turned_away: Callable[[str], None],
-    rejected: Callable[[str], None],
-    namesake: Callable[[], bool],
-) -> Ourselves:
-    """Return a worker's side; the callbacks are as in ``Ourselves``.
+    on_refused: Callable[[str], None],
+    on_rejected: Callable[[str], None],
+    on_id_conflict: Callable[[], bool],
+) -> FleetLocalNode:
+    """Return a worker's side; the callbacks are as in ``FleetLocalNode``.
 
     A token that is too short for a fleet may still be a join token of one of ours.
     """
     token = member.token
-    node = Own(
+    node = HandshakeSettings(
         node_id(member.name),
         fleet_key(token, fleet) if len(token) >= TOKEN_MIN else None,
         b"",  # it is told as it is at the time
-        member.draw,
-        Outstanding(),
+        member.random_bytes,
+        SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=fleet,
-        features=frozenset({WORKS}),
+        features=frozenset({WORKER_FEATURE}),
         identity=member.identity,
     )
-    return Ourselves(
-        role=Role.WORKER,
-        node=node,
-        profile=lambda: profile_of(member.hardware),
+    return FleetLocalNode(
+        role=FleetRole.WORKER,
+        handshake=node,
+        profile=lambda: hardware_profile(member.hardware),
         slots=0,
-        limiter=Limiter(Uncounted()),
-        turned_away=turned_away,
-        rejected=rejected,
-        namesake=namesake,
+        limiter=FleetRateLimiter(NoThrottle()),
+        on_refused=on_refused,
+        on_rejected=on_rejected,
+        on_id_conflict=on_id_conflict,
     )

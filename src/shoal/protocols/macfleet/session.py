@@ -1,256 +1,340 @@
-"""A connection between two nodes: frames, first of a handshake, and then of all else.
+"""The session of a transport connection: a handshake, then the peer's messages.
 
-Both ends are alike: whoever dialled, either may ask the other for work.
+Both ends are alike: whichever of them dialled, either may send the other jobs.
 """
 
 from collections.abc import Sequence
 
 from shoal.domain.errors import NotAdmitted, PeerError
 from shoal.domain.vocabulary import (
-    Conditioned,
     Dismiss,
     Draining,
-    Offered,
-    Reported,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
 )
-from shoal.protocols.crowd import EVERYBODY, From, To
-from shoal.protocols.framing import Whole
-from shoal.protocols.macfleet.conversation import SPOKEN, Conversation
-from shoal.protocols.macfleet.desk import Seat
+from shoal.protocols.macfleet.codec.chunks import Allocate
+from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Frame, FrameReader
+from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES, FleetConnection
+from shoal.protocols.macfleet.frame_handlers import ConnectionOutput
 from shoal.protocols.macfleet.handshake import (
     Agreed,
-    Refusal,
-    client,
-    server,
+    FleetHandshake,
+    HandshakeRefused,
+    HandshakeStrength,
 )
-from shoal.protocols.macfleet.hearing import Said
-from shoal.protocols.macfleet.introduction import met, peer_of, seat_of
-from shoal.protocols.macfleet.ourselves import Ourselves
-from shoal.protocols.macfleet.peer import Caller, Peer
-from shoal.protocols.macfleet.standing import State
-from shoal.protocols.macfleet.wire.chunks import Take
-from shoal.protocols.macfleet.wire.frames import PAYLOAD_MAX, Frame, FrameReader
-from shoal.protocols.session import (
-    GOING_ON,
+from shoal.protocols.macfleet.handshake_client import ClientHandshake
+from shoal.protocols.macfleet.handshake_server import ServerHandshake
+from shoal.protocols.macfleet.liveness import SILENCE_MAX
+from shoal.protocols.macfleet.local_node import (
+    WORKER_FEATURE,
+    FleetConnectionInfo,
+    FleetLocalNode,
+    FleetPeer,
+    FleetRole,
+    FleetSeat,
+)
+from shoal.protocols.macfleet.peer_state import LocalState
+from shoal.protocols.seam.framing import FramedMessage
+from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import (
+    CLOSE_MOVED,
     Batch,
     Bulk,
     Close,
     Notice,
     Output,
     Send,
-    broken,
+    protocol_error,
 )
 
-AT_ONCE = 2.0  # seconds within which who does not want us hangs up
+
+def peer_of(local: FleetLocalNode, agreed: Agreed, *, encrypted: bool) -> FleetPeer:
+    """Return who a peer is, by what it has shown.
+
+    A token makes it trusted where what it says is ``encrypted`` as well: else somebody
+    in between could put in what he likes, once it has shown its token.
+    """
+    strong = agreed.strong
+    if strong is None:
+        asks = True  # it has the fleet's token, or there is none
+        trusted = encrypted and agreed.strength is not HandshakeStrength.OPEN
+        return FleetPeer(agreed.peer_id, trusted=trusted, may_ask=asks)
+    works = WORKER_FEATURE in strong.features
+    has_token = strong.has_token or bool(strong.admitted.token_id)
+    may_ask = strong.has_token or local.is_open or local.role is FleetRole.WORKER
+    return FleetPeer(
+        agreed.peer_id,
+        is_shoal=True,
+        trusted=encrypted and has_token,
+        is_worker=works,
+        may_ask=may_ask and not works,
+        admitted=strong.admitted,
+        public_key=strong.public_key,
+    )
+
+
+def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
+    """Return how a peer is introduced; real ones cannot be told to stop."""
+    return PeerJoined(
+        peer.name,
+        cancels=peer.is_shoal,
+        submits_jobs=peer.may_ask,
+        grant=peer.admitted,
+        protection=connection.protection,
+    )
+
+
+def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> FleetSeat:
+    """Return the seat that a peer takes: ours have to say that they are there."""
+    return FleetSeat(
+        peer.name,
+        peer.public_key,
+        connection.host,
+        outbound=connection.dialled,
+        last_received=now,
+        silence_max=SILENCE_MAX if peer.is_shoal else None,
+    )
+
+
+REJECTION_WINDOW = 2.0  # seconds within which who does not want us hangs up
 
 
 class PeerSession:
     """A connection to one peer, which may be read whole or piece by piece."""
 
     head_size = FrameReader.head_size
-    accepts = SPOKEN
+    accepts = ACCEPTED_MESSAGES
 
-    def __init__(self, own: Ourselves, caller: Caller) -> None:
-        self._own = own
-        self._caller = caller
-        begin = client if caller.dialled else server
-        self._handshake = begin(own.at_hand(), caller)
+    def __init__(
+        self, local: FleetLocalNode, connection_info: FleetConnectionInfo
+    ) -> None:
+        self._local = local
+        self._info = connection_info
+        self._handshake = _begin_handshake(local, connection_info)
         self._reader = FrameReader(self._handshake.limit)
-        self._conversation: Conversation | None = None
-        self._states: dict[type, State] = {}  # the newest of each
-        self._seat: Seat | None = None
-        self._met_at = 0.0
-        self._unheard = True  # nothing has come since
+        self._connection: FleetConnection | None = None
+        self._states: dict[type, LocalState] = {}  # the newest of each
+        self._seat: FleetSeat | None = None
+        self._connected_at = 0.0
+        self._nothing_received = True  # nothing has come since
         self._encrypted = False
-        self._begun = False
+        self._started = False
         self._closed = False
 
     @property
     def deadline(self) -> float | None:
-        if self._closed or not self._begun:
+        if self._closed or not self._started:
             return None
-        if self._conversation is None:
+        if self._connection is None:
             return self._handshake.deadline
-        return self._conversation.deadline
+        return self._connection.deadline
 
     # What a link asks that cuts messages.
 
-    def opened(self, certificate: bytes) -> None:
+    def on_open(self, certificate: bytes) -> None:
         self._encrypted = bool(certificate)
-        self._handshake.opened(certificate)
+        self._handshake.on_open(certificate)
 
     def body_size(self, head: bytes) -> int:
         return self._reader.body_size(head)
 
-    def place(self, head: bytes, take: Take) -> memoryview | None:
-        if self._conversation is None:
+    def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
+        if self._connection is None:
             return None
-        return self._conversation.place(head, take)
+        return self._connection.buffer_for(head, take)
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return self._reader.checksum(piece, so_far)
 
-    def take(self, messages: Sequence[Whole], now: float) -> Sequence[From | Output]:
+    def receive_messages(
+        self, messages: Sequence[FramedMessage], now: float
+    ) -> Sequence[PeerMessage | Output]:
         """Take frames that arrived together.
 
         One that is no good ends the connection, for nothing after it can be relied on.
         """
-        outputs: list[From | Output] = []
+        outputs: list[PeerMessage | Output] = []
         try:
             for whole in messages:
                 if self._closed:
                     break
-                outputs += self._hear(self._reader.read(whole), now)
+                outputs += self._receive_frame(self._reader.read(whole), now)
         except PeerError as error:
-            outputs += self._break(error, now)
+            outputs += self._fail(error, now)
         return outputs
 
     # What every session is told.
 
-    def receive(self, batch: Batch, now: float) -> Sequence[From | Output]:
-        outputs: list[From | Output] = []
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        outputs: list[PeerMessage | Output] = []
         try:
             for data in batch:
                 if isinstance(data, str):
                     raise PeerError("text message on a byte stream")
                 if self._closed:
                     break
-                for whole in self._reader.cut(data):
-                    outputs += self.take((whole,), now)
+                for whole in self._reader.split(data):
+                    outputs += self.receive_messages((whole,), now)
         except PeerError as error:
-            outputs += self._break(error, now)
+            outputs += self._fail(error, now)
         return outputs
 
-    def issue(self, message: To, now: float) -> Sequence[Output]:
-        word = message.word
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        word = message.message
         if self._closed:
             return ()
-        if self._conversation is not None:
-            said = self._conversation.issue(word, now)
+        if self._connection is not None:
+            said = self._connection.send(word, now)
             if any(isinstance(each, Close) for each in said):
-                self._leave()
+                self._end()
             return said
-        if isinstance(word, Offered | Conditioned | Draining | Reported):
+        if isinstance(word, OffersChanged | LoadChanged | Draining | HealthReported):
             self._states[type(word)] = word  # to be said when there is somebody
         return ()
 
-    def tick(self, now: float) -> Sequence[From | Output]:
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
         if self._closed:
             return ()
-        if not self._begun:
-            self._begun = True
-            return [Send(each) for each in self._handshake.begin(now)]
-        if self._conversation is not None:
-            return self._meant(self._conversation.tick(now))
+        if not self._started:
+            self._started = True
+            return [Send(each) for each in self._handshake.start(now)]
+        if self._connection is not None:
+            return self._tagged(self._connection.tick(now))
         try:
             self._handshake.tick(now)
-        except Refusal as refusal:
-            return self._refused(refusal, now)
+        except HandshakeRefused as refusal:
+            return self._on_refusal(refusal, now)
         return ()
 
-    def parted(self, now: float) -> Sequence[Output]:
+    def connection_lost(self, now: float) -> Sequence[Output]:
         """Take note that the peer has hung up."""
         if self._closed:
             return ()
-        if self._conversation is None:
-            self._give_up(self._handshake.broken_off("hung up"), now)
-        elif self._unheard and self._caller.dialled and now - self._met_at < AT_ONCE:
-            self._own.rejected(self._caller.address or "the other end")
-        self._leave()
+        if self._connection is None:
+            self._report_failure(self._handshake.disconnected("hung up"), now)
+        elif (
+            self._nothing_received
+            and self._info.dialled
+            and now - self._connected_at < REJECTION_WINDOW
+        ):
+            self._local.on_rejected(self._info.address or "the other end")
+        self._end()
         return ()
 
     # The handshake.
 
-    def _hear(self, frame: Frame, now: float) -> Sequence[From | Output]:
-        if self._conversation is not None:
-            self._unheard = False
+    def _receive_frame(
+        self, frame: Frame, now: float
+    ) -> Sequence[PeerMessage | Output]:
+        if self._connection is not None:
+            self._nothing_received = False
             if self._seat is not None:
-                self._seat.heard = now
-            return self._meant(self._conversation.hear(frame, now))
+                self._seat.last_received = now
+            return self._tagged(self._connection.receive(frame, now))
         try:
-            step = self._handshake.hear(frame, now)
-        except Refusal as refusal:
-            return self._refused(refusal, now)
+            step = self._handshake.receive(frame, now)
+        except HandshakeRefused as refusal:
+            return self._on_refusal(refusal, now)
         sends = [Send(each) for each in step.send]
         if isinstance(step, Agreed):
-            return [*sends, *self._agreed(step, now)]
+            return [*sends, *self._on_agreed(step, now)]
         self._reader.limit = self._handshake.limit
         return sends
 
-    def _agreed(self, agreed: Agreed, now: float) -> Sequence[From | Output]:
+    def _on_agreed(self, agreed: Agreed, now: float) -> Sequence[PeerMessage | Output]:
         """Meet the peer, if there is room for it."""
-        own, caller = self._own, self._caller
+        own, caller = self._local, self._info
         if not caller.dialled:
-            own.limiter.right(caller.address, now)
+            own.limiter.on_success(caller.address, now)
         peer = peer_of(own, agreed, encrypted=self._encrypted)
-        conversation = Conversation(own, peer, now)
+        conversation = FleetConnection(own, peer, now)
         try:
-            self._seat = self._seated(peer, now)
+            self._seat = self._claim_seat(peer, now)
         except NotAdmitted as error:
-            said = conversation.issue(Dismiss(str(error)), now)
-            return self._meant(said)
-        if peer.ours and own.fleet is not None:
-            own.fleet.is_ours(peer.name)
-        self._conversation, self._met_at = conversation, now
+            said = conversation.send(Dismiss(str(error)), now)
+            return self._tagged(said)
+        if peer.is_shoal and own.registry is not None:
+            own.registry.mark_shoal(peer.name)
+        self._connection, self._connected_at = conversation, now
         self._reader.limit = PAYLOAD_MAX
-        outputs: list[From | Output] = [From(EVERYBODY, met(peer, caller))]
-        outputs += self._meant(conversation.begin())
+        outputs: list[PeerMessage | Output] = [
+            PeerMessage(ALL_PEERS, joined(peer, caller))
+        ]
+        outputs += self._tagged(conversation.start())
         for word in self._states.values():
-            outputs += self._meant(conversation.issue(word, now))
+            outputs += self._tagged(conversation.send(word, now))
         self._states.clear()
         return outputs
 
-    def _seated(self, peer: Peer, now: float) -> Seat:
+    def _claim_seat(self, peer: FleetPeer, now: float) -> FleetSeat:
         """Return a seat for a peer.  Raises NotAdmitted if there is none."""
         if not peer.name:
             raise NotAdmitted("a node without an id cannot be told from others")
-        seat = seat_of(peer, self._caller, now)
-        self._own.desk.take(seat, now)
+        seat = seat_of(peer, self._info, now)
+        self._local.seats.claim(seat, now)
         return seat
 
     # The end.
 
-    def _break(self, error: PeerError, now: float) -> Sequence[From | Output]:
+    def _fail(self, error: PeerError, now: float) -> Sequence[PeerMessage | Output]:
         """End the connection of a peer that has broken the protocol."""
         if self._closed:
             return ()
-        if self._conversation is None:
-            self._give_up(self._handshake.broken_off(str(error)), now)
-        self._leave()
-        return (broken(error),)
+        if self._connection is None:
+            self._report_failure(self._handshake.disconnected(str(error)), now)
+        self._end()
+        return (protocol_error(error),)
 
-    def _refused(self, refusal: Refusal, now: float) -> Sequence[From | Output]:
-        self._give_up(refusal, now)
-        self._leave()
+    def _on_refusal(
+        self, refusal: HandshakeRefused, now: float
+    ) -> Sequence[PeerMessage | Output]:
+        self._report_failure(refusal, now)
+        self._end()
         sends = [Send(each) for each in refusal.send]
-        if refusal.namesake and self._own.namesake():
-            return [*sends, Close(str(refusal), GOING_ON)]
+        if refusal.id_conflict and self._local.on_id_conflict():
+            return [*sends, Close(str(refusal), CLOSE_MOVED)]
         return [*sends, Close(str(refusal))]
 
-    def _give_up(self, refusal: Refusal, now: float) -> None:
+    def _report_failure(self, refusal: HandshakeRefused, now: float) -> None:
         """Let those know who have to that the handshake has failed."""
-        own, address = self._own, self._caller.address
-        if self._caller.dialled:
+        own, address = self._local, self._info.address
+        if self._info.dialled:
             if refusal.final:
-                own.turned_away(str(refusal))
-        elif refusal.counts:
-            own.limiter.wrong(address, now)
+                own.on_refused(str(refusal))
+        elif refusal.counts_as_failure:
+            own.limiter.on_failure(address, now)
         else:
-            own.limiter.left(address, now)
+            own.limiter.on_abandoned(address, now)
 
-    def _meant(self, said: Sequence[Said]) -> list[From | Output]:
+    def _tagged(self, said: Sequence[ConnectionOutput]) -> list[PeerMessage | Output]:
         """Say from whom words are; take note of the end."""
-        outputs: list[From | Output] = []
+        outputs: list[PeerMessage | Output] = []
         for each in said:
             if isinstance(each, Send | Bulk | Close | Notice):
                 outputs.append(each)
                 if isinstance(each, Close):
-                    self._leave()
+                    self._end()
             else:
-                outputs.append(From(EVERYBODY, each))
+                outputs.append(PeerMessage(ALL_PEERS, each))
         return outputs
 
-    def _leave(self) -> None:
+    def _end(self) -> None:
         self._closed = True
         if self._seat is not None:
-            self._own.desk.leave(self._seat)
+            self._local.seats.release(self._seat)
+
+
+def _begin_handshake(
+    local: FleetLocalNode, connection: FleetConnectionInfo
+) -> FleetHandshake:
+    """Return the client's end where we dialled, and the server's otherwise."""
+    settings = local.handshake_settings()
+    if not connection.dialled:
+        return ServerHandshake(settings, connection.address)
+    return ClientHandshake(
+        settings,
+        connection.expected_id,
+        require_strong=connection.must_be_shoal,
+        where=connection.address or "the other end",
+    )

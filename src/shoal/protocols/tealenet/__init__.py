@@ -8,38 +8,41 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import parse_qsl
 
-from shoal.protocols import Endpoint, WireProtocol
-from shoal.protocols.contacts import Contacting
-from shoal.protocols.crowd import (
-    Browser,
-    CrowdSession,
+from shoal.protocols.seam.multi_peer import (
+    DiscoveredService,
     Listener,
-    Outgoing,
+    ListenerTls,
+    MultiPeerSession,
+    OutgoingConnection,
     Protection,
-    Security,
-    Service,
-    Sighting,
-    SwitchRoute,
+    RelayRoute,
+    ServiceBrowser,
+    ServiceRecord,
 )
-from shoal.protocols.session import Hello, Setting
-from shoal.protocols.tealenet.addresses import (
-    NODE,
+from shoal.protocols.seam.peer_addresses import AddressDialer
+from shoal.protocols.seam.protocol import Endpoint, WireProtocol
+from shoal.protocols.seam.session import ProtocolContext, UpgradeRequest
+from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX as RELAYED_MAX
+from shoal.protocols.tealenet.config import Config
+from shoal.protocols.tealenet.connections import (
+    MESSAGE_MAX,
+    NODE_PARAMETER,
     RELAY_PATH,
+    TealeDialer,
+    dial_peer,
+    dialled_session,
+    discovered_url,
+    lan_session,
     peer_url,
     relay_url,
-    sighted_url,
 )
-from shoal.protocols.tealenet.config import Config
-from shoal.protocols.tealenet.desk import Desk
-from shoal.protocols.tealenet.dialer import TealeDialer, call_on, called_on
-from shoal.protocols.tealenet.lan import MESSAGE_MAX, lan_session
-from shoal.protocols.tealenet.manners import LAN
-from shoal.protocols.tealenet.node.known import Pinned
-from shoal.protocols.tealenet.node.node import Node
-from shoal.protocols.tealenet.ourselves import Ourselves, coordinator
-from shoal.protocols.tealenet.peer import Caller
-from shoal.protocols.tealenet.relay.messages import MESSAGE_MAX as RELAYED_MAX
-from shoal.protocols.tealenet.relay.relay import Relay
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
+from shoal.protocols.tealenet.membership.node_directory import PinnedKeys
+from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.relay.server import RelayServer
 
 __all__ = ["PROTOCOL", "Config"]
 
@@ -48,65 +51,69 @@ VERSION = "1"  # of what is announced
 RANK = 10  # before wires on which any query means a worker
 
 
-def endpoints(config: Config, setting: Setting) -> Sequence[Endpoint]:
+def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
     """Return every way to peers that the configuration allows, and our own relay.
 
     Raises ConfigError for an address that cannot be dialled.
     """
-    own = coordinator(config, setting)
-    desk = Desk(own.device_id, LAN.gone_after)
-    pinned = Pinned()
-    found: list[Endpoint] = [_relay(own, setting, pinned)]
+    own = coordinator_node(config, setting)
+    desk = DeviceConnections(own.device_id, LAN.disconnected_after)
+    pinned = PinnedKeys()
+    found: list[Endpoint] = [_relay_route(own, setting, pinned)]
     if config.lan:
         found += _listeners(config, own, desk)
     for address in config.peers:
         url = peer_url(address)
-        found.append(_call(own, url, desk, named=True))
-    if setting.contacts:
+        found.append(_dial(own, url, desk, configured=True))
+    if setting.peer_addresses:
         found.append(
-            Contacting(
+            AddressDialer(
                 "tealenet",
-                setting.contacts,
-                lambda address: _call(own, peer_url(address), desk, named=True),
+                setting.peer_addresses,
+                lambda address: _dial(own, peer_url(address), desk, configured=True),
             )
         )
     found += [_membership(own, url, pinned) for url in config.relays]
     if config.browse:
-        found.append(Browser(SERVICE, partial(_meet, own, desk)))
+        found.append(ServiceBrowser(SERVICE, partial(_dial_found, own, desk)))
     return found
 
 
-def _relay(own: Ourselves, setting: Setting, pinned: Pinned) -> SwitchRoute:
+def _relay_route(
+    own: TealeLocalNode, setting: ProtocolContext, pinned_keys: PinnedKeys
+) -> RelayRoute:
     """Return our own relay, on which we are a node like any other."""
-    relay = Relay(setting)
-    return SwitchRoute(
+    relay = RelayServer(setting)
+    return RelayRoute(
         RANK,
-        claims,
+        is_relay_upgrade,
         relay,
         RELAYED_MAX,
-        resident=lambda now: Node(own, now, pinned, relay.address_of),
+        local_member=lambda now: RelayNode(own, now, pinned_keys, relay.address_of),
     )
 
 
-def claims(hello: Hello) -> bool:
+def is_relay_upgrade(hello: UpgradeRequest) -> bool:
     """Say whether a connection is for the relay: all real nodes say who they are."""
     names = {name for name, _ in parse_qsl(hello.query, keep_blank_values=True)}
-    return hello.path == RELAY_PATH and NODE in names
+    return hello.path == RELAY_PATH and NODE_PARAMETER in names
 
 
-def _listeners(config: Config, own: Ourselves, desk: Desk) -> Sequence[Listener]:
-    def accept(protection: Protection, address: str, now: float) -> CrowdSession:
-        caller = Caller(dialled=False, address=address, protection=protection)
-        return lan_session(own, caller, desk)
+def _listeners(
+    config: Config, own: TealeLocalNode, connections: DeviceConnections
+) -> Sequence[Listener]:
+    def accept(protection: Protection, address: str, now: float) -> MultiPeerSession:
+        caller = TealeConnection(dialled=False, address=address, protection=protection)
+        return lan_session(own, caller, connections)
 
     return [
-        Listener(config.port, partial(accept, Protection.PLAIN), _service(own)),
+        Listener(config.port, partial(accept, Protection.PLAIN), _service_record(own)),
         # Real peers know of none: it is found by whoever asks over HTTPS.
-        Listener(0, partial(accept, Protection.TLS), security=Security.VOUCHED),
+        Listener(0, partial(accept, Protection.TLS), security=ListenerTls.COORDINATOR),
     ]
 
 
-def _service(own: Ourselves) -> Service:
+def _service_record(own: TealeLocalNode) -> ServiceRecord:
     text = {
         "deviceID": own.device_id,
         "chip": own.hardware.chip,
@@ -114,40 +121,47 @@ def _service(own: Ourselves) -> Service:
         "version": VERSION,
         "shoal": VERSION,  # real peers skip it
     }
-    return Service(SERVICE, own.name, text)
+    return ServiceRecord(SERVICE, own.name, text)
 
 
-def _call(own: Ourselves, url: str, desk: Desk, *, named: bool) -> Outgoing:
-    def open_(now: float) -> CrowdSession:
-        return called_on(own, url, desk, named=named)
+def _dial(
+    own: TealeLocalNode, url: str, connections: DeviceConnections, *, configured: bool
+) -> OutgoingConnection:
+    def open_(now: float) -> MultiPeerSession:
+        return dialled_session(own, url, connections, configured=configured)
 
-    return Outgoing(url, open_, message_max=MESSAGE_MAX)
+    return OutgoingConnection(url, open_, message_max=MESSAGE_MAX)
 
 
-def _membership(own: Ourselves, url: str, pinned: Pinned) -> Outgoing:
+def _membership(
+    own: TealeLocalNode, url: str, pinned_keys: PinnedKeys
+) -> OutgoingConnection:
     """Return how we take part in another relay."""
     assert own.identity is not None, "a coordinator has one"
-    return Outgoing(
+    return OutgoingConnection(
         relay_url(url, own.identity.public_key.hex()),
-        lambda now: Node(own, now, pinned),
+        lambda now: RelayNode(own, now, pinned_keys),
         message_max=RELAYED_MAX,
     )
 
 
-def _meet(
-    own: Ourselves, desk: Desk, sighting: Sighting, now: float
-) -> Outgoing | None:
+def _dial_found(
+    own: TealeLocalNode,
+    connections: DeviceConnections,
+    sighting: DiscoveredService,
+    now: float,
+) -> OutgoingConnection | None:
     """Return how to connect to a peer that was found.
 
     That is not to be with ourselves, nor with whom we are connected already.
     """
     found = sighting.text.get("deviceID")
-    if found is not None and desk.has(found.upper(), now):
+    if found is not None and connections.is_connected(found.upper(), now):
         return None
     if found == own.device_id or (found is None and sighting.name == own.name):
         return None
-    url = sighted_url(sighting)
-    return None if url is None else _call(own, url, desk, named=False)
+    url = discovered_url(sighting)
+    return None if url is None else _dial(own, url, connections, configured=False)
 
 
 PROTOCOL = WireProtocol(
@@ -161,5 +175,5 @@ PROTOCOL = WireProtocol(
     joint=True,
     preferred=True,
     service=SERVICE,
-    peering=call_on,
+    peering=dial_peer,
 )

@@ -1,4 +1,4 @@
-"""Who may come in: by a join token, by the cluster's passcode, or because all may.
+"""Admission of peers: by join token, by the cluster's passcode, or open to all.
 
 Source of the passcode's check: what real peers do; see ``docs/protocols/tealenet.md``.
 """
@@ -8,16 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.domain.errors import NotAdmitted, Unavailable
-from shoal.protocols.crowd import BY_NO_TOKEN
-from shoal.protocols.session import Admission, Applicant, Pass
-from shoal.protocols.tealenet.ourselves import Ourselves
+from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN
+from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.protocols.tealenet.local_node import TealeLocalNode
 
-CLOSED = (
+CREDENTIALS_REQUIRED = (
     "no peer is let in here without a passcode or a join token: have the coordinator "
     "started with --tealenet-passcode or --tealenet-open, or join as a worker with "
     "--token"
 )
-PASSCODES: Mapping[tuple[bool, bool], str] = {
+PASSCODE_ERRORS: Mapping[tuple[bool, bool], str] = {
     (True, True): "the cluster here has another passcode: check --passcode",
     (True, False): "the cluster here has a passcode: present it (--passcode), or a "
     "join token (--token)",
@@ -26,19 +26,19 @@ PASSCODES: Mapping[tuple[bool, bool], str] = {
 }
 """What is wrong where passcodes differ, by who has one: we, and the peer."""
 
-NO_ASKING = (
+MAY_NOT_SUBMIT = (
     "who joined by a token is here to work: to ask, use the coordinator's HTTP API "
     "with a key, or have it started with --tealenet-passcode"
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Presented:
+class PeerCredentials:
     """What a peer presents in order to be let in.
 
-    ``passcode`` is the hash that it shows, and None if it shows none.  ``named``: an
-    operator named its address.  ``greets``: it says hello before anything else, so that
-    it could have shown a passcode.
+    ``passcode`` is the hash that it shows, and None if it shows none.  ``configured``:
+    an operator named its address.  ``sends_hello``: it says hello before anything else,
+    so that it could have shown a passcode.
     """
 
     name: str
@@ -46,59 +46,61 @@ class Presented:
     token: str = ""
     passcode: str | None = None
     address: str = ""
-    named: bool = False
-    greets: bool = True
+    configured: bool = False
+    sends_hello: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class PeerPermissions:
     """Leave to serve, and perhaps to ask.
 
     ``models`` are those that it may offer; None: any.
     """
 
-    asks: bool
-    admitted: Pass = BY_NO_TOKEN
+    submits_jobs: bool
+    grant: AdmissionGrant = NO_JOIN_TOKEN
     models: frozenset[str] | None = None
 
 
-def admit(own: Ourselves, peer: Presented) -> Leave:
+def admit(own: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     """Decide whether a peer may come in, and as what.
 
     Raises NotAdmitted, saying why not and what to do.
     """
     if peer.address and (peer.token or peer.passcode is not None):
         try:
-            own.guesses.check(peer.address)
+            own.throttle.check(peer.address)
         except Unavailable as error:
             raise NotAdmitted(str(error)) from error
     if peer.token and own.admission is not None:
-        return _by_token(own.admission, peer)
+        return _admit_by_token(own.admission, peer)
     if own.token and peer.passcode is None:
-        return Leave(asks=True)  # the other end lets us in by our token
-    if not same_passcode(own.passcode, peer.passcode):
-        if peer.greets or peer.passcode is not None or not own.open:
+        return PeerPermissions(
+            submits_jobs=True
+        )  # the other end lets us in by our token
+    if not passcodes_match(own.passcode, peer.passcode):
+        if peer.sends_hello or peer.passcode is not None or not own.open:
             given = (own.passcode is not None, peer.passcode is not None)
             if all(given) and peer.address:
-                own.guesses.failed(peer.address)
-            raise NotAdmitted(PASSCODES[given])
+                own.throttle.failed(peer.address)
+            raise NotAdmitted(PASSCODE_ERRORS[given])
     elif own.passcode is not None:
-        return Leave(asks=True)
+        return PeerPermissions(submits_jobs=True)
     if own.open or own.admission is None:
-        return Leave(asks=True)
-    return _by_nothing(own.admission, peer)
+        return PeerPermissions(submits_jobs=True)
+    return _admit_anonymous(own.admission, peer)
 
 
-def lets_strangers_in(own: Ourselves) -> bool:
+def admits_anonymous(own: TealeLocalNode) -> bool:
     """Say whether a node that presents nothing may come in."""
     try:
-        admit(own, Presented("", greets=False))
+        admit(own, PeerCredentials("", sends_hello=False))
     except NotAdmitted:
         return False
     return True
 
 
-def same_passcode(own: str | None, theirs: str | None) -> bool:
+def passcodes_match(own: str | None, theirs: str | None) -> bool:
     """Say whether two peers have the same passcode, by its hashes; none is one too.
 
     It takes as long whatever the hashes are.
@@ -108,30 +110,32 @@ def same_passcode(own: str | None, theirs: str | None) -> bool:
     return hmac.compare_digest(own.encode(), theirs.encode(errors="replace"))
 
 
-def _by_token(admission: Admission, peer: Presented) -> Leave:
+def _admit_by_token(
+    admission: AdmissionCheck, peer: PeerCredentials
+) -> PeerPermissions:
     """Let a worker in, with those of its models that the token is for."""
     try:
         try:
             # First without models: a token that is no good is to be counted once.
-            admitted = admission(_applicant(peer, frozenset()))
+            admitted = admission(_join_request(peer, frozenset()))
         except Unavailable as error:  # the address has guessed too often
             raise NotAdmitted(str(error)) from error
-        allowed = permitted(admission, peer, peer.models)
+        allowed = permitted_models(admission, peer, peer.models)
         if peer.models and not allowed:
-            admission(_applicant(peer, peer.models))  # which says why not
+            admission(_join_request(peer, peer.models))  # which says why not
     except NotAdmitted as error:
         raise NotAdmitted(f"{error}: check --token") from error
-    return Leave(asks=False, admitted=admitted, models=allowed)
+    return PeerPermissions(submits_jobs=False, grant=admitted, models=allowed)
 
 
-def permitted(
-    admission: Admission, peer: Presented, models: frozenset[str]
+def permitted_models(
+    admission: AdmissionCheck, peer: PeerCredentials, models: frozenset[str]
 ) -> frozenset[str]:
     """Return those of the models that the peer's token is for."""
 
     def is_for(some: frozenset[str]) -> bool:
         try:
-            admission(_applicant(peer, some))
+            admission(_join_request(peer, some))
         except (NotAdmitted, Unavailable):
             return False
         return True
@@ -141,19 +145,21 @@ def permitted(
     return frozenset(model for model in models if is_for(frozenset({model})))
 
 
-def _applicant(peer: Presented, models: frozenset[str]) -> Applicant:
-    return Applicant(peer.token, peer.name, models, peer.address)
+def _join_request(peer: PeerCredentials, models: frozenset[str]) -> JoinRequest:
+    return JoinRequest(peer.token, peer.name, models, peer.address)
 
 
-def _by_nothing(admission: Admission, peer: Presented) -> Leave:
+def _admit_anonymous(
+    admission: AdmissionCheck, peer: PeerCredentials
+) -> PeerPermissions:
     """Let a peer in that presents nothing, if anybody may come in.
 
     One whose address an operator gave may serve all the same.
     """
     try:
-        admission(_applicant(peer, peer.models))
+        admission(_join_request(peer, peer.models))
     except (NotAdmitted, Unavailable) as error:
-        if peer.named:
-            return Leave(asks=False)
-        raise NotAdmitted(CLOSED) from error
-    return Leave(asks=True)
+        if peer.configured:
+            return PeerPermissions(submits_jobs=False)
+        raise NotAdmitted(CREDENTIALS_REQUIRED) from error
+    return PeerPermissions(submits_jobs=True)

@@ -1,35 +1,35 @@
-"""What is known of the peer of a conversation: before it says a word, and after."""
+"""What is known about a session's peer, before and after its ``hello``."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 from shoal.domain.work import Feature
-from shoal.domain.worker import CHATS, Offer
-from shoal.protocols.crowd import BY_NO_TOKEN, Protection
-from shoal.protocols.session import Pass
-from shoal.protocols.tealenet.wire.extension import Ability
-from shoal.protocols.tealenet.wire.scalars import NAME_MAX, well_formed
+from shoal.domain.worker import CHAT_ONLY, Offer
+from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN, Protection
+from shoal.protocols.seam.session import AdmissionGrant
+from shoal.protocols.tealenet.codec.extension import ShoalFeature
+from shoal.protocols.tealenet.codec.scalars import NAME_MAX, well_formed
 
 SLOTS_MAX = 1024  # jobs at a time that we believe a peer to run
 CONTEXT_MAX = 2**31 - 1  # tokens
 
 
-class Breed(Enum):
+class PeerSoftware(Enum):
     """Whose program a peer is, which decides what it understands."""
 
     MAC = "mac"  # and whatever else is not known
     RUST = "rust"
-    OURS = "ours"
+    SHOAL = "ours"
 
 
 _FEATURES = {
-    Breed.MAC: frozenset({Feature.STOP, Feature.TOOLS}),
-    Breed.RUST: frozenset({Feature.STOP, Feature.TOOLS, Feature.SCHEMA}),
+    PeerSoftware.MAC: frozenset({Feature.STOP, Feature.TOOLS}),
+    PeerSoftware.RUST: frozenset({Feature.STOP, Feature.TOOLS, Feature.SCHEMA}),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class PeerDescription:
     """What a carrier tells of a peer that says nothing of the kind itself."""
 
     models: tuple[str, ...] = ()
@@ -39,60 +39,66 @@ class Described:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class TealeConnection:
     """A peer that has not said anything yet.
 
-    ``dialled``: we made the connection, and ``named``: because an operator told us to.
-    ``name`` is its identity, where the carrier knows it; otherwise it says who it is.
+    ``dialled``: we made the connection, and ``configured``: because an operator told us
+    to. ``name`` is its identity, where the carrier knows it; otherwise it says who it
+    is.
     """
 
     dialled: bool
-    named: bool = False
+    configured: bool = False
     name: str = ""
-    breed: Breed = Breed.MAC
-    described: Described = Described()
+    software: PeerSoftware = PeerSoftware.MAC
+    description: PeerDescription = PeerDescription()
     address: str = ""
     protection: Protection = Protection.PLAIN
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
+class TealePeer:
     """A peer that has said who it is.
 
-    ``refusal`` is why it is not let in; empty: it is.  ``asks`` says whether it may ask
-    for work, and is told what there is.  ``public_key`` is proven, if there is one.
+    ``refusal`` is why it is not let in; empty: it is.  ``submits_jobs`` says whether it
+    may ask for work, and is told what there is.  ``public_key`` is proven, if there is
+    one.
     """
 
     name: str
-    breed: Breed
-    features: frozenset[Ability] = frozenset()
-    asks: bool = False
+    software: PeerSoftware
+    features: frozenset[ShoalFeature] = frozenset()
+    submits_jobs: bool = False
     refusal: str = ""
-    admitted: Pass = BY_NO_TOKEN
+    grant: AdmissionGrant = NO_JOIN_TOKEN
     public_key: bytes = b""
-    neighbour: bool = False
+    is_coordinator: bool = False
     knows_passcode: bool = False
 
     @property
-    def ours(self) -> bool:
+    def runs_shoal(self) -> bool:
         """Whether it speaks our extension."""
-        return self.breed is Breed.OURS
+        return self.software is PeerSoftware.SHOAL
 
 
-def plain_offers(breed: Breed, described: Described) -> tuple[Offer, ...]:
+def offers_by_name(
+    software: PeerSoftware, description: PeerDescription
+) -> tuple[Offer, ...]:
     """Return what a peer that is not ours can run: it names its models, and no more.
 
     Models are found by exactly the names that it gives them.
     """
-    features = _FEATURES[Breed.RUST if breed is Breed.RUST else Breed.MAC]
-    names = dict.fromkeys(well_formed(name) for name in described.models)
+    features = _FEATURES[
+        PeerSoftware.RUST if software is PeerSoftware.RUST else PeerSoftware.MAC
+    ]
+    names = dict.fromkeys(well_formed(name) for name in description.models)
     return tuple(
         Offer(
-            kinds=CHATS,
+            kinds=CHAT_ONLY,
             models=frozenset({name}),
-            slots=min(max(1, described.slots), SLOTS_MAX),
+            slots=min(max(1, description.slots), SLOTS_MAX),
             features=features,
-            context=min(max(0, described.context), CONTEXT_MAX),
+            context=min(max(0, description.context), CONTEXT_MAX),
         )
         for name in names
         if 0 < len(name) <= NAME_MAX

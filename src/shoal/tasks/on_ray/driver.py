@@ -1,7 +1,8 @@
 """A process that is connected to a Ray cluster, and passes calls on to it.
 
 Run by the worker as ``python -m shoal.tasks.on_ray.driver PARENT ADDRESS``, it takes
-the orders of ``tasks.orders`` from standard input, each for one of the worker's slots,
+the orders of ``tasks.process_messages`` from standard input, each for one of the
+worker's slots,
 and ends when that is closed, or when the cluster is lost.
 """
 
@@ -16,13 +17,13 @@ import ray
 from ray import exceptions
 
 from shoal import __version__
-from shoal.tasks import orders
-from shoal.tasks.child import claim_pipes, end_with
+from shoal.tasks import process_messages
+from shoal.tasks.child import claim_pipes, exit_with_parent
+from shoal.tasks.child_io import ChildPipes, ParentExited
 from shoal.tasks.on_ray import remote
-from shoal.tasks.on_ray.relay import Relay
-from shoal.tasks.pipes import Gone, Pipes
+from shoal.tasks.on_ray.executor import RayExecutor
 
-REACH_WITHIN = 10.0  # seconds
+CONNECT_TIMEOUT = 10.0  # seconds
 UNUSABLE = (exceptions.RayError, OSError, ValueError, ImportError, RuntimeError)
 """What connecting to a cluster is known to raise, if it is not one for us."""
 
@@ -34,19 +35,19 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     pipes = claim_pipes()
     try:
-        end_with(int(sys.argv[1]))
+        exit_with_parent(int(sys.argv[1]))
         _serve(pipes, sys.argv[2])
-    except Gone:
+    except ParentExited:
         pass
     ray.shutdown()
     os._exit(0)
 
 
-def _serve(pipes: Pipes, address: str) -> None:
-    (_, modules, trust), _ = pipes.next_of(orders.PREPARE)
+def _serve(pipes: ChildPipes, address: str) -> None:
+    (_, modules, trust), _ = pipes.next_with(process_messages.PREPARE)
     files = [each for each in modules if each.endswith(".py")]
     names = [os.path.basename(each).removesuffix(".py") for each in modules]
-    tasks = remote.Tasks(tuple(names), trust)
+    tasks = remote.RayTaskModules(tuple(names), trust)
     try:
         _reach(address)
         ray.init(
@@ -55,23 +56,23 @@ def _serve(pipes: Pipes, address: str) -> None:
             # Each file is sent to the nodes, by itself.
             runtime_env={"py_modules": files} if files else None,
         )
-        known = ray.get(ray.remote(remote.known).remote(tasks))
+        known = ray.get(ray.remote(remote.list_tasks).remote(tasks))
     except UNUSABLE as error:
-        pipes.send((orders.UNFIT, _why_not(address, error)))
-        raise Gone from error
+        pipes.send((process_messages.IMPORT_FAILED, _why_not(address, error)))
+        raise ParentExited from error
     if isinstance(known, str):
-        pipes.send((orders.UNFIT, known))
-        raise Gone
+        pipes.send((process_messages.IMPORT_FAILED, known))
+        raise ParentExited
     cores = int(ray.cluster_resources().get("CPU", 0))
-    pipes.send((orders.READY, cores), msgspec.msgpack.encode(known))
-    Relay(pipes, tasks).run()
+    pipes.send((process_messages.READY, cores), msgspec.msgpack.encode(known))
+    RayExecutor(pipes, tasks).run()
 
 
 def _reach(address: str) -> None:
     """Raise OSError if nobody is at HOST:PORT: Ray would go on trying for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), REACH_WITHIN).close()
+        socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
 def _why_not(address: str, error: Exception) -> str:

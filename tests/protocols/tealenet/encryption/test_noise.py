@@ -12,12 +12,12 @@ from shoal.domain.errors import PeerError
 from shoal.ledger.keys import Signer
 from shoal.protocols.tealenet.encryption.noise import (
     FIRST_SIZE_MIN,
-    NAME,
     NONCE_MAX,
+    PROTOCOL_NAME,
     SECOND_SIZE_MIN,
-    Initiator,
+    NoiseInitiator,
+    NoiseResponder,
     Opener,
-    Responder,
     Sealer,
 )
 
@@ -40,10 +40,10 @@ def drawn(secret: bytes) -> Callable[[int], bytes]:
     return lambda size: (secret * size)[:size]
 
 
-def shaken() -> tuple[Initiator, bytes, Responder]:
-    initiator = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
-    first = initiator.begin(b"hi")
-    return initiator, first, Responder(BELA, PROLOGUE, first)
+def shaken() -> tuple[NoiseInitiator, bytes, NoiseResponder]:
+    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+    first = initiator.write_first(b"hi")
+    return initiator, first, NoiseResponder(BELA, PROLOGUE, first)
 
 
 @pytest.mark.parametrize("case", VECTORS["cases"], ids=lambda case: case["name"])
@@ -56,17 +56,19 @@ def test_published_vectors_come_out_byte_by_byte(case: dict[str, Any]) -> None:
         for each in case["messages"]
     ]
     own, peer = (Signer.from_seed(value(f"{end}_static")) for end in ("init", "resp"))
-    initiator = Initiator(
+    initiator = NoiseInitiator(
         own,
         value("init_remote_static"),
         value("init_prologue"),
         lambda _: value("init_ephemeral"),
     )
 
-    first = initiator.begin(said[0][0])
-    responder = Responder(peer, value("resp_prologue"), first)
-    second, theirs = responder.answer(lambda _: value("resp_ephemeral"), said[1][0])
-    payload, ours = initiator.finish(second)
+    first = initiator.write_first(said[0][0])
+    responder = NoiseResponder(peer, value("resp_prologue"), first)
+    second, theirs = responder.write_second(
+        lambda _: value("resp_ephemeral"), said[1][0]
+    )
+    payload, ours = initiator.read_second(second)
 
     assert (first, second) == (said[0][1], said[1][1])
     assert (responder.payload, payload) == (said[0][0], said[1][0])
@@ -81,10 +83,10 @@ def test_published_vectors_come_out_byte_by_byte(case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("payload", [b"", b"some payload"])
 def test_another_implementation_answers_our_handshake(payload: bytes) -> None:
     other = their_connection(BELA_SEED)
-    initiator = Initiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
+    initiator = NoiseInitiator(ANNE, BELA.exchange_key, PROLOGUE, drawn(b"1"))
 
-    assert other.read_message(initiator.begin(payload)) == payload
-    heard, secrets = initiator.finish(bytes(other.write_message(b"and back")))
+    assert other.read_message(initiator.write_first(payload)) == payload
+    heard, secrets = initiator.read_second(bytes(other.write_message(b"and back")))
 
     assert heard == b"and back"
     for _ in range(3):
@@ -97,8 +99,8 @@ def test_another_implementation_begins_a_handshake_with_us() -> None:
     other = their_connection(ANNE_SEED, begins=True)
 
     first = bytes(other.write_message(b"hi"))
-    responder = Responder(BELA, PROLOGUE, first)
-    second, secrets = responder.answer(drawn(b"2"), b"and back")
+    responder = NoiseResponder(BELA, PROLOGUE, first)
+    second, secrets = responder.write_second(drawn(b"2"), b"and back")
 
     assert responder.payload == b"hi"
     assert responder.peer_key == ANNE.exchange_key
@@ -111,14 +113,14 @@ def test_a_first_message_for_another_is_refused() -> None:
     _, first, _ = shaken()
 
     with pytest.raises(PeerError, match="not genuine"):
-        Responder(Signer.from_seed(b"c" * 32), PROLOGUE, first)
+        NoiseResponder(Signer.from_seed(b"c" * 32), PROLOGUE, first)
 
 
 def test_ends_that_mean_different_sessions_do_not_come_together() -> None:
     _, first, _ = shaken()
 
     with pytest.raises(PeerError, match="not genuine"):
-        Responder(BELA, b"another session", first)
+        NoiseResponder(BELA, b"another session", first)
 
 
 @given(st.integers(0, 8 * (FIRST_SIZE_MIN + 2) - 1))
@@ -129,7 +131,7 @@ def test_a_first_message_with_any_bit_changed_is_refused(bit: int) -> None:
 
     # The highest bit of a key has no meaning on this curve, but it is hashed.
     with pytest.raises(PeerError):
-        Responder(BELA, PROLOGUE, bytes(changed))
+        NoiseResponder(BELA, PROLOGUE, bytes(changed))
 
 
 @pytest.mark.parametrize("size", range(FIRST_SIZE_MIN))
@@ -137,25 +139,25 @@ def test_a_first_message_of_any_length_but_the_whole_is_refused(size: int) -> No
     _, first, _ = shaken()
 
     with pytest.raises(PeerError, match=f"{size} bytes, expected {FIRST_SIZE_MIN}"):
-        Responder(BELA, PROLOGUE, first[:size])
+        NoiseResponder(BELA, PROLOGUE, first[:size])
 
 
 @pytest.mark.parametrize("size", range(SECOND_SIZE_MIN))
 def test_a_second_message_of_any_length_but_the_whole_is_refused(size: int) -> None:
     initiator, _, responder = shaken()
-    second, _ = responder.answer(drawn(b"2"))
+    second, _ = responder.write_second(drawn(b"2"))
 
     with pytest.raises(PeerError, match=f"{size} bytes, expected {SECOND_SIZE_MIN}"):
-        initiator.finish(second[:size])
+        initiator.read_second(second[:size])
 
 
 def test_a_false_second_message_does_not_spoil_the_true_one() -> None:
     initiator, _, responder = shaken()
-    second, theirs = responder.answer(drawn(b"2"), b"yes")
+    second, theirs = responder.write_second(drawn(b"2"), b"yes")
 
     with pytest.raises(PeerError):
-        initiator.finish(bytes(reversed(second)))
-    payload, ours = initiator.finish(second)
+        initiator.read_second(bytes(reversed(second)))
+    payload, ours = initiator.read_second(second)
 
     assert payload == b"yes"
     assert ours.hash == theirs.hash
@@ -166,11 +168,11 @@ def test_a_key_that_shares_the_same_with_everybody_is_refused(weak: bytes) -> No
     initiator, first, _ = shaken()
 
     with pytest.raises(PeerError, match="gives no secret"):
-        Initiator(ANNE, weak, PROLOGUE, drawn(b"1")).begin()
+        NoiseInitiator(ANNE, weak, PROLOGUE, drawn(b"1")).write_first()
     with pytest.raises(PeerError, match="gives no secret"):
-        Responder(BELA, PROLOGUE, weak + first[32:])
+        NoiseResponder(BELA, PROLOGUE, weak + first[32:])
     with pytest.raises(PeerError, match="gives no secret"):
-        initiator.finish(weak + bytes(32))
+        initiator.read_second(weak + bytes(32))
 
 
 def test_what_was_sealed_opens_under_its_own_number_only() -> None:
@@ -199,7 +201,7 @@ ANNE_SEED, BELA_SEED = b"a" * 32, b"b" * 32
 
 def their_connection(seed: bytes, *, begins: bool = False) -> Any:
     """Return one end of a handshake in the package ``noiseprotocol``."""
-    connection = NoiseConnection.from_name(NAME)
+    connection = NoiseConnection.from_name(PROTOCOL_NAME)
     connection.set_prologue(PROLOGUE)
     connection.set_keypair_from_private_bytes(Keypair.STATIC, seed)
     if begins:

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import PeerError
 from shoal.ledger.keys import Signer
-from shoal.protocols.tealenet.encryption.noise import Opener, Sealer, Secrets, derive
+from shoal.protocols.tealenet.encryption.noise import (
+    Opener,
+    Sealer,
+    TransportKeys,
+    hkdf,
+)
 from shoal.protocols.tealenet.encryption.teale_channel import (
     WINDOW,
-    Packets,
+    ReplayWindow,
     TealeInitiator,
+    TealePackets,
     TealeResponder,
-    Window,
-    _share,
+    _hashed_secret,
     time_payload,
 )
 
@@ -43,16 +48,16 @@ def responder_of(case: dict[str, Any]) -> TealeResponder:
     return TealeResponder(own, value(case, "message1"))
 
 
-def receiving(case: dict[str, Any]) -> Packets:
+def receiving(case: dict[str, Any]) -> TealePackets:
     key = value(case, "receive_key")
-    return Packets(Secrets(Sealer(bytes(32)), Opener(key), b""))
+    return TealePackets(TransportKeys(Sealer(bytes(32)), Opener(key), b""))
 
 
 @pytest.mark.parametrize("name", ["hkdf_blake2s", "hkdf_blake2s_empty_ikm"])
 def test_keys_are_derived_as_real_peers_do(name: str) -> None:
     case = CASES[name]
 
-    derived = derive(value(case, "chaining_key"), value(case, "ikm"))
+    derived = hkdf(value(case, "chaining_key"), value(case, "ikm"))
 
     assert [each.hex() for each in derived] == case["outputs"][:2]
 
@@ -62,7 +67,7 @@ def test_shared_secrets_are_hashed_once_more() -> None:
     own = Signer.from_seed(value(case, "private"))
 
     assert own.exchange(value(case, "public")) == value(case, "x25519")
-    assert _share(own.exchange, value(case, "public")) == value(case, "dh")
+    assert _hashed_secret(own.exchange, value(case, "public")) == value(case, "dh")
 
 
 @pytest.mark.parametrize("name", ["handshake_1", "handshake_2"])
@@ -76,12 +81,12 @@ def test_recorded_handshakes_come_out_byte_by_byte(name: str) -> None:
         own, peer.exchange_key, lambda _: value(case, "initiator_ephemeral")
     )
 
-    first = initiator.begin(value(case, "payload1"))
+    first = initiator.write_first(value(case, "payload1"))
     responder = TealeResponder(peer, first)
-    second, theirs = responder.answer(
+    second, theirs = responder.write_second(
         lambda _: value(case, "responder_ephemeral"), value(case, "payload2")
     )
-    ours = initiator.finish(second)
+    ours = initiator.read_second(second)
 
     assert (first, second) == (value(case, "message1"), value(case, "message2"))
     assert responder.peer_key == value(case, "initiator_static_public")
@@ -95,7 +100,7 @@ def test_recorded_handshakes_come_out_byte_by_byte(name: str) -> None:
 def test_a_first_message_without_a_time_is_answered() -> None:
     case = CASES["empty_payload_message1_is_accepted"]
 
-    second, secrets = responder_of(case).answer(
+    second, secrets = responder_of(case).write_second(
         lambda _: value(case, "responder_ephemeral"), value(case, "payload2")
     )
 
@@ -133,7 +138,7 @@ def test_recorded_bad_first_messages_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("size", [*range(80), *range(81, 96), *range(97, 108)])
 def test_a_first_message_cut_off_anywhere_is_refused(size: int) -> None:
-    first = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1)).begin(PAYLOAD)
+    first = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1)).write_first(PAYLOAD)
 
     with pytest.raises(PeerError):
         TealeResponder(BELA, first[:size])
@@ -142,12 +147,12 @@ def test_a_first_message_cut_off_anywhere_is_refused(size: int) -> None:
 @pytest.mark.parametrize("size", range(60))
 def test_a_second_message_cut_off_anywhere_is_refused(size: int) -> None:
     initiator = TealeInitiator(ANNE, BELA.exchange_key, bytes_of(1))
-    responder = TealeResponder(BELA, initiator.begin(PAYLOAD))
-    second, _ = responder.answer(bytes_of(2), PAYLOAD)
+    responder = TealeResponder(BELA, initiator.write_first(PAYLOAD))
+    second, _ = responder.write_second(bytes_of(2), PAYLOAD)
 
     with pytest.raises(PeerError):
-        initiator.finish(second[:size])
-    assert initiator.finish(second).hash
+        initiator.read_second(second[:size])
+    assert initiator.read_second(second).hash
 
 
 @pytest.mark.parametrize("number", range(12))
@@ -176,7 +181,7 @@ def test_recorded_bad_packets_are_not_opened(name: str) -> None:
 def test_a_message_is_carried_as_a_counter_and_what_is_encrypted() -> None:
     case = CASES["relayData_carries_counter_then_ciphertext"]
     sealer = Sealer(value(case, "key"))
-    packets = Packets(Secrets(sealer, Opener(bytes(32)), b""))
+    packets = TealePackets(TransportKeys(sealer, Opener(bytes(32)), b""))
     for _ in range(case["counter"]):
         packets.seal(b"before")
 
@@ -187,7 +192,7 @@ def test_a_message_is_carried_as_a_counter_and_what_is_encrypted() -> None:
 
 
 def test_a_forged_packet_does_not_spend_its_counter() -> None:
-    ours = Packets(Secrets(Sealer(bytes(32)), Opener(bytes(32)), b""))
+    ours = TealePackets(TransportKeys(Sealer(bytes(32)), Opener(bytes(32)), b""))
     packet = ours.seal(b"text")
 
     assert ours.open(packet[:8] + bytes(20)) is None
@@ -199,13 +204,13 @@ def test_a_forged_packet_does_not_spend_its_counter() -> None:
 def test_no_counter_is_taken_twice_and_none_that_is_too_late(
     counters: list[int],
 ) -> None:
-    window, seen, highest = Window(), set[int](), -1
+    window, seen, highest = ReplayWindow(), set[int](), -1
 
     for counter in counters:
         expected = counter not in seen and highest - counter < WINDOW
-        assert window.would_take(counter) == expected
+        assert window.accepts(counter) == expected
         if expected:
-            window.take(counter)
+            window.mark(counter)
             seen.add(counter)
             highest = max(highest, counter)
 

@@ -2,37 +2,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.protocols.tealenet.relay.limits import Bucket, Rate
+from shoal.protocols.tealenet.relay.limits import Rate, RateBucket
 
 RATE = Rate(per_second=10, burst=100)
 
 
 def test_a_burst_is_free_and_more_has_to_wait() -> None:
-    bucket = Bucket.full(RATE, 0.0)
+    bucket = RateBucket.full(RATE, 0.0)
 
-    assert bucket.take(100, 0.0) == 0
-    assert bucket.take(20, 0.0) == 2.0
-    assert bucket.take(0, 1.0) == 1.0
-    assert bucket.take(0, 2.0) == 0
+    assert bucket.charge(100, 0.0) == 0
+    assert bucket.charge(20, 0.0) == 2.0
+    assert bucket.charge(0, 1.0) == 1.0
+    assert bucket.charge(0, 2.0) == 0
 
 
 def test_one_that_is_refused_costs_nothing() -> None:
-    bucket = Bucket.full(Rate(per_second=1, burst=1), 0.0)
+    bucket = RateBucket.full(Rate(per_second=1, burst=1), 0.0)
 
-    assert bucket.take_one(0.0) == 0
-    assert [bucket.take_one(0.5) for _ in range(5)] == [0.5] * 5
-    assert bucket.take_one(1.0) == 0
+    assert bucket.try_charge_one(0.0) == 0
+    assert [bucket.try_charge_one(0.5) for _ in range(5)] == [0.5] * 5
+    assert bucket.try_charge_one(1.0) == 0
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.integers(1, 200))))
 def test_never_more_than_the_burst_and_the_rate_is_taken_without_waiting(
     steps: list[tuple[float, int]],
 ) -> None:
-    bucket, now, taken = Bucket.full(RATE, 0.0), 0.0, 0
+    bucket, now, taken = RateBucket.full(RATE, 0.0), 0.0, 0
 
     for pause, amount in steps:
         now += pause
-        wait = bucket.take(amount, now)
+        wait = bucket.charge(amount, now)
         taken += amount
         now += wait
 

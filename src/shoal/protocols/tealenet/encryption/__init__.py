@@ -1,1 +1,1 @@
-"""How a session through a relay is kept from the relay."""
+"""Encryption of sessions through a relay, so that the relay cannot read them."""

@@ -23,28 +23,28 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.session import Identity
+from shoal.protocols.seam.session import Identity
 
-NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
+PROTOCOL_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
 KEY_SIZE: Final = 32  # bytes
 TAG_SIZE: Final = 16  # bytes
 FIRST_SIZE_MIN: Final = 2 * KEY_SIZE + 2 * TAG_SIZE  # bytes: e, s and an empty payload
 SECOND_SIZE_MIN: Final = KEY_SIZE + TAG_SIZE  # bytes: e and an empty payload
 NONCE_MAX: Final = 2**64 - 2  # the last one is reserved (section 5.1)
 
-Draw = Callable[[int], bytes]
+RandomBytes = Callable[[int], bytes]
 """Returns that many random bytes."""
 
-Shares = Callable[[bytes], bytes]
+KeyExchange = Callable[[bytes], bytes]
 """Returns what is shared with the owner of a public key, as ``Identity.exchange``."""
 
 
-class Symmetric:
+class SymmetricState:
     """The hash, the chaining key and the cipher that a handshake goes along with."""
 
     def __init__(self) -> None:
         # The name is longer than a hash, and is therefore hashed (section 5.2).
-        self.hash = self._chain = blake2s(NAME).digest()
+        self.hash = self._chaining_key = blake2s(PROTOCOL_NAME).digest()
         self._key = b""
         self._nonce = 0
 
@@ -54,12 +54,14 @@ class Symmetric:
 
     def mix_key(self, secret: bytes) -> None:
         """Let the cipher, and all keys that follow, depend on ``secret``."""
-        self._chain, self._key = derive(self._chain, secret)
+        self._chaining_key, self._key = hkdf(self._chaining_key, secret)
         self._nonce = 0
 
     def seal(self, plain: bytes) -> bytes:
         """Encrypt ``plain``, bound to all that was said before it."""
-        sealed = ChaCha20Poly1305(self._key).encrypt(self._count(), plain, self.hash)
+        sealed = ChaCha20Poly1305(self._key).encrypt(
+            self._next_nonce(), plain, self.hash
+        )
         self.mix_hash(sealed)
         return sealed
 
@@ -67,7 +69,7 @@ class Symmetric:
         """Decrypt; PeerError if it is not what the other end sealed."""
         try:
             cipher = ChaCha20Poly1305(self._key)
-            plain = cipher.decrypt(self._count(), sealed, self.hash)
+            plain = cipher.decrypt(self._next_nonce(), sealed, self.hash)
         except InvalidTag as error:
             raise PeerError("a handshake message is not genuine") from error
         self.mix_hash(sealed)
@@ -75,16 +77,16 @@ class Symmetric:
 
     def split(self) -> tuple[bytes, bytes]:
         """Return the keys for what the initiator says, and for what it hears."""
-        return derive(self._chain, b"")
+        return hkdf(self._chaining_key, b"")
 
-    def _count(self) -> bytes:
+    def _next_nonce(self) -> bytes:
         nonce, self._nonce = self._nonce, self._nonce + 1
         return nonce_of(nonce)
 
 
-def derive(chain: bytes, secret: bytes) -> tuple[bytes, bytes]:
+def hkdf(chaining_key: bytes, secret: bytes) -> tuple[bytes, bytes]:
     """Return the first two outputs of Noise's HKDF, of 32 bytes each (section 4.3)."""
-    base = hmac.digest(chain, secret, blake2s)
+    base = hmac.digest(chaining_key, secret, blake2s)
     first = hmac.digest(base, b"\1", blake2s)
     return first, hmac.digest(base, first + b"\2", blake2s)
 
@@ -94,10 +96,10 @@ def nonce_of(number: int) -> bytes:
     return bytes(4) + number.to_bytes(8, "little")
 
 
-class Ephemeral:
+class EphemeralKey:
     """A key pair for one handshake."""
 
-    def __init__(self, draw: Draw) -> None:
+    def __init__(self, draw: RandomBytes) -> None:
         self._key = X25519PrivateKey.from_private_bytes(draw(KEY_SIZE))
         self.public = self._key.public_key().public_bytes_raw()
 
@@ -106,7 +108,7 @@ class Ephemeral:
         return self._key.exchange(X25519PublicKey.from_public_bytes(public_key))
 
 
-def share(exchange: Shares, public_key: bytes) -> bytes:
+def shared_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
     """Return the secret shared with the owner of a key that came from a peer.
 
     Raises PeerError for a key that shares zeros, or anything known, with everybody.
@@ -156,7 +158,7 @@ class Opener:
 
 
 @dataclass(frozen=True, slots=True)
-class Secrets:
+class TransportKeys:
     """What a handshake is for: both directions, and a name for it all.
 
     ``hash`` is the same for both ends, and for no other handshake.
@@ -167,51 +169,51 @@ class Secrets:
     hash: bytes
 
 
-class Initiator:
+class NoiseInitiator:
     """Begins a handshake with the owner of ``peer_key``.
 
     ``prologue`` is what both ends must agree on beforehand.
     """
 
     def __init__(
-        self, own: Identity, peer_key: bytes, prologue: bytes, draw: Draw
+        self, own: Identity, peer_key: bytes, prologue: bytes, draw: RandomBytes
     ) -> None:
         self._own, self._peer_key = own, peer_key
-        self._ephemeral = Ephemeral(draw)
-        self._state = Symmetric()
+        self._ephemeral = EphemeralKey(draw)
+        self._state = SymmetricState()
         self._state.mix_hash(prologue)
         self._state.mix_hash(peer_key)
 
-    def begin(self, payload: bytes = b"") -> bytes:
+    def write_first(self, payload: bytes = b"") -> bytes:
         """Return the first message: ``e, es, s, ss``.
 
         Others cannot read ``payload``, but may send the message again.
         """
         state, ephemeral = self._state, self._ephemeral
         state.mix_hash(ephemeral.public)
-        state.mix_key(share(ephemeral.exchange, self._peer_key))
+        state.mix_key(shared_secret(ephemeral.exchange, self._peer_key))
         static = state.seal(self._own.exchange_key)
-        state.mix_key(share(self._own.exchange, self._peer_key))
+        state.mix_key(shared_secret(self._own.exchange, self._peer_key))
         return ephemeral.public + static + state.seal(payload)
 
-    def finish(self, message: bytes) -> tuple[bytes, Secrets]:
+    def read_second(self, message: bytes) -> tuple[bytes, TransportKeys]:
         """Read the second message: ``e, ee, se``; return its payload, and the secrets.
 
         Raises PeerError if it is not the peer's answer.  Nothing has changed then: what
         somebody else sends does no harm.
         """
         if len(message) < SECOND_SIZE_MIN:
-            raise too_short(message, SECOND_SIZE_MIN)
+            raise message_too_short(message, SECOND_SIZE_MIN)
         state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
         state.mix_hash(peer_ephemeral)
-        state.mix_key(share(self._ephemeral.exchange, peer_ephemeral))
-        state.mix_key(share(self._own.exchange, peer_ephemeral))
+        state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
+        state.mix_key(shared_secret(self._own.exchange, peer_ephemeral))
         payload = state.open(message[KEY_SIZE:])
         said, heard = state.split()
-        return payload, Secrets(Sealer(said), Opener(heard), state.hash)
+        return payload, TransportKeys(Sealer(said), Opener(heard), state.hash)
 
 
-class Responder:
+class NoiseResponder:
     """Reads a first message, and says who sent it: ``peer_key``, ``payload``.
 
     Raises PeerError if it is not genuine, or not for the owner of ``own``.
@@ -219,30 +221,32 @@ class Responder:
 
     def __init__(self, own: Identity, prologue: bytes, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
-            raise too_short(message, FIRST_SIZE_MIN)
-        self._state = state = Symmetric()
+            raise message_too_short(message, FIRST_SIZE_MIN)
+        self._state = state = SymmetricState()
         state.mix_hash(prologue)
         state.mix_hash(own.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)
-        state.mix_key(share(own.exchange, self._peer_ephemeral))
+        state.mix_key(shared_secret(own.exchange, self._peer_ephemeral))
         end = 2 * KEY_SIZE + TAG_SIZE
         self.peer_key = state.open(message[KEY_SIZE:end])
-        state.mix_key(share(own.exchange, self.peer_key))
+        state.mix_key(shared_secret(own.exchange, self.peer_key))
         self.payload = state.open(message[end:])
 
-    def answer(self, draw: Draw, payload: bytes = b"") -> tuple[bytes, Secrets]:
+    def write_second(
+        self, draw: RandomBytes, payload: bytes = b""
+    ) -> tuple[bytes, TransportKeys]:
         """Return the second message, and the secrets.  Once only."""
-        state, ephemeral = self._state, Ephemeral(draw)
+        state, ephemeral = self._state, EphemeralKey(draw)
         state.mix_hash(ephemeral.public)
-        state.mix_key(share(ephemeral.exchange, self._peer_ephemeral))
-        state.mix_key(share(ephemeral.exchange, self.peer_key))
+        state.mix_key(shared_secret(ephemeral.exchange, self._peer_ephemeral))
+        state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))
         message = ephemeral.public + state.seal(payload)
         heard, said = state.split()
-        return message, Secrets(Sealer(said), Opener(heard), state.hash)
+        return message, TransportKeys(Sealer(said), Opener(heard), state.hash)
 
 
-def too_short(message: bytes, size: int) -> PeerError:
+def message_too_short(message: bytes, size: int) -> PeerError:
     """Return how to refuse a message that ends before what it must have."""
     return PeerError(
         f"a handshake message of {len(message)} bytes, expected {size} or more"

@@ -14,20 +14,20 @@ from hashlib import sha256
 from hmac import digest
 from typing import Final
 
-from shoal.protocols.session import Identity
+from shoal.protocols.seam.session import Identity
 from shoal.protocols.tealenet.encryption.noise import (
     KEY_SIZE,
     SECOND_SIZE_MIN,
     TAG_SIZE,
-    Draw,
-    Ephemeral,
+    EphemeralKey,
+    KeyExchange,
     Opener,
+    RandomBytes,
     Sealer,
-    Secrets,
-    Shares,
-    Symmetric,
-    share,
-    too_short,
+    SymmetricState,
+    TransportKeys,
+    message_too_short,
+    shared_secret,
 )
 
 COUNTER_SIZE: Final = 8  # bytes
@@ -46,32 +46,32 @@ def time_payload(at: float) -> bytes:
 class TealeInitiator:
     """Begins a handshake with the owner of ``peer_key``."""
 
-    def __init__(self, own: Identity, peer_key: bytes, draw: Draw) -> None:
+    def __init__(self, own: Identity, peer_key: bytes, draw: RandomBytes) -> None:
         self._own, self._peer_key = own, peer_key
-        self._ephemeral = Ephemeral(draw)
-        self._state = Symmetric()
+        self._ephemeral = EphemeralKey(draw)
+        self._state = SymmetricState()
         self._state.mix_hash(peer_key)
 
-    def begin(self, payload: bytes) -> bytes:
+    def write_first(self, payload: bytes) -> bytes:
         """Return the first message."""
         state, ephemeral = self._state, self._ephemeral
         state.mix_hash(ephemeral.public)
-        state.mix_key(_share(ephemeral.exchange, self._peer_key))
+        state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_key))
         static = state.seal(self._own.exchange_key)
-        state.mix_key(_share(self._own.exchange, self._peer_key))
+        state.mix_key(_hashed_secret(self._own.exchange, self._peer_key))
         return ephemeral.public + static + state.seal(payload)
 
-    def finish(self, message: bytes) -> Secrets:
+    def read_second(self, message: bytes) -> TransportKeys:
         """Read the second message; PeerError, and nothing has changed, if it is bad."""
         if len(message) < SECOND_SIZE_MIN:
-            raise too_short(message, SECOND_SIZE_MIN)
+            raise message_too_short(message, SECOND_SIZE_MIN)
         state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
         state.mix_hash(peer_ephemeral)
-        state.mix_key(_share(self._ephemeral.exchange, peer_ephemeral))
-        state.mix_key(_share(self._ephemeral.exchange, self._peer_key))
+        state.mix_key(_hashed_secret(self._ephemeral.exchange, peer_ephemeral))
+        state.mix_key(_hashed_secret(self._ephemeral.exchange, self._peer_key))
         state.open(message[KEY_SIZE:])
         said, heard = state.split()
-        return Secrets(Sealer(said), Opener(heard), state.hash)
+        return TransportKeys(Sealer(said), Opener(heard), state.hash)
 
 
 class TealeResponder:
@@ -82,43 +82,45 @@ class TealeResponder:
 
     def __init__(self, own: Identity, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
-            raise too_short(message, FIRST_SIZE_MIN)
+            raise message_too_short(message, FIRST_SIZE_MIN)
         self._own = own
-        self._state = state = Symmetric()
+        self._state = state = SymmetricState()
         state.mix_hash(own.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)
-        state.mix_key(_share(own.exchange, self._peer_ephemeral))
+        state.mix_key(_hashed_secret(own.exchange, self._peer_ephemeral))
         self.peer_key = state.open(message[KEY_SIZE:FIRST_SIZE_MIN])
-        state.mix_key(_share(own.exchange, self.peer_key))
+        state.mix_key(_hashed_secret(own.exchange, self.peer_key))
         if len(message) > FIRST_SIZE_MIN:
             state.open(message[FIRST_SIZE_MIN:])
 
-    def answer(self, draw: Draw, payload: bytes) -> tuple[bytes, Secrets]:
+    def write_second(
+        self, draw: RandomBytes, payload: bytes
+    ) -> tuple[bytes, TransportKeys]:
         """Return the second message, and the secrets.  Once only."""
-        state, ephemeral = self._state, Ephemeral(draw)
+        state, ephemeral = self._state, EphemeralKey(draw)
         state.mix_hash(ephemeral.public)
-        state.mix_key(_share(ephemeral.exchange, self._peer_ephemeral))
+        state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_ephemeral))
         # Noise would take our ephemeral and the peer's static key here.
-        state.mix_key(_share(self._own.exchange, self._peer_ephemeral))
+        state.mix_key(_hashed_secret(self._own.exchange, self._peer_ephemeral))
         message = ephemeral.public + state.seal(payload)
         heard, said = state.split()
-        return message, Secrets(Sealer(said), Opener(heard), state.hash)
+        return message, TransportKeys(Sealer(said), Opener(heard), state.hash)
 
 
-class Packets:
+class TealePackets:
     """Messages as packets: a counter of 8 bytes, little-endian, and what it encrypts.
 
     They may be lost and change places, but none is taken twice.
     """
 
-    def __init__(self, secrets: Secrets) -> None:
-        self._secrets = secrets
-        self._window = Window()
+    def __init__(self, keys: TransportKeys) -> None:
+        self._keys = keys
+        self._window = ReplayWindow()
 
     def seal(self, message: bytes) -> bytes:
         """Return the packet of a message."""
-        counter, sealed = self._secrets.sealer.seal(message)
+        counter, sealed = self._keys.sealer.seal(message)
         return counter.to_bytes(COUNTER_SIZE, "little") + sealed
 
     def open(self, packet: bytes) -> bytes | None:
@@ -126,27 +128,27 @@ class Packets:
         if len(packet) < COUNTER_SIZE + TAG_SIZE:
             return None
         counter = int.from_bytes(packet[:COUNTER_SIZE], "little")
-        if not self._window.would_take(counter):
+        if not self._window.accepts(counter):
             return None
-        message = self._secrets.opener.open(counter, packet[COUNTER_SIZE:])
+        message = self._keys.opener.open(counter, packet[COUNTER_SIZE:])
         if message is not None:
-            self._window.take(counter)
+            self._window.mark(counter)
         return message
 
 
-class Window:
+class ReplayWindow:
     """Which counters have come: new ones less than ``WINDOW`` late are acceptable."""
 
     def __init__(self) -> None:
         self._highest = -1
         self._seen = 0  # bit n: the counter that is n below the highest
 
-    def would_take(self, counter: int) -> bool:
+    def accepts(self, counter: int) -> bool:
         """Say whether a packet with this counter may be looked at."""
         late = self._highest - counter
         return late < 0 or (late < WINDOW and not self._seen >> late & 1)
 
-    def take(self, counter: int) -> None:
+    def mark(self, counter: int) -> None:
         """Note a counter whose packet was genuine: only then is it spent."""
         ahead = counter - self._highest
         if ahead > 0:
@@ -158,10 +160,10 @@ class Window:
             self._seen |= 1 << -ahead
 
 
-def _share(exchange: Shares, public_key: bytes) -> bytes:
+def _hashed_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
     """Return the shared secret, hashed: HKDF-SHA256 without salt and info (RFC 5869).
 
     With an output of one block the two steps of HKDF are one HMAC each.
     """
-    extracted = digest(bytes(32), share(exchange, public_key), sha256)
+    extracted = digest(bytes(32), shared_secret(exchange, public_key), sha256)
     return digest(extracted, b"\1", sha256)

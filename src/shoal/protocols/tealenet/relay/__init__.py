@@ -1,1 +1,1 @@
-"""A relay of our own."""
+"""The relay server: registration, discovery, and forwarding between nodes."""

@@ -1,4 +1,4 @@
-"""The nodes that a relay knows: how they register, and how they are found."""
+"""A relay's nodes: how registrations are verified and discovery requests answered."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -8,28 +8,28 @@ from typing import Any
 
 import msgspec
 
-from shoal.protocols.tealenet.relay.envelope import BadRelayMessage
-from shoal.protocols.tealenet.relay.limits import RelayLimits
-from shoal.protocols.tealenet.relay.messages import (
-    Filter,
-    Proof,
-    Register,
+from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage
+from shoal.protocols.tealenet.codec.relay_messages import (
+    DiscoverFilter,
+    RegistrationProof,
+    RelayRegister,
     challenge_text,
-    read,
+    decode_payload,
 )
+from shoal.protocols.tealenet.relay.limits import RelayLimits
 
 KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SIGNATURE = re.compile(r"[0-9a-fA-F]{128}", re.ASCII)
 NODE_COST = 1024  # bytes that a node takes beside its capabilities, about
 
-Verifies = Callable[[bytes, bytes, bytes], bool]
-"""Takes a key, a signature and a message; see ``Setting.verifies``."""
+Verify = Callable[[bytes, bytes, bytes], bool]
+"""Takes a key, a signature and a message; see ``ProtocolContext.verify``."""
 
-_NOT_SAID: Mapping[str, object] = {"displayName": "", "capabilities": {}}
+_REGISTER_DEFAULTS: Mapping[str, object] = {"displayName": "", "capabilities": {}}
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class NodeProfile:
     """What a node says of itself.
 
     ``capabilities`` is their JSON, and ``extended`` says that it knows what is ours.
@@ -50,7 +50,7 @@ class About:
         """How many bytes are kept of it, about."""
         return NODE_COST + memoryview(self.capabilities).nbytes
 
-    def fits(self, wanted: Filter | None) -> bool:
+    def matches(self, wanted: DiscoverFilter | None) -> bool:
         """Say whether it is to be told of.  Of tiers, 1 is the most capable."""
         if not self.available:
             return False
@@ -64,25 +64,25 @@ class About:
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class NodeRecord:
     """A node that is registered.
 
-    ``address`` is where it comes from, ``heard`` when something came from it last,
-    ``opened`` how many sessions it has opened, and ``told`` how many of the pending
-    news are none to it.
+    ``address`` is where it comes from, ``last_heard`` when something came from it last,
+    ``opened_sessions`` how many sessions it has opened, and ``announced`` how many of
+    the pending news are none to it.
     """
 
     id: str
     link: int
-    about: About
-    heard: float
+    profile: NodeProfile
+    last_heard: float
     proven: bool
     address: str = ""
-    opened: int = 0
-    told: int = 0
+    opened_sessions: int = 0
+    announced: int = 0
 
 
-def read_registration(payload: Mapping[str, Any]) -> Register:
+def read_registration(payload: Mapping[str, Any]) -> RelayRegister:
     """Read a registration, in which only what proves the id has to be there.
 
     Raises BadRelayMessage.
@@ -90,10 +90,10 @@ def read_registration(payload: Mapping[str, Any]) -> Register:
     if not payload.get("nodeID"):
         raise _refused("Missing nodeID in register payload")
     try:
-        message = read("register", {**_NOT_SAID, **payload})
+        message = decode_payload("register", {**_REGISTER_DEFAULTS, **payload})
     except BadRelayMessage as error:
         raise _refused(str(error)) from error
-    assert isinstance(message, Register), "this is what that kind is read as"
+    assert isinstance(message, RelayRegister), "this is what that kind is read as"
     if not KEY.fullmatch(message.node_id):
         raise _refused(
             "nodeID: expected an Ed25519 public key: 64 hex digits, lower case"
@@ -103,7 +103,7 @@ def read_registration(payload: Mapping[str, Any]) -> Register:
     return message
 
 
-def check_signature(message: Register, verifies: Verifies) -> None:
+def check_signature(message: RelayRegister, verifies: Verify) -> None:
     """Raise BadRelayMessage unless the id's key signed the id."""
     text = message.node_id.encode()
     if not _is_signed(message.node_id, message.signature, text, verifies):
@@ -111,7 +111,7 @@ def check_signature(message: Register, verifies: Verifies) -> None:
 
 
 def check_proof(
-    message: Register, proof: Proof, challenge: str, verifies: Verifies
+    message: RelayRegister, proof: RegistrationProof, challenge: str, verifies: Verify
 ) -> None:
     """Raise BadRelayMessage unless the id's key signed this connection's challenge."""
     text = challenge_text(challenge, message.node_id)
@@ -133,13 +133,13 @@ def knows_extension(capabilities: Mapping[str, Any]) -> bool:
     return type(version) is int and version >= 1
 
 
-def about(message: Register, limits: RelayLimits) -> About:
+def node_profile(message: RelayRegister, limits: RelayLimits) -> NodeProfile:
     """Return what a node says of itself.  Raises BadRelayMessage if it is too much."""
     said = message.capabilities
     written = msgspec.json.encode(said)
-    if len(written) > limits.capabilities:
+    if len(written) > limits.capabilities_max:
         raise _refused(
-            f"capabilities of {len(written)} bytes, at most {limits.capabilities}"
+            f"capabilities of {len(written)} bytes, at most {limits.capabilities_max}"
         )
     key = message.wg_public_key
     if key is not None and not KEY.fullmatch(key):
@@ -150,8 +150,8 @@ def about(message: Register, limits: RelayLimits) -> About:
     if not isinstance(hardware, dict):
         hardware = {}
     models = said.get("loadedModels")
-    return About(
-        name=message.display_name[: limits.name],
+    return NodeProfile(
+        name=message.display_name[: limits.name_max],
         capabilities=msgspec.Raw(written),
         exchange_key=key,
         signature=message.signature,
@@ -167,10 +167,10 @@ def about(message: Register, limits: RelayLimits) -> About:
     )
 
 
-def found(
-    nodes: Mapping[str, Node],
-    asker: Node,
-    wanted: Filter | None,
+def discover_entries(
+    nodes: Mapping[str, NodeRecord],
+    asker: NodeRecord,
+    wanted: DiscoverFilter | None,
     limits: RelayLimits,
     first: int,
     epoch: float,
@@ -179,17 +179,17 @@ def found(
 
     ``epoch`` is when the clock was at 0, in the wire's own seconds.
     """
-    most = limits.found
+    most = limits.results
     if wanted is not None and wanted.max_peers is not None:
-        most = max(0, min(int(wanted.max_peers), limits.found_max))
+        most = max(0, min(int(wanted.max_peers), limits.results_max))
     entries: list[dict[str, object]] = []
     size = 0
-    for node in _round(nodes, first):
-        if len(entries) >= most or size >= limits.found_size:
+    for node in _rotated(nodes, first):
+        if len(entries) >= most or size >= limits.results_size:
             break
-        if node is not asker and node.about.fits(wanted):
+        if node is not asker and node.profile.matches(wanted):
             entries.append(_entry(node, epoch))
-            size += node.about.cost
+            size += node.profile.cost
     return entries
 
 
@@ -200,7 +200,7 @@ def _refused(why: str) -> BadRelayMessage:
     return BadRelayMessage("invalid_register", why)
 
 
-def _is_signed(key: str, signature: str, text: bytes, verifies: Verifies) -> bool:
+def _is_signed(key: str, signature: str, text: bytes, verifies: Verify) -> bool:
     if not SIGNATURE.fullmatch(signature):
         return False
     return verifies(bytes.fromhex(key), bytes.fromhex(signature), text)
@@ -212,19 +212,19 @@ def _number(value: object, otherwise: float) -> float:
     return otherwise
 
 
-def _round(nodes: Mapping[str, Node], first: int) -> Iterable[Node]:
+def _rotated(nodes: Mapping[str, NodeRecord], first: int) -> Iterable[NodeRecord]:
     yield from islice(nodes.values(), first, None)
     yield from islice(nodes.values(), first)
 
 
-def _entry(node: Node, epoch: float) -> dict[str, object]:
+def _entry(node: NodeRecord, epoch: float) -> dict[str, object]:
     return {
         "nodeID": node.id,
         "publicKey": node.id,
-        "wgPublicKey": node.about.exchange_key,
-        "displayName": node.about.name,
-        "capabilities": node.about.capabilities,
-        "lastSeen": epoch + node.heard,
+        "wgPublicKey": node.profile.exchange_key,
+        "displayName": node.profile.name,
+        "capabilities": node.profile.capabilities,
+        "lastSeen": epoch + node.last_heard,
         "natType": "unknown",
         "endpoints": [],
         "shoal": {"proven": node.proven},

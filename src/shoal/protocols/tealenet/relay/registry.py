@@ -1,79 +1,143 @@
-"""Which nodes a relay knows, from their registration until they are gone."""
+"""The registry of a relay's nodes, and the announcements of joins and departures.
 
-from collections.abc import Sequence
+Each join and departure is announced to all nodes.  The announcements are collected for
+a moment: each link then gets one write, and with many links other messages get their
+turn in between.
+"""
+
+from collections.abc import Collection, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
-from shoal.protocols.crowd import Carried, Spread
-from shoal.protocols.session import Setting
-from shoal.protocols.tealenet.relay.envelope import BadRelayMessage, write
-from shoal.protocols.tealenet.relay.limits import RelayLimits
-from shoal.protocols.tealenet.relay.lines import Line, Lines, told, told_to_wait
-from shoal.protocols.tealenet.relay.messages import (
-    Discover,
-    Host,
-    PeerJoined,
-    PeerLeft,
-    Proof,
-    RegisterAck,
-    RegisterChallenge,
-    RelayClose,
-    encode,
-    read,
+from shoal.protocols.seam.multi_peer import RelayBroadcast, RelaySend
+from shoal.protocols.seam.session import ProtocolContext
+from shoal.protocols.tealenet.codec.relay_envelope import (
+    BadRelayMessage,
+    encode_envelope,
 )
-from shoal.protocols.tealenet.relay.news import News
+from shoal.protocols.tealenet.codec.relay_messages import (
+    Discover,
+    RegistrationProof,
+    RelayClose,
+    RelayHost,
+    RelayPeerJoined,
+    RelayPeerLeft,
+    RelayRegisterAck,
+    RelayRegisterChallenge,
+    decode_payload,
+    encode,
+)
+from shoal.protocols.tealenet.codec.signatures import noise_fields
+from shoal.protocols.tealenet.relay.limits import RelayLimits
+from shoal.protocols.tealenet.relay.links import (
+    NodeLink,
+    NodeLinks,
+    error_to,
+    rate_limited,
+)
 from shoal.protocols.tealenet.relay.nodes import (
-    About,
-    Node,
-    about,
+    NodeProfile,
+    NodeRecord,
     check_proof,
     check_signature,
-    found,
+    discover_entries,
     knows_extension,
+    node_profile,
     read_registration,
 )
-from shoal.protocols.tealenet.relay.sessions import Sessions
-from shoal.protocols.tealenet.wire.proving import noise_fields
+from shoal.protocols.tealenet.relay.routed_sessions import RoutedSessions
+
+GATHER = 0.02  # seconds for which news are gathered
+GATHER_EACH = 0.0001  # seconds for each node, where that is more
+PENDING_MAX = 1024  # news that are gathered before they are told at once
+BATCH_LINKS = 500  # links
+
+
+class PresenceBroadcast:
+    """What is still to be told, and to whom of ``nodes``, by the time ``due``."""
+
+    def __init__(self, nodes: Collection[NodeRecord]) -> None:
+        self._nodes = nodes
+        self._next: list[str] = []
+        self._sending: tuple[str, ...] = ()
+        self._waiting: list[tuple[int, int]] = []  # links, and what is news to them
+        self.due: float | None = None
+
+    def add(self, text: str, now: float) -> None:
+        """Have something told to all nodes that are there by now."""
+        self._next.append(text)
+        if self.due is None:
+            self.due = self._due(now)
+        if len(self._next) >= PENDING_MAX:
+            self.due = now
+
+    def skip(self, node: NodeRecord) -> None:
+        """Have a node not told what there is by now, for it has come since."""
+        node.announced = len(self._next)
+
+    def broadcast(self, now: float) -> Sequence[RelayBroadcast]:
+        """Tell some of those who have yet to hear it."""
+        if not self._waiting:
+            self._sending, self._next = tuple(self._next), []
+            for node in self._nodes:
+                if node.announced < len(self._sending):
+                    self._waiting.append((node.link, node.announced))
+                node.announced = 0
+        some = self._waiting[:BATCH_LINKS]
+        del self._waiting[:BATCH_LINKS]
+        if self._waiting:
+            self.due = now
+        else:
+            self.due = self._due(now) if self._next else None
+        return (RelayBroadcast(self._sending, some),) if some else ()
+
+    def _due(self, now: float) -> float:
+        return now + max(GATHER, GATHER_EACH * len(self._nodes))
+
 
 SINCE_2001 = -978_307_200.0  # seconds to add to Unix time for the wire's own
 CHALLENGE_SIZE = 32  # bytes
 
-REPLACED = (1012, "Replaced by newer session")  # as real relays have it
-UNREGISTERED = (1008, "nobody registered in time")
+CLOSE_REPLACED = (1012, "Replaced by newer session")  # as real relays have it
+CLOSE_UNREGISTERED = (1008, "nobody registered in time")
 
-Output: TypeAlias = Carried | Spread
+RelayOutput: TypeAlias = RelaySend | RelayBroadcast
 
 
-class Registry:
+class NodeRegistry:
     """The nodes by their ids, and the news of them.
 
     With a node go its sessions.
     """
 
     def __init__(
-        self, setting: Setting, limits: RelayLimits, lines: Lines, sessions: Sessions
+        self,
+        setting: ProtocolContext,
+        limits: RelayLimits,
+        links: NodeLinks,
+        sessions: RoutedSessions,
     ) -> None:
         self._setting = setting
         self._limits = limits
-        self._lines = lines
+        self._links = links
         self._sessions = sessions
         identity = setting.identity
-        self._host = Host(identity.public_key.hex(), *noise_fields(identity))
+        self._host = RelayHost(identity.public_key.hex(), *noise_fields(identity))
         self._epoch = setting.epoch + SINCE_2001
-        self._kept = 0  # bytes, about
-        self.nodes: dict[str, Node] = {}
-        self.news = News(self.nodes.values())
+        self._stored_size = 0  # bytes, about
+        self.nodes: dict[str, NodeRecord] = {}
+        self.presence = PresenceBroadcast(self.nodes.values())
 
     def register(
-        self, line: Line, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[Output]:
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
         """Register a node, again or at last, or ask it for a proof.
 
         Raises BadRelayMessage.
         """
-        if wait := line.registrations.take_one(now):
-            return (told_to_wait(line, "registrations", wait),)
+        if wait := line.registrations.try_charge_one(now):
+            return (rate_limited(line, "registrations", wait),)
         message = read_registration(payload)
         before = line.node
         if before is not None and before.id != message.node_id:
@@ -82,76 +146,84 @@ class Registry:
                 "nodeID: another one is registered on this connection; use one "
                 "connection for each",
             )
-        verifies = self._setting.verifies
-        if before is None or before.about.signature != message.signature:
+        verifies = self._setting.verify
+        if before is None or before.profile.signature != message.signature:
             check_signature(message, verifies)
         proven = before is not None and before.proven
-        if not isinstance(message.shoal, Proof):
+        if not isinstance(message.shoal, RegistrationProof):
             if not proven and knows_extension(message.capabilities):
                 # The signature may be a copy: it is the same each time.
                 line.challenge = (
-                    line.challenge or self._setting.draw(CHALLENGE_SIZE).hex()
+                    line.challenge or self._setting.random_bytes(CHALLENGE_SIZE).hex()
                 )
-                challenge = RegisterChallenge(line.challenge)
-                return (Carried(line.link, encode(challenge)),)
+                challenge = RelayRegisterChallenge(line.challenge)
+                return (RelaySend(line.link, encode(challenge)),)
         else:
             check_proof(message, message.shoal, line.challenge, verifies)
             proven = True
-        said = about(message, self._limits)
+        said = node_profile(message, self._limits)
         return [
-            *self._enter(line, message.node_id, said, now, proven=proven),
+            *self._store(line, message.node_id, said, now, proven=proven),
             self._acknowledge(line.link, message.node_id, said, now),
         ]
 
     def discover(
-        self, line: Line, kind: str, payload: dict[str, Any], now: float
-    ) -> Sequence[Output]:
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
         """Say who is there.  Raises BadRelayMessage."""
-        asker = line.registered
-        if wait := line.questions.take_one(now):
-            return (told_to_wait(line, "questions", wait),)
+        asker = line.registered_node
+        if wait := line.discoveries.try_charge_one(now):
+            return (rate_limited(line, "questions", wait),)
         # Who asks is known: what it calls itself does not matter.
-        message = read(kind, {**payload, "requestingNodeID": asker.id})
+        message = decode_payload(kind, {**payload, "requestingNodeID": asker.id})
         assert isinstance(message, Discover), "this is what that kind is read as"
         # Each question may lead to a look at all nodes, and those who ask from one
         # address may be many as well.
-        if wait := line.origin.looks.take_if(len(self.nodes), now):
-            return (told_to_wait(line, "questions", wait),)
-        first = int.from_bytes(self._setting.draw(8)) % len(self.nodes)
-        peers = found(
+        if wait := line.origin.lookups.try_charge(len(self.nodes), now):
+            return (rate_limited(line, "questions", wait),)
+        first = int.from_bytes(self._setting.random_bytes(8)) % len(self.nodes)
+        peers = discover_entries(
             self.nodes, asker, message.filter, self._limits, first, self._epoch
         )
-        return (Carried(line.link, write("discoverResponse", {"peers": peers})),)
+        return (
+            RelaySend(line.link, encode_envelope("discoverResponse", {"peers": peers})),
+        )
 
-    def leave(self, node: Node, now: float) -> Sequence[Output]:
+    def remove(self, node: NodeRecord, now: float) -> Sequence[RelayOutput]:
         """Forget a node and tell the others."""
         del self.nodes[node.id]
-        self._kept -= node.about.cost
-        self.news.add(encode(PeerLeft(node.id, node.about.name)), now)
-        return self._end_sessions(node)
+        self._stored_size -= node.profile.cost
+        self.presence.add(encode(RelayPeerLeft(node.id, node.profile.name)), now)
+        return self._close_sessions(node)
 
-    def sweep(self, now: float) -> Sequence[Output]:
+    def evict(self, now: float) -> Sequence[RelayOutput]:
         """Have those go who never registered, and those who are not heard of."""
-        outputs: list[Output] = []
-        for line in self._lines:
+        outputs: list[RelayOutput] = []
+        for line in self._links:
             node = line.node
             if node is None:
-                if now - line.since >= self._limits.to_register:
-                    self._lines.remove(line)
-                    code, why = UNREGISTERED
-                    outputs.append(Carried(line.link, why, code))
-            elif now - node.heard >= self._limits.to_live:
-                line.node, line.since = None, now
-                outputs += self.leave(node, now)
+                if now - line.unregistered_since >= self._limits.registration_timeout:
+                    self._links.remove(line)
+                    code, why = CLOSE_UNREGISTERED
+                    outputs.append(RelaySend(line.link, why, code))
+            elif now - node.last_heard >= self._limits.node_ttl:
+                line.node, line.unregistered_since = None, now
+                outputs += self.remove(node, now)
                 why = "Nothing was heard for too long; register again"
-                outputs.append(told(line, "registration_expired", why))
+                outputs.append(error_to(line, "registration_expired", why))
         return outputs
 
     # Private parts, in the order in which they are called.
 
-    def _enter(
-        self, line: Line, node_id: str, said: About, now: float, *, proven: bool
-    ) -> Sequence[Output]:
+    def _store(
+        self,
+        line: NodeLink,
+        node_id: str,
+        said: NodeProfile,
+        now: float,
+        *,
+        proven: bool,
+    ) -> Sequence[RelayOutput]:
         """Let a node in, or let it say something else of itself."""
         node = line.node
         holder = self.nodes.get(node_id)
@@ -161,47 +233,49 @@ class Registry:
                 "nodeID: registered by a node that has proved its key, which can only "
                 "be replaced by one that does so",
             )
-        kept = self._kept + said.cost - (holder.about.cost if holder else 0)
-        if kept > self._limits.kept or (
+        kept = self._stored_size + said.cost - (holder.profile.cost if holder else 0)
+        if kept > self._limits.stored_size or (
             holder is None and len(self.nodes) >= self._limits.nodes
         ):
             raise BadRelayMessage(
                 "relay_full", "The relay has no room for more nodes; try again later"
             )
-        self._kept = kept
+        self._stored_size = kept
         if node is not None:
-            node.about, node.proven = said, proven
+            node.profile, node.proven = said, proven
             return ()
-        line.node = self.nodes[node_id] = node = Node(
+        line.node = self.nodes[node_id] = node = NodeRecord(
             node_id, line.link, said, now, proven, line.origin.address
         )
         if holder is None:
-            self.news.add(encode(PeerJoined(node_id, said.name)), now)
-            self.news.skip(node)
+            self.presence.add(encode(RelayPeerJoined(node_id, said.name)), now)
+            self.presence.skip(node)
             return ()
-        node.told = holder.told
-        code, why = REPLACED
-        older = self._lines.of(holder.link)
+        node.announced = holder.announced
+        code, why = CLOSE_REPLACED
+        older = self._links.get(holder.link)
         assert older is not None, "with its line a node goes"
-        self._lines.remove(older)
-        return [*self._end_sessions(holder), Carried(holder.link, why, code)]
+        self._links.remove(older)
+        return [*self._close_sessions(holder), RelaySend(holder.link, why, code)]
 
-    def _acknowledge(self, link: int, node_id: str, said: About, now: float) -> Output:
-        lifetime = int(self._limits.to_live)
+    def _acknowledge(
+        self, link: int, node_id: str, said: NodeProfile, now: float
+    ) -> RelayOutput:
+        lifetime = int(self._limits.node_ttl)
         host = self._host if said.extended else UNSET
-        ack = RegisterAck(node_id, self._epoch + now, lifetime, host)
-        return Carried(link, encode(ack))
+        ack = RelayRegisterAck(node_id, self._epoch + now, lifetime, host)
+        return RelaySend(link, encode(ack))
 
-    def _end_sessions(self, node: Node) -> Sequence[Output]:
+    def _close_sessions(self, node: NodeRecord) -> Sequence[RelayOutput]:
         """End a node's sessions in its name, for those who expect a relay to do that.
 
         A real node would take it for a reason to come back again and again.
         """
         outputs = []
-        for session in self._sessions.end_all(node):
-            other = session.beyond(node)
+        for session in self._sessions.close_all(node):
+            other = session.other_end(node)
             assert other is not None, "it is one of the session's two"
-            if other.about.extended:
+            if other.profile.extended:
                 closing = RelayClose(node.id, other.id, session.id)
-                outputs.append(Carried(other.link, encode(closing)))
+                outputs.append(RelaySend(other.link, encode(closing)))
         return outputs

@@ -1,0 +1,128 @@
+"""Announces listeners on the local network and browses for peers (mDNS)."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+from shoal.domain.errors import Unavailable
+from shoal.peers.discovered_peers import DiscoveredPeers
+from shoal.protocols.seam.multi_peer import ServiceRecord
+from shoal.transports.mdns import LocalNetwork, local_network
+from shoal.transports.tcp_server import BoundAddress
+
+WILDCARD_ADDRESSES = ("0.0.0.0", "::")
+CHECK_INTERVAL = 10.0  # seconds between looks whether this machine is on other networks
+RETRY_AFTER = 30.0  # seconds until it is tried again where there is no multicast
+
+log = logging.getLogger("shoal.neighbourhood")
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedService:
+    """A service, and where it listens."""
+
+    wire: str
+    service: ServiceRecord
+    bound: BoundAddress
+
+
+class LocalDiscovery:
+    """The services that we announce, and the browsers that look for others.
+
+    ``addresses`` says at which addresses others find what listens on one; what nobody
+    finds is not announced.
+    """
+
+    def __init__(
+        self,
+        announced: Sequence[AnnouncedService],
+        meetings: Sequence[DiscoveredPeers],
+        addresses: Callable[[str], tuple[str, ...]],
+    ) -> None:
+        self._announced = announced
+        self._addresses = addresses
+        found = any(self._is_reachable(each.bound) for each in announced)
+        self._discovered = [
+            each for each in meetings if found or not each.browser.reciprocal
+        ]
+        self._told = False  # that it cannot be, which is said once
+
+    async def run(self) -> None:
+        """Announce and look until cancelled, anew when this machine's addresses change.
+
+        Returns if there is nothing to announce and nobody looks.
+        """
+        while True:
+            places = self._listen_addresses()
+            if not places and not self._discovered and self._hidden:
+                return
+            try:
+                await self._run_once(places)
+            except Unavailable as error:
+                self._warn_unavailable(error)
+                await asyncio.sleep(RETRY_AFTER)
+            finally:
+                for each in self._discovered:
+                    each.on_all_lost()
+
+    @property
+    def _hidden(self) -> bool:
+        """Whether all that is announced listens where others never find it."""
+        return all(
+            each.bound.address not in WILDCARD_ADDRESSES for each in self._announced
+        )
+
+    def _is_reachable(self, bound: BoundAddress) -> bool:
+        return bound.address in WILDCARD_ADDRESSES or bool(
+            self._addresses(bound.address)
+        )
+
+    def _listen_addresses(self) -> tuple[str, ...]:
+        """Return the addresses whose networks we take part in."""
+        listening = {
+            place
+            for each in self._announced
+            for place in self._addresses(each.bound.address)
+        }
+        if not listening and self._discovered:
+            return self._addresses(WILDCARD_ADDRESSES[0])  # only to look
+        return tuple(sorted(listening))
+
+    async def _run_once(self, places: tuple[str, ...]) -> None:
+        """Take part until the addresses change.  Raises Unavailable."""
+        async with local_network(places) as network, AsyncExitStack() as browsing:
+            for each in self._discovered:
+                browser = network.browse(each.browser.kind, each.on_found, each.on_lost)
+                await browsing.enter_async_context(browser)
+            for one in self._announced:
+                if self._addresses(one.bound.address):
+                    await _announce(network, one, places)
+            self._told = False
+            while self._listen_addresses() == places:  # noqa: ASYNC110  # no system tells
+                await asyncio.sleep(CHECK_INTERVAL)
+
+    def _warn_unavailable(self, error: Unavailable) -> None:
+        if self._told:
+            return
+        self._told = True
+        wires = {each.wire for each in self._announced}
+        wires |= {each.wire for each in self._discovered}
+        flags = " or ".join(f"--{wire}-peers HOST:PORT" for wire in sorted(wires))
+        log.warning(
+            "peers on the local network are not found: %s; use %s", error, flags
+        )
+
+
+async def _announce(
+    network: LocalNetwork, one: AnnouncedService, places: tuple[str, ...]
+) -> None:
+    name = await network.announce(one.service, one.bound.port)
+    log.info(
+        "announced wire=%s name=%r addresses=%s port=%d",
+        one.wire,
+        name,
+        ",".join(places),
+        one.bound.port,
+    )

@@ -1,0 +1,62 @@
+"""Collects the endpoints of all protocols."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from shoal.coordinator.admission import WorkerAdmission
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.ledger.keys import verify
+from shoal.protocols import discover
+from shoal.protocols.seam.peer_addresses import PeerAddress
+from shoal.protocols.seam.protocol import Endpoint
+from shoal.protocols.seam.session import Identity, ProtocolContext
+from shoal.transports.clock import Clock
+
+log = logging.getLogger("shoal.endpoints")
+
+
+def make_endpoints(
+    clock: Clock,
+    door: WorkerAdmission,
+    wires: Mapping[str, object],
+    token: str,
+    identity: Identity,
+    draw: Callable[[int], bytes],
+    name: str = "shoal",
+    hardware: Hardware = UNKNOWN_HARDWARE,
+    contacts: Sequence[PeerAddress] = (),
+) -> list[tuple[str, Endpoint]]:
+    """Return each endpoint with its wire's name.
+
+    ``wires`` holds protocols' configurations by name, ``token`` is what workers present
+    where theirs has none, and ``name`` and ``hardware`` are this machine's.
+    ``contacts`` are peers that may speak any of them.
+    """
+    start = int(clock.wall() * 1000)
+    epoch = clock.wall() - clock.now()
+    found: list[tuple[str, Endpoint]] = []
+    for wire, protocol in discover().items():
+        config = wires.get(wire) or protocol.config()
+        admission = door.policy_for(wire, protocol.token(config) or token)
+        setting = ProtocolContext(
+            *(start, admission, draw, identity, verify, epoch, name, hardware, door),
+            token=token,
+            warn=partial(log.warning, "wire=%s %s", wire),
+            peer_addresses=contacts,
+        )
+        found += [(wire, each) for each in protocol.endpoints(config, setting)]
+    return found
+
+
+def anonymous_http(wires: Mapping[str, object]) -> frozenset[str]:
+    """Return the wires whose own HTTP API asks its clients for no key.
+
+    ``wires`` holds protocols' configurations by name.
+    """
+    return frozenset(
+        wire
+        for wire, protocol in discover().items()
+        if protocol.anonymous_http is not None
+        and protocol.anonymous_http(wires.get(wire) or protocol.config())
+    )

@@ -1,0 +1,285 @@
+"""Runs a coordinator: opens the store, the hub, the gateway and the listeners."""
+
+import asyncio
+import logging
+import random
+import secrets
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from shoal.app.endpoints import anonymous_http, make_endpoints
+from shoal.app.network import NetworkContext, PortsByWire, open_network
+from shoal.app.settings import (
+    NO_X402,
+    CoordinatorSettings,
+    open_payments,
+    read_settings,
+)
+from shoal.app.websocket_router import STOPPING, WebSocketRouter
+from shoal.config import ServeConfig, X402Config, check_x402
+from shoal.config.runtime_file import publish_url
+from shoal.config.secret_files import (
+    first_key,
+    first_token,
+    new_secret,
+    signing_seed,
+    store_certificate,
+)
+from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.hub import Hub
+from shoal.coordinator.ids import new_id
+from shoal.coordinator.spot_checks import SpotChecks
+from shoal.domain.credentials import DAY
+from shoal.domain.errors import ConfigError, StoreError
+from shoal.domain.ids import JobId
+from shoal.gateway.app import Gateway, make_app
+from shoal.gateway.http.access import FIRST_KEY, Access, key_cache
+from shoal.gateway.http.authentication import Keyring
+from shoal.gateway.jobs.egress_policy import EgressPolicy
+from shoal.gateway.jobs.endpoints import encode_job
+from shoal.gateway.jobs.payments import Payments
+from shoal.gateway.jobs.webhook_sender import WebhookSender
+from shoal.ledger.keys import Signer
+from shoal.models.library_server import LibraryServer
+from shoal.peers.connections import PeerConnections
+from shoal.peers.inbound_jobs import PeerJobPolicy
+from shoal.protocols.seam.multi_peer import MembershipProber
+from shoal.store.blobs import BlobFiles
+from shoal.store.sqlite import SqliteStore
+from shoal.transports.clock import LoopClock
+from shoal.transports.http_server import http_listener, public_url
+from shoal.transports.tls import ServerTls, fingerprint_of
+from shoal.worker.hardware import this_machine
+
+SIGNATURES_INLINE_MAX = (
+    4  # signatures that may hold up the loop: half a millisecond of checking them
+)
+PRUNE_EVERY = 3600.0  # seconds
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+NO_WIRES: Mapping[str, object] = {}
+
+log = logging.getLogger("shoal.app")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCoordinator:
+    """A running coordinator."""
+
+    hub: Hub
+    url: str
+    port: int
+    ports: PortsByWire
+    """The ports beside that of HTTP."""
+    api_key: str
+    join_command: str
+    """The command that adds a worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSecrets:
+    """What the coordinator keeps in its folder for nobody else to read."""
+
+    api_key: str
+    token: str  # empty: whoever wants to may join
+    signer: Signer
+
+
+@asynccontextmanager
+async def run_coordinator(
+    config: ServeConfig,
+    wires: Mapping[str, object] = NO_WIRES,
+    x402: X402Config = NO_X402,
+) -> AsyncIterator[RunningCoordinator]:
+    """Run a coordinator for the length of the block.
+
+    ``wires`` holds protocols' configurations by name; a protocol without one gets its
+    defaults.
+
+    Raises ConfigError if a setting, port or folder cannot be used, StoreError if the
+    database cannot.
+    """
+    settings = read_settings(config)
+    check_x402(x402)
+    kept = _secrets(config, settings.certificate)
+    clock = LoopClock()
+    files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
+    store = SqliteStore(config.data_dir / "shoal.db", files)
+    async with AsyncExitStack() as finally_:
+        await asyncio.to_thread(files.open)
+        await store.open()
+        finally_.push_async_callback(store.close)
+        hub = _hub(config, settings, store, clock, kept.signer, BlobTransfer(files))
+        if restored := await hub.restore():
+            log.info("restored jobs=%d", restored)
+        payments = await finally_.enter_async_context(open_payments(x402))
+        gateway = await _gateway(
+            config, settings, wires, store, clock, hub, kept, payments
+        )
+        door = gateway.door
+        ways = make_endpoints(
+            clock,
+            door,
+            wires,
+            kept.token,
+            kept.signer,
+            secrets.token_bytes,
+            config.name or socket.gethostname() or "shoal",
+            await asyncio.to_thread(this_machine),
+            settings.contacts,
+        )
+        gateway.rounds.extend(
+            (wire, each) for wire, each in ways if isinstance(each, MembershipProber)
+        )
+        sharing = await finally_.enter_async_context(LibraryServer(settings.library))
+        house = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
+        crowds = PeerConnections(hub, clock, door, house, sharing)
+        upgrades = WebSocketRouter(hub, clock, door, ways, crowds.serve)
+        app = make_app(gateway, upgrades.handle)
+        tls = _tls_identity(settings)
+        means = NetworkContext(
+            *(crowds.serve, door, clock, Random(), config.host, tls),
+            hidden=config.no_discovery,
+        )
+        secure = settings.tls is not None
+        # Clients that still wait at the end are cut off when the hub has stopped: that
+        # must not cancel their jobs, which go on after the next start.
+        async with (
+            http_listener(app, config.host, config.port, settings.tls) as port,
+            asyncio.TaskGroup() as tasks,
+        ):
+            beside = [
+                tasks.create_task(hub.run()),
+                tasks.create_task(_spot_checks(hub, store, settings).run()),
+                tasks.create_task(_prune(gateway, config.keep_days)),
+                tasks.create_task(_send_webhooks(gateway, settings.reach)),
+            ]
+            door.url = public_url(config.host, port, secure=secure)
+            door.loopback_only = config.host in LOOPBACK
+            async with open_network(ways, means) as door.ports:
+                upgrades.open(tasks)
+                join = door.invitation(kept.token)
+                finally_.enter_context(
+                    publish_url(config.data_dir, config.host, port, secure=secure)
+                )
+                yield RunningCoordinator(
+                    hub, door.url, port, door.ports, kept.api_key, join
+                )
+                crowds.drain(STOPPING)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(config.drain):
+                        await hub.drain()
+                hub.disconnect_all(STOPPING)
+                crowds.disconnect_all(STOPPING)
+                await upgrades.close()
+            for each in beside:
+                each.cancel()
+
+
+def _tls_identity(settings: CoordinatorSettings) -> ServerTls | None:
+    if settings.tls is None or settings.certificate is None:
+        return None
+    return ServerTls(settings.tls, fingerprint_of(settings.certificate))
+
+
+def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
+    """Return what is in the folder, made at first use.  Raises ConfigError."""
+    folder = config.data_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        api_key = first_key(folder, config.api_key)
+        token = first_token(folder, config.join_token)
+        signer = Signer.from_seed(signing_seed(folder))
+        store_certificate(folder, certificate)
+    except OSError as error:
+        raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
+    if not token and config.host not in LOOPBACK:
+        log.warning("anybody who reaches this machine can join: --join-token is empty")
+    return _StoredSecrets(api_key, token, signer)
+
+
+def _hub(
+    config: ServeConfig,
+    settings: CoordinatorSettings,
+    store: SqliteStore,
+    clock: LoopClock,
+    signer: Signer,
+    blobs: BlobTransfer,
+) -> Hub:
+    return Hub(
+        store,
+        clock,
+        lambda: JobId(new_id()),
+        signer,
+        config.queue_max,
+        hedge_after=config.hedge_after or None,
+        fee=settings.fee,
+        aside=SIGNATURES_INLINE_MAX,
+        blobs=blobs,
+    )
+
+
+async def _gateway(
+    config: ServeConfig,
+    settings: CoordinatorSettings,
+    wires: Mapping[str, object],
+    store: SqliteStore,
+    clock: LoopClock,
+    hub: Hub,
+    kept: _StoredSecrets,
+    payments: Payments,
+) -> Gateway:
+    keyring = Keyring(await key_cache(store.keys), {FIRST_KEY: kept.api_key})
+    door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
+    if settings.certificate is not None:
+        door.fingerprint = fingerprint_of(settings.certificate)
+    return Gateway(
+        hub,
+        store,
+        clock,
+        store.keys,
+        Access(hub, clock, keyring, store.keys, open_loopback=config.open_loopback),
+        door,
+        settings.limits,
+        new_secret,
+        settings.moderation,
+        prices=settings.prices,
+        anonymous=anonymous_http(wires),
+        egress_policy=settings.reach,
+        payments=payments,
+    )
+
+
+def _spot_checks(
+    hub: Hub, store: SqliteStore, settings: CoordinatorSettings
+) -> SpotChecks:
+    checks = SpotChecks(hub, store, Random(), settings.spot_checks)
+    if settings.spot_checks:
+        hub.subscribe(checks.on_fact)
+    return checks
+
+
+async def _prune(gateway: Gateway, keep_days: float) -> None:
+    while True:
+        before = gateway.clock.wall() - keep_days * DAY
+        try:
+            forgotten = await gateway.store.prune(before)
+        except StoreError as error:
+            log.error("cannot prune: %s", error)  # jobs may still go well
+        else:
+            gateway.access.forget_ended(before)
+            gateway.door.tokens.drop_ended(before)
+            if forgotten:
+                log.info("pruned jobs=%d", forgotten)
+        await asyncio.sleep(PRUNE_EVERY)
+
+
+async def _send_webhooks(gateway: Gateway, reach: EgressPolicy) -> None:
+    if reach is not EgressPolicy.OFF:
+        show = partial(encode_job, gateway)
+        hub, store, clock = gateway.hub, gateway.store, gateway.clock
+        await WebhookSender(hub, store, clock, show, reach, random.random).run()

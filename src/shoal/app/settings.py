@@ -1,0 +1,192 @@
+"""Validates the coordinator's configuration and turns it into typed settings."""
+
+import logging
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shoal.config import ServeConfig, X402Config
+from shoal.domain.errors import ConfigError, PaymentsDown
+from shoal.domain.moderation import Moderation
+from shoal.domain.money import Micros, parse_dollars
+from shoal.domain.work import TimeLimits
+from shoal.gateway.jobs.egress_policy import EgressPolicy
+from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
+from shoal.ledger.accounts import BASIS_POINTS
+from shoal.ledger.prices import PriceList
+from shoal.models.library import Library, open_library
+from shoal.protocols.seam.peer_addresses import PeerAddress
+from shoal.transports.tls import server_certificate, server_context
+
+NO_X402 = X402Config()
+
+log = logging.getLogger("shoal.app")
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorSettings:
+    """A coordinator's settings, as its parts take them.
+
+    ``fee`` is the pool's share of a price in basis points, ``spot_checks`` that of the
+    jobs that are done twice, from 0 to 1; ``certificate`` is in PEM form, and
+    ``blobs_max`` in bytes.
+    """
+
+    tls: ssl.SSLContext | None
+    certificate: str | None
+    limits: TimeLimits
+    moderation: Moderation | None
+    prices: PriceList
+    fee: int
+    spot_checks: float
+    reach: EgressPolicy
+    library: Library
+    contacts: tuple[PeerAddress, ...]
+    blobs_max: int
+
+
+def read_settings(config: ServeConfig) -> CoordinatorSettings:
+    """Return what the settings mean.  Raises ConfigError naming one that is no good."""
+    tls, certificate = _tls(config.tls_cert, config.tls_key)
+    return CoordinatorSettings(
+        tls,
+        certificate,
+        replace(TimeLimits(), queue=config.queue_wait),
+        _moderation(config.moderation),
+        PriceList(
+            _price("--price-fast-inference", config.price_fast_inference),
+            _price("--price-fast-task", config.price_fast_task),
+            _price("--price-cheap-inference", config.price_cheap_inference),
+            _price("--price-cheap-task", config.price_cheap_task),
+            _price("--price-call", config.price_call),
+        ),
+        _fee(config.fee),
+        _share(config.spot_checks),
+        _reach(config.webhooks),
+        open_library([_shared(each) for each in config.share]),
+        tuple(_contact(each) for each in config.peer),
+        _blobs_max(config.blobs_max),
+    )
+
+
+@asynccontextmanager
+async def open_payments(config: X402Config) -> AsyncIterator[Payments]:
+    """Collect payments for the length of the block, if that is wanted.
+
+    A facilitator that cannot be asked is told of, and asked again with each job.
+
+    Raises ConfigError if one is wanted that cannot collect them.
+    """
+    if config == NO_X402:
+        yield NO_PAYMENTS
+        return
+    try:
+        from shoal.gateway.jobs.x402 import Seller, X402Payments
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--x402-facilitator: payments need the package {error.name}, which is not "
+            "installed: pip install 'shoal[x402]'"
+        ) from error
+    domain = {"name": config.name, "version": config.version} if config.name else {}
+    payments = X402Payments(
+        Seller(
+            config.facilitator,
+            config.pay_to,
+            config.network,
+            config.asset,
+            config.decimals,
+            domain,
+        )
+    )
+    try:
+        try:
+            await payments.prepare()
+        except PaymentsDown as error:
+            log.warning("no job can be paid for yet, so none is taken: %s", error)
+        yield payments
+    finally:
+        await payments.close()
+
+
+# Private parts, in the order in which they are called.
+
+
+def _tls(
+    certificate: Path | None, key: Path | None
+) -> tuple[ssl.SSLContext | None, str | None]:
+    """Return how to speak TLS, and the certificate in PEM form, if it is wanted."""
+    if certificate is None and key is None:
+        return None, None
+    if certificate is None or key is None:
+        given, missing = "--tls-cert", "--tls-key"
+        if certificate is None:
+            given, missing = missing, given
+        raise ConfigError(f"{given} takes {missing} beside it: give both, or neither")
+    return server_context(certificate, key), server_certificate(certificate)
+
+
+def _moderation(file: Path | None) -> Moderation | None:
+    if file is None:
+        return None
+    try:
+        return Moderation(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--moderation {file}: {error}") from error
+
+
+def _price(flag: str, text: str) -> Micros:
+    try:
+        return parse_dollars(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from error
+
+
+def _fee(percent: float) -> int:
+    """Return the pool's share in basis points."""
+    share = round(percent * 100)
+    if not 0 <= share <= BASIS_POINTS:
+        raise ConfigError(f"--fee {percent:g}: expected percent, from 0 to 100")
+    return share
+
+
+def _share(share: float) -> float:
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--spot-checks {share:g}: expected a share from 0 to 1")
+    return share
+
+
+def _shared(text: str) -> tuple[str, Path]:
+    name, _, path = text.partition("=")
+    if not name or not path:
+        raise ConfigError(
+            f"--share {text}: expected NAME=PATH, a GGUF file or a folder"
+        )
+    return name, Path(path).expanduser()
+
+
+def _blobs_max(gigabytes: float) -> int:
+    if not gigabytes > 0:
+        raise ConfigError(f"--blobs-max {gigabytes:g}: expected gigabytes, above 0")
+    return round(gigabytes * 1e9)
+
+
+def _contact(address: str) -> PeerAddress:
+    try:
+        parts = urlsplit(f"//{address}")
+        good = parts.netloc == address and parts.hostname and parts.port
+    except ValueError:
+        good = None
+    if not good or "@" in address:
+        raise ConfigError(f"--peer {address!a}: expected HOST:PORT")
+    return PeerAddress(address)
+
+
+def _reach(name: str) -> EgressPolicy:
+    try:
+        return EgressPolicy(name)
+    except ValueError:
+        expected = " or ".join(each.value for each in EgressPolicy)
+        raise ConfigError(f"--webhooks {name}: expected {expected}") from None

@@ -1,0 +1,172 @@
+"""Routes each WebSocket connection to the protocol that claims it."""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from aiohttp import web
+
+from shoal.coordinator.admission import POLICY_VIOLATION, WorkerAdmission
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import NotAdmitted, Refused
+from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
+from shoal.peers.worker_session import serve_worker
+from shoal.protocols.seam.multi_peer import RelayRoute
+from shoal.protocols.seam.protocol import Endpoint
+from shoal.protocols.seam.session import (
+    AcceptedConnection,
+    UpgradeRequest,
+    WebSocketRoute,
+)
+from shoal.transports import websocket
+from shoal.transports.clock import Clock
+from shoal.transports.link import Link
+
+CLOSE_TIMEOUT = 3.0  # seconds that workers' connections get to end
+RELAYED_IDLE_MAX = 120.0  # seconds that a switched connection may be silent
+STOPPING = "the coordinator is stopping"
+
+log = logging.getLogger("shoal.upgrades")
+
+
+class WebSocketRouter:
+    """All WebSocket connections, from the request that opens one to its end.
+
+    Of the endpoints, each with its wire's name, those count that are for WebSockets.
+    ``serve`` runs the coordinator's own sessions at its switches.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        clock: Clock,
+        door: WorkerAdmission,
+        endpoints: Iterable[tuple[str, Endpoint]],
+        serve: ServeSession,
+    ) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._admission = door
+        self._serve_own = serve
+        self._tasks: asyncio.TaskGroup | None = None
+        self._serving: set[asyncio.Task[object]] = set()
+        self._relay_members: list[asyncio.Task[None]] = []
+        self._routes = sorted(
+            [
+                (wire, endpoint)
+                for wire, endpoint in endpoints
+                if isinstance(endpoint, WebSocketRoute | RelayRoute)
+            ],
+            key=lambda route: route[1].rank,
+        )
+        # By their place, for routes need not be hashable.
+        self._relays = {
+            place: RelayRunner(wire, route.relay, clock)
+            for place, (wire, route) in enumerate(self._routes)
+            if isinstance(route, RelayRoute)
+        }
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Take connections from now on, each served by one of ``tasks``."""
+        self._tasks = tasks
+        for place, switching in self._relays.items():
+            wire, route = self._routes[place]
+            assert isinstance(route, RelayRoute), "others have no switching"
+            if route.local_member is not None:
+                own = run_relay_member(
+                    switching, wire, route.local_member, self._serve_own, self._clock
+                )
+                self._relay_members.append(tasks.create_task(own))
+
+    async def close(self) -> None:
+        """Take no more connections; give those that are ending a moment for it."""
+        self._tasks = None
+        for residing in self._relay_members:
+            residing.cancel()
+        for switching in self._relays.values():
+            switching.disconnect_all(STOPPING)
+        if self._serving:
+            await asyncio.wait(self._serving, timeout=CLOSE_TIMEOUT)
+        for serving in self._serving:
+            serving.cancel()
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Answer a request that would open a WebSocket.
+
+        Raises TooManyFailures, StoreError, or an HTTPException.
+        """
+        if self._tasks is None:
+            raise web.HTTPServiceUnavailable(text=f"{STOPPING}\n")
+        address = request.remote or ""
+        self._admission.check(address)
+        path, _, query = request.raw_path.partition("?")
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        hello = UpgradeRequest(path, query, headers, address)
+        for place, (wire, route) in enumerate(self._routes):
+            if not route.claims(hello):
+                continue
+            if isinstance(route, WebSocketRoute):
+                return await self._accept(request, hello, wire, route, self._tasks)
+            switching = self._relays[place]
+            return await self._relay(request, hello, route, switching, self._tasks)
+        raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
+
+    async def _accept(
+        self,
+        request: web.Request,
+        hello: UpgradeRequest,
+        wire: str,
+        route: WebSocketRoute,
+        tasks: asyncio.TaskGroup,
+    ) -> web.StreamResponse:
+        try:
+            accepted = route.accept(hello, self._clock.now())
+        except Refused as refused:
+            # Browsers and most clients see a close code, but no HTTP status.
+            link, response = await websocket.accept(request, {}, route.message_max)
+            await link.close(refused.code, str(refused))
+            _log_refusal(wire, link, refused)
+            return response
+        await self._admission.record_use(accepted.grant)
+        link, response = await websocket.accept(
+            request, accepted.headers, route.message_max
+        )
+        await self._run_in_task(self._serve(wire, accepted, link), tasks)
+        return response
+
+    async def _relay(
+        self,
+        request: web.Request,
+        hello: UpgradeRequest,
+        route: RelayRoute,
+        switching: RelayRunner,
+        tasks: asyncio.TaskGroup,
+    ) -> web.StreamResponse:
+        link, response = await websocket.accept(
+            request, {}, route.message_max, RELAYED_IDLE_MAX
+        )
+        await self._run_in_task(switching.serve(link, hello), tasks)
+        return response
+
+    async def _run_in_task(
+        self, serve: Coroutine[Any, Any, object], tasks: asyncio.TaskGroup
+    ) -> None:
+        # A task of its own, for a handler is cancelled when its connection is lost,
+        # and what the peer said last has yet to be read.
+        serving = tasks.create_task(serve)
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        await asyncio.shield(serving)
+
+    async def _serve(self, wire: str, accepted: AcceptedConnection, link: Link) -> None:
+        try:
+            with self._admission.track(accepted.grant, link):
+                await serve_worker(self._hub, self._clock, wire, accepted.session, link)
+        except NotAdmitted as error:
+            await link.close(POLICY_VIOLATION, str(error))
+            _log_refusal(wire, link, error)
+
+
+def _log_refusal(wire: str, link: Link, error: Exception) -> None:
+    log.warning("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))

@@ -1,0 +1,1 @@
+"""Python function calls: one client's calls, and the streams that carry them."""

@@ -1,0 +1,264 @@
+"""The calls of one route, and the streams that they share."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.calls.stream import OpenCallStream
+from shoal.calls.stream_load import PendingCall, StreamLoad
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import (
+    NoFirstOutput,
+    NotFound,
+    QueueFull,
+    ShoalError,
+    TimedOut,
+    WorkerLost,
+)
+from shoal.domain.vocabulary import CallResult
+from shoal.domain.work import CALL_QUEUE, CallStream, Priority
+from shoal.pool.functions import call_limits
+from shoal.transports.clock import Clock
+
+ATTEMPTS_MAX = 3  # lanes that are lost with a call, until it is to blame
+IDLE_MAX = 2.0  # seconds that a lane is held for calls that may come
+IDLE_WANTED = 0.25  # the same, while jobs wait that its slot may be for
+SLOT_TURN = 1.0  # seconds that a lane keeps its slot from others that wait
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """What calls have in common that may go through one lane."""
+
+    stream: CallStream
+    priority: Priority
+    queue: float  # seconds that they may wait for a worker
+
+
+class GroupOwner(Protocol):
+    """Where groups have their calls from; ``pending`` are those that are wanted."""
+
+    hub: Hub
+    clock: Clock
+    owner: str
+    pending: "dict[int, tuple[PendingCall, CallGroup]]"
+
+    def schedule_check(self) -> None:
+        """Look at the lanes in a moment."""
+        ...
+
+    def on_results(self, returns: list[CallResult]) -> None:
+        """Take what came of calls that are wanted."""
+        ...
+
+    def fail(self, calls: Iterable[PendingCall], error: ShoalError) -> None:
+        """Give calls up."""
+        ...
+
+    def remove_finished(self) -> None:
+        """Take note that a group may have nothing left."""
+        ...
+
+
+class CallGroup:
+    """The calls of one way, and the lanes that they go through."""
+
+    def __init__(self, place: GroupOwner, way: CallRoute) -> None:
+        self.waiting: deque[PendingCall] = deque()
+        self.opening: OpenCallStream | None = None  # that no worker has yet
+        self._owner = place
+        self._route = way
+        self._call_timeout = call_limits(way.stream.timeout).first_output
+        self._loads: dict[OpenCallStream, StreamLoad] = {}
+        self._listening = False  # whether the hub tells of room
+
+    @property
+    def due(self) -> float:
+        """When the first of its calls is waited for no more."""
+        return min((load.due for load in self._loads.values()), default=0.0)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing left of it."""
+        return not (self.waiting or self._loads or self.opening)
+
+    def flush(self) -> None:
+        """Share out the calls that wait among the lanes; ask for one more for the rest.
+
+        Those with the least to do come first.
+        """
+        free = [load for load in self._loads.values() if load.capacity > 0]
+        free.sort(key=lambda load: len(load.in_flight))
+        for index, load in enumerate(free):
+            share = -(-len(self.waiting) // (len(free) - index))
+            self._push(load, min(load.capacity, share))
+        if self.waiting and self.opening is None:
+            self._open()
+
+    def check(self, waiting: int) -> int:
+        """See to lanes that are idle, stuck, late, or keep a slot for too long.
+
+        ``waiting`` is how many jobs wait in the pool that may want such a slot.
+        Returns for how many of them one is given back.
+        """
+        now = self._owner.clock.now()
+        others = max(0, waiting - (self.opening is not None))
+        closing = 0
+        idle_max = IDLE_WANTED if others else IDLE_MAX
+        for lane, load in list(self._loads.items()):
+            if load.due <= now:
+                self._give_up(lane)
+                continue
+            if behind := load.take_back_stuck(now):
+                self.waiting.extendleft(reversed(behind))
+            turn_over = now - load.opened_at >= SLOT_TURN
+            if closing < others and turn_over and not load.closing:
+                load.closing = True
+                closing += 1
+            idle = not load.in_flight and now - load.active_at >= idle_max
+            if (idle and not self.waiting) or (load.closing and not load.in_flight):
+                del self._loads[lane]
+                lane.close(idle=True)
+        if self.waiting:
+            self.flush()
+        return closing
+
+    def cancel(self, pending: PendingCall) -> None:
+        """Take a call back, wherever it is."""
+        for load in self._loads.values():
+            if load.stream.job_id == pending.stream_id:
+                if load.stream.can_cancel:
+                    del load.in_flight[pending.call.number]
+                    load.stream.cancel_calls([pending.call.number])
+                return
+        self.waiting.remove(pending)
+
+    def close(self) -> None:
+        """Give all slots back; what cannot be stopped is waited for."""
+        self.waiting.clear()
+        if self.opening is not None:
+            self.opening.close(idle=False)
+            self.opening = None
+        for lane, load in list(self._loads.items()):
+            load.closing = True
+            if not load.in_flight or lane.can_cancel:
+                del self._loads[lane]
+                lane.close(idle=not load.in_flight)
+
+    # The lanes' side.
+
+    def on_open(self, lane: OpenCallStream) -> None:
+        now = self._owner.clock.now()
+        if (load := self._loads.get(lane)) is not None:
+            load.resend(now)
+            return
+        self.opening = None
+        self._loads[lane] = StreamLoad(lane, now, self._call_timeout, active_at=now)
+        self.flush()
+        self._owner.schedule_check()
+
+    def on_results(self, lane: OpenCallStream, returns: list[CallResult]) -> None:
+        load = self._loads.get(lane)
+        if load is None:
+            return
+        given, pending = load.in_flight, self._owner.pending
+        told = []
+        for each in returns:
+            if given.pop(each.number, None) is None:
+                continue  # it was taken back, and has been given to another
+            if pending.pop(each.number, None) is not None:
+                told.append(each)
+        load.measure(len(returns), self._owner.clock.now())
+        if told:
+            self._owner.on_results(told)
+        if load.closing and not given:
+            del self._loads[lane]
+            lane.close(idle=True)
+            self._owner.remove_finished()
+        if self.waiting:
+            self.flush()
+
+    def on_end(self, lane: OpenCallStream, error: ShoalError) -> None:
+        load = self._loads.pop(lane, None)
+        if load is None:
+            self.opening = None
+            if isinstance(error, QueueFull):
+                self._wait_for_room()
+            elif not self._loads:
+                self._fail_waiting(error)
+            return
+        calls: list[PendingCall] = load.take_unfinished()
+        if not isinstance(error, WorkerLost | TimedOut):
+            self._owner.fail(calls, error)
+            calls = []
+        self._requeue(calls, str(error))
+        self.flush()
+        self._owner.remove_finished()
+
+    def _wait_for_room(self) -> None:
+        if not self._listening:
+            self._listening = True
+            self._owner.hub.on_queue_room(self._on_room)
+
+    def _on_room(self) -> None:
+        self._listening = False
+        if self.waiting:
+            self.flush()
+
+    def _give_up(self, lane: OpenCallStream) -> None:
+        """Wait no more for a call that its worker says nothing of, nor for the lane.
+
+        A worker that cannot stop has one slot fewer then, until it says something.
+        """
+        load = self._loads.pop(lane)
+        late, *others = load.take_unfinished()
+        seconds = f"{self._call_timeout:g} s"
+        self._owner.fail([late], NoFirstOutput(f"its worker said nothing in {seconds}"))
+        self._requeue(others, f"nothing was said of a call for {seconds}")
+        lane.close(idle=False)
+
+    def _requeue(self, calls: list[PendingCall], reason: str) -> None:
+        """Have calls wait that were lost with a lane, if somebody still wants them."""
+        pending = self._owner.pending
+        known = [(pending.get(each.call.number), each) for each in calls]
+        wanted = [each for at, each in known if at is not None and at[0] is each]
+        blamed = f"lost {ATTEMPTS_MAX} workers while they ran it, the last one: "
+        tried = [each for each in wanted if each.attempts >= ATTEMPTS_MAX]
+        self._owner.fail(tried, WorkerLost(blamed + reason))
+        again = [each for each in wanted if each.attempts < ATTEMPTS_MAX]
+        self.waiting.extendleft(reversed(again))
+
+    def _push(self, load: StreamLoad, most: int) -> None:
+        calls: list[PendingCall] = []
+        blobs = self._owner.hub.blobs
+        while self.waiting and len(calls) < most:
+            each = self.waiting.popleft()
+            if each.blobs and (lacking := blobs.missing(each.blobs)):
+                names = " ".join(digest.hex() for digest in lacking)
+                self._owner.fail([each], NotFound(names))
+                continue
+            calls.append(each)
+        if calls:
+            load.push(calls, self._owner.clock.now())
+
+    def _open(self) -> None:
+        hub = self._owner.hub
+        if len(self._loads) >= max(1, hub.pool.roster.slots[CALL_QUEUE]):
+            return
+        if hub.queue_room(self._owner.owner) <= 0:
+            # Of all groups that wait, only as many ask as there are places.
+            self._wait_for_room()
+            return
+        way = self._route
+        try:
+            self.opening = OpenCallStream(
+                hub, self._owner.owner, way.stream, way.priority, way.queue, self
+            )
+        except ShoalError as error:
+            if not self._loads:
+                self._fail_waiting(error)
+
+    def _fail_waiting(self, error: ShoalError) -> None:
+        waiting, self.waiting = self.waiting, deque()
+        self._owner.fail(waiting, error)

@@ -1,0 +1,115 @@
+"""What the parsers of commands have in common: actions, flags, durations.
+
+Flags of settings are made from configurations, so that each is declared once.
+"""
+
+import argparse
+import re
+import sys
+from argparse import ArgumentTypeError
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from shoal.config.loader import USER_FILE, flag, variable
+
+
+def add_action(actions: Any, name: str, does: str) -> argparse.ArgumentParser:
+    """Add one to the parser's ``actions``, which argparse has no type for.
+
+    What it does is said both in the command's help and in its own.
+    """
+    action: argparse.ArgumentParser = actions.add_parser(
+        name, help=does, description=f"{does[0].upper()}{does[1:]}."
+    )
+    return action
+
+
+def add_revoke(actions: Any, does: str) -> argparse.ArgumentParser:
+    """Add the action to the parser's ``actions``, as ``add_action`` does."""
+    revoke = add_action(actions, "revoke", does)
+    revoke.add_argument("name", metavar="NAME_OR_ID", help="as `ls` shows it")
+    revoke.add_argument(
+        "--yes", action="store_true", help="do not ask, as is never done off a terminal"
+    )
+    return revoke
+
+
+def confirm_revoke(args: argparse.Namespace, consequence: str) -> bool:
+    """Ask whether it is meant, if there is anybody to ask."""
+    if args.yes or not sys.stdin.isatty():
+        return True
+    print(f"Revoke {args.name}?  {consequence}  [y/N] ", end="", file=sys.stderr)
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+_DURATION = re.compile(r"([0-9]{1,9})([smhdw])", re.ASCII)
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds that a text stands for.
+
+    Raises argparse's error, as a flag's type does.
+    """
+    found = _DURATION.fullmatch(text)
+    if found is None or not int(found[1]):
+        raise ArgumentTypeError(f"expected a time such as 12h or 30d, got {text!r}")
+    return int(found[1]) * SECONDS[found[2]]
+
+
+def add_config(
+    parser: argparse.ArgumentParser, config: type[Any], section: str
+) -> None:
+    """Add a flag for each field of ``config``."""
+    group = parser.add_argument_group(section)
+    for each in fields(config):
+        help_ = each.metadata.get("help", "")
+        default = f" (default: {each.default})" if _worth_showing(each.default) else ""
+        last_word = each.name.split("_")[-1].upper()
+        form: dict[str, Any] = {"metavar": each.metadata.get("metavar") or last_word}
+        if isinstance(each.default, bool):
+            form = {"action": argparse.BooleanOptionalAction}
+            if each.name.startswith("no_"):  # there is no --no-no-…
+                form = {"action": "store_const", "const": True}
+        if isinstance(each.default, tuple):
+            form["action"] = "append"
+        group.add_argument(
+            flag(section, each),
+            dest=destination(section, each.name),
+            help=f"{help_}{default} [{variable(section, each)}]".replace("%", "%%"),
+            **form,
+        )
+
+
+def given_flags(
+    args: argparse.Namespace, config: type[Any], section: str
+) -> dict[str, Any]:
+    """Return what was given on the command line for ``config``, by field name."""
+    return {
+        each.name: getattr(args, destination(section, each.name))
+        for each in fields(config)
+    }
+
+
+def destination(section: str, name: str) -> str:
+    return f"{section}.{name}"
+
+
+def add_config_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        type=Path,
+        default=USER_FILE,
+        metavar="FILE",
+        help="a TOML file with a table for each group (default: %(default)s)",
+    )
+
+
+def _worth_showing(default: object) -> bool:
+    shown = isinstance(default, (str, int, float, Path)) and not isinstance(
+        default, bool
+    )
+    return shown and default != ""

@@ -1,0 +1,117 @@
+"""Runs a command's coroutine until it ends or the process is told to stop."""
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+from shoal.domain.errors import ConfigError
+
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
+    """Run ``main`` on the fastest event loop there is; return its exit status.
+
+    ``main`` is given an event that is set when the process is told to stop; told a
+    second time, it stops at once.
+    """
+    try:
+        with asyncio.Runner(loop_factory=_fastest()) as runner:
+            return runner.run(_with_signals(main))
+    except BaseExceptionGroup as group:
+        raise _cause(group) from group
+
+
+def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
+    """Add the flags that say what is logged and how; ``level`` is the default."""
+    parser.add_argument(
+        "--log-level",
+        default=level,
+        metavar="LEVEL",
+        help="debug, info, warning or error (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--log-format",
+        default="text",
+        choices=("text", "json"),
+        help="json: one object per line (default: %(default)s)",
+    )
+
+
+def log_to_stderr(args: argparse.Namespace) -> None:
+    """Send the program's log lines to standard error, as the flags say.
+
+    Raises ConfigError if there is no such level.
+    """
+    level = args.log_level
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise ConfigError(
+            f"--log-level {level}: expected debug, info, warning or error"
+        )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        JsonFormatter() if args.log_format == "json" else logging.Formatter(TEXT)
+    )
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as one JSON object; ``fields`` given with it stand beside."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        line |= getattr(record, "fields", None) or {"message": record.getMessage()}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def _cause(group: BaseException) -> BaseException:
+    """Return the error that ended a task group, if it was a single one."""
+    while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
+        (group,) = group.exceptions
+    return group
+
+
+def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # there is none for Windows
+        return None
+    return uvloop.new_event_loop
+
+
+async def _with_signals(
+    main: Callable[[asyncio.Event], Coroutine[Any, Any, int]],
+) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
+    assert task is not None
+
+    def told() -> None:
+        if stop.is_set():
+            task.cancel()
+        stop.set()
+
+    for number in STOP_SIGNALS:
+        try:
+            loop.add_signal_handler(number, told)
+        except NotImplementedError:
+            # Windows delivers signals outside the loop.
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(told))
+    try:
+        return await main(stop)
+    except asyncio.CancelledError:
+        return 130

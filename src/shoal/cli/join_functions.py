@@ -1,0 +1,258 @@
+"""How a worker offers function calls, and to which coordinator.
+
+They run in processes of this machine, or in a Ray cluster, whose models are offered
+as well.
+"""
+
+import os
+import sys
+from collections.abc import Collection, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shoal.cli.fleet_files import load_fleet
+from shoal.cli.join_models import WorkerContext, base_profile, make_agent
+from shoal.cli.join_target import (
+    HTTP,
+    JoinTarget,
+    resolve_direct,
+    resolve_target,
+    stands_for_direct,
+)
+from shoal.config import JoinConfig
+from shoal.domain.credentials import without_fingerprint
+from shoal.domain.errors import ConfigError, Unavailable
+from shoal.domain.work import Feature, JobKind, Work
+from shoal.domain.worker import Offer
+from shoal.engines import local_servers
+from shoal.protocols import discover
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.tasks.limits import PROCESSES_MAX
+from shoal.tasks.on_ray.caller import RayCaller
+from shoal.tasks.process_pool import ProcessPool
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.blob_cache import BlobCache
+from shoal.worker.calls import FunctionBackend
+from shoal.worker.function_offers import FunctionOffers, RemoteFunctionCaller
+
+CODE_WITHOUT_TOKEN = (
+    "no code that is sent along is run, in spite of --trust-code: without --token "
+    "nobody knows who sends it, as in an open fleet"
+)
+
+
+async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> FunctionBackend:
+    """Start the processes that make calls; leaving ``stack`` ends them.
+
+    Raises ConfigError if the modules with the tasks cannot be imported, or have none.
+    """
+    cores = _cores()
+    slots = config.slots or cores
+    if slots > PROCESSES_MAX:
+        raise ConfigError(f"--slots {slots}: at most {PROCESSES_MAX} processes")
+    blobs = BlobCache()
+    stack.push_async_callback(blobs.close)
+    threads = max(1, cores // slots)
+    caller = ProcessPool(
+        config.tasks, slots, trust_code=config.trust_code, threads=threads
+    )
+    stack.push_async_callback(caller.close)
+    await caller.start()
+    check_tasks(config, caller.names)
+    return FunctionBackend(caller, blobs)
+
+
+def check_tasks(config: JoinConfig, names: Collection[str]) -> None:
+    """Raise ConfigError if there are modules with tasks, and no tasks."""
+    if config.tasks and not names:
+        raise ConfigError(
+            f"--tasks {' '.join(config.tasks)}: no function there is a task; write "
+            "@shoal.task above those that are to be"
+        )
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Agent:
+    """Return what keeps up the offer to call functions, to be run by itself."""
+    caller = functions.caller
+    features = (
+        {Feature.VALUES, Feature.CODE} if caller.trusts_code else {Feature.VALUES}
+    )
+    offer = Offer(
+        kinds=frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM}),
+        slots=caller.slots,
+        features=frozenset(features),
+        only_for=frozenset(worker.config.only_for),
+        tasks=caller.names,
+        device=worker.device,
+        public_key=worker.signer.public_key.hex() if worker.signer else "",
+    )
+    about: dict[str, object] = {
+        "tasks": sorted(caller.names),
+        "slots": caller.slots,
+        "trust_code": caller.trusts_code,
+        "wire": worker.target.protocol.name,
+    }
+    member = replace(base_profile(worker, worker.name), offers=(offer,))
+    report = partial(_report, worker, about)
+    return make_agent(worker, member, _find_none, report, (offer,), functions)
+
+
+def _report(
+    worker: WorkerContext, about: dict[str, object], happening: WorkerEvent
+) -> None:
+    """Tell what happened, and also what is not called although it was asked for."""
+    if happening.event == "joined" and about["trust_code"] and not worker.target.token:
+        happening = replace(happening, reason=CODE_WITHOUT_TOKEN)
+    worker.report(worker.name, about, happening)
+
+
+def _find_none(work: Work) -> None:
+    """Find no place for work that is not for functions."""
+
+
+async def resolve_call_target(
+    url: str, wire: str, token: str, data: Path
+) -> JoinTarget:
+    """Return where to call functions; the arguments are as for ``resolve_target``.
+
+    A wire that calls functions can be named, and is then spoken at whatever address;
+    else it is one of our own coordinators that is joined, at its port for them.
+
+    Raises ConfigError if no wire calls functions, or it is no coordinator of ours, or
+    has no such port.
+    """
+    wires = {each.name: each for each in discover().values() if supports_calls(each)}
+    if not wires:
+        raise ConfigError(
+            "--tasks: there is no wire here by which functions are called"
+        )
+    if url and urlsplit(url).scheme not in HTTP:
+        if wire not in wires:
+            raise ConfigError(
+                f"{url.partition('?')[0]}: functions are called for a coordinator at "
+                f"http://HOST:PORT, or for a peer with --wire {' or '.join(wires)}"
+            )
+        plain, fingerprint = without_fingerprint(token)
+        if not plain:
+            url, plain = _in_kept_fleet(url, wires[wire], data)
+        return JoinTarget(url, wires[wire], plain, fingerprint)
+    ours = await resolve_target(url, "auto", token, data)
+    there = replace(ours, protocol=wires.get(wire) or next(iter(wires.values())))
+    if urlsplit(ours.url).scheme not in HTTP:
+        raise ConfigError(
+            f"{ours.display_url} was found on the local network; to call functions for "
+            "it, "
+            "give its address: shoal join http://HOST:PORT --tasks MODULE"
+        )
+    if not ours.protocol.preferred:
+        raise ConfigError(
+            f"{ours.display_url}: what answers there calls no functions; leave out "
+            "--tasks, "
+            "or join a coordinator that `shoal serve` runs"
+        )
+    try:
+        direct = await resolve_direct(there)
+    except Unavailable:  # machines start in any order
+        return replace(there, direct=stands_for_direct(there.url))
+    if not direct:
+        raise ConfigError(
+            f"{ours.display_url} has no port for those that call functions: its "
+            "--join-token "
+            "is too short for that (its log tells when it starts), or a proxy stands "
+            "before it"
+        )
+    return replace(there, direct=direct)
+
+
+def _in_kept_fleet(url: str, protocol: AnyWireProtocol, data: Path) -> tuple[str, str]:
+    """Return a peer's URL, and the token of the fleet that this machine was let into.
+
+    Empty: it was let into none, or the peer is not of that one.
+
+    Raises ConfigError if the file with the token is damaged.
+    """
+    fleets = protocol.fleets
+    kept = None if fleets is None else load_fleet(data, fleets)
+    if fleets is None or kept is None:
+        return url, ""
+    token, name = kept
+    within = fleets.within(url, name)
+    return (url, "") if within is None else (within, token)
+
+
+def supports_calls(protocol: AnyWireProtocol) -> bool:
+    """Say whether functions are called by a wire."""
+    return JobKind.CALL in protocol.kinds
+
+
+RAY = "ray"  # the word for it, among the engines
+SERVE = local_servers.ServerLocation(8000, "Ray Serve")
+
+
+async def ray_engines(
+    engines: Sequence[str], *, tasks: bool, serve: local_servers.ServerLocation = SERVE
+) -> tuple[str, ...]:
+    """Return the engines to open where ``ray`` is one: Ray Serve, if it has models.
+
+    Another server that is named is taken to be Ray Serve.
+
+    Raises ConfigError if there is none, and no tasks either.
+    """
+    others = tuple(each for each in engines if each != RAY)
+    if any(each.startswith(("http://", "https://")) for each in others):
+        return others
+    found = await local_servers.find_servers([serve])
+    if not found and not tasks:
+        raise ConfigError(
+            f"--engine ray: Ray Serve has no models at http://{local_servers.LOOPBACK}:"
+            f"{serve.port}{serve.path}; name its URL with another --engine, or offer "
+            "functions with --tasks MODULE"
+        )
+    if not found:
+        print(
+            f"Ray Serve has no models at port {serve.port}: tasks only",
+            file=sys.stderr,
+        )
+    return *others, *found
+
+
+async def ray_membership(
+    worker: WorkerContext, config: JoinConfig, stack: AsyncExitStack
+) -> FunctionOffers:
+    """Connect to the cluster; leaving ``stack`` lets it go.
+
+    Raises ConfigError if the cluster or the modules with the tasks are no good.
+    """
+    blobs = BlobCache()
+    stack.push_async_callback(blobs.close)
+
+    async def connect() -> RemoteFunctionCaller:
+        caller = RayCaller(
+            config.tasks, config.ray_address, config.slots, trust_code=config.trust_code
+        )
+        try:
+            await caller.start()
+            check_tasks(config, caller.names)
+        except BaseException:
+            await caller.close()
+            raise
+        return caller
+
+    returning = FunctionOffers(
+        await connect(),
+        connect,
+        lambda caller: function_membership(worker, FunctionBackend(caller, blobs)),
+        partial(worker.tell, worker.name, {"engine": RAY}),
+    )
+    stack.push_async_callback(returning.close)
+    return returning

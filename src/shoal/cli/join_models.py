@@ -1,0 +1,247 @@
+"""How a worker offers its engines' models to a coordinator, as its wire has it."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shoal.cli.join_target import JoinTarget, resolve_direct
+from shoal.config import JoinConfig
+from shoal.domain.errors import Unavailable
+from shoal.domain.work import JobKind
+from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
+from shoal.engines.selection import EngineSource
+from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
+from shoal.ledger.keys import Signer
+from shoal.protocols.seam.session import WorkerProfile
+from shoal.transports import dialer
+from shoal.transports.clock import LoopClock
+from shoal.transports.http_client import CertificateNotTrusted
+from shoal.transports.link import Link, LinkClosed
+from shoal.transports.tcp_client import Scheme
+from shoal.worker.agent import Agent, MachineProbe, OnModelMessage, WorkerEvent
+from shoal.worker.calls import FunctionBackend
+from shoal.worker.engine_monitor import EngineMonitor
+from shoal.worker.jobs import EngineSlots, FindModel, only_model
+from shoal.worker.model_offers import (
+    JointOffers,
+    OfferedEngine,
+    OfferedModel,
+    SeparateOffers,
+)
+
+NO_TASKS = frozenset[str]()
+DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way, too
+ABRUPT = 1006  # close code: no more is known (RFC 6455, section 7.4.1)
+AWAY = 1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """What all that a worker offers has in common.
+
+    ``signer`` is None where the wire knows workers by their names.  ``tell`` is told
+    the worker's name, what it is about, and what happened, and ``joined`` that a
+    coordinator has let it in.
+    """
+
+    name: str
+    target: JoinTarget
+    config: JoinConfig
+    device: DeviceKind
+    hardware: Hardware
+    signer: Signer | None
+    machine: MachineProbe
+    share: OnModelMessage
+    tell: Callable[[str, Mapping[str, object], WorkerEvent], None]
+    joined: Callable[[], None]
+
+    def report(
+        self, name: str, about: Mapping[str, object], happening: WorkerEvent
+    ) -> None:
+        """Tell the user what happened, and whoever waits for it that it joined."""
+        self.tell(name, about, happening)
+        if happening.event == "joined":
+            self.joined()
+
+
+def model_memberships(
+    worker: WorkerContext, sources: Sequence[EngineSource]
+) -> Sequence[SeparateOffers | JointOffers]:
+    """Return what keeps the engines' models offered, each to be run by itself."""
+    if worker.target.protocol.joint:
+        return [_joint_offers(worker, sources)]
+    # Of several engines, each may have a model of the same name.
+    several = len({source.label for source in sources}) > 1
+    return [
+        _separate_offers(worker, source, f"{worker.name}-{source.label}")
+        if several
+        else _separate_offers(worker, source, worker.name)
+        for source in sources
+    ]
+
+
+def _joint_offers(
+    worker: WorkerContext, sources: Sequence[EngineSource]
+) -> JointOffers:
+    """Return what offers all models over one connection."""
+    public_key = worker.signer.public_key.hex() if worker.signer else ""
+
+    def describe(model: ServedModel, slots: int) -> Offer:
+        chats = JobKind.CHAT in model.kinds
+        return Offer(
+            kinds=model.kinds | {JobKind.TASK} if chats else model.kinds,
+            models=frozenset({model.name}),
+            slots=slots,
+            features=model.features,
+            context=model.context,
+            only_for=frozenset(worker.config.only_for),
+            tasks=TASK_NAMES if chats else NO_TASKS,
+            device=worker.device,
+            public_key=public_key,
+        )
+
+    def enlist(
+        find: FindModel,
+        offers: tuple[Offer, ...],
+        report: Callable[[WorkerEvent], None],
+    ) -> Agent:
+        member = replace(base_profile(worker, worker.name), offers=offers)
+        return make_agent(worker, member, find, report, offers)
+
+    def tell(stock: OfferedModel | None, happening: WorkerEvent) -> None:
+        about: dict[str, object] = {"wire": worker.target.protocol.name}
+        if stock is not None:
+            about = _about(worker, stock.model, stock.slots)
+        worker.report(worker.name, about, happening)
+
+    shelves = [
+        OfferedEngine(
+            _watch(worker, each, worker.name), each.offered_models, _slots(worker, each)
+        )
+        for each in sources
+    ]
+    return JointOffers(shelves, describe, enlist, tell)
+
+
+def _separate_offers(
+    worker: WorkerContext, source: EngineSource, name: str
+) -> SeparateOffers:
+    """Return what offers each of an engine's models over a connection of its own."""
+    slots = _slots(worker, source)
+    watch = _watch(worker, source, name)
+
+    def enlist(model: ServedModel) -> Agent:
+        member = replace(
+            base_profile(worker, name),
+            model=model,
+            slots=slots.size,
+            tasks=TASK_NAMES if JobKind.CHAT in model.kinds else NO_TASKS,
+        )
+        find = only_model(TaskRunner(source.engine, model), slots, watch.request_check)
+        about = _about(worker, model, slots.size)
+        return make_agent(worker, member, find, partial(worker.report, name, about))
+
+    return SeparateOffers(watch, source.offered_models, enlist)
+
+
+def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
+    """Return how a worker presents itself, whatever it offers."""
+    clock = LoopClock()
+    return WorkerProfile(
+        name,
+        ServedModel(""),
+        1,
+        worker.target.token,
+        only_for=frozenset(worker.config.only_for),
+        device=worker.device,
+        identity=worker.signer,
+        epoch=clock.wall() - clock.now(),
+        direct_url=worker.target.direct,
+        hardware=worker.hardware,
+        random_bytes=secrets.token_bytes,
+        passcode=worker.config.passcode,
+    )
+
+
+def make_agent(
+    worker: WorkerContext,
+    member: WorkerProfile,
+    find: FindModel,
+    report: Callable[[WorkerEvent], None],
+    offers: tuple[Offer, ...] | None = None,
+    functions: FunctionBackend | None = None,
+) -> Agent:
+    """Return what keeps up a connection for a member; it is to be run."""
+    there = worker.target
+    return Agent(
+        there.protocol.dial(there.url, member),
+        partial(_dial, there),
+        find,
+        LoopClock(),
+        random.Random(),
+        report,
+        worker.machine,
+        worker.share,
+        offers,
+        functions,
+    )
+
+
+@asynccontextmanager
+async def _dial(
+    there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
+) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
+    """Open a connection to a coordinator, at the port that it has by now."""
+    async with AsyncExitStack() as opened:
+        if url != there.direct:
+            yield await opened.enter_async_context(
+                _opening(there, url, headers, message_max)
+            )
+            return
+        try:
+            url = await resolve_direct(there)
+        except Unavailable as error:
+            # Dialling elsewhere tells what becomes of one that is not trusted.
+            code = ABRUPT if isinstance(error, CertificateNotTrusted) else AWAY
+            raise LinkClosed(str(error), code) from error
+        if not url:
+            raise LinkClosed(f"{there.display_url} has no port beside that of HTTP")
+        try:
+            async with asyncio.timeout(DIRECT_TIMEOUT):
+                link = await opened.enter_async_context(
+                    _opening(there, url, headers, message_max)
+                )
+        except TimeoutError as error:
+            why = f"cannot connect to {url}: no answer within {DIRECT_TIMEOUT:g} s"
+            raise LinkClosed(why) from error
+        yield link
+
+
+def _opening(
+    there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
+) -> AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]]:
+    # What is known is the certificate of HTTP.  Where the session finds out who
+    # answers, the port has one of its own.
+    elsewhere = url.startswith(f"{Scheme.ANY.value}://")
+    fingerprint = None if elsewhere else there.fingerprint
+    return dialer.dial(url, headers, message_max, fingerprint=fingerprint)
+
+
+def _slots(worker: WorkerContext, source: EngineSource) -> EngineSlots:
+    return EngineSlots(worker.config.slots or source.engine.slots)
+
+
+def _watch(worker: WorkerContext, source: EngineSource, name: str) -> EngineMonitor:
+    about = {"engine": source.label}
+    return EngineMonitor(source.engine, partial(worker.tell, name, about))
+
+
+def _about(worker: WorkerContext, model: ServedModel, slots: int) -> dict[str, object]:
+    about: dict[str, object] = {"model": model.name, "slots": slots}
+    if worker.signer is not None:
+        about["public_key"] = worker.signer.public_key.hex()
+    return about

@@ -1,0 +1,124 @@
+"""Carries the calls of an ``AsyncPool`` on the loop that it is used on."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+from shoal.client.call_channel import CallChannel
+from shoal.client.coordinator import CoordinatorAddress, open_session
+from shoal.client.encoding import ReadResult
+from shoal.client.pending_calls import CallMemory, ClientCall
+from shoal.domain.errors import Cancelled, ShoalError
+
+NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"
+
+
+class AwaitedCall(asyncio.Future[Any]):
+    """What will become of a call; cancelling it stops the worker."""
+
+    def __init__(self, read: ReadResult, carrier: "AsyncCalls") -> None:
+        super().__init__()
+        self._read = read
+        self._carrier = carrier
+        self.call: ClientCall | None = None  # once it is submitted
+
+    @property
+    def job_id(self) -> str:
+        """The id of its job; empty: there is none, or not yet."""
+        return "" if self.call is None else self.call.job_id
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not super().cancel(msg):
+            return False
+        if self.call is not None and self._carrier.release(self.call):
+            self._carrier.drop(self.call)
+        return True
+
+    def on_ended(self, value: bytes | None, error: Exception | None) -> None:
+        """Take what became of the call."""
+        result = None
+        if value is not None:
+            try:
+                result = self._read(value)
+            except ShoalError as unreadable:
+                error = unreadable
+        assert self.call is not None
+        if not self._carrier.release(self.call):
+            return  # it was cancelled in the meantime
+        if isinstance(error, Cancelled):  # by somebody else
+            self.cancel(str(error))
+        elif error is None:
+            self.set_result(result)
+        else:
+            self.set_exception(error)
+
+
+class AsyncCalls:
+    """Carries calls from ``start`` to ``stop``."""
+
+    def __init__(self, place: CoordinatorAddress) -> None:
+        self._place = place
+        self._held = CallMemory()
+        self._open: dict[int, AwaitedCall] = {}
+        self._room = asyncio.Event()
+        self._turn = asyncio.Lock()  # of whoever waits for room, in their order
+        self._running = AsyncExitStack()
+        self._conversation: CallChannel | None = None
+
+    @property
+    def url(self) -> str:
+        """The coordinator's."""
+        return self._place.url
+
+    @property
+    def channel(self) -> CallChannel:
+        """Raises RuntimeError before ``start`` and after ``stop``."""
+        if self._conversation is None:
+            raise RuntimeError(NOT_ENTERED)
+        return self._conversation
+
+    async def start(self) -> None:
+        """Make ready; the connection is opened with the first call."""
+        session = await self._running.enter_async_context(open_session(self._place))
+        group = await self._running.enter_async_context(asyncio.TaskGroup())
+        self._conversation = CallChannel(session, self._place)
+        group.create_task(self._conversation.run())
+        await asyncio.sleep(0)  # until it runs
+
+    async def submit(self, future: AwaitedCall, asked: ClientCall) -> None:
+        """Have a call made; wait while the open ones hold too much memory."""
+        async with self._turn:  # else all who wait would try whenever one call ends
+            while not self._held.add(asked):
+                self._room.clear()
+                await self._room.wait()
+        conversation = self.channel
+        future.call = asked
+        self._open[asked.number] = future
+        conversation.submit(asked)
+
+    def release(self, asked: ClientCall) -> bool:
+        """Count a call as ended; False if it was already."""
+        if self._open.pop(asked.number, None) is None:
+            return False
+        self._held.remove(asked)
+        self._room.set()
+        return True
+
+    def drop(self, asked: ClientCall) -> None:
+        """Stop a call: nobody waits for it any more."""
+        if self._conversation is not None:
+            self._conversation.drop(asked)
+
+    async def stop(self, *, cancel: bool) -> None:
+        """Take no more calls, and wait for the end of those that are open."""
+        if self._conversation is None:
+            return
+        if cancel:
+            for future in [*self._open.values()]:
+                future.cancel()
+        self._conversation.close()
+        ending = self._running.pop_all()
+        try:
+            await ending.aclose()
+        finally:
+            self._conversation = None

@@ -1,0 +1,256 @@
+"""Why a call has no value: the coordinator's answer as a Python exception.
+
+An exception class of the program's own is found in the module of the function that was
+called, which the program has imported already, and in the modules that are named there:
+a worker cannot have anything imported, and no code of the class runs.
+"""
+
+import ast
+import builtins
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+
+from shoal.domain import errors
+from shoal.domain.errors import (
+    Cancelled,
+    ClientError,
+    InvalidRequest,
+    JobError,
+    PeerError,
+    QueueFull,
+    ShoalError,
+    TooLarge,
+    Unavailable,
+    UnknownTask,
+    WorkerLost,
+)
+
+MAIN = "__main__"
+NOWHERE = ModuleType("nowhere")
+
+
+def home_module(name: str, function: object = None) -> str:
+    """Return the module of a function that is called by a name; empty: not known here.
+
+    Without the function it is the module that the name begins with, if that has one.
+    """
+    known: object = getattr(function, "__module__", None)
+    if isinstance(known, str):
+        return known
+    module, _, last = name.rpartition(".")
+    home = MAIN if module == _main_stem() else module
+    return home if last in vars(sys.modules.get(home, NOWHERE)) else ""
+
+
+def tasks_argument(home: str) -> str:
+    """Return what ``--tasks`` takes for a module; empty: it has no file."""
+    if home != MAIN:
+        return home
+    file = getattr(sys.modules.get(MAIN), "__file__", None)
+    return Path(file).name if file else ""
+
+
+def own_exception(home: str, name: str, text: str) -> Exception | None:
+    """Return an exception of the class that a traceback names, or None.
+
+    It is made without its ``__init__``: it has its text, and no fields of its own.
+    """
+    found = _find_class(home, name)
+    if found is None:
+        return None
+    builtin = next(each for each in found.__mro__ if each.__module__ == "builtins")
+    made: Exception = builtin.__new__(found)  # type: ignore[call-overload]  # no type's
+    made.args = (text,) if text else ()
+    return made
+
+
+def _find_class(home: str, name: str) -> type[Exception] | None:
+    module = sys.modules.get(home)
+    if module is None:
+        return None
+    where, _, last = name.rpartition(".")
+    for each in [*vars(module).values()]:
+        if isinstance(each, ModuleType) and each.__name__ == where:
+            each = _namespace(each).get(last)
+        if (
+            isinstance(each, type)
+            and issubclass(each, Exception)
+            and not issubclass(
+                each, StopIteration | StopAsyncIteration | ExceptionGroup
+            )
+            and name in _names(each)
+        ):
+            return each
+    return None
+
+
+def _namespace(module: ModuleType) -> Mapping[str, object]:
+    return vars(module)  # not getattr, which may run code of the module
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """Return what tracebacks call a class, here and where its module is imported."""
+    if kind.__module__ == MAIN:
+        return kind.__qualname__, f"{_main_stem()}.{kind.__qualname__}"
+    return (f"{kind.__module__}.{kind.__qualname__}",)
+
+
+def _main_stem() -> str:
+    main = sys.modules.get(MAIN)
+    spec = getattr(main, "__spec__", None)
+    if spec is not None:
+        return str(spec.name)
+    file = getattr(main, "__file__", None)
+    return Path(file).stem if file else MAIN
+
+
+HEADING = "Traceback (most recent call last):"
+_NAMED = re.compile(r"(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?", re.DOTALL)
+_SHOAL_ERRORS = "shoal.domain.errors."
+
+
+class RemoteTraceback(ShoalError):
+    """The traceback on the worker: the ``__cause__`` of what a function raised."""
+
+    def __str__(self) -> str:
+        # As Python's own process pools show it: apart from the traceback around it.
+        return f'\n"""\n{self.args[0]}"""'
+
+
+class TaskError(JobError):
+    """A call failed on its worker, with an exception that cannot be rebuilt here.
+
+    Attributes:
+        traceback: the worker's, as text; empty if there is none.
+        job_id: for ``shoal jobs explain``; empty if the call was not durable.
+    """
+
+    def __init__(self, message: str, traceback: str = "", job_id: str = "") -> None:
+        super().__init__(message)
+        self.traceback = traceback
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (str(self), self.traceback, self.job_id)
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """A call ran longer than its ``timeout``, or waited longer than its ``queue``."""
+
+
+class CodeRefused(ClientError):
+    """No worker runs functions that clients send: none has ``--trust-code``."""
+
+
+class PlainValuesOnly(ClientError):
+    """The workers that have the function accept only the types of MessagePack."""
+
+
+class ConnectionLost(Unavailable, ConnectionError):
+    """The coordinator is unreachable, or the connection to it broke."""
+
+
+def call_error(
+    kind: str, text: str, meta: Mapping[str, object], home: str = ""
+) -> ShoalError | Exception:
+    """Return the exception for a call that failed; ``kind`` is the wire's word.
+
+    ``home`` is the module here that has the function; empty: none is known.
+
+    Raises PeerError if there is no such kind.
+    """
+    if (make := _KINDS.get(kind)) is None:
+        raise PeerError(f"a call failed in a way that is not known: {kind!r}")
+    return make(text, _job(meta), home)
+
+
+def rebuild_exception(traceback: str, job_id: str = "", home: str = "") -> Exception:
+    """Return what a function raised, as far as the last lines of its traceback tell.
+
+    Only classes that Python, Shoal itself or the function's own module ``home`` has are
+    built again: nothing is imported because a peer names it.  Anything else is a
+    TaskError.
+    """
+    error = _named(_last(traceback), home) or TaskError(
+        _last(traceback) or "the function failed without a word", traceback, job_id
+    )
+    error.__cause__ = RemoteTraceback(traceback)
+    return error
+
+
+def _job(meta: Mapping[str, object]) -> str:
+    return str(meta.get("job", ""))
+
+
+def _last(traceback: str) -> str:
+    """Return the lines that name the exception: all after the last stack."""
+    _, heading, stack = traceback.rpartition(HEADING)
+    lines = stack.splitlines()
+    if not heading:
+        return traceback.strip()
+    start = next((i for i, line in enumerate(lines) if line and line[0] != " "), 0)
+    return "\n".join(lines[start:]).strip()
+
+
+def _named(last: str, home: str) -> Exception | None:
+    if (found := _NAMED.fullmatch(last)) is None:
+        return None
+    name, text = found["name"], found["text"]
+    # A KeyError shows its key as Python would write it.
+    arguments = (
+        () if text is None else (_literal(text) if name == "KeyError" else text,)
+    )
+    class_ = _class(name)
+    if class_ is None:
+        return own_exception(home, name, text or "")
+    try:
+        return class_(*arguments)
+    except TypeError:  # it takes more than a text
+        return None
+
+
+def _class(name: str) -> type[Exception] | None:
+    known = (
+        getattr(errors, name.removeprefix(_SHOAL_ERRORS), None)
+        if name.startswith(_SHOAL_ERRORS)
+        else getattr(builtins, name, None)
+    )
+    if not isinstance(known, type) or not issubclass(known, Exception):
+        return None  # SystemExit and the like end a process, and not this one
+    if issubclass(known, StopIteration | StopAsyncIteration):
+        return None  # a future cannot raise them
+    return known
+
+
+def _literal(text: str) -> object:
+    try:
+        value: object = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text
+    return value
+
+
+def _unknown(text: str, job_id: str, home: str) -> UnknownTask:
+    if source := tasks_argument(home):
+        end = "" if text.endswith("?") else ";"
+        text += f"{end} a worker with `shoal join … --tasks {source}` would have it"
+    return UnknownTask(text)
+
+
+_KINDS: Mapping[str, Callable[[str, str, str], ShoalError | Exception]] = {
+    "raised": rebuild_exception,
+    "timeout": lambda text, job, _: TaskTimeout(text, job_id=job),
+    "unknown": _unknown,
+    "code": lambda text, *_: CodeRefused(text),
+    "values": lambda text, *_: PlainValuesOnly(text),
+    "lost": lambda text, *_: WorkerLost(text),
+    "cancelled": lambda text, *_: Cancelled(text),
+    "busy": lambda text, *_: QueueFull(text),
+    "unavailable": lambda text, *_: Unavailable(text),
+    "invalid": lambda text, *_: InvalidRequest(text),
+    "lacks": lambda text, *_: Unavailable(f"the coordinator does not keep {text}"),
+    "too_large": lambda text, *_: TooLarge(text),
+}

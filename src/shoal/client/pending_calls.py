@@ -1,0 +1,173 @@
+"""Calls that have not ended: how they are built, and how much memory they may take."""
+
+import itertools
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from shoal.client import messages
+from shoal.client.blobs import Blob
+from shoal.client.encoding import EncodedArguments, RemoteFunction
+from shoal.client.options import OnProgress, Options
+
+OVERHEAD = 1 << 10  # bytes that a call takes beside its arguments, about
+
+OnEnded: TypeAlias = Callable[[bytes | None, Exception | None], None]
+"""Is told a call's value in MessagePack, or why there is none."""
+
+
+@dataclass(slots=True, eq=False)
+class ClientCall:
+    """A call, and how far it has come; ``on_ended`` is told once what became of it.
+
+    ``retryable`` says that it may be asked again after it was sent.
+    """
+
+    number: int
+    name: str
+    args: bytes
+    kwargs: bytes
+    options: messages.WireOptions
+    on_ended: OnEnded
+    retryable: bool
+    blobs: tuple[Blob, ...] = ()
+    on_progress: OnProgress | None = None
+    sent: bool = False  # on the connection that there is now
+    blobs_missing: int = 0  # blobs that are still to be given
+    blobs_lost: int = 0  # times that the coordinator had lost its blobs
+    job_id: str = ""  # once it is accepted, if it is durable
+    home: str = ""  # the module here that has the function
+    sends_code: bool = False  # whether the function is sent along
+    started: bool = False  # whether a worker is known to have it
+
+    @property
+    def size(self) -> int:
+        """How many bytes it takes here, without its blobs."""
+        return len(self.args) + len(self.kwargs) + OVERHEAD
+
+    def mark_retried(self) -> None:
+        """Have the coordinator look whether it knows the call from before."""
+        if "fresh" in self.options:
+            self.options = {**self.options, "fresh": False}
+
+    @property
+    def item(self) -> tuple[object, ...]:
+        """What asks for it."""
+        return messages.call_item(
+            self.number, self.name, self.args, self.kwargs, self.options
+        )
+
+
+CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls: beyond it, whoever submits waits
+
+
+class CallMemory:
+    """Counts the bytes of open calls, a blob that several have in common once."""
+
+    def __init__(self) -> None:
+        self._size = 0
+        self._blobs: dict[bytes, tuple[Blob, int]] = {}
+
+    def add(self, asked: ClientCall, *, force: bool = False) -> bool:
+        """Count a call if there is room for it; for a single one there always is.
+
+        From then on it shares blobs that are the same as others'.
+        """
+        size = asked.size
+        if asked.blobs:
+            size += self._new(asked)
+        if self._size + size > CALL_MEMORY_MAX and self._size and not force:
+            return False
+        self._size += size
+        if asked.blobs:
+            asked.blobs = tuple(self._kept(blob) for blob in asked.blobs)
+        return True
+
+    def remove(self, asked: ClientCall) -> None:
+        """Count a call no longer."""
+        self._size -= asked.size
+        for blob in asked.blobs:
+            kept, users = self._blobs.pop(blob.digest)
+            if users > 1:
+                self._blobs[blob.digest] = kept, users - 1
+            else:
+                self._size -= kept.size
+
+    def _new(self, asked: ClientCall) -> int:
+        """Return how many bytes of a call's blobs no other call has."""
+        sizes = {each.digest: each.size for each in asked.blobs}
+        return sum(sizes[digest] for digest in sizes.keys() - self._blobs.keys())
+
+    def _kept(self, blob: Blob) -> Blob:
+        kept, users = self._blobs.get(blob.digest, (blob, 0))
+        self._blobs[blob.digest] = kept, users + 1
+        return kept
+
+
+class CallNumbers:
+    """What the calls of one client are known by, to it and to the coordinator."""
+
+    def __init__(self) -> None:
+        self._next: Iterator[int] = itertools.count(1)
+        self._client = uuid.uuid4().hex
+
+    def number(self) -> int:
+        """Return the number of another call."""
+        return next(self._next)
+
+    def key(self, number: int) -> str:
+        """Return a key that no other call of any client has."""
+        return f"{self._client}-{number}"
+
+
+class CallBuilder:
+    """On what terms calls are made.
+
+    The calls of one ``map`` have keys that are counted from the one that was given.
+    """
+
+    def __init__(self, options: Options, numbers: CallNumbers) -> None:
+        self.options = options
+        self._numbers = numbers
+        self._written = options.encode()
+        self._again = options.durable or options.retry
+
+    def build(
+        self,
+        function: RemoteFunction,
+        parcel: EncodedArguments,
+        ended: OnEnded,
+        index: int | None = None,
+    ) -> ClientCall:
+        """Return a call; ``index`` is where it is in a ``map``."""
+        number = self._numbers.number()
+        options = self._written
+        if parcel.needs or parcel.digests or self.options.durable:
+            options = {**options}
+            if parcel.needs:
+                options["needs"] = parcel.needs
+            if parcel.digests:
+                options["blobs"] = parcel.digests
+            if self.options.durable:
+                options["key"] = self._key(number, index)
+                if not self.options.key:
+                    options["fresh"] = True
+        return ClientCall(
+            number,
+            function.name,
+            parcel.args,
+            parcel.kwargs,
+            options,
+            ended,
+            self._again,
+            parcel.blobs,
+            self.options.on_progress,
+            home=function.home,
+            sends_code=bool(function.code),
+        )
+
+    def _key(self, number: int, index: int | None) -> str:
+        if not self.options.key:
+            return self._numbers.key(number)
+        return self.options.key if index is None else f"{self.options.key}/{index}"

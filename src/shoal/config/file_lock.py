@@ -1,0 +1,22 @@
+"""Advisory file locks: one process at a time holds the file, on every platform."""
+
+import sys
+from contextlib import suppress
+from typing import IO
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Lock a file until it is closed; return False if another process has it."""
+    if sys.platform == "win32":
+        import msvcrt
+
+        with suppress(OSError):
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            return True
+        return False
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False

@@ -1,0 +1,192 @@
+"""Admits workers by join token, and disconnects those whose token is revoked."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Protocol
+
+from shoal.coordinator.auth_throttle import AuthThrottle
+from shoal.coordinator.credential_cache import CredentialCache
+from shoal.domain.credentials import (
+    JoinToken,
+    may_offer,
+    with_fingerprint,
+    without_fingerprint,
+)
+from shoal.domain.errors import NotAdmitted, TooManyFailures
+from shoal.protocols.seam.session import (
+    WRONG_TOKEN,
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+    TokenProof,
+    proves_token,
+    token_hint,
+)
+from shoal.store.port import KeyStore
+from shoal.transports.clock import Clock
+
+POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
+REVOKED = "the join token was revoked"
+ANY_TOKEN = (
+    "any"  # what is shown where any token will do, and one has to name a certificate
+)
+
+
+class RevocableConnection(Protocol):
+    """What can be shut behind a worker whose token was revoked: its connection."""
+
+    async def close(self, code: int, text: str) -> None:
+        """End it.  Safe to call twice."""
+        ...
+
+
+async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
+    """Open the book of the join tokens that are stored.  Raises StoreError."""
+    kept = await store.tokens()
+    return CredentialCache("join token", kept, store.add_token, store.revoke_token)
+
+
+class WorkerAdmission:
+    """Decides on workers as they knock, and turns out those whose token is revoked.
+
+    ``url`` and ``fingerprint`` (of the certificate, if there is one) are what
+    invitations tell, and ``direct`` has the ports beside HTTP, by wire and by ``tcp``
+    or ``tls``; ``only_here`` says that they are for this machine alone.  Whoever opens
+    the ports sets them.
+    """
+
+    def __init__(
+        self, book: CredentialCache[JoinToken], store: KeyStore, clock: Clock
+    ) -> None:
+        self.tokens = book
+        self.url = ""
+        self.fingerprint: bytes | None = None
+        self.ports: Mapping[str, Mapping[str, int]] = {}
+        self.loopback_only = False
+        self._store = store
+        self._clock = clock
+        self._failures = AuthThrottle()
+        self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
+
+    def policy_for(self, wire: str, token: str) -> AdmissionCheck:
+        """Return who decides on the workers of one wire.
+
+        ``token`` lets in everybody who presents it, and if it is empty everybody; join
+        tokens let in others.
+        """
+
+        def admit(applicant: JoinRequest) -> AdmissionGrant:
+            if proves_token(applicant.token, token):
+                return AdmissionGrant()
+            if (found := self._meant(applicant.token)) is not None:
+                return self._admit(found, f"{wire}:{applicant.name}", applicant)
+            if applicant.token:  # who presents nothing guesses nothing
+                # The answer is not kept back as well, for each attempt already takes a
+                # connection of its own.
+                self._failures.record_failure(applicant.address, self._clock.now())
+            raise NotAdmitted(WRONG_TOKEN)
+
+        def admit_bare(applicant: JoinRequest) -> AdmissionGrant:
+            if isinstance(applicant.token, str):
+                bare, _ = without_fingerprint(applicant.token)
+                applicant = replace(applicant, token=bare)
+            return admit(applicant)
+
+        return admit_bare
+
+    def check(self, address: str) -> None:
+        """Raise TooManyFailures if the address may not knock now."""
+        self._failures.check(address, self._clock.now())
+
+    def failed(self, address: str) -> None:
+        """Note that something wrong was presented that is no token."""
+        with suppress(TooManyFailures):
+            self._failures.record_failure(address, self._clock.now())
+
+    async def record_use(self, admitted: AdmissionGrant) -> None:
+        """Store the use of a token that has only so many; only then it may be used.
+
+        Raises StoreError.
+        """
+        token = self.tokens.by_id(admitted.token_id)
+        if token is not None and token.uses_max is not None:
+            await self._store.bind_worker(token.id, admitted.worker)
+
+    @contextmanager
+    def track(
+        self, admitted: AdmissionGrant, link: RevocableConnection
+    ) -> Iterator[None]:
+        """Note that a worker is there for the length of the block.
+
+        Raises NotAdmitted if its token was revoked meanwhile.
+        """
+        if not admitted.token_id:
+            yield
+            return
+        token = self.tokens.by_id(admitted.token_id)
+        if token is None or token.revoked_at is not None:
+            raise NotAdmitted(REVOKED)
+        links = self._links.setdefault(token.id, set())
+        links.add(link)
+        try:
+            yield
+        finally:
+            links.discard(link)
+            if not links:
+                self._links.pop(token.id, None)
+
+    def count_connected(self, token: JoinToken) -> int:
+        """Return how many workers are there that have joined by a token."""
+        return len(self._links.get(token.id, ()))
+
+    async def revoke(self, token: JoinToken) -> JoinToken:
+        """End a token, and hang up on those that joined by it; return it as it is now.
+
+        Raises StoreError, but then too nobody joins by it until the next start.
+        """
+        try:
+            return await self.tokens.revoke(token, self._clock.wall())
+        finally:
+            links = self._links.pop(token.id, set())
+            closing = [link.close(POLICY_VIOLATION, REVOKED) for link in links]
+            # Also if whoever asked for it leaves meanwhile.
+            await asyncio.shield(asyncio.gather(*closing))
+
+    def invitation(self, token: str, name: str = "") -> str:
+        """Return the command that joins by a token, as a worker of that name."""
+        shown = token or (ANY_TOKEN if self.fingerprint else "")
+        told = f" --token {self.with_certificate(shown)}" if shown else ""
+        return f"shoal join {self.url}{told}" + (f" --name {name}" if name else "")
+
+    def with_certificate(self, token: str) -> str:
+        """Return a token with the certificate that it is for."""
+        return with_fingerprint(token, self.fingerprint)
+
+    def _meant(self, presented: str | TokenProof) -> JoinToken | None:
+        """Return the join token that was presented, or proved to be there."""
+        if isinstance(presented, str):
+            return self.tokens.by_secret(presented)
+        for each in self.tokens:
+            if token_hint(each.digest) == presented.hint:
+                return each if presented.matches(each.digest) else None
+        return None
+
+    def _admit(
+        self, token: JoinToken, worker: str, applicant: JoinRequest
+    ) -> AdmissionGrant:
+        if token.revoked_at is not None:
+            raise NotAdmitted("The token was revoked")
+        if not may_offer(token, applicant.models):
+            raise NotAdmitted("The token is not for this model")
+        if worker in token.workers:
+            return AdmissionGrant(token.id, worker)
+        if token.expires_at is not None and self._clock.wall() >= token.expires_at:
+            raise NotAdmitted("The token has expired")
+        if token.uses_max is not None:
+            if len(token.workers) >= token.uses_max:
+                raise NotAdmitted("The token has been used by other workers")
+            # At once, for another may knock before this is stored.
+            self.tokens.update(replace(token, workers=token.workers | {worker}))
+        return AdmissionGrant(token.id, worker)

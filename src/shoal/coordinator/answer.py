@@ -1,0 +1,296 @@
+"""The answer to one job, from the workers that write it to the clients that read it."""
+
+from collections.abc import Sequence
+
+from shoal.coordinator.answer_reader import AnswerCursor, PieceBuffer, memory_cost
+from shoal.coordinator.connections import WorkerConnection
+from shoal.coordinator.job_listener import JobListener
+from shoal.domain.answer_assembly import assemble, disassemble
+from shoal.domain.errors import Cancelled, ShoalError
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.vocabulary import CallResult
+
+ANSWER_MAX = 32 << 20  # characters of one answer
+TOKENS_MAX = 2**31 - 1  # that a worker is believed to have read or written for one
+
+
+class ReaderTooSlow(Exception):
+    """The client reads more slowly than the worker writes."""
+
+
+class UnusableOutput(Exception):
+    """What the worker sends cannot be part of this answer.
+
+    ``lost`` says that it would have been, had the worker before it not been lost.
+    """
+
+    def __init__(self, reason: str, *, lost: bool) -> None:
+        super().__init__(reason)
+        self.lost = lost
+
+
+class Answer:
+    """What came of one job so far, for any number of readers.
+
+    All of it is kept because a lost worker's successor needs it: one that can continue
+    is told it, and from one that starts over it is expected again and dropped.
+
+    Several leases may write one after the other; ``lease`` is the present one.  While
+    two workers have the job, it is that of the one which was given it first, until one
+    of them begins.
+
+    ``asker`` is told of what becomes of the job, besides whoever reads.
+    """
+
+    def __init__(self, job_id: JobId, listener: JobListener | None = None) -> None:
+        self.job_id = job_id
+        self.listener = listener
+        self.lease = LeaseNumber(0)
+        self.worker_id: WorkerId | None = None
+        self.last_output: float | None = None  # of the present lease
+        self._rival: tuple[LeaseNumber, WorkerId] | None = None
+        self._read = False  # whether any reader has seen a piece
+        self._pieces = PieceBuffer()
+        self._text_only = True  # whether all of them are texts
+        self._size = 0  # characters, as people count them
+        self._cost = 0  # characters, as memory is counted
+        self._expected = ""  # text that the present worker has to repeat
+        self._repeated = 0  # characters of it that it has
+        self._readings: list[AnswerCursor] = []
+        self._end: Outcome | ShoalError | None = None
+
+    @classmethod
+    def completed(cls, job_id: JobId, outcome: Outcome) -> "Answer":
+        """Return the answer of a job that was done earlier."""
+        answer = cls(job_id)
+        answer._pieces.replace(disassemble(outcome))
+        answer._end = outcome
+        return answer
+
+    @property
+    def text(self) -> str:
+        """Everything so far, if it is only text."""
+        if not self._text_only:
+            return ""
+        text = "".join(str(piece) for piece in self._pieces.all())
+        self._pieces.replace([text] if text else [])
+        return text
+
+    @property
+    def size(self) -> int:
+        """How many characters there are so far, about."""
+        return self._size
+
+    @property
+    def ended(self) -> bool:
+        return self._end is not None
+
+    @property
+    def end(self) -> Outcome | ShoalError | None:
+        return self._end
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether anybody who asked for it still reads."""
+        return any(reading.asked for reading in self._readings)
+
+    def open_reader(self, *, asked: bool = True) -> AnswerCursor:
+        """Begin to read, from the beginning; who has not ``asked`` only looks on."""
+        reading = AnswerCursor(self, self._pieces.all(), asked=asked)
+        self._readings.append(reading)
+        return reading
+
+    def remove_reader(self, reading: AnswerCursor) -> None:
+        """Let a reader go."""
+        if reading in self._readings:
+            self._readings.remove(reading)
+
+    # Leases.
+
+    def grant(self, lease: LeaseNumber, worker_id: WorkerId, *, continues: bool) -> str:
+        """Let ``lease`` write from now on; return the beginning that it goes on from.
+
+        Only one that ``continues`` is given a beginning.  Without one it starts over,
+        and must repeat what an asker was given already.
+
+        Raises Spoilt if that can be done by nobody.
+        """
+        self.lease = lease
+        self.worker_id = worker_id
+        self.last_output = None
+        self._rival = None
+        self._expected = ""
+        self._repeated = 0
+        if continues and self._text_only:
+            return self.text
+        if not self._read:
+            self._begin_anew()
+        elif self._text_only:
+            self._expected = self.text
+        else:
+            raise UnusableOutput(
+                "the worker was lost in the middle of an answer that is more than text",
+                lost=True,
+            )
+        return ""
+
+    def hedge(self, lease: LeaseNumber, worker_id: WorkerId) -> None:
+        """Let a second lease write as well, if the first has not begun."""
+        if self.last_output is None:
+            self._rival = (lease, worker_id)
+
+    def unhedge(self, lease: LeaseNumber) -> None:
+        """Let the other of two leases write, unless one of them has begun."""
+        if self._rival is not None and lease == self.lease:
+            self.lease, self.worker_id = self._rival
+        self._rival = None
+
+    def accepts_lease(self, lease: LeaseNumber) -> bool:
+        """Say whether ``lease`` may write.  Of two, the first that does is the one."""
+        if self._rival is not None and lease in (self.lease, self._rival[0]):
+            if lease != self.lease:
+                self.lease, self.worker_id = self._rival
+            self._rival = None
+        return lease == self.lease
+
+    # What the present lease says.
+
+    def append(self, pieces: Sequence[AnswerPiece], now: float) -> bool:
+        """Add pieces of the present lease; say whether they were the first.
+
+        Raises Spoilt if it is not what it must be or too much, Slow if the last reader
+        does not keep up: a worker must never wait for a client.
+        """
+        first = self.last_output is None
+        self.last_output = now
+        if self._expected:
+            pieces = self._skip_repeated(pieces)
+            if not pieces:
+                return first
+        cost = 0
+        for piece in pieces:
+            if isinstance(piece, str):
+                cost += len(piece)
+                self._size += len(piece)
+            else:
+                cost += memory_cost(piece)
+                self._size += piece.size
+                self._text_only = False
+        self._cost += cost
+        if self._cost > ANSWER_MAX:
+            limit = f"the answer exceeds the limit of {ANSWER_MAX} characters"
+            raise UnusableOutput(limit, lost=False)
+        self._pieces.extend(pieces)
+        slow = [each for each in self._readings if not each.push(pieces, cost, now)]
+        if slow:
+            self._drop_slow(slow)
+        return first
+
+    def check_complete(self) -> None:
+        """Raise Spoilt if the present worker stopped before where the last one was."""
+        if self._expected:
+            raise UnusableOutput(
+                "the worker that took over ended before where the lost one had been",
+                lost=True,
+            )
+
+    def assemble(self, finish_reason: str, usage: Usage | None) -> Outcome:
+        """Put together what came; ``usage`` is what the worker says it took."""
+        return assemble(self._pieces.all(), finish_reason, _bounded(usage))
+
+    def notify_leased(self, peer: WorkerConnection) -> None:
+        """Say which worker has the present lease, once it was told."""
+        if self.listener is not None:
+            self.listener.on_leased(self.job_id, self.lease, peer)
+
+    def report_progress(self, share: float | None, remark: str, now: float) -> None:
+        """Pass on how far a call has come, which is a sign of life as well."""
+        self.last_output = now
+        if self.listener is not None:
+            self.listener.on_progress(self.job_id, share, remark)
+
+    def deliver_results(self, returns: list[CallResult]) -> None:
+        """Pass on what came of calls in a lane."""
+        if self.listener is not None and self._end is None:
+            self.listener.on_results(returns)
+
+    # The end.
+
+    def finish(self, outcome: Outcome) -> None:
+        """Say that the answer is whole."""
+        self._end_with(outcome)
+
+    def fail(self, error: ShoalError) -> None:
+        """Say how the job ended instead."""
+        self._end_with(error)
+
+    # A reading's side.
+
+    def mark_read(self) -> None:
+        """Note that a reader has seen what there is."""
+        self._read = True
+
+    def _begin_anew(self) -> None:
+        self._pieces.replace([])
+        self._text_only = True
+        self._size = self._cost = 0
+        for reading in self._readings:
+            reading.clear()
+
+    def _skip_repeated(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
+        """Return what of ``pieces`` was not there already."""
+        beyond: list[AnswerPiece] = []
+        for piece in pieces:
+            if not isinstance(piece, str):
+                if self._expected:
+                    raise _different_answer()
+                beyond.append(piece)
+            elif not self._expected:
+                beyond.append(piece)
+            elif text := self._skip_repeated_text(piece):
+                beyond.append(text)
+        return beyond
+
+    def _skip_repeated_text(self, text: str) -> str:
+        rest = len(self._expected) - self._repeated
+        if not self._expected.startswith(text[:rest], self._repeated):
+            raise _different_answer()
+        self._repeated += len(text)
+        if self._repeated >= len(self._expected):
+            self._expected = ""
+        return text[rest:]
+
+    def _drop_slow(self, slow: list[AnswerCursor]) -> None:
+        for reading in slow:
+            self.remove_reader(reading)
+            reading.abort(Cancelled("the client reads too slowly"))
+        if any(reading.asked for reading in slow) and not self.has_readers:
+            raise ReaderTooSlow
+
+    def _end_with(self, end: Outcome | ShoalError) -> None:
+        if self._end is None:
+            self._end = end
+            for reading in self._readings:
+                reading.wake()
+            if self.listener is not None:
+                self.listener.on_end(self)
+
+
+def _bounded(usage: Usage | None) -> Usage | None:
+    """Return usage that can be reckoned with, whatever the worker said."""
+    if usage is None:
+        return None
+    read, written = usage.prompt_tokens, usage.completion_tokens
+    return Usage(_bounded_tokens(read), _bounded_tokens(written))
+
+
+def _bounded_tokens(tokens: int) -> int:
+    return min(max(0, tokens), TOKENS_MAX)
+
+
+def _different_answer() -> UnusableOutput:
+    return UnusableOutput(
+        "the worker that took over gives another answer than the lost one began",
+        lost=True,
+    )

@@ -1,0 +1,198 @@
+"""Reads an answer piece by piece: one cursor for each client."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Protocol
+
+from shoal.domain.errors import ShoalError
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import AnswerPiece, Delta, Outcome
+
+JOIN_AT = 1024  # pieces whose texts are joined: a list slot costs more than a character
+DELTA_COST = 128  # characters that a piece counts for which is more than text
+
+
+def memory_cost(piece: AnswerPiece) -> int:
+    """Return how many characters a piece counts for where the memory is limited."""
+    return piece.size + DELTA_COST if isinstance(piece, Delta) else len(piece)
+
+
+class PieceBuffer:
+    """Pieces as they came, but for texts that follow each other and were joined."""
+
+    def __init__(self) -> None:
+        self._old: list[AnswerPiece] = []
+        self._new: list[AnswerPiece] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._new or self._old)
+
+    def extend(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Add pieces at the end."""
+        self._new.extend(pieces)
+        if len(self._new) >= JOIN_AT:
+            self._old += _joined(self._new)
+            self._new = []
+
+    def all(self) -> list[AnswerPiece]:
+        """Return them, in a list of the caller's own."""
+        return [*self._old, *self._new]
+
+    def drain(self) -> list[AnswerPiece]:
+        """Return them, and keep none."""
+        if not self._old:
+            taken, self._new = self._new, []
+            return taken
+        taken = self.all()
+        self.replace([])
+        return taken
+
+    def replace(self, pieces: list[AnswerPiece]) -> None:
+        """Keep ``pieces`` instead."""
+        self._old = pieces
+        self._new = []
+
+
+def _joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+    """Join texts that follow each other."""
+    joined: list[AnswerPiece] = []
+    texts: list[str] = []
+    for piece in pieces:
+        if isinstance(piece, str):
+            texts.append(piece)
+            continue
+        if texts:
+            joined.append("".join(texts))
+            texts = []
+        joined.append(piece)
+    return [*joined, "".join(texts)] if texts else joined
+
+
+UNREAD_MAX = 1 << 20  # characters a client may leave unread for a while
+UNREAD_CEILING = 8 << 20  # characters at which it is slow at once
+SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
+
+
+class AnswerStream(Protocol):
+    """What one asker sees of an answer."""
+
+    job_id: JobId
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        """Who is answering, or did so last."""
+        ...
+
+    @property
+    def attempts(self) -> int:
+        """How many workers were given the job so far."""
+        ...
+
+    async def read(self) -> list[AnswerPiece]:
+        """Wait for the answer; return the pieces that came, or nothing at the end."""
+        ...
+
+    async def outcome(self) -> Outcome:
+        """Wait for the end.  Raises the ShoalError that the job ended with."""
+        ...
+
+
+class AnswerSource(Protocol):
+    """What a reading needs of its answer."""
+
+    job_id: JobId
+    worker_id: WorkerId | None
+    lease: LeaseNumber
+
+    @property
+    def end(self) -> Outcome | ShoalError | None: ...
+
+    def mark_read(self) -> None:
+        """Note that a reader has seen what there is."""
+        ...
+
+
+class AnswerCursor:
+    """One asker's place in an answer; who has not ``asked`` only looks on."""
+
+    def __init__(
+        self, answer: AnswerSource, so_far: list[AnswerPiece], *, asked: bool
+    ) -> None:
+        self.asked = asked
+        self.job_id = answer.job_id
+        self._answer = answer
+        self._attentive = True  # whether it reads what comes, piece by piece
+        self._unread = PieceBuffer()
+        self._unread.replace(so_far)
+        self._unread_size = 0
+        self._full_since: float | None = None
+        self._wake: asyncio.Future[None] | None = None
+        self._aborted: ShoalError | None = None
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        return self._answer.worker_id
+
+    @property
+    def attempts(self) -> int:
+        return self._answer.lease
+
+    async def read(self) -> list[AnswerPiece]:
+        while not (self._unread or self._answer.end or self._aborted):
+            await self._awake()
+        pieces = self._unread.drain()
+        if pieces:
+            self._answer.mark_read()
+        self._unread_size = 0
+        self._full_since = None
+        return pieces
+
+    async def outcome(self) -> Outcome:
+        # Whoever waits for the end is given nothing before it, so a worker that takes
+        # over may as well give another answer.
+        self._attentive = False
+        self.clear()
+        while (end := self._aborted or self._answer.end) is None:
+            await self._awake()
+        if isinstance(end, Outcome):
+            return end
+        raise end
+
+    # The answer's side.
+
+    def push(self, pieces: Sequence[AnswerPiece], cost: int, now: float) -> bool:
+        """Take pieces; say whether the reader keeps up.  ``cost`` is in characters."""
+        if not self._attentive:
+            return True
+        self._unread.extend(pieces)
+        self._unread_size += cost
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+        return self._unread_size <= UNREAD_MAX or self._keeps_up(now)
+
+    def abort(self, error: ShoalError) -> None:
+        """End the reading with an error of its own."""
+        self._aborted = error
+        self.clear()
+        self.wake()
+
+    def clear(self) -> None:
+        """Drop what was not read."""
+        self._unread.replace([])
+        self._unread_size = 0
+        self._full_since = None
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def _awake(self) -> None:
+        self._wake = asyncio.get_running_loop().create_future()
+        await self._wake
+
+    def _keeps_up(self, now: float) -> bool:
+        if self._full_since is None:
+            self._full_since = now
+        waited = now - self._full_since
+        return waited <= SLOW_SECONDS and self._unread_size <= UNREAD_CEILING

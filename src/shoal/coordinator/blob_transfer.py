@@ -1,0 +1,125 @@
+"""Large values in transit: stored, pinned by open jobs, sent to workers."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from weakref import WeakKeyDictionary
+
+from shoal.coordinator.connections import WorkerConnection
+from shoal.domain.errors import ClientError, NotFound, StoreError
+from shoal.domain.ids import JobId
+from shoal.domain.vocabulary import SendBlob
+from shoal.domain.work import Call, Job
+from shoal.store.blobs import BlobStore
+
+COMING_MAX = 1 << 30  # bytes that workers have given and that are not on disk yet
+
+log = logging.getLogger("shoal.blobs")
+
+
+class BlobTransfer:
+    """What calls refer to by SHA-256 digests of 32 bytes.
+
+    A worker is given each once for each of its connections, before the first job that
+    needs it.
+    """
+
+    def __init__(self, store: BlobStore) -> None:
+        self._store = store
+        self._pinned: dict[JobId, tuple[bytes, ...]] = {}
+        self._given: WeakKeyDictionary[WorkerConnection, set[bytes]] = (
+            WeakKeyDictionary()
+        )
+        self._coming: dict[bytes, asyncio.Future[bytes]] = {}
+        self._coming_size = 0
+
+    # For those who ask.
+
+    def missing(self, digests: Iterable[bytes]) -> list[bytes]:
+        """Return which of some values are not here."""
+        return [
+            each
+            for each in digests
+            if each not in self._coming and not self._store.has(each)
+        ]
+
+    async def read(self, digest: bytes) -> memoryview:
+        """Return a value, also one that is just coming.
+
+        Raises NotFound, StoreError, or InvalidRequest if another came in its place.
+        """
+        if (coming := self._coming.get(digest)) is not None:
+            await asyncio.shield(coming)
+        return self._store.read(digest)
+
+    async def keep(
+        self, data: bytes | memoryview, expected: bytes | None = None
+    ) -> bytes:
+        """Keep a value; return its digest.
+
+        Raises InvalidRequest if it is not the ``expected`` one, StoreError.
+        """
+        return await asyncio.to_thread(self._store.keep, data, expected)
+
+    # For the hub.
+
+    def pin(self, job: Job) -> None:
+        """Keep what a job needs for as long as it is open."""
+        if isinstance(job.work, Call) and job.work.blobs:
+            self.pin_digests(job.id, job.work.blobs)
+
+    def unpin(self, job_id: JobId) -> None:
+        """Note that a job is not open any more."""
+        for digest in self._pinned.pop(job_id, ()):
+            self._store.unpin(digest)
+
+    def pin_digests(self, job_id: JobId, digests: tuple[bytes, ...]) -> None:
+        """Pin values for a job, beside those that it has."""
+        for digest in digests:
+            self._store.pin(digest)
+        self._pinned[job_id] = self._pinned.get(job_id, ()) + digests
+
+    def send(self, peer: WorkerConnection, digests: tuple[bytes, ...]) -> None:
+        """Give a worker what it was not given yet; it is for jobs that come next."""
+        if not digests or SendBlob not in peer.accepts:
+            return
+        given = self._given.setdefault(peer, set())
+        for digest in digests:
+            if digest in given:
+                continue
+            try:
+                data = self._store.read(digest)
+            except NotFound as error:
+                log.warning("cannot give a value: %s", error)
+                continue
+            given.add(digest)
+            peer.send(SendBlob(digest, data))
+
+    def resend(self, peer: WorkerConnection, digest: bytes) -> None:
+        """Give a worker what it has let go of."""
+        self._given.get(peer, set()).discard(digest)
+        self.send(peer, (digest,))
+
+    def receive(self, given: SendBlob) -> None:
+        """Keep what a peer gives; whoever reads it waits until it is on disk."""
+        digest, size = given.digest, len(given.data)
+        if digest in self._coming or self._store.has(digest):
+            return
+        if self._coming_size + size > COMING_MAX:
+            log.warning("dropped a value of %d bytes: too many come at once", size)
+            return
+        loop = asyncio.get_running_loop()
+        self._coming_size += size
+        keeping = loop.run_in_executor(None, self._store.keep, given.data, digest)
+        self._coming[digest] = keeping
+        keeping.add_done_callback(lambda done: self._came(digest, size, done))
+
+    def _came(self, digest: bytes, size: int, done: asyncio.Future[bytes]) -> None:
+        del self._coming[digest]
+        self._coming_size -= size
+        if not done.cancelled():
+            error = done.exception()
+            if isinstance(error, ClientError | StoreError):
+                log.warning("cannot keep what a peer gave: %s", error)
+            elif error is not None:
+                raise error

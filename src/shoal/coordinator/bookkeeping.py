@@ -1,0 +1,247 @@
+"""Turns facts into ledger transfers and receipts."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from shoal.coordinator.receipt_verifier import VerifierFindings
+from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
+from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobSubmitted,
+    ReceiptPresented,
+)
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.receipts import Verdict
+from shoal.domain.work import Job
+from shoal.ledger import accounts
+from shoal.ledger.accounts import Books, Transfer
+from shoal.ledger.canonical import to_time
+from shoal.ledger.keys import Signer
+from shoal.ledger.merkle import EMPTY_ROOT, Frontier, frontier_positions
+from shoal.ledger.notary import Notary, SealedBatch
+from shoal.ledger.receipts import Claims, has_receipt
+from shoal.pool.state import PoolState
+from shoal.store.ledger import (
+    NO_ENTRIES,
+    LedgerEntries,
+    LedgerStore,
+    LoggedReceipt,
+    LogHead,
+)
+from shoal.store.webhooks import WebhookDelivery
+
+_VALID = Verdict.VALID
+
+
+@dataclass(slots=True)
+class _BatchDraft:
+    """What the facts of one batch mean for the books."""
+
+    transfers: list[Transfer] = field(default_factory=list)
+    claims: list[Claims] = field(default_factory=list)
+    deliveries: list[WebhookDelivery] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.transfers or self.claims or self.deliveries)
+
+
+class Bookkeeper:
+    """Turns facts into transfers and receipts.
+
+    The books change with the facts, so that what one job takes is not there for the
+    next; the log only when ``entries`` are in the store.
+
+    Args:
+        fee: what the pool keeps of a price, in basis points.
+        findings: what was found when the batch was examined.
+        aside: how many signatures of a batch are made in this thread; a batch with more
+            has another one.
+    """
+
+    def __init__(
+        self,
+        pool: PoolState,
+        store: LedgerStore,
+        findings: VerifierFindings,
+        signer: Signer,
+        fee: int,
+        thread_above: float,
+    ) -> None:
+        self.books = Books({}, {})
+        self._pool = pool
+        self._store = store
+        self.public_key = signer.public_key
+        self._signer = signer
+        self._notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
+        self._fee = fee
+        self._aside = thread_above
+        self._draft = _BatchDraft()
+        self._findings = findings
+
+    async def open(self) -> None:
+        """Go on from where the books in the store end.  Raises StoreError."""
+        opening = await self._store.load()
+        kept = opening.accounts.values()
+        self.books = Books(
+            {each.name: each.balance for each in kept},
+            {each.name: each.budget for each in kept if each.budget is not None},
+        )
+        if (head := opening.head) is not None:
+            places = frontier_positions(head.size)
+            nodes = await self._store.nodes(places)
+            try:
+                frontier = Frontier(head.size, [nodes[place] for place in places])
+                self._notary = Notary(self._signer, frontier, head.size, head.root)
+            except (KeyError, ValueError) as error:
+                raise StoreError(
+                    f"the log of receipts is damaged ({error}): restore the database "
+                    "from a copy"
+                ) from error
+
+    def why_unaffordable(self, job: Job) -> ShoalError | None:
+        """Say why a job cannot be paid for, or None if it can."""
+        why = self.books.why_unaffordable(payer_of(job), job.terms.price)
+        return None if why is None else InsufficientFunds(why)
+
+    # When a fact is decided on, and before it is applied.
+
+    def record(self, fact: Fact, at: float) -> None:
+        """Write down what ``fact`` means; the pool does not know it yet."""
+        match fact:
+            case JobSubmitted(job):
+                self._post(accounts.reserve(job.id, payer_of(job), job.terms.price))
+            case JobCompleted():
+                self._done(fact, at)
+            case JobFailed() | JobCancelled() | JobExpired():
+                job = self._pool.jobs[fact.job_id].job
+                self._release(job)
+                self._deliver(job)
+            case ReceiptPresented(job_id, _, verdict):
+                self._presented(job_id, verdict, at)
+            case AccountCredited(account, amount):
+                self._post(accounts.credit(account, amount))
+            case AccountLimited(account, budget):
+                self.books.set_budget(account, budget)
+            case _:
+                pass  # nothing that costs anything
+
+    def _done(self, fact: JobCompleted, at: float) -> None:
+        opened = self._pool.jobs[fact.job_id]
+        job, worker_id = opened.job, opened.worker_id
+        if not has_receipt(job):
+            self._deliver(job)
+            return
+        if opened.hedge is not None and opened.hedge.lease == fact.lease:
+            worker_id = opened.hedge.worker_id
+        assert worker_id is not None, f"nobody has {fact.job_id}"
+        offer = self._pool.workers[worker_id].offer
+        key = offer.public_key
+        price, fee = job.terms.price, 0
+        match fact.verdict:
+            case Verdict.VALID | Verdict.UNSIGNED:
+                # A wire without receipts may yet have shown whose worker it is.
+                proven = fact.verdict is _VALID or offer.proven
+                payee = _account(worker_id, key if proven else "")
+                fee = accounts.fee_of(price, self._fee)
+                self._post(accounts.settle(job.id, payee, price, self._fee))
+            case Verdict.MISSING:
+                self._post(accounts.withhold(job.id, price))
+            case _:
+                price = 0
+                self._release(job)
+        usage = fact.outcome.usage
+        output = self._findings.outputs.pop((job.id, fact.lease))
+        self._draft.claims.append(
+            Claims(
+                job_id=job.id,
+                worker=worker_id,
+                worker_key=key or None,
+                output_hash=output.digest,
+                prompt_tokens=None if usage is None else usage.prompt_tokens,
+                completion_tokens=None if usage is None else usage.completion_tokens,
+                price=price,
+                fee=fee,
+                payment_ref=job.terms.payment_ref or None,
+                at=to_time(at),
+                verdict=fact.verdict,
+                worker_receipt=output.receipt,
+            )
+        )
+        self._deliver(job)
+
+    def _presented(self, job_id: JobId, verdict: Verdict, at: float) -> None:
+        unproven = self._findings.unproven.pop(job_id)
+        claims, fee = unproven.claims, 0
+        price = claims.price
+        if verdict is Verdict.VALID:
+            fee = accounts.fee_of(price, self._fee)
+            payee = _account(WorkerId(claims.worker), claims.worker_key or "")
+            self._post(accounts.pay_withheld(job_id, payee, price, fee))
+        elif unproven.payer is not None:
+            self._post(accounts.give_back(job_id, unproven.payer, price))
+            price = 0
+        self._draft.claims.append(
+            replace(claims, verdict=verdict, price=price, fee=fee, at=to_time(at))
+        )
+
+    def _release(self, job: Job) -> None:
+        self._post(accounts.release(job.id, payer_of(job), job.terms.price))
+
+    def _deliver(self, job: Job) -> None:
+        if job.terms.webhook is not None:
+            self._draft.deliveries.append(WebhookDelivery(job.id, job.terms.webhook))
+
+    def _post(self, transfers: Sequence[Transfer]) -> None:
+        self.books.apply(transfers)
+        self._draft.transfers += transfers
+
+    # When they are stored.
+
+    async def seal(self, at: float) -> LedgerEntries:
+        """Return what is to be stored with the facts that were noted."""
+        self._findings.outputs.clear()
+        if not self._draft:
+            return NO_ENTRIES
+        draft, self._draft = self._draft, _BatchDraft()
+        if not draft.claims:
+            return LedgerEntries(
+                tuple(draft.transfers), deliveries=tuple(draft.deliveries)
+            )
+        if len(draft.claims) > self._aside:
+            sealed = await asyncio.to_thread(self._notary.seal, draft.claims, at)
+        else:
+            sealed = self._notary.seal(draft.claims, at)
+        self._notary.commit(sealed)  # if storing fails, nothing comes after it
+        return _entries(draft, sealed, at)
+
+
+def _entries(draft: _BatchDraft, sealed: SealedBatch, at: float) -> LedgerEntries:
+    head = sealed.checkpoint
+    filed = [
+        LoggedReceipt(logged.index, claims, logged.body, logged.signature, at)
+        for claims, logged in zip(draft.claims, sealed.receipts, strict=True)
+    ]
+    return LedgerEntries(
+        tuple(draft.transfers),
+        filed,
+        sealed.nodes,
+        LogHead(head.size, head.root, sealed.note, at),
+        tuple(draft.deliveries),
+    )
+
+
+def payer_of(job: Job) -> str:
+    """Return the account that a job is charged to."""
+    return accounts.user_account(job.owner, job.terms.user)
+
+
+def _account(worker_id: WorkerId, public_key: str) -> str:
+    """Return whom to pay: whoever has the key, if it was proved, else the worker."""
+    return accounts.worker_account(WorkerId(public_key) if public_key else worker_id)

@@ -1,0 +1,154 @@
+"""Carries out what follows from a fact once it is stored."""
+
+from collections.abc import Callable, Iterable
+
+from shoal.coordinator.answer import Answer, UnusableOutput
+from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.connections import WorkerConnections
+from shoal.coordinator.deadlines import Deadlines
+from shoal.coordinator.idempotency import IdempotencyIndex
+from shoal.coordinator.job_errors import error_of
+from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobHedged,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    ReceiptPresented,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
+    WorkerMarked,
+    WorkerTrusted,
+)
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.vocabulary import CancelJob, RunJob
+from shoal.domain.work import INDIVISIBLE_FEATURES, Call, Feature
+from shoal.pool.inputs import AnswerRejected, HubInput
+from shoal.pool.react import Revocation
+from shoal.pool.state import PoolState
+
+
+class Effects:
+    """Tells workers and askers what was decided.
+
+    When a fact is acted on, the pool is as all facts of its batch have left it.
+    ``accept`` tells whoever submitted a job that it was accepted.
+    """
+
+    def __init__(
+        self,
+        pool: PoolState,
+        answers: dict[JobId, Answer],
+        named: IdempotencyIndex,
+        peers: WorkerConnections,
+        watch: Deadlines,
+        blobs: BlobTransfer,
+        accept: Callable[[JobId], None],
+        post: Callable[[HubInput], None],
+    ) -> None:
+        self._pool = pool
+        self._answers = answers
+        self._named = named
+        self._peers = peers
+        self._watch = watch
+        self._blobs = blobs
+        self._accept = accept
+        self._post = post
+
+    def apply(self, fact: Fact, recalled: Iterable[Revocation]) -> None:
+        """Do what follows from ``fact``, and stop those who work in vain."""
+        match fact:
+            case JobSubmitted(job):
+                self._accept(job.id)
+                self._watch.check(job.id)
+            case JobLeased():
+                self._lease(fact)
+                self._watch.check(fact.job_id)
+            case JobHedged():
+                self._hedge(fact)
+            case JobUnhedged(job_id, lease):
+                self._answers[job_id].unhedge(lease)
+                self._watch.check(job_id)
+            case JobStarted() | JobRequeued():
+                self._watch.check(fact.job_id)
+            case JobCompleted(job_id, _, outcome):
+                self._answers[job_id].finish(outcome)
+                self.forget(job_id)
+            case JobFailed() | JobCancelled() | JobExpired():
+                self._answers[fact.job_id].fail(error_of(fact))
+                self.forget(fact.job_id)
+            case WorkerJoined(worker_id=worker_id):
+                self._peers.on_worker_joined(worker_id)
+            case WorkerLeft(worker_id=worker_id):
+                self._peers.on_worker_left(worker_id)
+            case (
+                WorkerDraining()
+                | WorkerLoadChanged()
+                | WorkerMarked()
+                | WorkerTrusted()
+                | AccountCredited()
+                | AccountLimited()
+                | ReceiptPresented()
+                | LateResult()
+            ):
+                pass
+        for worker_id, cancel in recalled:
+            peer = self._peers.connection_of(worker_id)
+            if CancelJob in peer.accepts or self._keeps_lane(worker_id, cancel.job_id):
+                peer.send(cancel)
+
+    def forget(self, job_id: JobId) -> None:
+        """Let go of a job that is not open any more, or never was."""
+        del self._answers[job_id]
+        self._named.remove(job_id)
+        self._watch.forget(job_id)
+        self._blobs.unpin(job_id)
+
+    def _keeps_lane(self, worker_id: WorkerId, job_id: JobId) -> bool:
+        """Say whether a worker has a lane that is over, until it is told so.
+
+        Lanes can be ended on every wire that has them, if calls cannot.
+        """
+        worker = self._pool.workers.get(worker_id)
+        return worker is not None and job_id in worker.streams
+
+    def _lease(self, fact: JobLeased) -> None:
+        job = self._pool.jobs[fact.job_id]
+        features = self._pool.workers[fact.worker_id].offer.features
+        continues = (
+            Feature.CONTINUE in features and not job.needs & INDIVISIBLE_FEATURES
+        )
+        answer = self._answers[fact.job_id]
+        try:
+            beginning = answer.grant(fact.lease, fact.worker_id, continues=continues)
+        except UnusableOutput as spoilt:
+            # Nobody was told to run it, so nobody is to stop.
+            self._post(AnswerRejected(fact.job_id, str(spoilt), spoilt.lost, cut=False))
+            return
+        # If the worker has gone meanwhile, it does not hear this, and that it went is
+        # in the mailbox.
+        run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
+        peer = self._peers.connection_of(fact.worker_id)
+        if isinstance(job.job.work, Call):
+            self._blobs.send(peer, job.job.work.blobs)
+        peer.send(run)
+        answer.notify_leased(peer)
+
+    def _hedge(self, fact: JobHedged) -> None:
+        # Also if the first worker has begun meanwhile: this one is stopped next, and a
+        # wire that cannot cancel frees its slot only when the job ends there.
+        self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
+        job = self._pool.jobs[fact.job_id].job
+        run = RunJob(fact.job_id, fact.lease, job.work, terms=job.terms)
+        self._peers.connection_of(fact.worker_id).send(run)

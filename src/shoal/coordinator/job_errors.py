@@ -1,0 +1,44 @@
+"""The error that a client sees for a job that failed, was cancelled or expired."""
+
+from collections.abc import Mapping
+
+from shoal.domain.errors import (
+    Cancelled,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    NoFirstOutput,
+    NoWorker,
+    OutputStalled,
+    ShoalError,
+    TookTooLong,
+    WorkerLost,
+)
+from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
+from shoal.domain.outcome import Fault
+from shoal.domain.work import TimeLimit
+
+FAULT_ERRORS: Mapping[Fault, type[ShoalError]] = {
+    Fault.WORKER: JobError,
+    Fault.REQUEST: InvalidRequest,
+    Fault.CONTEXT: ContextExceeded,
+}
+LIMIT_ERRORS: Mapping[TimeLimit, type[ShoalError]] = {
+    TimeLimit.QUEUE: NoWorker,
+    TimeLimit.FIRST_OUTPUT: NoFirstOutput,
+    TimeLimit.SILENCE: OutputStalled,
+    TimeLimit.TOTAL: TookTooLong,
+}
+
+
+def error_of(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
+    """Return what is raised where somebody waits for the job."""
+    match fact:
+        case JobFailed(error=error, lost=True):
+            return WorkerLost(error)
+        case JobFailed(error=error, fault=fault):
+            return FAULT_ERRORS[fault](error)
+        case JobCancelled(reason=reason):
+            return Cancelled(reason)
+        case JobExpired(limit=limit, error=error):
+            return LIMIT_ERRORS[limit](error)

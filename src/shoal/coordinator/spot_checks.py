@@ -1,0 +1,180 @@
+"""Repeats a share of the jobs on other workers and compares the answers."""
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from random import Random
+
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import ShoalError, StoreError
+from shoal.domain.facts import Fact, JobCompleted
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import (
+    ANY_MODEL,
+    Chat,
+    Completion,
+    Job,
+    JobTerms,
+    Priority,
+    Privacy,
+    Task,
+)
+from shoal.pool.inputs import AnswerDisputed
+from shoal.store.port import Store
+
+CHECK_OWNER = "spot-checks"
+"""Whose jobs the checks are: what they cost stands on its account."""
+
+WAITING_MAX = 100  # jobs to be checked; while as many wait, others are let go
+
+log = logging.getLogger("shoal.checks")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAnswer:
+    """What one worker made of a job."""
+
+    worker_id: WorkerId
+    essence: object
+
+
+class SpotChecks:
+    """Looks at jobs of which every worker should make the same.
+
+    Of two that differ nobody can tell who is right, so a third is asked.  Who is alone
+    with its answer then loses its standing; where all differ, nobody does.
+
+    Args:
+        share: of the jobs, from 0 to 1.
+    """
+
+    def __init__(self, hub: Hub, store: Store, random: Random, share: float) -> None:
+        self._hub = hub
+        self._store = store
+        self._random = random
+        self._share = share
+        self._waiting: asyncio.Queue[JobId] = asyncio.Queue(WAITING_MAX)
+
+    def on_fact(self, fact: Fact) -> None:
+        """Take note of what happened; some jobs that were done will be checked."""
+        if isinstance(fact, JobCompleted) and self._random.random() < self._share:
+            try:
+                self._waiting.put_nowait(fact.job_id)
+            except asyncio.QueueFull:
+                return  # checking has the time that is left, and no more
+
+    async def run(self) -> None:
+        """Check jobs, one after the other, until cancelled."""
+        while True:
+            job_id = await self._waiting.get()
+            try:
+                await self.check(job_id)
+            except StoreError as error:
+                log.error("cannot check job=%s: %s", job_id, error)
+
+    async def check(self, job_id: JobId) -> None:
+        """Have a job done again, if it is one to compare; accuse who is alone.
+
+        Raises StoreError.
+        """
+        stored = await self._store.job(job_id)
+        if stored is None or stored.outcome is None or not comparable(stored.job):
+            return
+        first = await self._said(stored.job, job_id, stored.outcome)
+        if first is None:
+            return
+        second = await self._again(stored.job, [first])
+        if second is None:
+            return
+        if second.essence == first.essence:
+            log.info("agreed job=%s workers=2", job_id)
+            return
+        third = await self._again(stored.job, [first, second])
+        if third is None:
+            log.warning("differ job=%s, and there is no third worker to ask", job_id)
+            return
+        for alone, others in (
+            (first, (second, third)),
+            (second, (first, third)),
+        ):
+            if others[0].essence == others[1].essence:
+                reason = f"gave another answer than {' and '.join(_names(others))}"
+                await self._hub.process(AnswerDisputed(alone.worker_id, reason, job_id))
+                return
+        log.warning("differ job=%s, all three: it is not deterministic", job_id)
+
+    async def _again(
+        self, job: Job, before: Sequence[CheckedAnswer]
+    ) -> CheckedAnswer | None:
+        """Have a job done by another worker; None if none of them does it."""
+        terms = JobTerms(
+            job.terms.policy,
+            price=job.terms.price,
+            form=job.terms.form,
+            avoid=frozenset(each.worker_id for each in before),
+        )
+        again = replace(
+            job,
+            id=self._hub.new_id(),
+            owner=CHECK_OWNER,
+            priority=Priority.LOW,
+            session="",
+            idempotency_key="",
+            terms=terms,
+        )
+        try:
+            async with self._hub.run_job(again) as reader:
+                outcome = await reader.outcome()
+        except StoreError:
+            raise
+        except ShoalError as error:
+            log.info("not checked job=%s: %s", job.id, error)
+            return None
+        return await self._said(again, again.id, outcome)
+
+    async def _said(
+        self, job: Job, job_id: JobId, outcome: Outcome
+    ) -> CheckedAnswer | None:
+        filed = await self._store.ledger.receipts_of(job_id)
+        if not filed:
+            return None
+        return CheckedAnswer(
+            WorkerId(filed[0].claims.worker), comparable_part(job, outcome)
+        )
+
+
+def comparable(job: Job) -> bool:
+    """Say whether every worker should make the same of a job.
+
+    A chat or a completion at temperature 0, and a task that says so itself: workers
+    have programs of their own for tasks.
+    """
+    if job.owner == CHECK_OWNER or job.terms.privacy is Privacy.PRIVATE:
+        return False
+    match job.work:
+        case (
+            Chat(model=model, temperature=temperature)
+            | Completion(model=model, temperature=temperature)
+        ):
+            return temperature == 0 and model != ANY_MODEL
+        case Task(payload=dict(payload)):
+            return payload.get("deterministic") is True
+        case _:
+            return False
+
+
+def comparable_part(job: Job, outcome: Outcome) -> object:
+    """Return what of an answer has to be the same, whatever the wire it came by."""
+    if not isinstance(job.work, Task):
+        return outcome.text, outcome.choices
+    try:
+        return json.loads(outcome.text)
+    except (ValueError, RecursionError):
+        return outcome.text
+
+
+def _names(said: Sequence[CheckedAnswer]) -> list[str]:
+    return [each.worker_id for each in said]

@@ -1,0 +1,184 @@
+"""Receives events of workers: text goes into answers, the rest becomes hub input."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from shoal.coordinator.answer import Answer, ReaderTooSlow, UnusableOutput
+from shoal.coordinator.connections import WorkerConnections, WorkerRegistration
+from shoal.coordinator.load_reports import LoadReports
+from shoal.coordinator.receipt_verifier import HubMail, PresentedReceipt
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.model_messages import ModelMessage
+from shoal.domain.outcome import Outcome
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CallMessage,
+    CallProgress,
+    CallsReturned,
+    CancelJob,
+    Completed,
+    Draining,
+    Event,
+    Failed,
+    HealthReported,
+    Joined,
+    LoadChanged,
+    OffersChanged,
+    ReceiptSent,
+    Rejected,
+)
+from shoal.domain.worker import MachineHealth
+from shoal.pool.inputs import (
+    AnswerRejected,
+    Cancellation,
+    DrainAnnounced,
+    FirstOutput,
+    LeaseResult,
+    WorkerConnected,
+    WorkerDisconnected,
+)
+from shoal.pool.open_job import NO_LEASE
+from shoal.pool.state import PoolState
+from shoal.transports.clock import Clock
+
+
+class WorkerEvents:
+    """Listens to all workers, and posts what the hub has to decide about."""
+
+    def __init__(
+        self,
+        pool: PoolState,
+        answers: Mapping[JobId, Answer],
+        peers: WorkerConnections,
+        clock: Clock,
+        post: Callable[[HubMail], None],
+    ) -> None:
+        self.health: dict[WorkerId, MachineHealth] = {}
+        """How the workers' machines are, as far as they say so."""
+
+        self._pool = pool
+        self._answers = answers
+        self._peers = peers
+        self._clock = clock
+        self._post = post
+        self._conditions = LoadReports(clock, post)
+
+    def on_event(self, connection: WorkerRegistration, event: Event) -> None:
+        """Take what the worker at the other end says."""
+        if isinstance(event, AnswerChunk):
+            self._progress(event)
+            return
+        if isinstance(event, Joined):
+            self.on_disconnect(connection, "joined anew")
+            worker_id = self._peers.register(connection, event.name)
+            cancels = CancelJob in connection.connection.accepts
+            self._post(WorkerConnected(worker_id, event.offer, cancels))
+            return
+        speaker = self._peers.worker_of(connection)
+        if speaker is None:
+            return  # replaced by a newer connection, and not gone yet
+        if isinstance(event, CallsReturned):
+            self._returned(event)
+            return
+        match event:
+            case Completed():
+                self._completed(speaker, event)
+            case Rejected() | Failed():
+                self._post(LeaseResult(speaker, event))
+            case Draining():
+                self._post(DrainAnnounced(speaker, event))
+            case HealthReported(health):
+                self.health[speaker] = health
+            case LoadChanged(condition):
+                self._conditions.submit(speaker, condition)
+            case CallProgress():
+                self._advanced(event)
+            case OffersChanged() | CallMessage() | ModelMessage():
+                pass  # said of a peer as a whole
+            case ReceiptSent(job_id, receipt):
+                worker = self._pool.workers.get(speaker)
+                if worker is not None and worker.offer.public_key:
+                    key = worker.offer.public_key
+                    self._post(PresentedReceipt(speaker, key, job_id, receipt))
+
+    def on_disconnect(self, connection: WorkerRegistration, reason: str) -> None:
+        """Take note that a connection has ended."""
+        if (worker_id := self._peers.unregister(connection)) is not None:
+            self.health.pop(worker_id, None)
+            self._conditions.forget(worker_id)
+            self._post(WorkerDisconnected(worker_id, reason))
+
+    def _progress(self, event: AnswerChunk) -> None:
+        # The path of every token: no task, no lock, no fact but for the first.
+        answer = self._answers.get(event.job_id)
+        if answer is None or answer.ended or not answer.accepts_lease(event.lease):
+            return
+        try:
+            if answer.append(event.pieces, self._clock.now()):
+                self._post(FirstOutput(event.job_id, event.lease))
+        except ReaderTooSlow:
+            if not self._goes_on_unread(event.job_id):
+                self._post(Cancellation(event.job_id, "the client reads too slowly"))
+        except UnusableOutput as spoilt:
+            self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
+
+    def _returned(self, event: CallsReturned) -> None:
+        # The path of every call in a lane: no fact, no task, no lock.
+        answer = self._answers.get(event.job_id)
+        if answer is not None and answer.lease == event.lease:
+            answer.deliver_results(event.results)
+
+    def _advanced(self, event: CallProgress) -> None:
+        answer = self._answers.get(event.job_id)
+        if answer is not None and answer.accepts_lease(event.lease):
+            answer.report_progress(event.share, event.remark, self._clock.now())
+
+    def _completed(self, worker_id: WorkerId, event: Completed) -> None:
+        answer = self._answers.get(event.job_id)
+        if (
+            answer is None
+            or event.lease == NO_LEASE
+            or not answer.accepts_lease(event.lease)
+        ):
+            self._post(LeaseResult(worker_id, event))
+            return
+        if event.value:
+            value, blobs = event.value, event.blobs
+            outcome = Outcome("", event.finish_reason, value=value, blobs=blobs)
+            self._post(LeaseResult(worker_id, event, outcome))
+            return
+        try:
+            if event.rest:
+                # That it began need not be told: the end is on its way.
+                answer.append(event.rest, self._clock.now())
+            answer.check_complete()
+        except ReaderTooSlow:
+            if not self._goes_on_unread(event.job_id):
+                self._post(Cancellation(event.job_id, "the client reads too slowly"))
+        except UnusableOutput as spoilt:
+            self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
+        # Said in any case, for it is what frees the slot on a wire that cannot cancel.
+        outcome = answer.assemble(event.finish_reason, event.usage)
+        if event.output:
+            outcome = replace(outcome, output=event.output)
+        self._post(LeaseResult(worker_id, event, outcome))
+
+    def _goes_on_unread(self, job_id: JobId) -> bool:
+        job = self._pool.jobs.get(job_id)
+        return job is not None and job.job.continues_unattended
+
+
+class WorkerPort:
+    """Where one connection's driver reports to."""
+
+    def __init__(self, hearing: WorkerEvents, connection: WorkerRegistration) -> None:
+        self._hearing = hearing
+        self._connection = connection
+
+    def on_event(self, event: Event) -> None:
+        """Take what the worker says."""
+        self._hearing.on_event(self._connection, event)
+
+    def on_disconnect(self, reason: str) -> None:
+        """Take note that the connection has ended."""
+        self._hearing.on_disconnect(self._connection, reason)

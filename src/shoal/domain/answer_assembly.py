@@ -1,0 +1,180 @@
+"""Assembles the pieces of an answer.
+
+Source: OpenAI's API reference, "The chat completion chunk object": texts are joined,
+and tool calls are assembled by their index.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.domain.work import JSON
+
+CHOICES_MAX = 2048  # answers to one question; embeddings have one for each input
+CALLS_MAX = 1024  # tool calls in one answer
+
+
+def assemble(
+    pieces: Iterable[AnswerPiece],
+    finish_reason: str = "stop",
+    usage: Usage | None = None,
+) -> Outcome:
+    """Put an answer together.
+
+    ``finish_reason`` is that of choices which have none of their own.  What lies beyond
+    ``CHOICES_MAX`` and ``CALLS_MAX`` is left out.
+    """
+    texts: list[str] = []
+    drafts: dict[int, _ChoiceDraft] = {}
+    for piece in pieces:
+        if isinstance(piece, str) and not drafts:
+            texts.append(piece)
+            continue
+        if not drafts:
+            drafts[0] = _ChoiceDraft(texts)
+        delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
+        if 0 <= delta.choice < CHOICES_MAX:
+            drafts.setdefault(delta.choice, _ChoiceDraft()).add(delta)
+    if not drafts:
+        return Outcome("".join(texts), finish_reason, usage)
+    if not drafts[0].used and len(drafts) > 1:
+        del drafts[0]
+    choices = tuple(drafts[index].whole(finish_reason) for index in sorted(drafts))
+    content = choices[0].fields.get("content")
+    text = content if isinstance(content, str) else ""
+    return Outcome(text, choices[0].finish_reason, usage, choices)
+
+
+def describe_invalid_fields(fields: Mapping[str, JSON]) -> str | None:
+    """Say what is wrong with the fields of a piece, or None.
+
+    What has no meaning here may be anything; text and tool calls are put together.
+    """
+    content = fields.get("content")
+    if not (content is None or isinstance(content, str)):
+        return f"a {type(content).__name__} for text"
+    calls = fields.get("tool_calls")
+    if calls is None:
+        return None
+    if not isinstance(calls, list):
+        return f"a {type(calls).__name__} for tool calls"
+    for call in calls:
+        if not isinstance(call, Mapping):
+            return f"a {type(call).__name__} for a tool call"
+        index = call.get("index")
+        if index is not None and not (
+            isinstance(index, int) and 0 <= index < CALLS_MAX
+        ):
+            return f"a tool call with the index {str(index)[:40]}"
+    return None
+
+
+def disassemble(outcome: Outcome) -> list[AnswerPiece]:
+    """Return pieces that make this answer: one for each choice."""
+    if not outcome.choices:
+        return [outcome.text] if outcome.text else []
+    return [
+        Delta(index, _streamed(choice.fields), choice.logprobs, choice.finish_reason)
+        for index, choice in enumerate(outcome.choices)
+    ]
+
+
+@dataclass(slots=True)
+class _ToolCallDraft:
+    """A tool call in the making."""
+
+    id: str = ""
+    name: str = ""
+    arguments: list[str] = field(default_factory=list)
+
+    @property
+    def whole(self) -> Mapping[str, JSON]:
+        function = {"name": self.name, "arguments": "".join(self.arguments)}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+@dataclass(slots=True)
+class _ChoiceDraft:
+    """A choice in the making."""
+
+    content: list[str] = field(default_factory=list)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    others: dict[str, JSON] = field(default_factory=dict)
+    calls: dict[int, _ToolCallDraft] = field(default_factory=dict)
+    logprobs: dict[str, JSON] | None = None
+    finish_reason: str | None = None
+
+    @property
+    def used(self) -> bool:
+        return bool(self.content or self.texts or self.others or self.calls) or (
+            self.finish_reason is not None
+        )
+
+    def add(self, delta: Delta) -> None:
+        for name, value in delta.fields.items():
+            if name == "tool_calls" and isinstance(value, Sequence):
+                self._add_calls(value)
+            elif name == "content" and isinstance(value, str):
+                self.content.append(value)
+            elif name == "role" or value is None:
+                continue
+            elif isinstance(value, str):
+                self.texts.setdefault(name, []).append(value)
+            else:
+                self.others[name] = value
+        if isinstance(delta.logprobs, Mapping):
+            self._add_logprobs(delta.logprobs)
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    def whole(self, finish_reason: str) -> Choice:
+        fields: dict[str, JSON] = {"content": "".join(self.content) or None}
+        fields |= {name: "".join(texts) for name, texts in self.texts.items()}
+        fields |= self.others
+        if self.calls:
+            calls = [self.calls[index].whole for index in sorted(self.calls)]
+            fields["tool_calls"] = calls
+        reason = self.finish_reason or finish_reason
+        return Choice(fields, reason, self.logprobs)
+
+    def _add_calls(self, calls: Sequence[JSON]) -> None:
+        for position, call in enumerate(calls):
+            if not isinstance(call, Mapping):
+                continue
+            index = call.get("index")
+            if index is None:  # some servers give each call whole, and no number
+                index = position
+            if not isinstance(index, int) or not 0 <= index < CALLS_MAX:
+                continue
+            made = self.calls.setdefault(index, _ToolCallDraft())
+            made.id = made.id or _text(call.get("id"))
+            function = call.get("function")
+            if isinstance(function, Mapping):
+                made.name = made.name or _text(function.get("name"))
+                made.arguments.append(_text(function.get("arguments")))
+
+    def _add_logprobs(self, logprobs: Mapping[str, JSON]) -> None:
+        """Join the lists of a chat's logprobs, or of a completion's."""
+        known = self.logprobs = {} if self.logprobs is None else self.logprobs
+        for name, value in logprobs.items():
+            before = known.get(name)
+            if isinstance(before, list) and isinstance(value, list):
+                before.extend(value)
+            elif before is None:
+                known[name] = [*value] if isinstance(value, list) else value
+
+
+def _streamed(fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
+    """Give tool calls the index that they have only in a stream."""
+    calls = fields.get("tool_calls")
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        return fields
+    indexed: list[JSON] = [
+        {"index": index, **call}
+        for index, call in enumerate(calls)
+        if isinstance(call, Mapping)
+    ]
+    return {**fields, "tool_calls": indexed}
+
+
+def _text(value: JSON) -> str:
+    return value if isinstance(value, str) else ""

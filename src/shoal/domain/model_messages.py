@@ -1,0 +1,58 @@
+"""Messages by which peers share the files of models.
+
+Both ends query and both ends answer: the messages are the same in either direction.
+"""
+
+from dataclasses import dataclass
+
+
+class ModelMessage:
+    """Any of what follows."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQuery(ModelMessage):
+    """Do you have this model, to be copied?"""
+
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelAnswer(ModelMessage):
+    """Whether it is there, and how many bytes it has in all, about."""
+
+    model: str
+    available: bool
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest(ModelMessage):
+    """Send this model, under this number."""
+
+    transfer_id: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChunk(ModelMessage):
+    """A piece of one of the model's files; ``offset`` is in bytes.
+
+    ``last`` is not to be relied on: peers differ in what it is the last of.
+    """
+
+    transfer_id: str
+    file_name: str
+    offset: int
+    data: bytes
+    last: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDone(ModelMessage):
+    """All files of the model have been sent."""
+
+    transfer_id: str
+    model: str

@@ -1,0 +1,232 @@
+"""The embedded engine: llama.cpp in a child process of its own.
+
+A crash in native code costs the jobs that were running, never the worker: they fail
+as unavailable, and the next job finds a new child.
+"""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    LimitExceeded,
+    Unavailable,
+)
+from shoal.domain.outcome import Usage
+from shoal.domain.work import Embedding, Feature, Inference
+from shoal.domain.worker import ServedModel
+from shoal.engines.engine import Finished, Item
+from shoal.engines.llama_messages import (
+    AnswerEnded,
+    JobRefused,
+    ModelOpened,
+    OpenModel,
+    StartJob,
+)
+from shoal.engines.llama_process import CLOSED, LlamaProcess
+from shoal.engines.requests import llama_request, prompt_count
+from shoal.engines.resources import processors, threads_for
+from shoal.engines.server_errors import error_for
+from shoal.engines.server_kinds import EMBEDDINGS, TEXT
+from shoal.engines.stream_chunks import ServerProblem, known_finish_reason
+
+CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
+JOBS_PER_SLOT = 4  # that llama.cpp may hold, aborted ones that wind down included
+RESTART_DELAY_MAX = 60.0  # seconds
+
+# What was tried with it.  Tools are not: whether a model's calls are recognised depends
+# on its template, and none at hand has one for them.
+FEATURES = frozenset(
+    {
+        *(Feature.CONTINUE, Feature.OPTIONS, Feature.STOP),
+        *(Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES),
+    }
+)
+
+
+class LlamaEngine:
+    """Runs a GGUF file.
+
+    Args:
+        model: the name that users ask for.
+        path: the GGUF file.
+        slots: jobs that run at the same time; each has its own share of memory.
+        context: tokens that a prompt and its answer may have together.
+        threads: processor threads; None: as many as do not slow each other down.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        path: Path,
+        *,
+        slots: int = 4,
+        context: int = CONTEXT,
+        threads: int | None = None,
+    ) -> None:
+        self.model = model
+        self.slots = slots
+        self._path = path
+        self._load = OpenModel(
+            path=str(path),
+            slots=slots,
+            context=context,
+            threads=threads or threads_for(*processors()),
+        )
+        self._process: LlamaProcess | None = None
+        self._loaded: ModelOpened | None = None
+        self._closed = False
+        self._failures = 0  # processes lost since one last finished a job
+        self._restart_at = 0.0  # on the loop's clock
+        self._why_restart = ""
+        # Jobs that come while there is no process wait for the same new one.
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """The process that does the work, for whoever watches it."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        await asyncio.to_thread(check_installed, self._path)
+        try:
+            await self._running()
+        except Unavailable as error:
+            raise ConfigError(f"{self._path}: {error}") from error
+
+    @property
+    def models(self) -> Sequence[ServedModel]:
+        loaded = self._loaded
+        if loaded is not None and loaded.embeddings:
+            return [ServedModel(self.model, EMBEDDINGS, context=loaded.context)]
+        context = loaded.context if loaded is not None else self._load.context
+        return [ServedModel(self.model, TEXT, FEATURES, context)]
+
+    async def refresh(self) -> None:
+        if self._closed:
+            raise Unavailable(CLOSED)
+        # A process that has gone is replaced when there is a job for it.
+        wait = self._restart_at - asyncio.get_running_loop().time()
+        if wait > 0:
+            raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
+
+    async def run(
+        self, work: Inference, continues: str = ""
+    ) -> AsyncGenerator[Item, None]:
+        job = StartJob(
+            0,
+            work.kind,
+            llama_request(work),
+            continues,
+            None if isinstance(work, Embedding) else work.max_tokens,
+            prompt_count(work),
+        )
+        try:
+            process = await self._running()
+        except ConfigError as error:
+            raise Unavailable(str(error)) from error
+        if work.kind not in self.models[0].kinds:
+            raise InvalidRequest(f"{self.model} does no {work.kind.value} jobs")
+        if process.jobs >= JOBS_PER_SLOT * self.slots:
+            raise Unavailable(f"{process.jobs} jobs for {self.slots} slots")
+        try:
+            id, answer = process.run(job)
+        except LimitExceeded as error:
+            raise InvalidRequest(str(error)) from error
+        try:
+            while True:
+                match await answer.read():
+                    case JobRefused(_, reason, code):
+                        raise error_for(ServerProblem(reason, code))
+                    case AnswerEnded(_, reason, read, written):
+                        self._failures = 0
+                        yield Finished(
+                            known_finish_reason(reason) or "stop", Usage(read, written)
+                        )
+                        return
+                    case pieces:
+                        for piece in pieces:
+                            yield piece
+        finally:
+            process.abort(id)
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._process is not None:
+            await self._process.close()
+
+    async def _running(self) -> LlamaProcess:
+        """Return a process with the model loaded, a new one if need be.
+
+        Raises ConfigError if the model cannot be loaded, and Unavailable if processes
+        end one after the other: they are not restarted in a tight loop.
+        """
+        async with self._starting:
+            now = asyncio.get_running_loop().time()
+            if self._process is not None:
+                if self._process.exit_reason is None:
+                    return self._process
+                await self._process.close()
+                self._why_restart = self._process.exit_reason
+                self._process = None
+                self._failures += 1
+                self._restart_at = now + restart_delay(self._failures)
+            if (wait := self._restart_at - now) > 0:
+                raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
+            return await self._start_process()
+
+    async def _start_process(self) -> LlamaProcess:
+        if self._closed:
+            raise Unavailable(CLOSED)
+        try:
+            process = await LlamaProcess.spawn()
+        except OSError as error:
+            raise Unavailable(f"cannot start a process: {error}") from error
+        # Known from here on, so that close() can end it while it loads.
+        self._process = process
+        try:
+            if self._closed:
+                raise Unavailable(CLOSED)
+            await process.open(self._load)
+            self._loaded = process.loaded
+        except ConfigError as error:
+            await process.close()
+            raise ConfigError(
+                f"{self._path} cannot be loaded: {error}. Download it again, or choose "
+                "a model that this version of llama.cpp knows."
+            ) from error
+        except BaseException:
+            await process.close()
+            raise
+        return process
+
+
+def restart_delay(failures: int) -> float:
+    """Return how long to wait, in seconds, after so many processes lost in a row.
+
+    The first is replaced at once: most crashes are a matter of one odd chat.
+    """
+    if failures <= 1:
+        return 0.0
+    return min(2.0 ** min(failures - 2, 10), RESTART_DELAY_MAX)
+
+
+def check_installed(path: Path) -> None:
+    """Raise ConfigError if the engine or the model file is plainly not there."""
+    if find_spec("xllamacpp") is None:
+        raise ConfigError(
+            "the embedded engine is not installed: pip install 'shoal[llm]'"
+        )
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Give the path of a GGUF file."
+        ) from error
+    if magic != b"GGUF":
+        raise ConfigError(f"{path} is no GGUF file: it begins with {magic!r}")

@@ -1,0 +1,88 @@
+"""Finds the model servers that run on this machine."""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from shoal.engines.catalog import ServerModelList
+from shoal.engines.openai_server import LIST_MAX, read_prefix
+from shoal.engines.server_errors import DECODE_ERRORS
+
+PROBE_LIMIT = 2.0  # seconds for all of them together
+LOOPBACK = "127.0.0.1"
+SHOAL = "shoal"  # what a coordinator calls the owner of its models
+OLLAMA_PORT = 11434
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLocation:
+    """A port, and the base path of what listens there as it is delivered."""
+
+    port: int
+    servers: str
+    path: str = "/v1"
+
+
+SERVER_LOCATIONS = (
+    ServerLocation(1234, "LM Studio"),
+    ServerLocation(8080, "llama-server, MLX, LocalAI"),
+    ServerLocation(8000, "vLLM"),
+    ServerLocation(30000, "SGLang"),
+    ServerLocation(1337, "Jan"),
+    ServerLocation(5001, "KoboldCpp"),
+    ServerLocation(12434, "Docker Model Runner", "/engines/v1"),
+)
+
+
+def server_locations(
+    environment: Mapping[str, str] = os.environ,
+) -> tuple[ServerLocation, ...]:
+    """Return where to look; Ollama's port can be set, and its servers know how."""
+    return ServerLocation(
+        ollama_port(environment.get("OLLAMA_HOST", "")), "Ollama"
+    ), *SERVER_LOCATIONS
+
+
+async def find_servers(places: Sequence[ServerLocation]) -> list[str]:
+    """Return the base URLs of the servers that have models, in the order of places.
+
+    Only this machine is asked, all ports at once.  What answers must list models as
+    OpenAI does, so that another web server is not taken for one; nor is a coordinator.
+    """
+    timeout = aiohttp.ClientTimeout(total=PROBE_LIMIT)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        urls = [f"http://{LOOPBACK}:{place.port}{place.path}" for place in places]
+        found = await asyncio.gather(*(_has_models(session, url) for url in urls))
+    return [url for url, has_models in zip(urls, found, strict=True) if has_models]
+
+
+def ollama_port(host: str) -> int:
+    """Return the port in ``OLLAMA_HOST``: ``host``, ``host:port`` or a URL.
+
+    Another machine's address is not looked at: only ``--engine`` names those.
+    """
+    try:
+        parts = urlsplit(host if "//" in host else f"//{host}")
+        port = parts.port
+    except ValueError:
+        return OLLAMA_PORT
+    if port is None:
+        return 80 if parts.scheme == "http" else OLLAMA_PORT
+    return port
+
+
+async def _has_models(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/models", allow_redirects=False) as response:
+            if response.status != 200:
+                return False
+            body = await read_prefix(response, LIST_MAX)
+        models = msgspec.json.decode(body, type=ServerModelList).data or ()
+    except (aiohttp.ClientError, TimeoutError, *DECODE_ERRORS):
+        return False
+    return any(model.owned_by != SHOAL for model in models)

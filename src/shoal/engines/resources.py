@@ -1,0 +1,99 @@
+"""How much memory and how many threads a model may use."""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+PROC = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
+    """Return the bytes that can be used without swapping; None if nobody tells.
+
+    Where only the whole is known (macOS), half of it counts as free.
+    """
+    if sys.platform == "win32":
+        return _windows()
+    if (available := _available(proc)) is None:
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        except (ValueError, OSError):
+            return None
+    room = _room_in(cgroup)
+    return available if room is None else min(available, room)
+
+
+def _available(proc: Path) -> int | None:
+    """Read Linux's ``MemAvailable``, which is in KiB (proc(5))."""
+    try:
+        lines = proc.read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) * 1024
+    return None
+
+
+def _room_in(cgroup: Path) -> int | None:
+    """Return what a container may still take; None if it is not limited."""
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = (cgroup / "memory.current").read_text().strip()
+    except OSError:
+        return None
+    return max(0, int(limit) - int(used)) if limit.isdecimal() else None
+
+
+def _windows() -> int | None:
+    """Ask ``GlobalMemoryStatusEx``, whose structure is of 64 bytes."""
+
+    class MemoryStatus(ctypes.Structure):
+        _fields_ = (
+            ("length", ctypes.c_ulong),
+            ("load", ctypes.c_ulong),
+            ("total", ctypes.c_ulonglong),
+            ("available", ctypes.c_ulonglong),
+            ("others", ctypes.c_ulonglong * 5),
+        )
+
+    status = MemoryStatus(length=ctypes.sizeof(MemoryStatus))
+    windll = getattr(ctypes, "windll", None)
+    if windll is None or not windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None
+    return int(status.available)
+
+
+def threads_for(logical: int, physical: int) -> int:
+    """Return how many threads generate fastest beside everything else.
+
+    llama.cpp's threads wait for each other by spinning.  With one for each processor,
+    anything else that runs stops them all: with two processors and a busy neighbour,
+    two threads were measured at a sixth of the speed of one.
+    """
+    return 1 if logical <= 2 else max(1, min(logical - 1, physical))
+
+
+def processors() -> tuple[int, int]:
+    """Return how many processors this process may use, and on how many cores."""
+    if hasattr(os, "sched_getaffinity"):
+        usable = os.sched_getaffinity(0)
+        siblings = {
+            siblings_of(Path(f"/sys/devices/system/cpu/cpu{number}"))
+            for number in usable
+        }
+        return len(usable), len(siblings)
+    logical = os.cpu_count() or 1
+    # Macs have one thread a core or count so; elsewhere two is the safe guess.
+    return logical, logical if sys.platform == "darwin" else max(1, logical // 2)
+
+
+def siblings_of(processor: Path) -> str:
+    """Return what the processors of one core have in common."""
+    try:
+        return (processor / "topology" / "thread_siblings_list").read_text()
+    except OSError:
+        return processor.name

@@ -1,0 +1,254 @@
+"""Starts the engines that the command line names, or those it finds."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from glob import escape
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from shoal.domain.errors import ConfigError
+from shoal.domain.work import JobKind
+from shoal.domain.worker import ServedModel
+from shoal.engines import gguf_files, local_servers
+from shoal.engines.engine import Engine
+from shoal.engines.gguf_files import (
+    DEMO_INSTALL,
+    DEMO_MODEL,
+    demo_model_path,
+    has_demo_model,
+)
+from shoal.engines.llama_engine import CONTEXT, LlamaEngine
+from shoal.engines.openai_server import LATEST, OpenAIEngine
+
+AUTO = "auto"
+EMBEDDED = "embedded"
+SLOTS = 4  # of the embedded engine
+LISTED_MAX = 10  # models that a message names
+
+log = logging.getLogger("shoal.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """What a user asked for.
+
+    Attributes:
+        engines: ``auto``, ``embedded`` or the base URLs of servers; empty: ``auto``,
+            but where all models are files.
+        models: ``NAME=PATH`` for a file; else names or patterns of what to offer;
+            empty: all that there is.
+        slots: jobs at a time of each engine; 0: what it does well.
+        context: tokens of a job in the embedded engine; 0: its own default.
+        threads: the embedded engine's; 0: its own default.
+    """
+
+    engines: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    slots: int = 0
+    api_key: str = ""
+    context: int = 0
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSource:
+    """A started engine, and which of its models to offer; ``label`` tells it apart."""
+
+    label: str
+    engine: Engine
+    names: tuple[str, ...] = ()
+
+    def offered_models(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
+        """Return the models to offer, under the names that were asked for."""
+        return select_models(models, self.names) if self.names else models
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLocations:
+    """Where to look for what there is."""
+
+    servers: tuple[local_servers.ServerLocation, ...]
+    files: tuple[gguf_files.ModelFolder, ...]
+
+
+async def open_engines(
+    wishes: EngineOptions, around: SearchLocations, stack: AsyncExitStack
+) -> list[EngineSource]:
+    """Start the engines that are wished for; leaving ``stack`` closes them.
+
+    Raises ConfigError if there is none, or one does not work, or lacks what was named.
+    """
+    files = [
+        each for each in map(parse_model_option, wishes.models) if each[1] is not None
+    ]
+    names = tuple(name for name in wishes.models if parse_model_option(name)[1] is None)
+    wanted = wishes.engines or ((EMBEDDED,) if files and not names else (AUTO,))
+    urls = [each for each in wanted if each not in (AUTO, EMBEDDED)]
+    if files and len(urls) == len(wanted):
+        raise ConfigError(
+            f"{files[0][1]}: a server at {urls[0]} opens its models itself"
+        )
+    sources = [await _open_server(url, wishes, names, stack) for url in urls]
+    if AUTO in wanted:
+        for url in await local_servers.find_servers(around.servers):
+            try:
+                # A key goes only where it was meant for.
+                source = await _open_server(
+                    url, replace(wishes, api_key=""), names, stack
+                )
+            except ConfigError as error:
+                log.warning("passed over %s: %s", url, error)
+                continue
+            if source.offered_models(source.engine.models):
+                sources.append(source)
+    missing = [name for name in names if not any(_has(each, name) for each in sources)]
+    if missing and len(urls) == len(wanted):
+        raise ConfigError(_lacks(sources, missing[0]))
+    for name in missing:
+        files.append((name, await asyncio.to_thread(_file_of, name, sources, around)))
+    if not files and (EMBEDDED in wanted or not sources):
+        files = [await asyncio.to_thread(_any_file, around)]
+    for name, path in files:
+        assert path is not None
+        sources.append(await _open_file(name, path, wishes, stack))
+    return sources
+
+
+def limit_models(
+    sources: Sequence[EngineSource], limit: int | None
+) -> tuple[list[EngineSource], list[str]]:
+    """Return what offers no more than ``limit`` models, and the names of the others.
+
+    Those that chat go first.  They stay the same if the engine orders them anew.
+    """
+    if limit is None:
+        return list(sources), []
+    there = [
+        (number, model)
+        for number, source in enumerate(sources)
+        for model in source.offered_models(source.engine.models)
+    ]
+    there.sort(key=lambda each: JobKind.CHAT not in each[1].kinds)
+    taken: dict[int, list[str]] = {}
+    for number, model in there[:limit]:
+        # It may look like a pattern.
+        taken.setdefault(number, []).append(escape(model.name))
+    return [
+        replace(sources[number], names=tuple(names)) for number, names in taken.items()
+    ], [model.name for _, model in there[limit:]]
+
+
+def parse_model_option(text: str) -> tuple[str, Path | None]:
+    """Split ``NAME[=PATH]``; a path alone is named for its file.
+
+    Raises ConfigError if the name or the path is empty.
+    """
+    name, equals, path = text.partition("=")
+    if not equals and name.endswith(".gguf"):
+        return Path(name).stem, Path(name).expanduser()
+    if not name or (equals and not path):
+        raise ConfigError(f"model {text!r}: expected NAME or NAME=PATH")
+    return name, Path(path).expanduser() if equals else None
+
+
+def select_models(
+    models: Sequence[ServedModel], names: Sequence[str]
+) -> Sequence[ServedModel]:
+    """Return the models that fit one of the names or patterns.
+
+    A name without a tag means the latest, and is what it is offered as.
+    """
+    picked: dict[str, ServedModel] = {}
+    for name in names:
+        for model in models:
+            if fnmatchcase(model.name, name):
+                picked[model.name] = model
+            elif model.name == name + LATEST:
+                picked[name] = replace(model, name=name)
+    return list(picked.values())
+
+
+async def _open_server(
+    url: str, wishes: EngineOptions, names: tuple[str, ...], stack: AsyncExitStack
+) -> EngineSource:
+    if not url.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"engine {url!r}: expected {AUTO!r}, {EMBEDDED!r} or an http:// URL"
+        )
+    plain = [name for name in names if not _is_pattern(name)]
+    engine = OpenAIEngine(url, plain, slots=wishes.slots, api_key=wishes.api_key)
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    place = urlsplit(engine.url)
+    label = str(place.port or place.hostname)
+    if place.hostname != local_servers.LOOPBACK:
+        label = f"{place.hostname}-{place.port}" if place.port else label
+    return EngineSource(label, engine, names)
+
+
+async def _open_file(
+    name: str, path: Path, wishes: EngineOptions, stack: AsyncExitStack
+) -> EngineSource:
+    engine = LlamaEngine(
+        name,
+        path,
+        slots=wishes.slots or SLOTS,
+        context=wishes.context or CONTEXT,
+        threads=wishes.threads or None,
+    )
+    stack.push_async_callback(engine.close)
+    await engine.start()
+    return EngineSource(EMBEDDED, engine)
+
+
+def _is_pattern(name: str) -> bool:
+    return not set("*?[").isdisjoint(name)
+
+
+def _has(source: EngineSource, name: str) -> bool:
+    return bool(select_models(source.engine.models, (name,)))
+
+
+def _lacks(sources: Sequence[EngineSource], name: str) -> str:
+    there = [model.name for each in sources for model in each.engine.models]
+    some = ascii(", ".join(there[:LISTED_MAX]))[1:-1]
+    who = "the engine does" if len(sources) == 1 else "the engines do"
+    return f"{who} not have {name!r}, but {some}"
+
+
+def _file_of(
+    name: str, sources: Sequence[EngineSource], around: SearchLocations
+) -> Path:
+    """Return the file of a model that no server has."""
+    if (path := gguf_files.find_model(around.files, name)) is not None:
+        return path
+    if name == DEMO_MODEL:
+        return demo_model_path()
+    where = "no server was found that has it"
+    if sources:
+        where = _lacks(sources, name)
+    file = "NAME" if _is_pattern(name) else name
+    raise ConfigError(
+        f"model {name!r}: {where}, nor is there a GGUF file of that name; give its "
+        f"file, as {file}=FILE.gguf"
+    )
+
+
+def _any_file(around: SearchLocations) -> tuple[str, Path]:
+    """Return a model that this machine has, and its file."""
+    if (path := gguf_files.largest_fitting_model(around.files)) is not None:
+        return path.stem, path
+    if has_demo_model():
+        return DEMO_MODEL, demo_model_path()
+    ports = ", ".join(f"{each.servers} ({each.port})" for each in around.servers)
+    raise ConfigError(
+        f"nothing here runs models: no server at the usual ports ({ports}), no GGUF "
+        f"file that fits into memory in {around.files[0].folder} or other programs' "
+        "folders. Start a server, or name a file with --model NAME=FILE.gguf, or "
+        f"install a small model: {DEMO_INSTALL}; to call Python functions "
+        "instead, give --tasks MODULE"
+    )

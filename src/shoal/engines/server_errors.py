@@ -1,0 +1,232 @@
+"""What a server's error means: whose fault it is, and what is not offered after it.
+
+Source: the answers of real servers.  llama-server, vLLM, SGLang and LM Studio were read
+in their sources or issue trackers, where their wordings are quoted.
+"""
+
+import asyncio
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from shoal.domain.errors import (
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    ShoalError,
+    Unavailable,
+)
+from shoal.domain.work import Chat, Completion, Embedding, Inference, JobKind
+from shoal.domain.worker import ServedModel
+from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
+
+RETRY_AFTER_MAX = 600  # seconds
+
+# What msgspec raises, which includes what is no UTF-8 or nested too deeply.
+DECODE_ERRORS = (ValueError, RecursionError)
+
+INVALID = frozenset({400, 413, 422})
+FORBIDDEN = frozenset({401, 403})
+# Too slow, too many requests, no capacity, still loading, a proxy whose server is away.
+BUSY = frozenset({408, 425, 429, 502, 503, 504, 529})
+NOT_FOUND = frozenset({404, 405, 501})
+
+CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+
+# llama-server: "request (N tokens) exceeds the available context size (M tokens)", of
+# embeddings "too large to process"; vLLM: "This model's maximum context length is N
+# tokens. However, you requested …", "longer than the maximum model length"; SGLang:
+# "longer than the model's context length"; Ollama: "the input length exceeds the
+# context length"; LM Studio: "Trying to keep the first N tokens when context the
+# overflows", "Context size has been exceeded".
+_CONTEXT = re.compile(
+    r"exceed\w* (the |max(imum)? |available |model'?s? )*context"
+    r"|context (size|length|window) (has been |is |was )?exceeded"
+    r"|maximum context length|maximum model length|model'?s context length"
+    r"|context length is only|context the overflows|greater than the context length"
+    r"|too large to process",
+    re.IGNORECASE,
+)
+_NO_MODEL = re.compile(
+    r"model\b.{0,200}(not found|does not exist|not exist|is not loaded)"
+    r"|no models? (is |are )?loaded|invalid model identifier",
+    re.IGNORECASE | re.DOTALL,
+)
+# A server that says 500 for what another machine, or a later time, may do.
+_DOWN = re.compile(
+    r"loading model|model is loading|requires more system memory|out of memory"
+    r"|runner process (has terminated|no longer running)|engine ?core|engine.{0,20}dead"
+    r"|server (is )?busy|shutting down|failed to load model|model has crashed",
+    re.IGNORECASE,
+)
+
+
+class NotServed(Unavailable):
+    """The server lacks the model, or else this ``kind`` of work: others may do it."""
+
+    def __init__(self, message: str, *, model: bool) -> None:
+        super().__init__(message)
+        self.model = model
+
+
+def refusal_error(
+    status: int, content_type: str, body: bytes, *, retry_after: str = "", secret: str
+) -> ShoalError:
+    """Return the error for an answer that is none.
+
+    Args:
+        body: the answer, or its beginning.
+        retry_after: the header of that name; seconds count, dates do not.
+        secret: text that is taken out of what the server says.
+    """
+    problem = parse_problem(body, secret)
+    if problem is None and "html" in content_type:
+        problem = ServerProblem(f"it sent {content_type}, expected JSON")
+    if problem is None:
+        text = _concealed(body.decode(errors="replace").strip(), secret)
+        problem = ServerProblem(text[:ERROR_MAX] or "no message")
+    error = _error(status, problem)
+    if isinstance(error, Unavailable):
+        error.retry_after = _seconds(retry_after, error.retry_after)
+    return error
+
+
+def stream_error(event: bytes, secret: str) -> ShoalError:
+    """Return the error for one that a server reports in the middle of an answer."""
+    return error_for(parse_problem(event, secret) or ServerProblem())
+
+
+def error_for(problem: ServerProblem) -> ShoalError:
+    """Return the error for a problem; its code counts if it is an HTTP status."""
+    status = problem.code if isinstance(problem.code, int) else 500
+    return _error(status if 400 <= status < 600 else 500, problem, in_stream=True)
+
+
+def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
+    """Read an error in one of the forms that servers use; None if it is in none.
+
+    OpenAI: ``{"error": {"message": …}}``; Ollama: ``{"error": "…"}``; an older vLLM:
+    ``{"object": "error", "message": …}``; FastAPI: ``{"detail": …}``.
+    """
+    try:
+        data = msgspec.json.decode(body)
+    except DECODE_ERRORS:
+        return None
+    if not isinstance(data, dict):
+        return None
+    match data.get("error", data):
+        case str() as message:
+            problem = ServerProblem(message)
+        case {"message": str() as message, **rest}:
+            problem = ServerProblem(
+                message, rest.get("code"), rest.get("type"), rest.get("param")
+            )
+        case {"detail": detail}:
+            problem = ServerProblem(_detail(detail))
+        case _:
+            return None
+    text = _concealed(problem.message, secret)[:ERROR_MAX] or "no message"
+    return msgspec.structs.replace(problem, message=text)
+
+
+def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> ShoalError:
+    message = problem.message
+    codes = {str(problem.code), str(problem.type)}
+    if status in FORBIDDEN:
+        return JobError(
+            f"the engine refuses this worker's key (status {status}): set --engine-key"
+        )
+    blames_context = not codes.isdisjoint(CONTEXT_CODES) or _CONTEXT.search(message)
+    if blames_context and status not in BUSY:
+        return ContextExceeded(message)
+    if status in BUSY or (status >= 500 and _DOWN.search(message)):
+        return Unavailable(f"the engine takes no jobs (status {status}): {message}")
+    if "model_not_found" in codes or (
+        status in INVALID | {404} and _NO_MODEL.search(message)
+    ):
+        return NotServed(f"the engine lacks the model: {message}", model=True)
+    if status in NOT_FOUND:
+        said = f"the engine does no such work (status {status}): {message}"
+        return NotServed(said, model=False)
+    if status in INVALID:
+        field = problem.param if isinstance(problem.param, str) else None
+        return InvalidRequest(message, field)
+    if in_stream:
+        return JobError(message)
+    return JobError(f"the engine answers with status {status}: {message}")
+
+
+def _detail(detail: Any) -> str:
+    """Return FastAPI's word on what is wrong, which may be a list with places."""
+    if isinstance(detail, list) and detail and isinstance(detail[0], dict):
+        where = detail[0].get("loc")
+        place = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
+        return f"{place}{detail[0].get('msg', 'no message')}"
+    return detail if isinstance(detail, str) else "no message"
+
+
+def _concealed(text: str, secret: str) -> str:
+    return text.replace(secret, "…") if secret else text
+
+
+def _seconds(header: str, default: int) -> int:
+    if header.isascii() and header.isdigit() and len(header) < 10:
+        return min(int(header), RETRY_AFTER_MAX)
+    return default
+
+
+RETRY_AFTER = 60.0  # seconds between trials of something that was refused
+REFUSED_MAX = 1024  # beyond the models of one server, times what can be done with them
+
+
+class RefusedWork:
+    """Models, and kinds of work with them, that a server refused lately."""
+
+    def __init__(self) -> None:
+        self._again: dict[tuple[str, JobKind], float] = {}  # on the loop's clock
+
+    def add(self, name: str, kinds: Iterable[JobKind]) -> None:
+        """Doubt what was just refused."""
+        again = asyncio.get_running_loop().time() + RETRY_AFTER
+        for kind in kinds:
+            if len(self._again) < REFUSED_MAX or (name, kind) in self._again:
+                self._again[name, kind] = again
+
+    def remove(self, name: str, kind: JobKind) -> None:
+        """Believe it again."""
+        self._again.pop((name, kind), None)
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forget about models that are not there any more."""
+        for name, kind in list(self._again):
+            if name not in names:
+                del self._again[name, kind]
+
+    def due(self) -> list[tuple[str, JobKind]]:
+        """Return what should be tried again now."""
+        now = asyncio.get_running_loop().time()
+        return [each for each, again in self._again.items() if again <= now]
+
+    def supported(self, model: ServedModel) -> ServedModel | None:
+        """Return the model with what is left of it; None if that is nothing."""
+        doubted = {kind for name, kind in self._again if name == model.name}
+        if not doubted & model.kinds:
+            return model
+        left = model.kinds - doubted
+        return replace(model, kinds=left) if left else None
+
+
+def minimal_job(name: str, kind: JobKind) -> Inference:
+    """Return the least job of a kind."""
+    match kind:
+        case JobKind.CHAT:
+            return Chat(name, ({"role": "user", "content": "a"},), max_tokens=1)
+        case JobKind.COMPLETION:
+            return Completion(name, "a", max_tokens=1)
+        case JobKind.EMBEDDING:
+            return Embedding(name, ("a",))
+        case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
+            raise AssertionError(f"no model does a {kind.value} by itself")

@@ -1,0 +1,1 @@
+"""The operators' API: status, jobs, accounts and credentials."""

@@ -1,0 +1,184 @@
+"""Accounts over HTTP: what is on them, what moved, and topping them up."""
+
+from functools import partial
+from typing import Annotated
+from urllib.parse import unquote
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
+from shoal.domain.money import DOLLARS_MAX, MICROS
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.responses import json_response
+from shoal.ledger import accounts
+from shoal.pool.inputs import AccountTopUp, BudgetSet
+from shoal.store.ledger import PostedTransfer
+
+TRANSFERS_SHOWN = 50
+NAME_MAX = 1024  # characters of an account's name
+
+Amount = Annotated[int, msgspec.Meta(ge=1, le=DOLLARS_MAX * MICROS)]
+Budget = Annotated[int, msgspec.Meta(ge=0, le=DOLLARS_MAX * MICROS)]
+
+
+class CreditAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much an account is given, in micro-dollars."""
+
+    amount: Amount
+
+
+class SetBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far below zero an account may go, in micro-dollars; null: without limit."""
+
+    budget: Budget | None
+
+
+class AccountInfo(msgspec.Struct, frozen=True):
+    """An account, in micro-dollars.
+
+    ``standing`` is the balance with those of its sub-accounts, which is what the budget
+    bounds.
+    """
+
+    name: str
+    balance: int
+    standing: int
+    budget: int | None
+
+
+class TransferInfo(msgspec.Struct, frozen=True):
+    """What went from one account (debit) to another (credit), in micro-dollars."""
+
+    number: int
+    at: float
+    debit: str
+    credit: str
+    amount: int
+    why: str
+    job_id: str | None
+
+
+class AccountDetail(AccountInfo, frozen=True):
+    """An account with what moved last, the newest first."""
+
+    transfers: list[TransferInfo]
+
+
+class AccountList(msgspec.Struct, frozen=True):
+    """All accounts; ``total`` is their sum, which is zero."""
+
+    data: list[AccountInfo]
+    total: int
+
+
+_credit = msgspec.json.Decoder(CreditAccount)
+_limit = msgspec.json.Decoder(SetBudget)
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/accounts", partial(list_accounts, gateway)),
+        web.get("/admin/accounts/{name}", partial(show_account, gateway)),
+        web.post("/admin/accounts/{name}/credit", partial(credit_account, gateway)),
+        web.put("/admin/accounts/{name}/budget", partial(set_budget, gateway)),
+    ]
+
+
+async def list_accounts(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.READ)
+    books = gateway.hub.books
+    names = [name for name in books.account_names() if _may_see(caller, name)]
+    everything = caller.has_scope(Scope.ADMIN)
+    total = books.total() if everything else sum(map(books.balance, names))
+    return json_response(
+        AccountList([_account_info(gateway, name) for name in names], total)
+    )
+
+
+async def show_account(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.READ)
+    name = _account_name(request)
+    if not _may_see(caller, name):
+        raise Forbidden(f"{name} is not yours: this takes a key with the scope admin")
+    account = await _account_detail(gateway, name)
+    known = account.transfers or account.standing or account.budget is not None
+    if not known and caller.has_scope(Scope.ADMIN):
+        raise NotFound(
+            f"there is nothing on the account {name}: `shoal accounts ls`, or GET "
+            "/admin/accounts, lists all"
+        )
+    return json_response(account)
+
+
+async def credit_account(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.ADMIN)
+    name = _account_name(request, new=True)
+    credit = decode(_credit, await gateway.bodies.read(request))
+    gateway.access.ensure_active(caller)
+    await gateway.hub.process(AccountTopUp(name, credit.amount, caller.name))
+    return json_response(await _account_detail(gateway, name))
+
+
+async def set_budget(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.ADMIN)
+    name = _account_name(request, new=True)
+    limit = decode(_limit, await gateway.bodies.read(request))
+    gateway.access.ensure_active(caller)
+    await gateway.hub.process(BudgetSet(name, limit.budget, caller.name))
+    return json_response(await _account_detail(gateway, name))
+
+
+def _account_name(request: web.Request, *, new: bool = False) -> str:
+    """Return which account is meant; a name alone is that of a key."""
+    # As sent, for aiohttp would take a name's own escapes for ones of the path.
+    raw = request.rel_url.raw_parts[3]
+    name = unquote(raw)
+    if ":" not in name and name != accounts.EXTERNAL:
+        name = accounts.user_account(name)
+    if len(name) > NAME_MAX or not name.isprintable():
+        raise InvalidRequest(f"an account's name has at most {NAME_MAX} characters")
+    if new and not name.startswith("user:"):
+        raise InvalidRequest(
+            f"{name}: only accounts of keys can be credited or bounded: give the name "
+            "of a key, or user:KEY/USER"
+        )
+    return name
+
+
+def _may_see(caller: ApiCaller, name: str) -> bool:
+    own = accounts.user_account(caller.name)
+    return caller.has_scope(Scope.ADMIN) or own in (name, accounts.parent(name))
+
+
+async def _account_detail(gateway: Gateway, name: str) -> AccountDetail:
+    moved = await gateway.store.ledger.transfers(name, TRANSFERS_SHOWN)
+    shown = _account_info(gateway, name)
+    return AccountDetail(
+        **msgspec.structs.asdict(shown),
+        transfers=[_transfer_info(each) for each in moved],
+    )
+
+
+def _account_info(gateway: Gateway, name: str) -> AccountInfo:
+    books = gateway.hub.books
+    return AccountInfo(
+        name, books.balance(name), books.total_of(name), books.budget(name)
+    )
+
+
+def _transfer_info(posted: PostedTransfer) -> TransferInfo:
+    transfer = posted.transfer
+    return TransferInfo(
+        posted.number,
+        posted.at,
+        transfer.debit,
+        transfer.credit,
+        transfer.amount,
+        transfer.why,
+        transfer.job_id,
+    )

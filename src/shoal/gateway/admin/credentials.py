@@ -1,0 +1,296 @@
+"""API keys and join tokens over HTTP: created, listed and revoked by admin keys."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from shoal.domain.credentials import (
+    NAME_PATTERN,
+    JoinToken,
+    Key,
+    KeyUsage,
+    Quota,
+    Scope,
+    day_of,
+    digest_of,
+)
+from shoal.domain.errors import InvalidRequest
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import RESERVED_NAMES
+from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.responses import json_response
+
+KEY_PREFIX = "sk-shoal-"
+KEY_START = len(KEY_PREFIX) + 4  # characters by which a key can be told from others
+ID_LENGTH = 12  # characters
+LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
+LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century is as good as for ever
+
+# Checked by the book of keys, which says better what is wrong.
+NewName = Annotated[
+    str, Meta(extra_json_schema={"pattern": f"^{NAME_PATTERN.pattern}$"})
+]
+Lifetime = Annotated[float, Meta(gt=0, le=LIFETIME_MAX)]
+KeyLimit = Annotated[int, Meta(ge=1, le=LIMIT_MAX)]
+ScopeName = Literal["read", "use", "admin"]
+
+
+class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A key that is wanted; ``expires_in`` is in seconds, and None: never.
+
+    Limits that are None do not limit.
+    """
+
+    name: NewName
+    scope: ScopeName = "use"
+    expires_in: Lifetime | None = None
+    requests_per_minute: KeyLimit | None = None
+    tokens_per_minute: KeyLimit | None = None
+    tokens_per_day: KeyLimit | None = None
+    budget: KeyLimit | None = None
+
+
+class KeyInfo(msgspec.Struct, frozen=True):
+    """A key, by all that is known of it.  Times are Unix seconds.
+
+    ``key`` is the key itself, and told only once, to whoever had it made.
+    """
+
+    id: str
+    name: str
+    start: str
+    scope: ScopeName
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    requests_per_minute: int | None
+    tokens_per_minute: int | None
+    tokens_per_day: int | None
+    budget: int | None
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    tokens_today: int
+    key: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class KeyList(msgspec.Struct, frozen=True):
+    data: list[KeyInfo]
+
+
+_new_key = msgspec.json.Decoder(NewKey)
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/keys", partial(list_keys, gateway)),
+        web.post("/admin/keys", partial(create_key, gateway)),
+        web.get("/admin/keys/{name}", partial(show_key, gateway)),
+        web.delete("/admin/keys/{name}", partial(revoke_key, gateway)),
+    ]
+
+
+async def list_keys(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.ADMIN)
+    used = await gateway.keys.usage_by_owner(day_of(gateway.clock.wall()))
+    book = gateway.access.keyring.cache
+    return json_response(
+        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in book])
+    )
+
+
+async def create_key(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.ADMIN)
+    wanted = decode(_new_key, await gateway.bodies.read(request))
+    gateway.access.ensure_active(
+        caller
+    )  # else a body that comes slowly outlives its key
+    secret = KEY_PREFIX + gateway.new_secret()
+    now = gateway.clock.wall()
+    key = Key(
+        f"key_{gateway.new_secret()[:ID_LENGTH]}",
+        wanted.name,
+        digest_of(secret),
+        secret[:KEY_START],
+        Scope(wanted.scope),
+        now,
+        None if wanted.expires_in is None else now + wanted.expires_in,
+        None,
+        Quota(
+            wanted.requests_per_minute,
+            wanted.tokens_per_minute,
+            wanted.tokens_per_day,
+            wanted.budget,
+        ),
+    )
+    await gateway.access.keyring.cache.add(key)
+    shown = await _key_with_usage(gateway, key)
+    return json_response(msgspec.structs.replace(shown, key=secret), secret=True)
+
+
+async def show_key(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.ADMIN)
+    return json_response(await _key_with_usage(gateway, _key_named(gateway, request)))
+
+
+async def revoke_key(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.ADMIN)
+    key = await gateway.access.revoke(_key_named(gateway, request))
+    return json_response(await _key_with_usage(gateway, key))
+
+
+def _key_named(gateway: Gateway, request: web.Request) -> Key:
+    name = request.match_info["name"]
+    if name in RESERVED_NAMES:
+        raise InvalidRequest(
+            f"{name} is no key that was made here: for another first key, give "
+            "`shoal serve` another --api-key, or delete the file api-key in its "
+            "data folder"
+        )
+    return gateway.access.keyring.cache.find(name)
+
+
+async def _key_with_usage(gateway: Gateway, key: Key) -> KeyInfo:
+    today = day_of(gateway.clock.wall())
+    return _key_info(key, await gateway.keys.usage_of(key.name, today))
+
+
+def _key_info(key: Key, used: KeyUsage) -> KeyInfo:
+    return KeyInfo(
+        key.id,
+        key.name,
+        key.start,
+        key.scope.value,
+        key.created_at,
+        key.expires_at,
+        key.revoked_at,
+        key.quota.requests_per_minute,
+        key.quota.tokens_per_minute,
+        key.quota.tokens_per_day,
+        key.quota.budget,
+        used.requests,
+        used.prompt_tokens,
+        used.completion_tokens,
+        used.tokens_today,
+    )
+
+
+TOKEN_PREFIX = "jt-"
+USES_MAX = 10_000  # workers of one token that are remembered
+PATTERNS_MAX = 100
+PATTERN_MAX = 256  # characters
+
+ModelPattern = Annotated[str, Meta(min_length=1, max_length=PATTERN_MAX)]
+
+
+class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A token that is wanted; ``expires_in`` is in seconds, and None: never.
+
+    ``uses`` is how many workers may join by it, None: any number.  ``models`` are
+    patterns as of a shell that their models have to match; empty: any model.
+    """
+
+    name: NewName
+    uses: Annotated[int, Meta(ge=1, le=USES_MAX)] | None = None
+    expires_in: Lifetime | None = None
+    models: Annotated[list[ModelPattern], Meta(max_length=PATTERNS_MAX)] = []
+
+
+class TokenInfo(msgspec.Struct, frozen=True):
+    """A join token, by all that is known of it.  Times are Unix seconds.
+
+    ``workers`` are those that are bound to it, if ``uses`` says how many may be;
+    ``present`` is how many connections there are now.  ``token`` is the token itself,
+    and ``join`` the command for it, told only once, to whoever had it made.
+    """
+
+    id: str
+    name: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    uses: int | None
+    models: list[str]
+    workers: list[str]
+    present: int
+    token: str | msgspec.UnsetType = msgspec.UNSET
+    join: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class TokenList(msgspec.Struct, frozen=True):
+    data: list[TokenInfo]
+
+
+_new_token = msgspec.json.Decoder(NewToken)
+
+
+def token_routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/tokens", partial(list_tokens, gateway)),
+        web.post("/admin/tokens", partial(create_token, gateway)),
+        web.delete("/admin/tokens/{name}", partial(revoke_token, gateway)),
+    ]
+
+
+async def list_tokens(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.ADMIN)
+    return json_response(
+        TokenList([_token_info(gateway, token) for token in gateway.door.tokens])
+    )
+
+
+async def create_token(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.ADMIN)
+    wanted = decode(_new_token, await gateway.bodies.read(request))
+    gateway.access.ensure_active(
+        caller
+    )  # else a body that comes slowly outlives its key
+    secret = TOKEN_PREFIX + gateway.new_secret()
+    now = gateway.clock.wall()
+    token = JoinToken(
+        f"token_{gateway.new_secret()[:ID_LENGTH]}",
+        wanted.name,
+        digest_of(secret),
+        now,
+        None if wanted.expires_in is None else now + wanted.expires_in,
+        None,
+        wanted.uses,
+        tuple(wanted.models),
+    )
+    door = gateway.door
+    await door.tokens.add(token)
+    # Its one worker has to come back under the name that it first had.
+    worker = token.name if token.uses_max == 1 else ""
+    return json_response(
+        msgspec.structs.replace(
+            _token_info(gateway, token),
+            token=door.with_certificate(secret),
+            join=door.invitation(secret, worker),
+        ),
+        secret=True,
+    )
+
+
+async def revoke_token(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.ADMIN)
+    token = gateway.door.tokens.find(request.match_info["name"])
+    return json_response(_token_info(gateway, await gateway.door.revoke(token)))
+
+
+def _token_info(gateway: Gateway, token: JoinToken) -> TokenInfo:
+    return TokenInfo(
+        token.id,
+        token.name,
+        token.created_at,
+        token.expires_at,
+        token.revoked_at,
+        token.uses_max,
+        list(token.models),
+        sorted(token.workers),
+        gateway.door.count_connected(token),
+    )

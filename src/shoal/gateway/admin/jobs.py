@@ -1,0 +1,215 @@
+"""What operators ask about jobs: which there are, and why one went as it did."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, InvalidRequest, NotFound
+from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Choice, Outcome
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.responses import json_response
+from shoal.gateway.jobs.job_view import NULL, encode_value
+from shoal.gateway.jobs.webhooks import describe_delivery
+from shoal.pool.eligibility import why_no_worker
+from shoal.pool.explanation import explain
+from shoal.pool.lifecycle import JobState
+from shoal.store.port import (
+    JobFilter,
+    RecordedFact,
+    StoredJob,
+    StoredJobSummary,
+    summarize,
+)
+
+LISTED_MAX = 1000
+
+
+class JobSummary(msgspec.Struct, frozen=True):
+    """A job; times are Unix seconds."""
+
+    id: JobId
+    state: str
+    kind: str
+    model: str
+    owner: str
+    priority: str
+    attempts: int
+    submitted_at: float
+    ended_at: float | None
+    error: str | None
+
+
+class JobUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class JobChoice(msgspec.Struct, frozen=True):
+    fields: dict[str, Any]
+    finish_reason: str
+    logprobs: Any
+
+
+class JobOutcome(msgspec.Struct, frozen=True):
+    text: str
+    finish_reason: str
+    usage: JobUsage | None
+    choices: list[JobChoice]
+    value: msgspec.Raw  # what a function returned, or null
+
+
+class JobDetail(JobSummary, frozen=True):
+    """A job, who had it last, and what came of it if it is done."""
+
+    worker: WorkerId | None
+    outcome: JobOutcome | None
+
+
+class JobList(msgspec.Struct, frozen=True):
+    data: list[JobSummary]
+
+
+class Explanation(msgspec.Struct, frozen=True):
+    job: JobId
+    lines: list[str]
+
+
+class CancelledJob(msgspec.Struct, frozen=True):
+    id: JobId
+    cancelled: bool = True
+
+
+class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which jobs to list, the newest first."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+    state: JobState | msgspec.UnsetType = msgspec.UNSET
+    owner: str | msgspec.UnsetType = msgspec.UNSET
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/jobs", partial(list_jobs, gateway)),
+        web.get("/admin/jobs/{id}", partial(show_job, gateway)),
+        web.get("/admin/jobs/{id}/explain", partial(explain_job, gateway)),
+        web.delete("/admin/jobs/{id}", partial(cancel_job, gateway)),
+    ]
+
+
+async def list_jobs(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.READ)
+    query = read_query(request, AdminJobQuery)
+    owner = query.owner or None
+    if not caller.has_scope(Scope.ADMIN):
+        if owner not in (None, caller.name):
+            raise Forbidden("jobs of other keys: this takes a key with the scope admin")
+        owner = caller.name
+    states = frozenset({query.state} if query.state else ())
+    wanted = JobFilter(owner, states)
+    stored = await gateway.store.recent(wanted, query.limit)
+    return json_response(JobList([_summary(each) for each in stored]))
+
+
+async def show_job(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _visible_job(gateway, request, Scope.READ)
+    outcome = None if stored.outcome is None else _outcome(stored.outcome)
+    story = await gateway.store.history(stored.job.id)
+    summary = msgspec.structs.asdict(_summary(summarize(stored)))
+    return json_response(
+        JobDetail(**summary, worker=_last_worker(story), outcome=outcome)
+    )
+
+
+async def explain_job(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _visible_job(gateway, request, Scope.READ)
+    story = await gateway.store.history(stored.job.id)
+    lines = explain(story)
+    waiting = gateway.hub.pool.jobs.get(stored.job.id)
+    if waiting is not None and waiting.worker_id is None:
+        lines.append(f"still waiting: {why_no_worker(gateway.hub.pool, waiting)}")
+    if (tried := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
+        lines.append(describe_delivery(tried))
+    return json_response(Explanation(stored.job.id, lines))
+
+
+async def cancel_job(gateway: Gateway, request: web.Request) -> web.Response:
+    stored = await _visible_job(gateway, request, Scope.USE)
+    job_id = stored.job.id
+    if not gateway.hub.cancel(job_id, "cancelled by an operator"):
+        raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
+    return json_response(CancelledJob(job_id))
+
+
+async def _visible_job(
+    gateway: Gateway, request: web.Request, needed: Scope
+) -> StoredJob:
+    """Return the job that is asked for, if it is the caller's own or they are admin.
+
+    Raises NotFound, or whatever ``Access.authorize`` does.
+    """
+    caller = await gateway.access.authorize(request, needed)
+    job_id = job_id_in(request)
+    stored = await gateway.store.job(job_id)
+    if stored is None:
+        raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
+    if stored.job.owner != caller.name and not caller.has_scope(Scope.ADMIN):
+        raise Forbidden(
+            f"job {job_id} belongs to another key: this takes one with the scope admin"
+        )
+    return stored
+
+
+def _summary(job: StoredJobSummary) -> JobSummary:
+    return JobSummary(
+        job.id,
+        job.state.value,
+        job.kind.value,
+        job.model,
+        job.owner,
+        job.priority.name.lower(),
+        job.lease,
+        job.submitted_at,
+        job.ended_at,
+        job.error,
+    )
+
+
+def _last_worker(story: Sequence[RecordedFact]) -> WorkerId | None:
+    """Return who ended a job, or else had it last."""
+    workers: dict[LeaseNumber, WorkerId] = {}
+    last: LeaseNumber | None = None
+    for each in story:
+        match each.fact:
+            case JobLeased(_, worker_id, lease) | JobHedged(_, worker_id, lease):
+                workers[lease] = worker_id
+                last = lease
+            case JobCompleted(_, lease):
+                last = lease
+            case _:  # facts are many, and the others name no worker of the job's
+                pass
+    return None if last is None else workers.get(last)
+
+
+def _outcome(outcome: Outcome) -> JobOutcome:
+    usage = outcome.usage
+    return JobOutcome(
+        outcome.text,
+        outcome.finish_reason,
+        None
+        if usage is None
+        else JobUsage(usage.prompt_tokens, usage.completion_tokens),
+        [_choice(choice) for choice in outcome.choices],
+        msgspec.Raw(encode_value(outcome)) if outcome.value or outcome.blobs else NULL,
+    )
+
+
+def _choice(choice: Choice) -> JobChoice:
+    return JobChoice({**choice.fields}, choice.finish_reason, choice.logprobs)

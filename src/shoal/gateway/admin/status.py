@@ -1,0 +1,188 @@
+"""Status for operators: workers, open jobs, and the nodes that wires probe."""
+
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+import shoal
+from shoal.coordinator.connections import PeerRoute
+from shoal.domain.credentials import Scope
+from shoal.domain.ids import WorkerId
+from shoal.domain.worker import MachineHealth
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.responses import json_response
+from shoal.pool.worker import Worker
+from shoal.protocols.seam.multi_peer import ListedNode
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """A node; ``since`` is in Unix seconds.
+
+    ``rank`` is null for one that does not count for now, and ``weight`` is its share
+    of the work among those that do.
+    """
+
+    wire: str
+    name: str  # empty where it is not known who is there
+    address: str  # empty for this coordinator itself
+    state: str  # in the wire's own words
+    since: float | None
+    score: float
+    rank: int | None
+    weight: float
+    coordinator: bool
+    remark: str
+
+
+class NodeList(msgspec.Struct, frozen=True):
+    data: list[NodeStatus]
+
+
+def node_routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [web.get("/admin/nodes", partial(list_nodes, gateway))]
+
+
+def node_statuses(gateway: Gateway) -> list[NodeStatus]:
+    """Return the nodes of all wires that have any but ourselves."""
+    return [
+        _node_status(gateway, wire, each)
+        for wire, rounds in gateway.rounds
+        if len(listed := rounds.nodes()) > 1
+        for each in listed
+    ]
+
+
+async def list_nodes(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.READ)
+    return json_response(NodeList(node_statuses(gateway)))
+
+
+def _node_status(gateway: Gateway, wire: str, node: ListedNode) -> NodeStatus:
+    clock = gateway.clock
+    ago = None if node.since is None else clock.now() - node.since
+    return NodeStatus(
+        wire,
+        node.name,
+        node.address,
+        node.state,
+        None if ago is None else clock.wall() - ago,
+        node.score,
+        node.rank,
+        round(node.weight, 4),
+        node.coordinator,
+        node.note,
+    )
+
+
+UNKNOWN_HEALTH = MachineHealth()
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    id: WorkerId
+    models: list[str]
+    slots: int
+    busy: int
+    draining: str  # why, or empty
+    remark: str
+    kinds: list[str]
+    features: list[str]
+    context: int  # tokens; 0: unknown
+    only_for: list[str]  # names of keys; empty: all
+    tokens_per_second: float | None  # of one answer, lately
+    cancels: bool
+    tasks: list[str]  # names; empty: any, if it does tasks at all
+    device: str | None
+    public_key: str | None  # hexadecimal; null where its wire has none
+    proven: bool  # whether it has shown that it has the other half
+    price: str  # what it would like to be paid, in its own words
+    points: int  # against it; with 3 it gets no work for a day
+    cpu: float | None  # percent of all processors, as it says
+    memory: float | None  # percent, as it says
+    unfit: str  # why it gets nothing for now, or empty
+    queued: int  # jobs that others have there
+    speed: float  # the share of its full speed, at most 1
+    neighbour: bool  # whether it is a pool of its own
+    peer: str | None  # the peer that has its models, where several workers are one
+    protection: str | None  # of what the peer is told: plain, noise, teale or tls
+
+
+class JobCounts(msgspec.Struct, frozen=True):
+    queued: int
+    running: int
+
+
+class CoordinatorStatus(msgspec.Struct, frozen=True):
+    version: str
+    ready: bool
+    why_not: str  # empty if it is ready
+    models: list[str]
+    workers: list[WorkerStatus]
+    jobs: JobCounts
+    nodes: list[NodeStatus]  # that wires keep an eye on by themselves
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/admin/status", partial(show_status, gateway)),
+    ]
+
+
+async def show_status(gateway: Gateway, request: web.Request) -> web.Response:
+    await gateway.access.authorize(request, Scope.READ)
+    pool = gateway.hub.pool
+    running = len(pool.jobs) - pool.queued
+    return json_response(
+        CoordinatorStatus(
+            shoal.__version__,
+            gateway.hub.unavailable_reason is None,
+            gateway.hub.unavailable_reason or "",
+            sorted(gateway.models),
+            [
+                _worker_status(
+                    worker,
+                    gateway.hub.health.get(worker.id, UNKNOWN_HEALTH),
+                    gateway.hub.peer_route_of(worker.id),
+                )
+                for worker in pool.workers.values()
+            ],
+            JobCounts(pool.queued, running),
+            node_statuses(gateway),
+        )
+    )
+
+
+def _worker_status(
+    worker: Worker, health: MachineHealth, via: PeerRoute | None
+) -> WorkerStatus:
+    offer, condition = worker.offer, worker.load
+    return WorkerStatus(
+        worker.id,
+        sorted(offer.models),
+        offer.slots,
+        len(worker.leases),
+        worker.draining,
+        offer.remark,
+        sorted(kind.value for kind in offer.kinds),
+        sorted(feature.value for feature in offer.features),
+        offer.context,
+        sorted(offer.only_for),
+        None if worker.pace is None else round(worker.pace, 1),
+        worker.cancels,
+        sorted(offer.tasks),
+        None if offer.device is None else offer.device.value,
+        offer.public_key or None,
+        offer.proven,
+        offer.price,
+        worker.points,
+        health.cpu,
+        health.memory,
+        condition.unfit,
+        condition.queued,
+        condition.speed,
+        offer.neighbour,
+        None if via is None else via.name,
+        None if via is None else via.protection.value,
+    )

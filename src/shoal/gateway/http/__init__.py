@@ -1,0 +1,1 @@
+"""What every endpoint needs: authorization, limits, bodies, responses and errors."""

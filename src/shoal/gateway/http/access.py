@@ -1,0 +1,306 @@
+"""Lets callers in, for what their keys allow, and as much as they allow."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.auth_throttle import AuthThrottle
+from shoal.coordinator.credential_cache import CredentialCache
+from shoal.coordinator.hub import Hub
+from shoal.coordinator.spot_checks import CHECK_OWNER
+from shoal.domain.credentials import Key, Scope, day_of, tokens_to_read, usage_of
+from shoal.domain.errors import (
+    Cancelled,
+    Forbidden,
+    KeyExpired,
+    KeyRevoked,
+    Unauthorized,
+)
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import AnswerPiece, Outcome, Usage
+from shoal.domain.work import Call, CallStream, Embedding, Job, Task, Work
+from shoal.gateway.http.authentication import REVOKED, Keyring, is_local
+from shoal.gateway.http.quotas import (
+    DetachedReservations,
+    KeyLimiter,
+    KeyLimiters,
+    Reservation,
+)
+from shoal.store.port import KeyStore
+from shoal.transports.clock import Clock
+
+ANSWER_GUESS = 256  # tokens, where the request names no limit
+
+FIRST_KEY = "default"
+
+LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
+"""Who asks from this machine without a key, where that is allowed."""
+
+ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0)
+"""Who asks for jobs without a key, where that is allowed to everybody."""
+
+RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
+"""Names of keys that are in no book."""
+
+
+async def key_cache(store: KeyStore) -> CredentialCache[Key]:
+    """Open the book of the keys that are stored.  Raises StoreError."""
+    kept = await store.keys()
+    return CredentialCache("key", kept, store.add_key, store.revoke_key, RESERVED_NAMES)
+
+
+Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
+"""Has a job paid for, and returns it with what the payment is known by."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCaller:
+    """Whoever sent a request; ``headers`` are for its answer, and filled in later."""
+
+    key: Key
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """What the jobs it asks for belong to."""
+        return self.key.name
+
+    def has_scope(self, scope: Scope) -> bool:
+        """Say whether its key is good for that."""
+        return self.key.scope.covers(scope)
+
+
+CALLER = web.RequestKey("caller", ApiCaller)
+
+
+class Access:
+    """Authorizes requests (``authorize``) and runs their jobs (``submit``)."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        clock: Clock,
+        keyring: Keyring,
+        store: KeyStore,
+        *,
+        open_loopback: bool = False,
+    ) -> None:
+        self.keyring = keyring
+        self._hub = hub
+        self._clock = clock
+        self._store = store
+        self._open_loopback = open_loopback
+        self._failures = AuthThrottle()
+        self._limiters = KeyLimiters()
+        self._detached_jobs = DetachedReservations(clock.now)
+        hub.subscribe(self._detached_jobs.on_fact)
+
+    async def authorize(
+        self,
+        request: web.Request,
+        needed: Scope,
+        *,
+        exact: bool = False,
+        anonymous: Key | None = None,
+    ) -> ApiCaller:
+        """Return who sends a request, if they may do what it is for.
+
+        ``anonymous`` is who it is that shows no key at all, if such may come in.
+
+        Raises Unauthorized (for ``exact``, see ``Keyring.authenticate``), Forbidden, or
+        TooManyFailures.
+        """
+        caller = ApiCaller(await self._authenticate(request, anonymous, exact=exact))
+        request[CALLER] = caller
+        if not caller.has_scope(needed):
+            raise Forbidden(
+                f"the API key {caller.name} has the scope {caller.key.scope.value}; "
+                f"this takes one with the scope {needed.value}"
+            )
+        return caller
+
+    @asynccontextmanager
+    async def submit(
+        self, job: Job, caller: ApiCaller, pay: Pay | None = None
+    ) -> AsyncIterator[AnswerStream]:
+        """Have ``job`` done for the length of the block, see ``Hub.run_job``.
+
+        ``pay`` is asked last before it is handed over.
+
+        Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the caller's key
+        does not allow it, and KeyRevoked if it was revoked meanwhile.
+        """
+        self.ensure_active(caller)
+        allowance = self._limiters.of(caller.key, self._clock.now())
+        taken = None
+        if allowance is not None:
+            taken = await self._reserve(allowance, job.work, caller)
+        used: int | None = 0  # until the job is accepted
+        try:
+            if pay is not None:
+                job = await pay(job)
+            async with self._hub.run_job(job) as answer:
+                self._cancel_if_revoked(caller.key, answer.job_id)
+                reader = _KeyReader(answer, self.keyring, caller.key)
+                used = None
+                try:
+                    yield reader
+                finally:
+                    if reader.ended is not None:
+                        used = _total_tokens(usage_of(job.work, reader.ended))
+        finally:
+            if allowance is not None and taken is not None:
+                if used is None and reader.job_id in self._hub.pool.jobs:
+                    self._detached_jobs.hold(reader.job_id, job.work, allowance, taken)
+                else:
+                    allowance.settle(taken, used, self._clock.now())
+
+    def count_call(self, caller: ApiCaller) -> None:
+        """Count a call of a function as a request; it takes no tokens.
+
+        Raises KeyRevoked or RateLimited.
+        """
+        self.ensure_active(caller)
+        now = self._clock.now()
+        allowance = self._limiters.of(caller.key, now)
+        if allowance is not None:
+            allowance.settle(allowance.reserve(0, now), 0, now)
+
+    def ensure_active(self, caller: ApiCaller) -> None:
+        """Raise KeyRevoked if a caller that was let in is not welcome any more."""
+        self.keyring.ensure_active(caller.key)
+
+    async def revoke(self, key: Key) -> Key:
+        """End a key and all that is done under it; return it as it is now.
+
+        Raises StoreError, but then too nothing is done under it until the next start.
+        """
+        try:
+            return await self.keyring.cache.revoke(key, self._clock.wall())
+        finally:
+            self._limiters.forget(key)
+            if key.revoked_at is None:  # else the name is another key's by now
+                self._hub.cancel_all_of(key.name, REVOKED)
+
+    def forget_ended(self, before: float) -> None:
+        """Forget the keys that were revoked or had expired before that Unix time."""
+        book = self.keyring.cache
+        book.drop_ended(before)
+        self._limiters.retain(key.id for key in book)
+
+    def check_throttle(self, request: web.Request) -> None:
+        """Raise TooManyFailures if nothing from there is to be looked at now."""
+        self._failures.check(request.remote or "", self._clock.now())
+
+    async def record_failure(self, request: web.Request) -> None:
+        """Note that a request guessed a secret wrongly; wait if others did before.
+
+        Raises TooManyFailures if there were too many.
+        """
+        slowness = self._failures.record_failure(
+            request.remote or "", self._clock.now()
+        )
+        await asyncio.sleep(slowness)
+
+    async def _authenticate(
+        self, request: web.Request, anonymous: Key | None, *, exact: bool
+    ) -> Key:
+        authorization = request.headers.get("Authorization")
+        address = request.remote or ""
+        if (
+            self._open_loopback
+            and authorization is None
+            and is_local(address, request.headers)
+        ):
+            return LOOPBACK_KEY
+        if anonymous is not None and authorization is None:
+            return anonymous
+        self.check_throttle(request)
+        try:
+            return self.keyring.authenticate(
+                authorization, self._clock.wall(), exact=exact
+            )
+        except (KeyExpired, KeyRevoked):
+            raise  # nobody guesses such a key
+        except Unauthorized:
+            if authorization:
+                await self.record_failure(request)
+            raise
+
+    async def _reserve(
+        self, allowance: KeyLimiter, work: Work, caller: ApiCaller
+    ) -> Reservation:
+        """Take what a job may need, if there is as much; note what is left then."""
+        try:
+            taken = allowance.reserve(_estimated_tokens(work), self._clock.now())
+        finally:
+            caller.headers.update(allowance.headers(self._clock.now()))
+        if not caller.key.quota.needs_stored_usage:
+            return taken
+        at = self._clock.wall()
+        try:
+            stored = await self._store.usage_of(caller.name, day_of(at))
+            allowance.check_budget(taken, stored, at)
+        except BaseException:
+            allowance.settle(taken, 0, self._clock.now())
+            raise
+        return taken
+
+    def _cancel_if_revoked(self, key: Key, job_id: JobId) -> None:
+        """End a job whose key was revoked while it was on its way into the pool."""
+        try:
+            self.keyring.ensure_active(key)
+        except KeyRevoked:
+            self._hub.cancel(job_id, REVOKED)
+            raise
+
+
+class _KeyReader:
+    """A reader that knows whose key its answer is for."""
+
+    def __init__(self, reader: AnswerStream, keyring: Keyring, key: Key) -> None:
+        self.job_id = reader.job_id
+        # Not wrapped, for it is the path of every token.
+        self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
+        self.ended: Outcome | None = None
+        self._reader = reader
+        self._keyring = keyring
+        self._key = key
+
+    @property
+    def worker_id(self) -> WorkerId | None:
+        return self._reader.worker_id
+
+    @property
+    def attempts(self) -> int:
+        return self._reader.attempts
+
+    async def outcome(self) -> Outcome:
+        try:
+            self.ended = await self._reader.outcome()
+        except Cancelled:
+            self._keyring.ensure_active(self._key)  # which says it better
+            raise
+        return self.ended
+
+
+def _estimated_tokens(work: Work) -> int:
+    """Return about how many tokens a job will take."""
+    if isinstance(work, Embedding):
+        return tokens_to_read(work)
+    if isinstance(work, Call | CallStream):
+        return 0
+    if isinstance(work, Task):
+        return tokens_to_read(work) + ANSWER_GUESS
+    choices = work.options.get("n")
+    answers = choices if isinstance(choices, int) and choices > 0 else 1
+    return tokens_to_read(work) + answers * (work.max_tokens or ANSWER_GUESS)
+
+
+def _total_tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens

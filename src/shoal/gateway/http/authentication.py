@@ -1,0 +1,122 @@
+"""Authenticates callers: by API key, or as a program on this machine.
+
+A browser lets any page send requests to 127.0.0.1.  It names the page's origin when it
+does, but not for a page whose own name was pointed at 127.0.0.1 after it was loaded
+(DNS rebinding): there the Host header has that name.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from multidict import CIMultiDictProxy
+
+from shoal.coordinator.credential_cache import CredentialCache
+from shoal.domain.addresses import is_loopback
+from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
+
+NO_KEYS: Mapping[str, str] = {}
+REVOKED = "the key was revoked"
+
+
+class Keyring:
+    """The keys that the coordinator was started with, and those that were made since.
+
+    A key is looked up by its SHA-256, so how long that takes tells nothing about the
+    keys there are, and does not depend on how many.
+    """
+
+    def __init__(
+        self, book: CredentialCache[Key], first: Mapping[str, str] = NO_KEYS
+    ) -> None:
+        """Take the first keys, which may do everything, by their names.
+
+        Raises ConfigError if one is empty.
+        """
+        if empty := [name for name, key in first.items() if not key]:
+            raise ConfigError(f"the API key {empty[0]} is empty")
+        self.cache = book
+        self._first = {
+            digest_of(key): Key("", name, digest_of(key), "", Scope.ADMIN, 0.0)
+            for name, key in first.items()
+        }
+
+    def authenticate(
+        self, authorization: str | None, at: float, *, exact: bool = False
+    ) -> Key:
+        """Return the key that an ``Authorization`` header carries at a Unix time.
+
+        The scheme may be in any case (RFC 9110, section 11.1) unless ``exact``.
+
+        Raises Unauthorized, saying what to do.
+        """
+        scheme, _, secret = (authorization or "").partition(" ")
+        known = scheme == "Bearer" if exact else scheme.lower() == "bearer"
+        if not exact:
+            secret = secret.strip()
+        if not known or not secret:
+            raise Unauthorized(
+                "no API key: send the header `Authorization: Bearer KEY`; "
+                "`shoal serve` prints the first key, `shoal keys create` makes others"
+            )
+        key = self._first.get(digest_of(secret)) or self.cache.by_secret(secret)
+        if key is None:
+            raise Unauthorized(
+                "incorrect API key: `shoal serve` prints the first one when it "
+                "starts, `shoal keys create` makes others"
+            )
+        self.ensure_active(key)
+        if key.expires_at is not None and at >= key.expires_at:
+            raise KeyExpired(
+                f"the API key {key.name} has expired: ask whoever gave it to you for "
+                "a new one"
+            )
+        return key
+
+    def ensure_active(self, key: Key) -> None:
+        """Raise KeyRevoked if a key that was good has been revoked since."""
+        now = self.cache.by_id(key.id)
+        if now is not None and now.revoked_at is not None:
+            raise KeyRevoked(
+                f"{REVOKED} ({key.name}): ask whoever gave it to you for a new one"
+            )
+
+
+FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+"""What proxies add: behind one on this machine, everybody comes from 127.0.0.1."""
+
+OWN_SITES = frozenset({"same-origin", "none"})
+
+
+def is_local(address: str, headers: CIMultiDictProxy[str]) -> bool:
+    """Say whether a request from ``address`` was made on this machine, by no page.
+
+    A page that this coordinator itself has served may.
+    """
+    hosts = headers.getall("Host", [])
+    if not is_loopback(address) or len(hosts) != 1 or not _names_loopback(hosts[0]):
+        return False
+    if any(name in headers for name in FORWARDED):
+        return False
+    if headers.get("Sec-Fetch-Site", "none") not in OWN_SITES:
+        return False
+    origins = headers.getall("Origin", [])
+    own = {f"http://{hosts[0]}", f"https://{hosts[0]}"}
+    return all(origin in own for origin in origins)
+
+
+def _names_loopback(host: str) -> bool:
+    try:
+        parts = urlsplit(f"//{host}")
+        name, _ = parts.hostname, parts.port  # the port raises if it is none
+    except ValueError:
+        return False
+    if not name or parts.netloc != host or "@" in host:
+        return False
+    if name == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

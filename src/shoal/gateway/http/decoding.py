@@ -1,0 +1,237 @@
+"""Decodes request bodies and queries; errors name the field."""
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Annotated, Any, TypeGuard, TypeVar
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.ids import JobId
+from shoal.domain.json_limits import NESTING_MAX, is_too_deep
+from shoal.domain.work import JSON
+from shoal.gateway.http.responses import well_formed
+from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX as CHAT
+from shoal.gateway.openai.completion_answer import COMPLETION_ID_PREFIX as COMPLETION
+
+T = TypeVar("T")
+
+MODEL_MAX = 256  # characters of a model's name
+TOKENS_MAX = 2**31 - 1
+
+ModelName = Annotated[str, Meta(min_length=1, max_length=MODEL_MAX)]
+TokenCount = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+StopStrings = str | Annotated[list[str], Meta(max_length=4)]
+
+FreeObject = Annotated[
+    msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})
+]
+"""An object whose form only engines know: skipped until ``decode_object`` decodes it.
+
+Few bytes can make many values, so what may be of any form has a limit of its own.
+"""
+
+LogitBias = Annotated[
+    msgspec.Raw,
+    Meta(
+        extra_json_schema={
+            "type": ["object", "null"],
+            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+        }
+    ),
+]
+"""Logit biases by token id; the rest of the object is skipped unread."""
+
+Ignored = msgspec.Raw
+"""What nothing here reads, whatever it is."""
+
+OBJECT_MAX = 1 << 20  # bytes of all such objects in one field
+SURROGATES_MAX = 2 << 20  # bytes of a body that is mended, which is slow
+SMALL = 64  # bytes: whatever asks for nothing is smaller
+
+_ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_objects = msgspec.json.Decoder(dict[str, Any])
+FIELD_DECODERS = {"logit_bias": msgspec.json.Decoder(dict[str, Bias])}
+"""What the fields that are skipped over hold, where that is known."""
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
+
+
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Decode a body.
+
+    Raises InvalidRequest naming the field that is no good.
+    """
+    if not data:
+        raise InvalidRequest("the body is empty: send a JSON object")
+    try:
+        data.decode()
+        return _decode_leniently(decoder, data)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"the body is not UTF-8: {error.reason}") from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidRequest("the body is nested too deeply") from error
+
+
+def decode_object(raw: msgspec.Raw, path: str) -> dict[str, JSON]:
+    """Decode an object of any form, found at ``path``.
+
+    Raises InvalidRequest if it is none, larger than ``OBJECT_MAX``, or nested more
+    deeply than ``NESTING_MAX``.
+    """
+    value = decode_field(_objects, raw, path)
+    if is_too_deep(value):
+        raise _too_deep(path)
+    return value
+
+
+def decode_field(
+    decoder: msgspec.json.Decoder[T],
+    raw: msgspec.Raw,
+    path: str,
+    size_max: int = OBJECT_MAX,
+) -> T:
+    """Decode the field at ``path``, which was skipped over before.
+
+    Raises InvalidRequest if it is no good, or longer than so many bytes.
+    """
+    if size_of(raw) > size_max:
+        raise InvalidRequest(f"{path}: more than {size_max} bytes", path)
+    try:
+        return _decode_leniently(decoder, bytes(raw))
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error), path) from error
+    except (msgspec.DecodeError, ValueError) as error:
+        raise InvalidRequest(f"{path}: not JSON: {error}", path) from error
+    except RecursionError as error:
+        raise _too_deep(path) from error
+
+
+def size_of(raw: msgspec.Raw | UnsetType) -> int:
+    """Return how many bytes a part is long."""
+    return 0 if raw is UNSET else memoryview(raw).nbytes
+
+
+def is_given(raw: msgspec.Raw | UnsetType) -> TypeGuard[msgspec.Raw]:
+    """Say whether a field that was skipped over is there, and not null."""
+    return raw is not UNSET and not (size_of(raw) == 4 and bytes(raw) == b"null")
+
+
+def is_requested(raw: msgspec.Raw | UnsetType, harmless: Iterable[JSON] = ()) -> bool:
+    """Say whether a field asks for something: it is given, and not ``harmless``."""
+    if not is_given(raw):
+        return False
+    return size_of(raw) > SMALL or msgspec.json.decode(raw) not in harmless
+
+
+def validation_error(text: str, within: str = "") -> InvalidRequest:
+    """Translate msgspec's words, which put the field last and call the body ``$``.
+
+    ``within`` is the path to the part that was decoded, if it was not the body.
+    """
+    found = _AT.match(text)
+    assert found is not None  # it matches anything
+    what, path = found["what"], (found["path"] or "").removeprefix("$")
+    path = f"{within}{path}".lstrip(".")
+    if missing := _MISSING.match(what):
+        path = f"{path}.{missing['field']}".lstrip(".")
+        what = "required, but missing"
+    if not path:
+        return InvalidRequest(f"the body: {what[0].lower()}{what[1:]}")
+    return InvalidRequest(f"{path}: {what[0].lower()}{what[1:]}", path)
+
+
+def given_options(body: msgspec.Struct, names: Iterable[str]) -> dict[str, JSON]:
+    """Return the fields of ``body`` that were given, as plain JSON.
+
+    Raises InvalidRequest if one that was skipped over is no good.
+    """
+    options: dict[str, JSON] = {}
+    for name in names:
+        value: Any = getattr(body, name)
+        if value is None or value is UNSET:
+            continue
+        if not isinstance(value, msgspec.Raw):
+            options[name] = msgspec.to_builtins(value)
+        elif is_given(value):
+            part = FIELD_DECODERS.get(name)
+            options[name] = (
+                decode_object(value, name)
+                if part is None
+                else decode_field(part, value, name)
+            )
+    return options
+
+
+def stop_strings(given: str | list[str] | None) -> list[str]:
+    """Return the stop strings; empty ones ask for nothing."""
+    return [
+        text for text in ([given] if isinstance(given, str) else given or []) if text
+    ]
+
+
+def unsupported(field: str, value: str = "") -> InvalidRequest:
+    """Return the error for something that nothing here can carry out."""
+    what = f"{field}: {value}" if value else field
+    return InvalidRequest(f"{what} is not supported", field)
+
+
+def _decode_leniently(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    """Decode JSON; half a character becomes U+FFFD.
+
+    JavaScript writes such where it cut a text in two.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError:
+        if not _ESCAPED_SURROGATE.search(data):
+            raise
+        if len(data) > SURROGATES_MAX:
+            raise ValueError("half a character (\\ud800 to \\udfff) in it") from None
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return decoder.decode(well_formed(text))
+
+
+def _too_deep(path: str) -> InvalidRequest:
+    return InvalidRequest(f"{path}: nested more than {NESTING_MAX} deep", path)
+
+
+Q = TypeVar("Q", bound=msgspec.Struct)
+
+
+def job_id_in(request: web.Request) -> JobId:
+    """Return the id of the job that is meant, which clients know with a prefix."""
+    return JobId(request.match_info["id"].removeprefix(CHAT).removeprefix(COMPLETION))
+
+
+def read_query(request: web.Request, kind: type[Q]) -> Q:
+    """Return what is asked for.
+
+    Raises InvalidRequest for what is misspelt or said twice.
+    """
+    given: dict[str, str] = {}
+    for name, value in request.query.items():
+        if name in given:
+            raise InvalidRequest(f"{name}: given more than once", name)
+        given[name] = value
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        said = validation_error(str(error))
+        text = str(said).replace("the body: object contains", "the query has an")
+        raise InvalidRequest(text, said.field) from error

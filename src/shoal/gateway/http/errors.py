@@ -1,0 +1,219 @@
+"""Errors as HTTP answers: the only place that gives a fault its status."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import TypeAlias
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.errors import (
+    AlreadyEnded,
+    BudgetSpent,
+    Cancelled,
+    CannotDo,
+    ContextExceeded,
+    DaySpent,
+    Forbidden,
+    InsufficientFunds,
+    InvalidRequest,
+    JobError,
+    KeyExpired,
+    KeyReused,
+    KeyRevoked,
+    NoFirstOutput,
+    NotFound,
+    NoWorker,
+    OutputStalled,
+    PaymentDue,
+    PaymentsDown,
+    QueueFull,
+    RateLimited,
+    ShoalError,
+    ShuttingDown,
+    StillRunning,
+    StoreError,
+    TimedOut,
+    TookTooLong,
+    TooLarge,
+    TooManyFailures,
+    TooSlow,
+    Unauthorized,
+    Unavailable,
+    UnknownModel,
+    UnknownTask,
+    WorkerLost,
+)
+from shoal.gateway.http.responses import well_formed
+
+CLIENT = "invalid_request_error"
+SERVER = "server_error"
+LIMIT = "rate_limit_error"
+QUOTA = "insufficient_quota"
+BEARER = {"WWW-Authenticate": "Bearer"}
+NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients else try again by themselves
+
+STORE_RETRY = 30  # seconds: a broken database wants a person first
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStatus:
+    """What a client is told about a kind of error, in OpenAI's words.
+
+    OpenAI's clients choose their exception by ``status`` and retry some by themselves.
+    """
+
+    status: int
+    type: str
+    code: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reason: str | None = None  # for statuses that the standard does not name
+
+
+ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
+    InvalidRequest: ErrorStatus(400, CLIENT, "invalid_request"),
+    AlreadyEnded: ErrorStatus(409, CLIENT, "already_ended"),
+    Unauthorized: ErrorStatus(401, CLIENT, "invalid_api_key", BEARER),
+    KeyExpired: ErrorStatus(401, CLIENT, "expired_api_key", BEARER),
+    KeyRevoked: ErrorStatus(401, CLIENT, "revoked_api_key", BEARER),
+    PaymentDue: ErrorStatus(402, CLIENT, "payment_required"),
+    Forbidden: ErrorStatus(403, CLIENT, "insufficient_permissions"),
+    NotFound: ErrorStatus(404, CLIENT, "not_found"),
+    UnknownModel: ErrorStatus(404, CLIENT, "model_not_found"),
+    UnknownTask: ErrorStatus(404, CLIENT, "task_not_found"),
+    CannotDo: ErrorStatus(400, CLIENT, "unsupported_value"),
+    ContextExceeded: ErrorStatus(400, CLIENT, "context_length_exceeded"),
+    KeyReused: ErrorStatus(422, CLIENT, "idempotency_key_reused"),
+    TooSlow: ErrorStatus(408, CLIENT, "request_timeout"),
+    TooLarge: ErrorStatus(413, CLIENT, "request_too_large"),
+    QueueFull: ErrorStatus(429, LIMIT, "queue_full"),
+    RateLimited: ErrorStatus(429, LIMIT, "rate_limit_exceeded"),
+    TooManyFailures: ErrorStatus(429, LIMIT, "too_many_failures"),
+    DaySpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+    BudgetSpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+    InsufficientFunds: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
+    # nginx's number: nobody else's fault than whoever cancelled, and not retried.
+    Cancelled: ErrorStatus(499, CLIENT, "cancelled", {}, "Cancelled"),
+    # Running it again would fail again, so clients are told not to.
+    JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
+    WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
+    NoWorker: ErrorStatus(503, SERVER, "no_worker"),
+    PaymentsDown: ErrorStatus(503, SERVER, "payments_unavailable"),
+    ShuttingDown: ErrorStatus(503, SERVER, "shutting_down"),
+    StoreError: ErrorStatus(
+        503, SERVER, "store_failed", {"Retry-After": str(STORE_RETRY)}
+    ),
+    StillRunning: ErrorStatus(503, SERVER, "still_running"),
+    TimedOut: ErrorStatus(504, SERVER, "timed_out"),
+    NoFirstOutput: ErrorStatus(504, SERVER, "first_output_timed_out"),
+    OutputStalled: ErrorStatus(504, SERVER, "output_stalled"),
+    TookTooLong: ErrorStatus(504, SERVER, "total_timed_out"),
+    ShoalError: ErrorStatus(500, SERVER, "internal_error"),
+}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class PlainError(msgspec.Struct, frozen=True):
+    """An error as clients of the job interface know it."""
+
+    error: str
+
+
+ErrorFormat: TypeAlias = Callable[[ErrorDetail], bytes]
+"""How an error is written."""
+
+_encode = msgspec.json.encode
+
+PLAIN_PATHS = ("/v1/health", "/v1/quote", "/v1/jobs", "/v1/trust")
+"""Where errors are plain, with all that is below; elsewhere they are OpenAI's."""
+
+
+def openai_error(error: ErrorDetail) -> bytes:
+    """Write an error as OpenAI does."""
+    return _encode(ErrorBody(error))
+
+
+def plain_error(error: ErrorDetail) -> bytes:
+    """Write an error as no more than its message."""
+    return _encode(PlainError(error.message))
+
+
+def error_format(path: str) -> ErrorFormat:
+    """Return how errors are written at a path."""
+    plain = any(path == each or path.startswith(f"{each}/") for each in PLAIN_PATHS)
+    return plain_error if plain else openai_error
+
+
+def error_status(error: ShoalError) -> ErrorStatus:
+    """Return the row of the nearest class."""
+    return next(
+        ERROR_STATUSES[each] for each in type(error).__mro__ if each in ERROR_STATUSES
+    )
+
+
+def error_body(error: ShoalError, form: ErrorFormat = openai_error) -> bytes:
+    """Write an error as one JSON object, also used inside a stream."""
+    row = error_status(error)
+    param = error.field if isinstance(error, InvalidRequest) else None
+    return form(_error_detail(str(error), row.type, row.code, param))
+
+
+def error_response(error: ShoalError, form: ErrorFormat = openai_error) -> web.Response:
+    """Return the answer to a request that failed before anything was sent."""
+    row = error_status(error)
+    headers = dict(row.headers)
+    if isinstance(error, Unavailable):
+        headers["Retry-After"] = str(error.retry_after)
+    return web.Response(
+        status=row.status,
+        reason=row.reason,
+        body=error_body(error, form),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def http_error_response(request: web.Request, error: web.HTTPException) -> web.Response:
+    """Return the answer to a request that aiohttp itself turned down."""
+    standard = HTTPStatus(error.status)
+    message = f"{request.method} {request.path}: {standard.phrase.lower()}"
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        message += f", use {' or '.join(sorted(error.allowed_methods))}"
+    elif error.text and not error.text.startswith(str(error.status)):
+        message = error.text.strip()
+    code = http_error_code(error)
+    kind = CLIENT if error.status < 500 else SERVER
+    headers = {
+        name: error.headers[name] for name in ("Allow",) if name in error.headers
+    }
+    return web.Response(
+        status=error.status,
+        body=error_format(request.path)(_error_detail(message, kind, code, None)),
+        content_type="application/json",
+        headers=headers,
+    )
+
+
+def http_error_code(error: web.HTTPException) -> str:
+    """Return the code of an error that aiohttp itself raised."""
+    return HTTPStatus(error.status).name.lower()
+
+
+def _error_detail(
+    message: str, type_: str, code: str, param: str | None
+) -> ErrorDetail:
+    # Messages quote what clients sent, which need not be good text.
+    message = well_formed(message)
+    param = None if param is None else well_formed(param)
+    return ErrorDetail(message, type_, param, code)

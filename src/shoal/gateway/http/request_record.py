@@ -1,0 +1,129 @@
+"""What is known of a request when it ends, and its log line.
+
+A log line holds neither prompts nor answers nor keys: only the names of keys.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.coordinator.ids import new_id
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Usage
+from shoal.domain.work import Job, JobKind
+
+REQUEST_ID = "x-request-id"
+
+_SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request.  Times are of the clock that ``started_at`` is of."""
+
+    id: str
+    started_at: float
+    owner: str = ""
+    model: str = ""
+    kind: JobKind | None = None
+    job_id: JobId | None = None
+    reader: AnswerStream | None = None
+    first_output: float | None = None
+    usage: Usage | None = None
+    held_bytes: int = 0  # bytes of its body
+    error: str = ""  # the error's code, if it came to one
+    upgraded: bool = False  # whether it became a WebSocket, which ends as clients do
+
+    def set_job(self, job: Job) -> None:
+        """Note the job that the request became."""
+        self.owner, self.model, self.kind = job.owner, job.model, job.kind
+
+    def set_reader(self, reader: AnswerStream) -> None:
+        """Note who answers; of an idempotency key it may be an earlier job."""
+        self.reader = reader
+        self.job_id = reader.job_id
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What an answer says about itself."""
+        headers = {REQUEST_ID: self.id}
+        if self.job_id is not None:
+            headers["x-shoal-job"] = self.job_id
+        if self.reader is not None and self.reader.worker_id is not None:
+            worker = self.reader.worker_id
+            # A worker's name is its own choice; a header takes only some characters.
+            headers["x-shoal-worker"] = ascii(worker)[1:-1]
+            headers["x-shoal-attempts"] = str(self.reader.attempts)
+        return headers
+
+
+RECORD = web.RequestKey("record", RequestRecord)
+
+
+def record_of(request: web.Request) -> RequestRecord:
+    """Return the record that the application began for a request."""
+    return request[RECORD]
+
+
+def begin_record(request: web.Request, now: float) -> RequestRecord:
+    """Begin a request's record, under the client's own id if it can be one."""
+    given = request.headers.get(REQUEST_ID, "")
+    sane = _SANE.fullmatch(given) is not None
+    record = RequestRecord(given if sane else new_id(), now)
+    request[RECORD] = record
+    return record
+
+
+PATH_MAX = 200  # characters
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked for again and again
+
+log = logging.getLogger("shoal.http")
+
+
+def log_request(
+    request: web.Request, record: RequestRecord, status: int, seconds: float
+) -> None:
+    """Log a request that has ended after so many seconds."""
+    level = logging.DEBUG if request.path in QUIET else logging.INFO
+    if log.isEnabledFor(level):
+        fields = _fields(request, record, status, seconds)
+        pairs = " ".join(f"{name}={_quoted(value)}" for name, value in fields.items())
+        log.log(level, "%s", pairs, extra={"fields": fields})
+
+
+def _fields(
+    request: web.Request, record: RequestRecord, status: int, seconds: float
+) -> Mapping[str, object]:
+    fields: dict[str, object] = {
+        "request": record.id,
+        "method": request.method,
+        "path": request.path[:PATH_MAX],
+        "status": status,
+        "ms": round(1000 * seconds, 1),
+        "peer": request.remote,
+    }
+    if record.first_output is not None:
+        fields["first_output_ms"] = round(
+            1000 * (record.first_output - record.started_at), 1
+        )
+    if record.usage is not None:
+        fields["tokens_in"] = record.usage.prompt_tokens
+        fields["tokens_out"] = record.usage.completion_tokens
+    worker = record.reader.worker_id if record.reader is not None else None
+    more = {
+        "key": record.owner,
+        "job": record.job_id,
+        "model": record.model,
+        "worker": worker,
+        "error": record.error,
+    }
+    return fields | {name: value for name, value in more.items() if value}
+
+
+def _quoted(value: object) -> str:
+    # Names come from clients and workers: quoted, they cannot forge a line.
+    return ascii(value) if isinstance(value, str) else str(value)

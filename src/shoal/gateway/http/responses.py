@@ -1,0 +1,166 @@
+"""Writes responses: JSON text, whole answers, and streams to clients."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+from aiohttp import web
+
+from shoal.coordinator.answer_reader import AnswerStream
+from shoal.domain.moderation import AnswerModerator
+from shoal.domain.outcome import AnswerPiece
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_encode = msgspec.json.Encoder().encode
+
+
+def well_formed(text: str) -> str:
+    """Replace halves of characters, which UTF-8 cannot carry, by U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def encode_text(text: str) -> bytes:
+    """Encode a JSON string as JavaScript does: raw UTF-8, controls escaped."""
+    try:
+        return _encode(text)
+    except UnicodeEncodeError:
+        return _encode(well_formed(text))
+
+
+def encode_event_text(text: str) -> bytes:
+    """Encode a JSON string for a line of a server-sent event."""
+    return _one_line(encode_text(text), text.isascii())
+
+
+def encode_json(value: object) -> bytes:
+    """Encode any value for a line of a server-sent event, or for a body."""
+    try:
+        encoded = _encode(value)
+    except UnicodeEncodeError:
+        # Rare, and slow: some text in it was cut in the middle of a character.
+        text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
+        encoded = well_formed(text).encode()
+    return _one_line(encoded, encoded.isascii())
+
+
+def _one_line(encoded: bytes, ascii: bool) -> bytes:
+    if not ascii:
+        # Clients in Python that split lines with str.splitlines break here too.
+        for char, escape in _LINE_ENDS:
+            encoded = encoded.replace(char, escape)
+    return encoded
+
+
+_LINE_ENDS = tuple(
+    (char.encode(), b"\\u%04x" % ord(char)) for char in ("\x85", "\u2028", "\u2029")
+)
+
+
+NO_STORE = {"Cache-Control": "no-store"}
+"""For what is told once: a key that is in a cache is a key that others have."""
+
+
+def json_response(
+    value: msgspec.Struct, status: int = 200, *, secret: bool = False
+) -> web.Response:
+    """Return a value as an answer; a ``secret`` one is kept in no cache."""
+    return json_bytes_response(msgspec.json.encode(value), status, secret=secret)
+
+
+def json_bytes_response(
+    data: bytes, status: int = 200, *, secret: bool = False
+) -> web.Response:
+    """Return JSON that is written already as an answer."""
+    return web.Response(
+        status=status,
+        body=data,
+        content_type="application/json",
+        headers=NO_STORE if secret else None,
+    )
+
+
+WRITE_TIMEOUT = 10.0  # seconds a client may leave everything unread
+KEEPALIVE = 15.0  # seconds of silence that proxies and clients are known to bear
+
+
+class ClientGone(ConnectionError):
+    """The client left, or stopped reading and was hung up on."""
+
+
+async def forward_pieces(
+    request: web.Request,
+    response: web.StreamResponse,
+    reader: AnswerStream,
+    encode: Callable[[Sequence[AnswerPiece]], bytes],
+    *,
+    first: list[AnswerPiece] | None = None,
+    keepalive: bytes = b"",
+    watch: AnswerModerator | None = None,
+) -> bool:
+    """Write the answer's text until it ends; say whether ``watch`` let it all pass.
+
+    All that came together is written at once.  ``first`` is what was read before.
+
+    Raises ClientGone; how the job ended is for ``reader.outcome`` to say.
+    """
+    loop = asyncio.get_running_loop()
+    pieces = first
+    reading = False
+    while True:
+        try:
+            async with asyncio.timeout(KEEPALIVE) as limit:
+                while True:
+                    reading = True
+                    if pieces is None:
+                        pieces = await reader.read()
+                    reading = False
+                    if not pieces:
+                        return watch is None or not watch.blocks_end()
+                    shown = pieces if watch is None else watch.filter(pieces)
+                    pieces = None
+                    # Moved only when it has come near: a timer for each token would
+                    # cost as much as the token.  So waits end after 10 to 15 s.
+                    soonest = loop.time() + WRITE_TIMEOUT
+                    if (limit.when() or 0) < soonest:
+                        limit.reschedule(loop.time() + KEEPALIVE)
+                    if shown:
+                        await response.write(encode(shown))
+                    if watch is not None and watch.blocked:
+                        return False
+        except TimeoutError:
+            if not reading:
+                raise _abort(request) from None
+            if keepalive:
+                await write(request, response, keepalive)
+        except ConnectionError as error:
+            raise ClientGone from error
+
+
+async def write(
+    request: web.Request,
+    response: web.StreamResponse,
+    data: bytes,
+    *,
+    last: bool = False,
+) -> None:
+    """Write ``data``, and the end of the response if it is the ``last``.
+
+    Raises ClientGone.
+    """
+    try:
+        async with asyncio.timeout(WRITE_TIMEOUT):
+            await (response.write_eof(data) if last else response.write(data))
+    except TimeoutError:
+        raise _abort(request) from None
+    except ConnectionError as error:
+        raise ClientGone from error
+
+
+def _abort(request: web.Request) -> ClientGone:
+    # Closing would wait until the client has read what is buffered.
+    if request.transport is not None:
+        request.transport.abort()
+    return ClientGone("the client stopped reading")

@@ -1,0 +1,1 @@
+"""The job API: submission, payment, results, events, receipts and webhooks."""

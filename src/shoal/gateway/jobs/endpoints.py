@@ -1,0 +1,196 @@
+"""Jobs over HTTP: looked at, waited for, listed and cancelled, whatever their kind."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Annotated, TypeAlias
+
+import msgspec
+from aiohttp import web
+from msgspec import Meta
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import (
+    AlreadyEnded,
+    InvalidRequest,
+    NotFound,
+    ShoalError,
+)
+from shoal.domain.ids import JobId
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.gateway.jobs.job_request import USER_MAX
+from shoal.gateway.jobs.job_view import (
+    JOB_TYPES,
+    STATUSES,
+    JobListEntry,
+    JobStatus,
+    JobType,
+    encode_stored_job,
+    list_entry,
+)
+from shoal.pool.inputs import Cancellation
+from shoal.pool.lifecycle import ENDED, JobState
+from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
+
+WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job
+LISTED_MAX = 100  # jobs in one answer
+
+JOBS_PATH = "/v1/jobs"
+
+CANCELLED_BY_OWNER = "cancelled by its owner"
+NOT_FOUND = "Job not found"
+
+Authorize: TypeAlias = Callable[[web.Request, Scope], Awaitable[ApiCaller]]
+"""How callers come in; raises what ``Access.authorize`` does."""
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """Jobs, the newest first; ``next`` is what the next page comes ``before``."""
+
+    jobs: list[JobListEntry]
+    next: str | None
+
+
+class JobListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Which jobs to list; ``before`` is the job that those listed are older than."""
+
+    status: JobStatus | msgspec.UnsetType = msgspec.UNSET
+    job_type: JobType | msgspec.UnsetType = msgspec.UNSET
+    user_id: Annotated[str, Meta(max_length=USER_MAX)] | msgspec.UnsetType = (
+        msgspec.UNSET
+    )
+    limit: Annotated[int, Meta(ge=1, le=LISTED_MAX)] = 20
+    before: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class JobShowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """For how many seconds to wait for the end of a job that has not ended."""
+
+    wait: Annotated[float, Meta(ge=0, le=WAIT_MAX)] = 0.0
+
+
+def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
+    """Return the paths of jobs."""
+    return [
+        web.get(JOBS_PATH, partial(list_jobs, gateway, authorize)),
+        web.get(f"{JOBS_PATH}/{{id}}", partial(show_job, gateway, authorize)),
+        web.delete(f"{JOBS_PATH}/{{id}}", partial(cancel_job, gateway, authorize)),
+    ]
+
+
+async def owned_outline(
+    gateway: Gateway, job_id: JobId, caller: ApiCaller
+) -> StoredJobSummary:
+    """Return the outline of a job that the caller may see.  Raises NotFound."""
+    found = await gateway.store.summary(job_id)
+    mine = found is not None and found.owner == caller.name
+    if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
+        raise NotFound(NOT_FOUND)
+    return found
+
+
+async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
+    """Return a job that the caller may see.  Raises NotFound."""
+    stored = await gateway.store.job(job_id)
+    mine = stored is not None and stored.job.owner == caller.name
+    if stored is None or not (mine or caller.has_scope(Scope.ADMIN)):
+        raise NotFound(NOT_FOUND)
+    return stored
+
+
+async def show_job(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.READ)
+    query = read_query(request, JobShowQuery)
+    job_id = job_id_in(request)
+    stored = await _owned_job(gateway, job_id, caller)
+    record_of(request).job_id = job_id
+    if query.wait and stored.state not in ENDED:
+        await _await_end(gateway, job_id, query.wait)
+        gateway.access.ensure_active(
+            caller
+        )  # who may have been shut out while this waited
+        stored = await _owned_job(gateway, job_id, caller)
+    return await _job_response(gateway, stored)
+
+
+async def _await_end(gateway: Gateway, job_id: JobId, seconds: float) -> None:
+    """Wait for the end of a job, but not longer than so many seconds."""
+    with gateway.hub.observe_job(job_id) as reader:
+        if reader is None:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await reader.outcome()
+        except (TimeoutError, ShoalError):
+            pass  # what became of it is in the store
+
+
+async def _job_response(gateway: Gateway, stored: StoredJob) -> web.Response:
+    return json_bytes_response(await encode_job(gateway, stored))
+
+
+async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
+    """Write a job as its owner is shown it.  Raises StoreError."""
+    moderation = gateway.moderation_for(stored.job.owner)
+    withheld = (
+        moderation is not None
+        and stored.outcome is not None
+        and (
+            moderation.blocks_outcome(stored.outcome)
+            or moderation.matches(stored.outcome.output)
+        )
+    )
+    return await encode_stored_job(gateway.store, stored, withheld=withheld)
+
+
+async def list_jobs(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.READ)
+    query = read_query(request, JobListQuery)
+    before = JobId(query.before) if query.before else None
+    if before is not None:
+        try:
+            await owned_outline(gateway, before, caller)
+        except NotFound:
+            text = f"before: there is no job {before}: it never was, or was pruned"
+            raise InvalidRequest(text, "before") from None
+    wanted = JobFilter(
+        caller.name,
+        frozenset(state for state in JobState if STATUSES[state] == query.status),
+        query.user_id if isinstance(query.user_id, str) else None,
+        next(
+            (kind for kind, name in JOB_TYPES.items() if name == query.job_type), None
+        ),
+        before,
+    )
+    stored = await gateway.store.recent(wanted, query.limit)
+    more = len(stored) == query.limit
+    return json_response(
+        JobPage([list_entry(each) for each in stored], stored[-1].id if more else None)
+    )
+
+
+async def cancel_job(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.USE)
+    job_id = job_id_in(request)
+    state = (await owned_outline(gateway, job_id, caller)).state
+    record_of(request).job_id = job_id
+    if state not in ENDED:
+        await gateway.hub.process(Cancellation(job_id, CANCELLED_BY_OWNER))
+        stored = await _owned_job(gateway, job_id, caller)
+        state = stored.state
+        if state is JobState.CANCELLED:
+            return await _job_response(gateway, stored)
+    raise AlreadyEnded(
+        f"job {job_id} has ended already ({STATUSES[state]}): there is nothing "
+        "to cancel"
+    )

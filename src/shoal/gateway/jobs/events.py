@@ -1,0 +1,264 @@
+"""What happens to a job, as it happens: server-sent events that can be resumed.
+
+Source: HTML, "Server-sent events".  An event's id is its place in the job's story, so
+that whoever comes back says how far they had come.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
+from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobHedged,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    ReceiptPresented,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
+    WorkerMarked,
+    WorkerTrusted,
+)
+from shoal.domain.ids import JobId
+from shoal.gateway.context import Gateway
+from shoal.gateway.http import errors
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import job_id_in
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import KEEPALIVE, ClientGone, encode_json, write
+from shoal.gateway.jobs.endpoints import JOBS_PATH, Authorize, owned_outline
+from shoal.gateway.jobs.job_view import error_code
+from shoal.gateway.openai.event_stream import SSE
+from shoal.ledger.canonical import to_time
+from shoal.store.port import RecordedFact
+
+EVENTS_PATH = f"{JOBS_PATH}/{{id}}/events"
+SUBSCRIBERS_MAX = 1000  # clients that hear of jobs at a time, each on a connection
+ID_DIGITS_MAX = 15  # of an event's id
+LOOK_AGAIN = 0.5  # seconds until what was told of is in the store, though it may wait
+LAST_ID = "Last-Event-ID"
+KEEPALIVE_COMMENT = b": keep-alive\n\n"
+
+ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
+
+
+class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What an event tells; ``error`` is for programs, ``detail`` for people."""
+
+    job_id: JobId
+    at: str  # ISO 8601, in UTC
+    attempt: int = 0
+    worker: str = ""
+    error: str = ""
+    detail: str = ""
+    verdict: str = ""  # on the worker's receipt
+
+
+@dataclass(frozen=True, slots=True)
+class _StoryPosition:
+    """How far a client has come in a job's story, and whether the job has ended."""
+
+    job_id: JobId
+    seen: int  # facts
+    ended: bool
+
+
+@dataclass(slots=True)
+class EventSubscriptions:
+    """Who waits for news of which jobs; nothing is kept of jobs nobody listens to."""
+
+    _signals: dict[JobId, set[asyncio.Event]] = field(default_factory=dict)
+    _count: int = 0
+
+    def on_fact(self, fact: Fact) -> None:
+        """Wake who listens to the job that a fact is about."""
+        if not self._signals:
+            return
+        job_id = getattr(fact, "job_id", None)  # not every fact is about a job
+        for signal in self._signals.get(job_id, ()) if job_id else ():
+            signal.set()
+
+    @contextmanager
+    def subscribe(self, job_id: JobId) -> Iterator[asyncio.Event]:
+        """Return what is set when there is news of a job.  Raises QueueFull."""
+        if self._count >= SUBSCRIBERS_MAX:
+            raise QueueFull(
+                f"{SUBSCRIBERS_MAX} clients listen already: ask with ?wait="
+            )
+        signal = asyncio.Event()
+        self._signals.setdefault(job_id, set()).add(signal)
+        self._count += 1
+        try:
+            yield signal
+        finally:
+            self._count -= 1
+            self._signals[job_id].remove(signal)
+            if not self._signals[job_id]:
+                del self._signals[job_id]
+
+
+def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
+    """Return the path of the events."""
+    listeners = EventSubscriptions()
+    gateway.hub.subscribe(listeners.on_fact)
+    return [web.get(EVENTS_PATH, partial(stream_events, gateway, listeners, authorize))]
+
+
+async def stream_events(
+    gateway: Gateway,
+    subscriptions: EventSubscriptions,
+    authorize: Authorize,
+    request: web.Request,
+) -> web.StreamResponse:
+    caller = await authorize(request, Scope.READ)
+    job_id = job_id_in(request)
+    await owned_outline(gateway, job_id, caller)
+    record_of(request).job_id = job_id
+    seen = _last_seen(request)
+    with subscriptions.subscribe(job_id) as signal:
+        story = await gateway.store.history_since(job_id, 0)
+        ended = _has_ended(story)
+        if ended and seen >= len(story):
+            # By this a browser knows that there is no point in coming back.
+            return web.Response(status=204)
+        response = web.StreamResponse(headers=SSE)
+        await response.prepare(request)
+        place = _StoryPosition(job_id, min(seen, len(story)), ended)
+        news = _new_events(gateway, caller, place, signal)
+        try:
+            async with aclosing(news):
+                async for text in news:
+                    await write(request, response, text)
+            await write(request, response, b"", last=True)
+        except ClientGone:
+            record_of(request).error = "client_gone"
+        except ShoalError as error:
+            record_of(request).error = errors.error_status(error).code
+            await _write_error(request, response, error)
+    return response
+
+
+async def _new_events(
+    gateway: Gateway, caller: ApiCaller, place: _StoryPosition, signal: asyncio.Event
+) -> AsyncGenerator[bytes, None]:
+    """Yield the job's story from that place on, until the job has ended."""
+    job_id, seen = place.job_id, place.seen
+    woken = False
+    while True:
+        signal.clear()
+        gateway.access.ensure_active(
+            caller
+        )  # who may have been shut out while this waited
+        new = await gateway.store.history_since(job_id, seen)
+        told = [
+            _encode_event(job_id, seen + n, each) for n, each in enumerate(new, start=1)
+        ]
+        if text := b"".join(told):
+            yield text
+        if place.ended or _has_ended(new):
+            return
+        seen += len(new)
+        # Some facts are told of a little before they are stored.
+        pause = LOOK_AGAIN if woken and not new else KEEPALIVE
+        woken = await _wait_for_signal(signal, pause)
+        if not woken and pause is KEEPALIVE:
+            yield KEEPALIVE_COMMENT
+
+
+async def _wait_for_signal(signal: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            await signal.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+async def _write_error(
+    request: web.Request, response: web.StreamResponse, error: ShoalError
+) -> None:
+    """Tell of an error, as the status is sent already."""
+    body = errors.error_body(error, errors.plain_error)
+    with suppress(ClientGone):
+        text = b"event: error\ndata: " + body + b"\n\n"
+        await write(request, response, text, last=True)
+
+
+def _last_seen(request: web.Request) -> int:
+    """Return how far in the story a client has come: 0 at its beginning."""
+    given = request.headers.get(LAST_ID, "")
+    if not given:
+        return 0
+    if not (given.isascii() and given.isdigit() and len(given) <= ID_DIGITS_MAX):
+        raise InvalidRequest(
+            f"{LAST_ID}: expected the id of an event, got {given[:40]!r}", LAST_ID
+        )
+    return int(given)
+
+
+def _has_ended(story: Sequence[RecordedFact]) -> bool:
+    return any(isinstance(each.fact, ENDS) for each in story)
+
+
+def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
+    """Write an event; nothing for what is no news to whoever asked for the job."""
+    at = to_time(recorded.at)
+    match recorded.fact:
+        case JobSubmitted():
+            name, told = "queued", JobEvent(job_id, at)
+        case JobLeased(_, worker, lease) | JobHedged(_, worker, lease):
+            name, told = "assigned", JobEvent(job_id, at, lease, worker)
+        case JobStarted(_, lease):
+            name, told = "running", JobEvent(job_id, at, lease)
+        case JobRequeued(_, lease, reason):
+            name, told = "requeued", JobEvent(job_id, at, lease, detail=reason)
+        case JobUnhedged(_, lease, reason):
+            name, told = "unassigned", JobEvent(job_id, at, lease, detail=reason)
+        case JobCompleted(_, lease, _, verdict):
+            told = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
+            name = "completed"
+        case JobFailed(error=error) | JobExpired(error=error) as end:
+            word = error_code(end)
+            name, told = "failed", JobEvent(job_id, at, error=word, detail=error)
+        case JobCancelled(reason=reason) as end:
+            word = error_code(end)
+            name, told = "cancelled", JobEvent(job_id, at, error=word, detail=reason)
+        case ReceiptPresented(verdict=verdict):
+            told = JobEvent(job_id, at, verdict=verdict.name.lower())
+            name = "receipt"
+        case (
+            LateResult()  # which changes nothing
+            | WorkerJoined()
+            | WorkerLoadChanged()
+            | WorkerDraining()
+            | WorkerLeft()
+            | WorkerMarked()
+            | WorkerTrusted()
+            | AccountCredited()
+            | AccountLimited()
+        ):
+            return b""
+    return b"id: %d\nevent: %b\ndata: %b\n\n" % (
+        number,
+        name.encode(),
+        encode_json(told),
+    )

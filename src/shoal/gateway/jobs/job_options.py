@@ -1,0 +1,136 @@
+"""From a request to a job: what its headers say about how it is to be done."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from aiohttp import web
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.work import (
+    PRIORITIES,
+    Chat,
+    Job,
+    JobTerms,
+    Policy,
+    Priority,
+    TimeLimits,
+    Work,
+    message_text,
+)
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.request_record import record_of
+
+KEY_MAX = 255  # characters of an idempotency key, as with others who have them
+SESSION_MAX = 256  # characters
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+SESSION = "x-shoal-session"
+PRIORITY = "x-shoal-priority"
+
+LIMIT_HEADERS = {
+    "queue": "x-shoal-queue-seconds",
+    "first_output": "x-shoal-first-output-seconds",
+    "silence": "x-shoal-silence-seconds",
+    "total": "x-shoal-total-seconds",
+}
+"""The headers that make a job's time limits shorter than the coordinator's."""
+
+SERVICE_TIER_PRIORITIES: Mapping[str, Priority] = {
+    "flex": Priority.LOW,
+    "priority": Priority.HIGH,
+}
+"""OpenAI's own names, in the body; others mean nothing here."""
+
+
+def build_job(
+    gateway: Gateway,
+    request: web.Request,
+    work: Work,
+    owner: str,
+    *,
+    session: str = "",
+    tier: str = "",
+    terms: JobTerms | None = None,
+) -> Job:
+    """Make a job of a request, and note it in the request's record.
+
+    Without ``terms`` it is done fast, in public, and at the price of that.
+
+    Raises InvalidRequest naming the header that is no good.
+    """
+    headers = request.headers
+    job = Job(
+        gateway.hub.new_id(),
+        work,
+        _limits(gateway.limits, headers),
+        owner,
+        _priority(headers.get(PRIORITY), tier),
+        _session_digest(headers.get(SESSION) or session, work, owner),
+        _idempotency_key(headers.get(IDEMPOTENCY_KEY)),
+        terms or JobTerms(price=gateway.prices.price(Policy.FAST, work.kind)),
+    )
+    record_of(request).set_job(job)
+    return job
+
+
+def _limits(limits: TimeLimits, headers: Mapping[str, str]) -> TimeLimits:
+    """Return the limits, cut to what the client wants; it cannot have more."""
+    wanted: dict[str, float] = {}
+    for name, header in LIMIT_HEADERS.items():
+        if (text := headers.get(header)) is None:
+            continue
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = math.nan
+        if not 0 < seconds < math.inf:
+            raise InvalidRequest(
+                f"{header}: expected seconds, got {text[:40]!r}", header
+            )
+        wanted[name] = min(seconds, getattr(limits, name))
+    return replace(limits, **wanted) if wanted else limits
+
+
+def _priority(header: str | None, tier: str) -> Priority:
+    if header is None:
+        return SERVICE_TIER_PRIORITIES.get(tier, Priority.NORMAL)
+    if header not in PRIORITIES:
+        expected = ", ".join(PRIORITIES)
+        raise InvalidRequest(f"{PRIORITY}: expected one of {expected}", PRIORITY)
+    return PRIORITIES[header]
+
+
+def _session_digest(given: str, work: Work, owner: str) -> str:
+    """Return a name for what a worker may still remember of earlier jobs.
+
+    A conversation is known by how it begins: by its system text and first question.
+    """
+    if len(given) > SESSION_MAX:
+        raise InvalidRequest(f"{SESSION}: more than {SESSION_MAX} characters", SESSION)
+    if given:
+        beginning = [given]
+    elif isinstance(work, Chat) and len(work.messages) > 1:
+        beginning = [message_text(message) for message in work.messages[:2]]
+    else:
+        return ""  # nothing will come again
+    digest = hashlib.blake2b(digest_size=16)
+    for part in (owner, work.model, *beginning):
+        digest.update(part.encode("utf-8", "surrogatepass") + b"\0")
+    return digest.hexdigest()
+
+
+def _idempotency_key(given: str | None) -> str:
+    if given is None:
+        return ""
+    if (
+        not given
+        or len(given) > KEY_MAX
+        or not (given.isascii() and given.isprintable())
+    ):
+        raise InvalidRequest(
+            f"{IDEMPOTENCY_KEY}: expected 1 to {KEY_MAX} printable ASCII characters",
+            IDEMPOTENCY_KEY,
+        )
+    return given

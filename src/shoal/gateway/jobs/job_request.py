@@ -1,0 +1,221 @@
+"""A job as it is committed: its body into work, and the terms it is done on."""
+
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.json_limits import (
+    NESTING_MAX,
+    has_more_values,
+    is_too_deep,
+    may_be_too_deep,
+)
+from shoal.domain.work import (
+    ANY_MODEL,
+    JSON,
+    Chat,
+    JobKind,
+    JobTerms,
+    Policy,
+    Privacy,
+    Task,
+    Webhook,
+)
+from shoal.gateway.http.body import BODY_MAX
+from shoal.gateway.http.decoding import (
+    MODEL_MAX,
+    SMALL,
+    TokenCount,
+    decode,
+    decode_field,
+    size_of,
+    validation_error,
+)
+from shoal.gateway.jobs.webhooks import signing_key
+from shoal.ledger.prices import PriceList
+
+USER_MAX = 256  # characters of a user's id
+REF_MAX = 256  # characters of what a payment is known by
+URL_MAX = 2048  # characters of a webhook's address
+SECRET_MIN, SECRET_MAX = 16, 256  # characters of what signs a webhook's messages
+VALUES_MAX = 200_000  # values in a payload: few bytes can make many
+
+MISSING = "Missing required fields: job_type, payload, user_id"
+INVALID_TYPE = "Invalid job_type"
+
+KINDS = {"LLM_INFER": JobKind.CHAT, "TASK": JobKind.TASK}
+"""Kinds of jobs by their names here."""
+
+UserId = Annotated[
+    Raw, Meta(extra_json_schema={"type": ["string", "number"], "maxLength": USER_MAX})
+]
+"""Whoever a job is for; a number is taken for its digits, as clients send both."""
+
+
+class NewWebhook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where to tell of the end of a job; ``secret`` signs what is told."""
+
+    url: Annotated[str, Meta(min_length=1, max_length=URL_MAX)]
+    secret: Annotated[str, Meta(min_length=SECRET_MIN, max_length=SECRET_MAX)]
+
+
+class CommitJob(msgspec.Struct, frozen=True):
+    """A job that is wanted; the first three fields have to be there, and not empty.
+
+    The payload of an LLM_INFER job is an object with a ``prompt`` and, if they are
+    wanted, a ``model`` and ``max_tokens``.  That of a TASK may be anything: an object
+    with the ``task_type`` and what that takes is what workers know.
+    """
+
+    job_type: Annotated[Raw, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
+        UNSET
+    )
+    payload: Annotated[Raw, Meta(extra_json_schema={})] | UnsetType = UNSET
+    user_id: UserId | UnsetType = UNSET
+    privacy_class: (
+        Annotated[str, Meta(extra_json_schema={"enum": [*Privacy.__members__]})] | None
+    ) = None
+    payment_ref: Annotated[str, Meta(max_length=REF_MAX)] | None = None
+    webhook: NewWebhook | None = None
+
+
+class _Prompt(msgspec.Struct, frozen=True):
+    """What is read of the payload of an LLM_INFER job."""
+
+    prompt: str
+    model: Any = None
+    max_tokens: TokenCount | None = None
+
+
+_commits = msgspec.json.Decoder(CommitJob)
+_any = msgspec.json.Decoder()
+_user_ids = msgspec.json.Decoder(str | int | float)
+
+
+def decode_commit(
+    data: bytes, policy: Policy, prices: PriceList
+) -> tuple[Chat | Task, JobTerms]:
+    """Read the body of a commit: what is to be done, and on what terms.
+
+    The payload stays as it was sent, beside what is read of it: some workers are given
+    just that.
+
+    Raises InvalidRequest.
+    """
+    if not data or data.lstrip()[:1] == b"[":
+        raise InvalidRequest(MISSING)
+    body = decode(_commits, data)
+    job_type, payload, user_id = body.job_type, body.payload, body.user_id
+    if (
+        isinstance(job_type, UnsetType)
+        or isinstance(payload, UnsetType)
+        or isinstance(user_id, UnsetType)
+        or is_falsy(job_type, "job_type")
+        or is_falsy(payload, "payload")
+        or is_falsy(user_id, "user_id")
+    ):
+        raise InvalidRequest(MISSING)
+    kind = _kind(job_type)
+    value = _decode_payload(payload)
+    work = _chat(value) if kind is JobKind.CHAT else _task(value)
+    return work, JobTerms(
+        policy,
+        _privacy(body.privacy_class),
+        decode_user(user_id),
+        prices.price(policy, kind),
+        body.payment_ref or "",
+        bytes(payload).decode(),
+        _webhook(body.webhook),
+        detached=True,
+    )
+
+
+def is_falsy(raw: Raw, field: str) -> bool:
+    """Say whether JavaScript would take a value for none: null, 0, "" or false.
+
+    Raises InvalidRequest if it is no value.
+    """
+    return size_of(raw) <= SMALL and decode_field(_any, raw, field) in (None, 0, "")
+
+
+def decode_user(raw: Raw, field: str = "user_id") -> str:
+    """Read whom a request is for.  Raises InvalidRequest."""
+    value = decode_field(_user_ids, raw, field)
+    text = value if isinstance(value, str) else bytes(raw).decode()
+    if len(text) > USER_MAX:
+        raise InvalidRequest(f"{field}: more than {USER_MAX} characters", field)
+    return text
+
+
+# Private parts, in the order in which they are called.
+
+
+def _kind(job_type: Raw) -> JobKind:
+    name = None
+    if size_of(job_type) <= SMALL:
+        name = decode_field(_any, job_type, "job_type")
+    if not isinstance(name, str) or name not in KINDS:
+        raise InvalidRequest(INVALID_TYPE, "job_type")
+    return KINDS[name]
+
+
+def _decode_payload(raw: Raw) -> JSON:
+    text = bytes(raw).decode()
+    if has_more_values(text, VALUES_MAX):
+        raise InvalidRequest(f"payload: more than {VALUES_MAX} values", "payload")
+    value: JSON = decode_field(_any, raw, "payload", BODY_MAX)
+    if may_be_too_deep(text) and is_too_deep(value):
+        raise InvalidRequest(f"payload: nested more than {NESTING_MAX} deep", "payload")
+    return value
+
+
+def _chat(payload: JSON) -> Chat:
+    try:
+        asked = msgspec.convert(payload, _Prompt)
+    except msgspec.ValidationError as error:
+        raise validation_error(str(error), "payload") from error
+    model = asked.model if isinstance(asked.model, str) and asked.model else ANY_MODEL
+    if len(model) > MODEL_MAX:
+        text = f"payload.model: more than {MODEL_MAX} characters"
+        raise InvalidRequest(text, "payload.model")
+    message = {"role": "user", "content": asked.prompt}
+    return Chat(model, (message,), asked.max_tokens)
+
+
+def _task(payload: JSON) -> Task:
+    name = payload.get("task_type") if isinstance(payload, dict) else None
+    return Task(name if isinstance(name, str) else "", payload)
+
+
+def _privacy(name: str | None) -> Privacy:
+    if name is None:
+        return Privacy.PUBLIC
+    if name not in Privacy.__members__:
+        # Not taken for public, as a slip of the pen would else tell everybody.
+        expected = " or ".join(Privacy.__members__)
+        text = f"privacy_class: expected {expected}, got {name[:40]!r}"
+        raise InvalidRequest(text, "privacy_class")
+    return Privacy[name]
+
+
+def _webhook(wanted: NewWebhook | None) -> Webhook | None:
+    if wanted is None:
+        return None
+    try:
+        url = urlsplit(wanted.url)
+        sound = url.scheme in ("http", "https") and url.hostname and url.port != 0
+    except ValueError:  # the port, or the brackets of an IPv6 address
+        sound = False
+    if not sound or not wanted.url.isascii() or not wanted.url.isprintable():
+        raise InvalidRequest(
+            "webhook.url: expected an address such as https://host/path", "webhook.url"
+        )
+    if "@" in url.netloc:
+        raise InvalidRequest(
+            "webhook.url: leave out the user: the messages are signed", "webhook.url"
+        )
+    signing_key(wanted.secret)  # which says what is wrong with it
+    return Webhook(wanted.url, wanted.secret)

@@ -1,0 +1,192 @@
+"""Pairing: a user makes a code, and the worker that claims it may have private jobs."""
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, RateLimited
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.decoding import decode
+from shoal.gateway.http.responses import json_response
+from shoal.gateway.jobs.endpoints import Authorize
+from shoal.gateway.jobs.job_request import USER_MAX, UserId, decode_user, is_falsy
+from shoal.gateway.jobs.job_view import format_time
+from shoal.gateway.jobs.submit_job import read_json_body
+from shoal.ledger.canonical import to_time
+from shoal.ledger.keys import is_valid_key, public_key_of
+from shoal.pool.inputs import WorkerPaired
+from shoal.store.pairing import PairingCode
+
+CODE_DIGITS = 6  # hexadecimal: few enough to be typed, so guesses must be few
+LIFETIME = 3600.0  # seconds
+WAITING_MAX = 100  # codes of one key that wait to be claimed
+PAIRED_MAX = 10_000  # workers paired with the users of one key: all are kept in memory
+BODY_MAX = 4096  # bytes; claims are heard from anybody
+DRAWS_MAX = 10  # codes drawn until one is new: one of them nearly always is
+
+MISSING_USER = "Missing user_id"
+MISSING_QUERY = "Missing user_id query param"
+MISSING_CLAIM = "Missing pairing_code or provider_pubkey"
+INVALID = "invalid_code"
+CLAIMED = "already_claimed"
+EXPIRED = "expired"
+
+
+class CreateCode(msgspec.Struct, frozen=True):
+    """Whose private jobs whoever claims the code may have; required."""
+
+    user_id: UserId | UnsetType = UNSET
+
+
+class CodeCreated(msgspec.Struct, frozen=True):
+    pairing_code: str
+    expires_at: str  # ISO 8601, in UTC
+
+
+class ClaimCode(msgspec.Struct, frozen=True):
+    """What a worker claims a code with: both are required.
+
+    The key is the Ed25519 public key that the worker registers with.
+    """
+
+    pairing_code: str | None = None
+    provider_pubkey: (
+        Annotated[str, Meta(extra_json_schema={"pattern": "^[0-9a-fA-F]{64}$"})] | None
+    ) = None
+
+
+class CodeClaimed(msgspec.Struct, frozen=True):
+    user_id: str
+    paired_at: str  # ISO 8601, in UTC
+
+
+class PairedProvider(msgspec.Struct, frozen=True):
+    provider_pubkey: str
+    paired_at: str  # YYYY-MM-DD HH:MM:SS, in UTC
+
+
+class ProviderList(msgspec.Struct, frozen=True):
+    providers: list[PairedProvider]
+
+
+class ProviderQuery(msgspec.Struct, frozen=True):
+    """Whose workers to list; required."""
+
+    user_id: Annotated[str, Meta(max_length=USER_MAX)] | UnsetType = UNSET
+
+
+_creates = msgspec.json.Decoder(CreateCode)
+_claims = msgspec.json.Decoder(ClaimCode)
+
+
+def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
+    """Return the paths of pairing."""
+    return [
+        web.post("/v1/trust/create", partial(create_pairing_code, gateway, authorize)),
+        web.post("/v1/trust/claim", partial(claim_pairing_code, gateway)),
+        web.get("/v1/trust/list", partial(list_providers, gateway, authorize)),
+    ]
+
+
+async def create_pairing_code(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.USE)
+    body = decode(_creates, await read_json_body(gateway, request, BODY_MAX) or b"{}")
+    if not isinstance(body.user_id, Raw) or is_falsy(body.user_id, "user_id"):
+        raise InvalidRequest(MISSING_USER, "user_id")
+    user = decode_user(body.user_id)
+    gateway.access.ensure_active(
+        caller
+    )  # else a body that comes slowly outlives its key
+    at = gateway.clock.wall()
+    if await gateway.store.pairing.count_claimable(caller.name, at) >= WAITING_MAX:
+        raise RateLimited(
+            f"{WAITING_MAX} pairing codes of this key wait to be claimed: use those, "
+            "or try again when one has expired",
+            int(LIFETIME),
+        )
+    if await gateway.store.pairing.count_paired(caller.name) >= PAIRED_MAX:
+        raise InvalidRequest(
+            f"{PAIRED_MAX} workers are paired with the users of this key: pair more "
+            "under another key"
+        )
+    code = await _new_code(gateway, caller.name, user, at + LIFETIME)
+    answer = CodeCreated(code.code, to_time(code.expires_at))
+    return json_response(answer, 201, secret=True)
+
+
+async def _new_code(
+    gateway: Gateway, owner: str, user: str, expires_at: float
+) -> PairingCode:
+    for _ in range(DRAWS_MAX):
+        drawn = gateway.new_secret()[:CODE_DIGITS].upper()
+        code = PairingCode(drawn, owner, user, expires_at)
+        if await gateway.store.pairing.add(code):
+            return code
+    raise RateLimited("too many pairing codes are about: try again shortly")
+
+
+async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Response:
+    # No key is asked for: the code is what lets a worker in.
+    gateway.access.check_throttle(request)
+    body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
+    if not body.pairing_code or not body.provider_pubkey:
+        raise InvalidRequest(MISSING_CLAIM)
+    pairing, at = gateway.store.pairing, gateway.clock.wall()
+    found = await pairing.find(body.pairing_code.strip().upper())
+    if found is None:
+        await gateway.access.record_failure(request)
+        raise InvalidRequest(INVALID, "pairing_code")
+    if found.claimed_at is not None:
+        # Whoever has it may have been cut off before it was trusted as well.
+        await _record_pairing(gateway, found, found.public_key)
+        raise InvalidRequest(CLAIMED, "pairing_code")
+    if at >= found.expires_at:
+        raise InvalidRequest(EXPIRED, "pairing_code")
+    public_key = _public_key(body.provider_pubkey)
+    if not await pairing.claim(found.code, public_key, at):
+        raise InvalidRequest(CLAIMED, "pairing_code")  # a moment ago
+    await _record_pairing(gateway, found, public_key)
+    return json_response(CodeClaimed(found.user, to_time(at)))
+
+
+def _public_key(text: str) -> str:
+    key = public_key_of(text)
+    if key is None:
+        raise InvalidRequest(
+            "provider_pubkey: expected an Ed25519 public key of 64 hexadecimal digits",
+            "provider_pubkey",
+        )
+    if not is_valid_key(key):
+        raise InvalidRequest(
+            "provider_pubkey: nobody can prove that they have this key: make another",
+            "provider_pubkey",
+        )
+    return key.hex()
+
+
+async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) -> None:
+    await gateway.hub.process(WorkerPaired(code.owner, code.user, public_key))
+
+
+async def list_providers(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.READ)
+    user = request.query.get("user_id", "")
+    if not user:
+        raise InvalidRequest(MISSING_QUERY, "user_id")
+    partners = await gateway.store.pairing.paired_workers(caller.name, user)
+    return json_response(
+        ProviderList(
+            [
+                PairedProvider(each.public_key, format_time(each.paired_at))
+                for each in partners
+            ]
+        )
+    )

@@ -1,0 +1,92 @@
+"""What jobs cost, and whether there is anybody to do them."""
+
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.money import dollars
+from shoal.domain.work import JobKind, Policy
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.responses import json_response
+from shoal.gateway.jobs.endpoints import Authorize
+from shoal.gateway.jobs.job_request import KINDS
+from shoal.gateway.jobs.submit_job import COMMIT_PATH
+from shoal.ledger.canonical import to_time
+
+NETWORK = "shoal"
+INVALID_TYPE = "Invalid job_type. Use LLM_INFER or TASK"
+
+AUTO = "AUTO"
+AUTOMATIC = {JobKind.CHAT: Policy.FAST, JobKind.TASK: Policy.CHEAP}
+"""What AUTO means, by the kind of job."""
+
+
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["ok"] = "ok"
+    workers_online: int
+    network: str = NETWORK
+    timestamp: str  # ISO 8601, in UTC
+
+
+class QuoteQuery(msgspec.Struct, frozen=True):
+    """What is to be priced; ``job_type`` is required."""
+
+    job_type: Annotated[str, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
+        UNSET
+    )
+    policy: Annotated[
+        str, Meta(extra_json_schema={"enum": [*Policy.__members__, AUTO]})
+    ] = AUTO
+
+
+class Quote(msgspec.Struct, frozen=True):
+    """What a job costs, and where to commit it."""
+
+    price: str
+    endpoint: str
+    policy_resolved: str
+    network: str = NETWORK
+    expires_at: None = None
+
+
+def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/v1/health", partial(show_health, gateway)),
+        web.get("/v1/quote", partial(show_quote, gateway, authorize)),
+    ]
+
+
+async def show_health(gateway: Gateway, request: web.Request) -> web.Response:
+    now = to_time(gateway.clock.wall())
+    online = len(gateway.hub.pool.workers)
+    return json_response(HealthReport(workers_online=online, timestamp=now))
+
+
+async def show_quote(
+    gateway: Gateway, authorize: Authorize, request: web.Request
+) -> web.Response:
+    await authorize(request, Scope.READ)
+    types = request.query.getall("job_type", [])
+    if len(types) != 1 or types[0] not in KINDS:
+        raise InvalidRequest(INVALID_TYPE, "job_type")
+    kind = KINDS[types[0]]
+    policy = _policy(request.query.getall("policy", [AUTO]), kind)
+    price = dollars(gateway.prices.price(policy, kind))
+    return json_response(
+        Quote(price, COMMIT_PATH.format(tier=policy.value), policy.name)
+    )
+
+
+def _policy(given: list[str], kind: JobKind) -> Policy:
+    if given == [AUTO]:
+        return AUTOMATIC[kind]
+    if len(given) != 1 or given[0] not in Policy.__members__:
+        known = ", ".join([*Policy.__members__, AUTO])
+        raise InvalidRequest(f"Invalid policy. Use one of {known}", "policy")
+    return Policy[given[0]]

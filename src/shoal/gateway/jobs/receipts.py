@@ -1,0 +1,195 @@
+"""Receipts over HTTP, and proofs about the log that they stand in."""
+
+from functools import partial
+from typing import Annotated
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Forbidden, NotFound
+from shoal.domain.ids import JobId
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.decoding import job_id_in, read_query
+from shoal.gateway.http.responses import json_bytes_response, json_response
+from shoal.ledger import bundle, consistency
+from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.consistency import ConsistencyProof
+from shoal.ledger.merkle import (
+    consistency_path,
+    inclusion_path,
+    nodes_for_consistency,
+    nodes_for_inclusion,
+)
+from shoal.ledger.outputs import output_of
+from shoal.store.ledger import LoggedReceipt, LogHead
+
+LISTED_MAX = 1000  # receipts in one answer
+SIZE_MAX = 2**53  # receipts in a log: more than there can be, and fewer than SQL bears
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
+
+
+class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How many receipts to list, the newest first."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+
+
+class GrowthQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Between which checkpoints, by their sizes; ``to`` is the newest unless given."""
+
+    since: Size
+    to: Size | msgspec.UnsetType = msgspec.UNSET
+
+
+class ReceiptInfo(msgspec.Struct, frozen=True):
+    """What a receipt says.  Money is in micro-dollars, ``at`` in Unix seconds."""
+
+    index: int
+    job_id: JobId
+    worker: str
+    worker_key: str | None
+    verdict: str
+    output_hash: str
+    prompt_tokens: int | None
+    completion_tokens: int | None
+    price: int
+    fee: int
+    payment_ref: str | None
+    at: float
+
+
+class ReceiptList(msgspec.Struct, frozen=True):
+    data: list[ReceiptInfo]
+
+
+class ReceiptLog(msgspec.Struct, frozen=True):
+    """The log as it is now.  ``public_key`` is hexadecimal, and what to verify with."""
+
+    public_key: str
+    size: int
+    checkpoint: str | None
+
+
+def routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the paths of this face."""
+    return [
+        web.get("/v1/receipts", partial(list_receipts, gateway)),
+        web.get("/v1/receipts/{id}", partial(export_receipt, gateway)),
+        web.get("/v1/log", partial(show_log, gateway)),
+        web.get("/v1/log/growth", partial(show_growth, gateway)),
+    ]
+
+
+async def list_receipts(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.READ)
+    query = read_query(request, ReceiptQuery)
+    owner = None if caller.has_scope(Scope.ADMIN) else caller.name
+    filed = await gateway.store.ledger.recent_receipts(owner, query.limit)
+    return json_response(ReceiptList([receipt_info(each) for each in filed]))
+
+
+async def export_receipt(gateway: Gateway, request: web.Request) -> web.Response:
+    caller = await gateway.access.authorize(request, Scope.READ)
+    made = await export_bundle(gateway, job_id_in(request), caller)
+    return json_bytes_response(bundle.write(made))
+
+
+async def show_log(gateway: Gateway, request: web.Request) -> web.Response:
+    # No key is asked for: it is for those who do not take our word for it.
+    head = await gateway.store.ledger.head()
+    key = gateway.hub.public_key.hex()
+    if head is None:
+        return json_response(ReceiptLog(key, 0, None))
+    return json_response(ReceiptLog(key, head.size, head.note))
+
+
+async def show_growth(gateway: Gateway, request: web.Request) -> web.Response:
+    query = read_query(request, GrowthQuery)
+    first = await _checkpoint(gateway, query.since)
+    second = await _checkpoint(gateway, None if query.to is msgspec.UNSET else query.to)
+    if first.size > second.size:
+        raise NotFound(f"the log of {second.size} receipts came before {first.size}")
+    nodes = await gateway.store.ledger.nodes(
+        nodes_for_consistency(first.size, second.size)
+    )
+    path = consistency_path(
+        first.size, second.size, lambda level, position: nodes[level, position]
+    )
+    return json_bytes_response(
+        consistency.write(ConsistencyProof(first.note, second.note, tuple(path)))
+    )
+
+
+async def export_bundle(
+    gateway: Gateway, job_id: JobId, caller: ApiCaller
+) -> ReceiptBundle:
+    """Return a job's newest receipt with its proof, and the output if it is still kept.
+
+    Raises NotFound, Forbidden, StoreError.
+    """
+    ledger = gateway.store.ledger
+    stored = await gateway.store.job(job_id)
+    owns = stored is not None and stored.job.owner == caller.name
+    if not (owns or caller.has_scope(Scope.ADMIN)):
+        if stored is None:
+            raise NotFound(f"there is no receipt for job {job_id}")
+        raise Forbidden(
+            f"job {job_id} belongs to another key: this takes one with the scope admin"
+        )
+    filed = await ledger.receipts_of(job_id)
+    if not filed:
+        raise NotFound(
+            f"there is no receipt for job {job_id}: only jobs that were done have one"
+        )
+    receipt, head = filed[-1], await _checkpoint(gateway, None)
+    nodes = await ledger.nodes(nodes_for_inclusion(receipt.index, head.size))
+    path = inclusion_path(
+        receipt.index, head.size, lambda level, position: nodes[level, position]
+    )
+    output = None
+    if stored is not None and stored.outcome is not None:
+        output = output_of(stored.job.work, stored.outcome).decode()
+    return ReceiptBundle(
+        gateway.hub.public_key.hex(),
+        receipt.body.decode(),
+        receipt.signature,
+        receipt.index,
+        tuple(path),
+        head.note,
+        output,
+    )
+
+
+def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
+    """Return what a receipt says, for people and programs to read."""
+    claims = filed.claims
+    return ReceiptInfo(
+        filed.index,
+        claims.job_id,
+        claims.worker,
+        claims.worker_key,
+        claims.verdict.name.lower(),
+        claims.output_hash,
+        claims.prompt_tokens,
+        claims.completion_tokens,
+        claims.price,
+        claims.fee,
+        claims.payment_ref,
+        filed.at,
+    )
+
+
+async def _checkpoint(gateway: Gateway, size: int | None) -> LogHead:
+    head = await gateway.store.ledger.head(size)
+    if head is not None:
+        return head
+    newest = await gateway.store.ledger.head()
+    if newest is None:
+        raise NotFound("there is no checkpoint yet: no job was done")
+    raise NotFound(
+        f"there is no checkpoint of size {size}: one is made for each batch of "
+        f"receipts, and the newest has size {newest.size}"
+    )

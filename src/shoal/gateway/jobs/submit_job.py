@@ -1,0 +1,134 @@
+"""Jobs as they are committed over HTTP: accepted, and paid for where that is asked."""
+
+from functools import partial
+from urllib.parse import urlsplit
+
+import msgspec
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import InvalidRequest, PaymentDue
+from shoal.domain.ids import JobId
+from shoal.domain.work import Job, Policy, Privacy, Task, Webhook
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
+from shoal.gateway.http.body import BODY_MAX
+from shoal.gateway.http.errors import error_status
+from shoal.gateway.http.request_record import record_of
+from shoal.gateway.http.responses import json_response
+from shoal.gateway.jobs.egress_policy import EgressPolicy, is_denied
+from shoal.gateway.jobs.endpoints import JOBS_PATH, Authorize
+from shoal.gateway.jobs.job_options import build_job
+from shoal.gateway.jobs.job_request import decode_commit
+from shoal.gateway.jobs.payment_gate import exclusive_payment, pay, run_to_end
+from shoal.gateway.jobs.payments import NO_PAYMENTS
+from shoal.pool.react import NO_TRUSTED_WORKER
+
+COMMIT_PATH = f"{JOBS_PATH}/commit/{{tier}}"
+BODY_TYPE = "application/json"
+
+
+class CommittedJob(msgspec.Struct, frozen=True):
+    job_id: str
+
+
+class EmptyObject(msgspec.Struct, frozen=True):
+    """An empty object."""
+
+
+EMPTY_OBJECT = EmptyObject()
+
+
+class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """That nobody may have a private job."""
+
+    error: str = NO_TRUSTED_WORKER
+    job_id: str
+
+
+def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
+    """Return the paths of commits: one for each policy."""
+    return [
+        web.post(
+            COMMIT_PATH.format(tier=policy.value),
+            partial(commit_job, gateway, authorize, policy),
+        )
+        for policy in Policy
+    ]
+
+
+async def read_json_body(
+    gateway: Gateway, request: web.Request, size_max: int = BODY_MAX
+) -> bytes:
+    """Return a body in JSON; of another type it counts as empty, as in the original.
+
+    That also keeps web pages out, which send no JSON elsewhere without being let.
+    Raises as ``BodyReader.read`` does.
+    """
+    if request.content_type != BODY_TYPE:
+        return b""
+    return await gateway.bodies.read(request, size_max)
+
+
+async def commit_job(
+    gateway: Gateway, authorize: Authorize, policy: Policy, request: web.Request
+) -> web.Response:
+    caller = await authorize(request, Scope.USE)
+    data = await read_json_body(gateway, request)
+    work, terms = decode_commit(data, policy, gateway.prices)
+    if terms.webhook is not None:
+        _check_webhook(gateway, caller, terms.webhook)
+    moderation = gateway.moderation_for(caller.name)
+    given = work.payload if isinstance(work, Task) else work.text
+    if moderation is not None and moderation.blocks_value(given):
+        raise InvalidRequest("the payload matches the moderation list", "payload")
+    job = build_job(gateway, request, work, caller.name, terms=terms)
+    accepting = _submit(gateway, request, caller, job)
+    if gateway.payments is not NO_PAYMENTS:
+        accepting = run_to_end(accepting)
+    try:
+        job_id = await accepting
+    except PaymentDue as error:
+        record_of(request).error = error_status(error).code
+        # Its clients read the header; the original's body is empty as well.
+        answer = json_response(EMPTY_OBJECT, 402)
+        answer.headers.update(error.headers)
+        return answer
+    if terms.privacy is Privacy.PRIVATE:
+        stored = await gateway.store.summary(job_id)
+        if stored is not None and (stored.error or "").startswith(NO_TRUSTED_WORKER):
+            return json_response(NoTrustedWorker(job_id=job_id), 422)
+    return json_response(CommittedJob(job_id), 201)
+
+
+async def _submit(
+    gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
+) -> JobId:
+    """Hand a job over; return its id, which is an earlier one's if that is the same."""
+    paying = partial(pay, gateway, request, caller)
+    with exclusive_payment(gateway, job):
+        async with gateway.access.submit(job, caller, paying) as reader:
+            record_of(request).set_reader(reader)
+    return reader.job_id
+
+
+def _check_webhook(gateway: Gateway, caller: ApiCaller, webhook: Webhook) -> None:
+    if gateway.egress_policy is EgressPolicy.OFF:
+        raise InvalidRequest(
+            "webhook: the coordinator calls nobody (--webhooks off): ask for the job "
+            "with ?wait=",
+            "webhook",
+        )
+    if caller.key is ANONYMOUS_KEY:
+        raise InvalidRequest(
+            "webhook: only for clients with a key: send the header `Authorization: "
+            "Bearer KEY`",
+            "webhook",
+        )
+    host = urlsplit(webhook.url).hostname or ""
+    if is_denied(host, gateway.egress_policy):
+        raise InvalidRequest(
+            f"webhook.url: {host} is no public address, and the coordinator calls no "
+            "other (--webhooks public)",
+            "webhook.url",
+        )

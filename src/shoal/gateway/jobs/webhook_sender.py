@@ -1,0 +1,253 @@
+"""Calls the webhooks of jobs that have ended, until each knows or is given up."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientError,
+    ClientSession,
+    ClientTimeout,
+    InvalidURL,
+    TCPConnector,
+)
+
+import shoal
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import InvalidRequest, StoreError
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobSubmitted,
+)
+from shoal.domain.ids import JobId
+from shoal.gateway.jobs.egress_policy import SOCKET_FACTORIES, EgressPolicy
+from shoal.gateway.jobs.webhooks import encode_message, retry_delay, signed_headers
+from shoal.store.port import Store, StoredJob
+from shoal.store.webhooks import DeliveryState, WebhookDelivery
+from shoal.transports.clock import Clock
+
+ANSWER_TIMEOUT = 10.0  # seconds, with the look-up of the name and all
+CONCURRENT_MAX = 8  # calls; each holds a job's result, 16 MiB at most
+CONCURRENT_PER_HOST_MAX = 2  # so that one that does not answer leaves room for others
+ERROR_MAX = 300  # characters of an error that are kept
+
+ACCEPTED = range(200, 300)
+GONE = 410  # Standard Webhooks: this receiver wants no more
+REDIRECTS = range(300, 400)
+
+Render: TypeAlias = Callable[[StoredJob], Awaitable[bytes]]
+"""Writes a job as ``GET /v1/jobs/{id}`` shows it."""
+
+log = logging.getLogger("shoal.webhooks")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    why: str
+    final: bool = False  # whether trying again would be no use
+
+
+class WebhookSender:
+    """Tells webhooks of the end of their jobs, at least once each.
+
+    What is to be told stands in the store, so that it is told after a restart as well;
+    ``hub`` says when there is more.  ``chance`` draws numbers from 0 to 1, and
+    ``answer_timeout`` is how many seconds a receiver has for its answer.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        store: Store,
+        clock: Clock,
+        render: Render,
+        egress_policy: EgressPolicy,
+        chance: Callable[[], float],
+        answer_timeout: float = ANSWER_TIMEOUT,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._render = render
+        self._egress_policy = egress_policy
+        self._chance = chance
+        self._answer_timeout = answer_timeout
+        self._wake = asyncio.Event()
+        self._in_flight: dict[
+            JobId, str
+        ] = {}  # jobs whose calls are under way, by host
+        self._expected = {
+            job_id
+            for job_id, opened in hub.pool.jobs.items()
+            if opened.job.terms.webhook is not None
+        }
+        hub.subscribe(self._on_fact)
+
+    async def run(self) -> None:
+        """Call until cancelled, or until the store fails."""
+        try:
+            async with self._session() as session, asyncio.TaskGroup() as tasks:
+                while True:
+                    self._wake.clear()
+                    await self._start_due(session, tasks)
+                    await self._wait_for_work()
+        except* StoreError as errors:
+            log.error(
+                "the store failed, webhooks wait for a restart: %s",
+                errors.exceptions[0],
+            )
+
+    def _on_fact(self, fact: Fact) -> None:
+        match fact:
+            case JobSubmitted(job) if job.terms.webhook is not None:
+                self._expected.add(job.id)
+            case JobCompleted() | JobFailed() | JobCancelled() | JobExpired():
+                if fact.job_id in self._expected:
+                    self._expected.remove(fact.job_id)
+                    self._wake.set()
+            case _:
+                pass  # of no interest to anybody outside
+
+    def _session(self) -> ClientSession:
+        connector = TCPConnector(
+            limit=CONCURRENT_MAX,
+            # Names are looked up for each call: receivers move, and seconds matter not.
+            use_dns_cache=False,
+            force_close=True,
+            socket_factory=SOCKET_FACTORIES[self._egress_policy],
+        )
+        return ClientSession(
+            connector=connector,
+            timeout=ClientTimeout(total=None),  # each call has a scope of its own
+            headers={"User-Agent": f"Shoal/{shoal.__version__}"},
+        )
+
+    async def _start_due(
+        self, session: ClientSession, tasks: asyncio.TaskGroup
+    ) -> None:
+        """Begin what is due, as far as there is room for it."""
+        while free := CONCURRENT_MAX - len(self._in_flight):
+            due = await self._store.webhooks.due(
+                self._clock.wall(),
+                free,
+                without=self._in_flight,
+                hosts_without=self._full_hosts(),
+            )
+            if not due:
+                return
+            for tried in due:
+                if tried.delivery.host not in self._full_hosts():
+                    self._in_flight[tried.delivery.job_id] = tried.delivery.host
+                    tasks.create_task(self._deliver(session, tried))
+
+    async def _wait_for_work(self) -> None:
+        """Wait until there may be something to begin."""
+        timer = None
+        if len(self._in_flight) < CONCURRENT_MAX:
+            first = await self._store.webhooks.next_due(
+                without=self._in_flight, hosts_without=self._full_hosts()
+            )
+            if first is not None:
+                seconds = max(0.0, first - self._clock.wall())
+                timer = self._clock.call_at(self._clock.now() + seconds, self._wake.set)
+        try:
+            await self._wake.wait()
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _full_hosts(self) -> list[str]:
+        calls = Counter(self._in_flight.values())
+        return [
+            host for host, count in calls.items() if count >= CONCURRENT_PER_HOST_MAX
+        ]
+
+    async def _deliver(self, session: ClientSession, tried: DeliveryState) -> None:
+        try:
+            failure = await self._attempt(session, tried.delivery)
+            await self._record_attempt(tried, failure)
+        finally:
+            del self._in_flight[tried.delivery.job_id]
+            self._wake.set()
+
+    async def _attempt(
+        self, session: ClientSession, call: WebhookDelivery
+    ) -> _Failure | None:
+        """Tell a receiver; say what was in the way."""
+        stored = await self._store.job(call.job_id)
+        if stored is None:
+            return _Failure("the job was pruned", final=True)
+        body = encode_message(stored, await self._render(stored))
+        at = int(self._clock.wall())
+        try:
+            headers = signed_headers(call.job_id, body, call.webhook.secret, at)
+            async with (
+                asyncio.timeout(self._answer_timeout),
+                session.post(
+                    call.webhook.url, data=body, headers=headers, allow_redirects=False
+                ) as response,
+            ):
+                return _failure_of(response.status)
+        except InvalidRequest as error:
+            return _Failure(str(error), final=True)
+        except TimeoutError:
+            return _Failure(f"no answer within {self._answer_timeout:g} s")
+        except (ClientError, OSError, ValueError) as error:
+            return _Failure(_reason(error), final=isinstance(error, InvalidURL))
+
+    async def _record_attempt(
+        self, tried: DeliveryState, failure: _Failure | None
+    ) -> None:
+        """Write down how a call went, and when to try again."""
+        job_id, host, attempts = (
+            tried.delivery.job_id,
+            tried.delivery.host,
+            tried.attempts + 1,
+        )
+        if failure is None:
+            await self._store.webhooks.record_attempt(job_id, None, None)
+            log.info("told job=%s host=%s attempts=%d", job_id, host, attempts)
+            return
+        pause = None if failure.final else retry_delay(attempts, self._chance())
+        due_at = None if pause is None else self._clock.wall() + pause
+        await self._store.webhooks.record_attempt(job_id, failure.why, due_at)
+        log.warning(
+            "%s job=%s host=%s attempts=%d error=%r",
+            "gave up" if pause is None else f"not told, again in {pause:.0f} s",
+            job_id,
+            host,
+            attempts,
+            failure.why,
+        )
+
+
+def _failure_of(status: int) -> _Failure | None:
+    if status in ACCEPTED:
+        return None
+    if status in REDIRECTS:
+        return _Failure(f"HTTP {status}: redirects are not followed")
+    return _Failure(f"HTTP {status}", final=status == GONE)
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong without the URL, for there may be secrets in it."""
+    match error:
+        case InvalidURL():
+            reason = "the address is no good"
+        case ClientConnectorCertificateError():
+            reason = f"the certificate is no good: {error.certificate_error}"
+        case ClientConnectorError(os_error=ConnectionRefusedError()):
+            reason = "connection refused"
+        case ClientConnectorError():
+            reason = str(error.os_error.strerror or error.os_error)
+        case _:
+            reason = f"{type(error).__name__}: {error}"
+    return reason[:ERROR_MAX]

@@ -1,0 +1,185 @@
+"""OpenAI's chat answers: one JSON object, or chunks as server-sent events.
+
+Source: OpenAI's API reference, "The chat completion object" and "The chat completion
+chunk object".
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.domain.credentials import usage_of
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
+from shoal.domain.work import JSON, Chat, Work
+from shoal.gateway.http.responses import encode_event_text, encode_json, encode_text
+
+
+class CompletionUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+def completion_usage(work: Work, outcome: Outcome) -> CompletionUsage:
+    """Return the usage in OpenAI's form."""
+    usage = usage_of(work, outcome)
+    total = usage.prompt_tokens + usage.completion_tokens
+    return CompletionUsage(usage.prompt_tokens, usage.completion_tokens, total)
+
+
+CHAT_ID_PREFIX = "chatcmpl-"
+
+REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+
+
+class ChatCompletionMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    content: str | None
+    refusal: str | None
+    role: str
+    reasoning_content: str | None = None
+    tool_calls: Any = None
+    audio: Any = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    index: int
+    message: ChatCompletionMessage
+    finish_reason: str
+    logprobs: Any = None
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+def encode_chat_completion(
+    job_id: JobId, chat: Chat, outcome: Outcome, created: int
+) -> bytes:
+    """Write an answer in one piece; ``created`` is in Unix seconds."""
+    choices = outcome.choices or (
+        Choice({"content": outcome.text}, outcome.finish_reason),
+    )
+    answer = ChatCompletion(
+        CHAT_ID_PREFIX + job_id,
+        created,
+        chat.model,
+        [_choice(index, choice) for index, choice in enumerate(choices)],
+        completion_usage(chat, outcome),
+    )
+    return encode_json(answer)
+
+
+class ChatChunkEncoder:
+    """Writes one streamed answer.
+
+    All that is the same in every chunk is written once: a token costs the encoding of
+    its text and one join.
+    """
+
+    def __init__(
+        self, job_id: JobId, chat: Chat, created: int, *, include_usage: bool
+    ) -> None:
+        self._chat = chat
+        self._include_usage = include_usage
+        self._head = (
+            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,'
+            % (encode_text(CHAT_ID_PREFIX + job_id), created, encode_text(chat.model))
+        )
+        # With usage asked for, OpenAI says in every chunk that it is not there yet.
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._before = self._head + b'"choices":[{"index":0,"delta":{"content":'
+        self._after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._opened: set[int] = set()
+        self._ended: set[int] = set()
+
+    def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
+        """Write a chunk for each; before the first of each choice goes its role."""
+        opening = b"" if 0 in self._opened else self._opening(0, pieces)
+        before, after = self._before, self._after
+        chunks = [
+            before + encode_event_text(piece) + after
+            if isinstance(piece, str)
+            else self._delta(piece)
+            for piece in pieces
+        ]
+        return opening + b"".join(chunks)
+
+    def encode_end(self, outcome: Outcome) -> bytes:
+        """Write the reasons for the end, the usage if it was asked for, and [DONE]."""
+        opening = b"" if self._opened else self._opening(0, ())
+        endings = b"".join(
+            self._choice(index, b"{}", None, _reason(outcome.finish_reason))
+            for index in sorted(self._opened - self._ended)
+        )
+        usage = b""
+        if self._include_usage:
+            counts = msgspec.json.encode(completion_usage(self._chat, outcome))
+            usage = self._head + b'"choices":[],"usage":' + counts + b"}\n\n"
+        return opening + endings + usage + DONE
+
+    def _delta(self, delta: Delta) -> bytes:
+        opening = b"" if delta.choice in self._opened else self._role(delta.choice)
+        if delta.finish_reason is not None:
+            self._ended.add(delta.choice)
+        fields = {name: value for name, value in delta.fields.items() if name != "role"}
+        reason = None if delta.finish_reason is None else _reason(delta.finish_reason)
+        return opening + self._choice(
+            delta.choice, encode_json(fields), delta.logprobs, reason
+        )
+
+    def _opening(self, choice: int, pieces: Iterable[AnswerPiece]) -> bytes:
+        """Write the role of the first choice, unless it is not among ``pieces``."""
+        first = next(iter(pieces), "")
+        if isinstance(first, Delta) and first.choice != choice:
+            return b""
+        return self._role(choice)
+
+    def _role(self, choice: int) -> bytes:
+        self._opened.add(choice)
+        role = b'{"role":"assistant","content":"","refusal":null}'
+        return self._choice(choice, role, None, None)
+
+    def _choice(
+        self, index: int, delta: bytes, logprobs: JSON, reason: str | None
+    ) -> bytes:
+        return b'%b"choices":[{"index":%d,"delta":%b,"logprobs":%b,%b}]%b' % (
+            self._head,
+            index,
+            delta,
+            encode_json(logprobs),
+            b'"finish_reason":' + encode_json(reason),
+            self._tail,
+        )
+
+
+DONE = b"data: [DONE]\n\n"
+KEEPALIVE = b": keep-alive\n\n"
+
+
+def _choice(index: int, choice: Choice) -> ChatChoice:
+    fields: Mapping[str, Any] = choice.fields
+    message = ChatCompletionMessage(
+        _text(fields.get("content")),
+        _text(fields.get("refusal")),
+        "assistant",
+        _text(fields.get("reasoning_content")),
+        fields.get("tool_calls"),
+        fields.get("audio"),
+    )
+    return ChatChoice(index, message, _reason(choice.finish_reason), choice.logprobs)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _reason(reason: str) -> str:
+    # Clients choose by this word, and break on one they do not know.
+    return reason if reason in REASONS else "stop"

@@ -1,0 +1,147 @@
+"""The body of OpenAI's chat request, as types that say what each field may be.
+
+Source: OpenAI's API reference, "Create chat completion".
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, UnsetType
+
+from shoal.gateway.http.decoding import (
+    ChoiceCount,
+    FreeObject,
+    Ignored,
+    LogitBias,
+    ModelName,
+    Penalty,
+    Probability,
+    Seed,
+    StopStrings,
+    Temperature,
+    TokenCount,
+)
+
+MESSAGES_MAX = 16_384  # far more than any context holds
+TOOLS_MAX = 128
+NAME_MAX = 128  # characters of a function's name
+
+
+class ImageUrl(msgspec.Struct, frozen=True, omit_defaults=True):
+    url: Annotated[str, Meta(min_length=1)]
+    detail: Literal["auto", "low", "high", "original"] | UnsetType = UNSET
+
+
+class InputAudio(msgspec.Struct, frozen=True):
+    data: str
+    format: Annotated[str, Meta(max_length=16)]
+
+
+class ContentPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: Annotated[str, Meta(max_length=64)]
+    text: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+    image_url: ImageUrl | UnsetType = UNSET
+    input_audio: InputAudio | UnsetType = UNSET
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(max_length=NAME_MAX)]
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    id: Annotated[str, Meta(max_length=256)]
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class ChatRequestMessage(msgspec.Struct, frozen=True):
+    role: Annotated[str, Meta(max_length=64)]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Meta(max_length=1024)] | None = None
+    tool_call_id: Annotated[str, Meta(max_length=256)] | None = None
+    function_call: Raw | UnsetType = UNSET
+
+
+class FunctionDefinition(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    description: str | UnsetType = UNSET
+    parameters: FreeObject | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class Tool(msgspec.Struct, frozen=True):
+    function: FunctionDefinition
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_MAX)]
+    schema: FreeObject | UnsetType = UNSET
+    description: str | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | UnsetType = UNSET
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class CreateChatCompletion(msgspec.Struct, frozen=True):
+    """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
+
+    model: ModelName
+    messages: Annotated[
+        list[ChatRequestMessage], Meta(min_length=1, max_length=MESSAGES_MAX)
+    ]
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    temperature: Temperature | None = None
+    top_p: Probability | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: LogitBias | UnsetType = UNSET
+    stop: StopStrings | None = None
+    n: ChoiceCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
+    verbosity: Annotated[str, Meta(max_length=32)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: Ignored | UnsetType = UNSET  # a text, or Open WebUI's object
+    prompt_cache_key: str | None = None
+    service_tier: Annotated[str, Meta(max_length=32)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Probability | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+    chat_template_kwargs: FreeObject | UnsetType = UNSET
+    # Untyped, for all that matters is whether they ask for something.
+    functions: Raw | UnsetType = UNSET
+    function_call: Raw | UnsetType = UNSET
+    audio: Raw | UnsetType = UNSET
+    modalities: Raw | UnsetType = UNSET
+    web_search_options: Raw | UnsetType = UNSET

@@ -1,0 +1,233 @@
+"""OpenAI's chat request: JSON in, a chat and how it is to be answered out.
+
+Source: OpenAI's API reference, "Create chat completion".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import UNSET
+
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.work import JSON, Chat
+from shoal.gateway.http.decoding import (
+    OBJECT_MAX,
+    decode,
+    decode_object,
+    given_options,
+    is_given,
+    is_requested,
+    size_of,
+    stop_strings,
+    unsupported,
+)
+from shoal.gateway.openai.chat_body import (
+    ChatRequestMessage,
+    ContentPart,
+    CreateChatCompletion,
+    ResponseFormat,
+    Tool,
+    ToolChoice,
+)
+
+ROLES: Mapping[str, str] = {
+    "system": "system",
+    "developer": "system",  # the newer name of the same role
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
+
+UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
+    "functions": ([],),
+    "function_call": ("none",),
+    "audio": (),
+    "modalities": ([], ["text"]),
+    "web_search_options": (),
+}
+"""Fields whose meaning nothing here can carry out, with the values that ask nothing.
+
+Whoever asks for such a thing gets an error: an answer that leaves it out is wrong.
+"""
+
+PASSED_THROUGH = (
+    *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("n", "logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls"),
+    *("reasoning_effort", "verbosity"),
+    # Not OpenAI's, but known to most engines.
+    *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
+    "chat_template_kwargs",
+)
+"""Fields that engines get as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletionRequest:
+    """What a client asked for.
+
+    ``session`` is the client's own name for what belongs together; ``tier`` how it
+    wants to be served.
+    """
+
+    work: Chat
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    tier: str = ""
+
+
+_decoder = msgspec.json.Decoder(CreateChatCompletion)
+
+
+def decode_chat_request(data: bytes) -> ChatCompletionRequest:
+    """Decode a body.
+
+    Raises InvalidRequest naming the field that is no good.
+    """
+    body = decode(_decoder, data)
+    for field, harmless in UNSUPPORTED.items():
+        if is_requested(getattr(body, field), harmless):
+            raise unsupported(field)
+    messages = tuple(
+        _message(message, f"messages[{index}]")
+        for index, message in enumerate(body.messages)
+    )
+    streaming = body.stream_options
+    return ChatCompletionRequest(
+        Chat(
+            body.model,
+            messages,
+            body.max_completion_tokens or body.max_tokens,
+            body.temperature,
+            _options(body),
+        ),
+        bool(body.stream),
+        streaming is not None and bool(streaming.include_usage),
+        body.prompt_cache_key or "",
+        body.service_tier or "",
+    )
+
+
+def _options(body: CreateChatCompletion) -> Mapping[str, JSON]:
+    options = given_options(body, PASSED_THROUGH)
+    if stops := stop_strings(body.stop):
+        options["stop"] = stops
+    if body.tools:
+        options["tools"] = _tools(body.tools)
+    _check_tools(body, options)
+    format = body.response_format
+    if format is not None and format.type != "text":  # what every answer is
+        options["response_format"] = _format(format)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
+    for field, nothing in (("n", 1), ("logprobs", False), ("logit_bias", {})):
+        if options.get(field) == nothing:
+            options.pop(field, None)
+    if not body.logprobs:
+        options.pop("top_logprobs", None)
+    return options
+
+
+def _tools(tools: list[Tool]) -> list[JSON]:
+    sizes = (size_of(tool.function.parameters) for tool in tools)
+    if sum(sizes) > OBJECT_MAX:
+        raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
+    made: list[JSON] = []
+    for index, tool in enumerate(tools):
+        given = tool.function
+        function = msgspec.to_builtins(msgspec.structs.replace(given, parameters=UNSET))
+        if is_given(given.parameters):
+            path = f"tools[{index}].function.parameters"
+            function["parameters"] = decode_object(given.parameters, path)
+        made.append({"function": function, "type": tool.type})
+    return made
+
+
+def _format(format: ResponseFormat) -> JSON:
+    if format.type != "json_schema":
+        return {"type": format.type}
+    field = "response_format.json_schema"
+    given = format.json_schema
+    if given is UNSET:
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    described = msgspec.to_builtins(msgspec.structs.replace(given, schema=UNSET))
+    if is_given(given.schema):
+        described["schema"] = decode_object(given.schema, f"{field}.schema")
+    return {"type": format.type, "json_schema": described}
+
+
+def _check_tools(body: CreateChatCompletion, options: dict[str, JSON]) -> None:
+    if not body.tools:
+        options.pop("parallel_tool_calls", None)
+        if options.pop("tool_choice", "none") not in ("none", "auto"):
+            raise InvalidRequest("tool_choice: there are no tools", "tool_choice")
+        return
+    names = [tool.function.name for tool in body.tools]
+    if len(set(names)) < len(names):
+        raise InvalidRequest("tools: two functions have the same name", "tools")
+    chosen = body.tool_choice
+    if isinstance(chosen, ToolChoice) and chosen.function.name not in names:
+        name = chosen.function.name
+        raise InvalidRequest(f"tool_choice: there is no tool {name!r}", "tool_choice")
+
+
+def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
+    if is_requested(message.function_call, ("", {})):
+        raise unsupported(f"{path}.function_call")
+    if message.role == "function":
+        raise unsupported(f"{path}.role", message.role)
+    if message.role not in ROLES:
+        expected = ", ".join(ROLES)
+        raise InvalidRequest(
+            f"{path}.role: expected one of {expected}, got {message.role[:40]!r}",
+            f"{path}.role",
+        )
+    said: dict[str, JSON] = {
+        "role": ROLES[message.role],
+        "content": _content(message, f"{path}.content"),
+    }
+    if message.name:
+        said["name"] = message.name
+    if message.role == "tool":
+        if not message.tool_call_id:
+            field = f"{path}.tool_call_id"
+            raise InvalidRequest(f"{field}: required, but missing", field)
+        said["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        if message.role != "assistant":
+            field = f"{path}.tool_calls"
+            raise InvalidRequest(f"{field}: only an assistant calls tools", field)
+        said["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+    for field in ("refusal", "reasoning_content"):
+        if (text := getattr(message, field)) is not None:
+            said[field] = text
+    return said
+
+
+def _content(message: ChatRequestMessage, path: str) -> JSON:
+    """Return the text, or the parts if there is more than text in them."""
+    content = message.content
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+    texts = [part.get("text") for part in parts]
+    if any(part["type"] != "text" for part in parts):
+        if message.role != "user":
+            raise InvalidRequest(f"{path}: only a user sends more than text", path)
+        return parts
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _part(part: ContentPart, path: str) -> dict[str, JSON]:
+    if part.type == "refusal" and part.refusal is not UNSET:
+        return {"type": "text", "text": part.refusal}
+    if part.type not in ("text", "image_url", "input_audio"):
+        raise unsupported(f"{path}.type", part.type[:40])
+    value = getattr(part, part.type)
+    if value is UNSET:
+        field = f"{path}.{part.type}"
+        raise InvalidRequest(f"{field}: required, but missing", field)
+    return {"type": part.type, part.type: msgspec.to_builtins(value)}

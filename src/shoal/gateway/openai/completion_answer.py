@@ -1,0 +1,168 @@
+"""OpenAI's older completion answers: one JSON object, or server-sent events.
+
+Source: OpenAI's API reference, "The completion object"; log probabilities are
+translated from "The chat completion object", which most engines write.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
+from shoal.domain.work import Completion
+from shoal.gateway.http.responses import encode_event_text, encode_json, encode_text
+from shoal.gateway.openai.chat_answer import DONE, CompletionUsage, completion_usage
+
+
+def to_completion_logprobs(logprobs: Any, offset: int) -> Any:
+    """Return a completion's log probabilities, made from a chat's if they are that.
+
+    ``offset`` is how many characters of the choice's text came before.
+    """
+    entries = logprobs.get("content") if isinstance(logprobs, Mapping) else None
+    if not isinstance(entries, list) or not all(map(_is_entry, entries)):
+        return logprobs
+    offsets = []
+    for entry in entries:
+        offsets.append(offset)
+        offset += len(entry["token"])
+    return {
+        "tokens": [entry["token"] for entry in entries],
+        "token_logprobs": [entry["logprob"] for entry in entries],
+        "top_logprobs": [_top_logprobs(entry) for entry in entries],
+        "text_offset": offsets,
+    }
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, Mapping)
+        and isinstance(entry.get("token"), str)
+        and "logprob" in entry
+    )
+
+
+def _top_logprobs(entry: Mapping[str, Any]) -> dict[str, Any]:
+    tops = entry.get("top_logprobs")
+    tops = tops if isinstance(tops, list) else []
+    return {top["token"]: top["logprob"] for top in tops if _is_entry(top)}
+
+
+COMPLETION_ID_PREFIX = "cmpl-"
+
+REASONS = frozenset({"stop", "length", "content_filter"})
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    index: int
+    text: str
+    finish_reason: str
+    logprobs: Any = None
+
+
+class TextCompletion(msgspec.Struct, frozen=True):
+    id: str
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+    object: Literal["text_completion"] = "text_completion"
+
+
+def encode_text_completion(
+    job_id: JobId, work: Completion, outcome: Outcome, created: int
+) -> bytes:
+    """Write an answer in one piece; ``created`` is in Unix seconds."""
+    choices = outcome.choices or (
+        Choice({"content": outcome.text}, outcome.finish_reason),
+    )
+    return encode_json(
+        TextCompletion(
+            COMPLETION_ID_PREFIX + job_id,
+            created,
+            work.model,
+            [
+                CompletionChoice(
+                    index,
+                    _text(choice.fields.get("content")),
+                    _reason(choice.finish_reason),
+                    to_completion_logprobs(choice.logprobs, 0),
+                )
+                for index, choice in enumerate(choices)
+            ],
+            completion_usage(work, outcome),
+        )
+    )
+
+
+class CompletionChunkEncoder:
+    """Writes one streamed answer."""
+
+    def __init__(
+        self, job_id: JobId, work: Completion, created: int, *, include_usage: bool
+    ) -> None:
+        self._work = work
+        self._include_usage = include_usage
+        self._head = (
+            b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,'
+            % (
+                encode_text(COMPLETION_ID_PREFIX + job_id),
+                created,
+                encode_text(work.model),
+            )
+        )
+        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
+        self._started: set[int] = set()
+        self._ended: set[int] = set()
+        self._written: dict[int, int] = {}  # characters of each choice's text
+
+    def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
+        """Write a chunk for each piece."""
+        return b"".join([self._piece(piece) for piece in pieces])
+
+    def encode_end(self, outcome: Outcome) -> bytes:
+        """Write the reasons for the end, the usage if it was asked for, and [DONE]."""
+        missing = sorted((self._started or {0}) - self._ended)
+        reason = _reason(outcome.finish_reason)
+        endings = b"".join(self._chunk(index, "", None, reason) for index in missing)
+        usage = b""
+        if self._include_usage:
+            counts = msgspec.json.encode(completion_usage(self._work, outcome))
+            usage = self._head + b'"choices":[],"usage":' + counts + b"}\n\n"
+        return endings + usage + DONE
+
+    def _piece(self, piece: AnswerPiece) -> bytes:
+        delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
+        self._started.add(delta.choice)
+        reason = None
+        if delta.finish_reason is not None:
+            self._ended.add(delta.choice)
+            reason = _reason(delta.finish_reason)
+        text = _text(delta.fields.get("content"))
+        before = self._written.get(delta.choice, 0)
+        self._written[delta.choice] = before + len(text)
+        logprobs = to_completion_logprobs(delta.logprobs, before)
+        return self._chunk(delta.choice, text, logprobs, reason)
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
+        return (
+            b'%b"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b'
+            % (
+                self._head,
+                index,
+                encode_event_text(text),
+                encode_json(logprobs),
+                encode_json(reason),
+                self._tail,
+            )
+        )
+
+
+def _reason(reason: str) -> str:
+    return reason if reason in REASONS else "stop"
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""

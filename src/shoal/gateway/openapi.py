@@ -1,0 +1,127 @@
+"""``/openapi.json``: the HTTP interface, described by the types that it is made of.
+
+Source: OpenAPI Specification 3.1.0; JSON Schema comes from msgspec.
+"""
+
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+import shoal
+from shoal.gateway.context import Gateway
+from shoal.gateway.http import errors
+from shoal.gateway.operations import JSON_TYPE, OPERATIONS, SSE_TYPE, Operation
+
+REF = "#/components/schemas/{name}"
+
+
+def openapi_routes(gateway: Gateway) -> list[web.RouteDef]:
+    """Return the path of this face; it tells nothing of the pool, and needs no key."""
+    described = msgspec.json.encode(openapi_document())
+
+    async def show(request: web.Request) -> web.Response:
+        return web.Response(body=described, content_type=JSON_TYPE)
+
+    return [web.get("/openapi.json", show)]
+
+
+def openapi_document() -> dict[str, Any]:
+    """Return the description as JSON."""
+    types: set[type[Any]] = {errors.ErrorBody, errors.PlainError}
+    for operation in OPERATIONS:
+        types |= {each for each in (operation.answer, operation.body) if each}
+        types |= {operation.query} if operation.query else set()
+    order = sorted(types, key=lambda each: each.__name__)
+    _, schemas = msgspec.json.schema_components(order, ref_template=REF)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        described = _operation(operation)
+        if parameters := _parameters(operation, schemas):
+            described["parameters"] = parameters
+        paths.setdefault(operation.path, {})[operation.method] = described
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Shoal",
+            "version": shoal.__version__,
+            "description": "One AI computer made of the machines people have.",
+        },
+        "paths": paths,
+        "components": {
+            "schemas": schemas,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{"key": []}],
+    }
+
+
+def _operation(operation: Operation) -> dict[str, Any]:
+    answer: dict[str, Any] = {operation.media: {"schema": _schema(operation)}}
+    plain = errors.error_format(operation.path) is errors.plain_error
+    error = errors.PlainError if plain else errors.ErrorBody
+    if operation.streams:
+        answer[SSE_TYPE] = {"schema": {"type": "string"}}
+    described: dict[str, Any] = {
+        "operationId": _operation_id(operation),
+        "summary": operation.summary,
+        "responses": {
+            str(operation.status): {"description": "The answer", "content": answer},
+            "default": {
+                "description": "What went wrong",
+                "content": {JSON_TYPE: {"schema": _ref(error)}},
+            },
+        },
+    }
+    if operation.body is not None:
+        described["requestBody"] = {
+            "required": True,
+            "content": {JSON_TYPE: {"schema": _ref(operation.body)}},
+        }
+    if operation.open:
+        described["security"] = []
+    return described
+
+
+def _parameters(
+    operation: Operation, schemas: dict[str, dict[str, Any]]
+) -> list[dict[str, Any]]:
+    in_path = [
+        {"name": part[1:-1], "in": "path", "required": True, "schema": _TEXT}
+        for part in operation.path.split("/")
+        if part.startswith("{")
+    ]
+    if operation.query is None:
+        return in_path
+    properties = schemas[operation.query.__name__]["properties"]
+    in_query = [
+        {"name": name, "in": "query", "schema": _not_null(schema)}
+        for name, schema in properties.items()
+    ]
+    return in_path + in_query
+
+
+def _not_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return what a parameter may be when it is given: not null, then."""
+    for each in schema.get("anyOf", ()):
+        if each != {"type": "null"}:
+            return dict(each)
+    return schema
+
+
+_TEXT = {"type": "string", "minLength": 1}
+
+
+def _schema(operation: Operation) -> dict[str, Any]:
+    if operation.answer is not None:
+        return _ref(operation.answer)
+    return {"type": "object" if operation.media == JSON_TYPE else "string"}
+
+
+def _ref(type_: type[Any]) -> dict[str, Any]:
+    return {"$ref": REF.format(name=type_.__name__)}
+
+
+def _operation_id(operation: Operation) -> str:
+    words = operation.path.replace("{", "by_").replace("}", "").strip("/").split("/")
+    return "_".join([operation.method, *words]).replace(".", "_")

@@ -1,0 +1,204 @@
+"""Answers peers' queries about the library, and sends them its models.
+
+Peers of other makers receive no reason for a refusal: their messages have no field for
+it.  To our own, ``ModelAnswer`` without the model says that nothing will come.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TypeAlias
+
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelChunk,
+    ModelDone,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
+from shoal.models.library import (
+    FilePiece,
+    Library,
+    NotShareable,
+    SharedModel,
+    read_pieces,
+)
+
+SENDING_MAX = 8  # models at a time
+SENDING_TO_PEER_MAX = 2  # of them
+QUERIES_MAX = (
+    16  # of one peer, not answered yet; others are dropped, and may come again
+)
+STALL_TIMEOUT = 60.0  # seconds that a peer may take to read a piece
+ID_MAX = 64  # characters of a peer's number for a transfer
+LOGGED_MAX = 1000  # things that were logged, and are not again
+
+SendToPeer: TypeAlias = Callable[[ModelMessage], bool]
+"""Tells the peer; returns False if it is not there any more."""
+
+WaitForPeer: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until the peer has read most of what it was told, or is gone."""
+
+log = logging.getLogger("shoal.models")
+
+
+@dataclass(frozen=True, slots=True)
+class _Requester:
+    """Who asked, and how to answer on the connection that it asked on."""
+
+    name: str
+    say: SendToPeer
+    room: WaitForPeer
+
+
+class LibraryServer:
+    """Shares a library with any number of peers, for the length of a block.
+
+    Leaving the block cuts off what is being sent.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self._tasks = asyncio.TaskGroup()
+        self._queries: Counter[str] = Counter()  # by peer
+        self._sending: dict[tuple[str, str], asyncio.Task[None]] = {}  # by peer, number
+        self._noted: set[tuple[str, str]] = set()
+
+    async def __aenter__(self) -> "LibraryServer":
+        await self._tasks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for task in self._sending.values():
+            task.cancel()
+        await self._tasks.__aexit__(kind, error, trace)
+
+    def on_message(
+        self, peer: str, word: ModelMessage, say: SendToPeer, room: WaitForPeer
+    ) -> None:
+        """Take a word from a peer; what is to be answered is said when it is known.
+
+        ``peer`` tells peers apart.  Never waits.
+        """
+        caller = _Requester(peer, say, room)
+        match word:
+            case ModelQuery():
+                self._query(caller, word)
+            case ModelRequest():
+                self._request(caller, word)
+            case ModelChunk() | ModelDone():
+                self._note(peer, "it sends a model that nobody asked it for")
+            case _:
+                self._note(peer, "it answers what nobody asked")
+
+    def on_peer_left(self, peer: str) -> None:
+        """Stop sending to a peer; without this, it stops at the next piece."""
+        for (name, _), task in self._sending.items():
+            if name == peer:
+                task.cancel()
+
+    def _query(self, caller: _Requester, query: ModelQuery) -> None:
+        if self._queries[caller.name] >= QUERIES_MAX:
+            self._note(caller.name, f"it asks for more than {QUERIES_MAX} at once")
+            return
+        self._queries[caller.name] += 1
+        task = self._tasks.create_task(self._answer(caller, query.model))
+        task.add_done_callback(lambda _: self._answered(caller.name))
+
+    async def _answer(self, caller: _Requester, name: str) -> None:
+        found = await self._look(caller, name)
+        if found is None:
+            caller.say(ModelAnswer(name, available=False))
+        else:
+            caller.say(ModelAnswer(name, available=True, size=found.size))
+
+    def _answered(self, peer: str) -> None:
+        self._queries[peer] -= 1
+        if not self._queries[peer]:
+            del self._queries[peer]
+
+    def _request(self, caller: _Requester, request: ModelRequest) -> None:
+        if (reason := self._why_not(caller.name, request.transfer_id)) is not None:
+            self._note(caller.name, reason)
+            caller.say(ModelAnswer(request.model, available=False))
+            return
+        key = caller.name, request.transfer_id
+        self._sending[key] = task = self._tasks.create_task(self._send(caller, request))
+        task.add_done_callback(lambda _: self._sending.pop(key))
+
+    def _why_not(self, peer: str, number: str) -> str | None:
+        """Say why nothing is sent under a number now, or None if it is."""
+        if len(number) > ID_MAX:
+            return f"it numbers a transfer with more than {ID_MAX} characters"
+        if (peer, number) in self._sending:
+            return "it asks for a second model under the same number"
+        if sum(name == peer for name, _ in self._sending) >= SENDING_TO_PEER_MAX:
+            return f"it is being sent {SENDING_TO_PEER_MAX} models already"
+        if len(self._sending) >= SENDING_MAX:
+            return f"{SENDING_MAX} models are being sent already"
+        return None
+
+    async def _send(self, caller: _Requester, request: ModelRequest) -> None:
+        name = request.model
+        if (found := await self._look(caller, name)) is None:
+            caller.say(ModelAnswer(name, available=False))
+            return
+        log.info("sending model=%s peer=%r bytes=%d", name, caller.name, found.size)
+        try:
+            whole = await _send_pieces(caller, request, found)
+        except (NotShareable, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                error = NotShareable(f"nothing of it was read for {STALL_TIMEOUT:g} s")
+            self._note(caller.name, f"{name} was cut off: {error}")
+            caller.say(ModelAnswer(name, available=False))
+            return
+        end = "sent" if whole else "stopped"
+        log.info("%s model=%s peer=%r", end, name, caller.name)
+
+    async def _look(self, caller: _Requester, name: str) -> SharedModel | None:
+        try:
+            return await asyncio.to_thread(self._library.find, name)
+        except NotShareable as error:
+            self._note(caller.name, f"{name} cannot be shared: {error}")
+            return None
+
+    def _note(self, peer: str, text: str) -> None:
+        """Log why a peer gets nothing, once: a flood would fill disks."""
+        if (peer, text) in self._noted:
+            return
+        if len(self._noted) >= LOGGED_MAX:
+            self._noted.clear()
+        self._noted.add((peer, text))
+        log.warning("refused peer=%r reason=%r", peer, text)
+
+
+async def _send_pieces(
+    caller: _Requester, request: ModelRequest, model: SharedModel
+) -> bool:
+    """Send a model as fast as the peer reads; return False if it went away.
+
+    Raises CannotShare, and TimeoutError if the peer does not read.
+    """
+    reading = read_pieces(model)
+    while (piece := await asyncio.to_thread(next, reading, None)) is not None:
+        # Others want its place, and who reads nothing might keep it for ever.
+        async with asyncio.timeout(STALL_TIMEOUT):
+            await caller.room()
+        if not caller.say(_chunk(request, piece)):
+            return False
+    return caller.say(ModelDone(request.transfer_id, request.model))
+
+
+def _chunk(request: ModelRequest, piece: FilePiece) -> ModelChunk:
+    return ModelChunk(
+        request.transfer_id, piece.file_name, piece.offset, piece.data, piece.last
+    )

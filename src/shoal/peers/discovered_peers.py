@@ -1,0 +1,92 @@
+"""Dials the services found on the local network, for as long as they are announced."""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from shoal.peers.outbound import OutboundConnections
+from shoal.protocols.seam.multi_peer import (
+    DiscoveredService,
+    OutgoingConnection,
+    ServiceBrowser,
+)
+
+DISCOVERED_MAX = 256  # services of one browser that are called; anybody can invent more
+
+log = logging.getLogger("shoal.calling")
+
+
+class DiscoveryTarget:
+    """A service as it was seen last, as something to be called: an ``Aim``."""
+
+    def __init__(self, browser: ServiceBrowser, sighting: DiscoveredService) -> None:
+        self.changed = asyncio.Event()
+        self._browser = browser
+        self._sighting: DiscoveredService | None = sighting
+        self._tries = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it is there."""
+        return self._sighting is not None
+
+    def next_attempt(self, now: float) -> OutgoingConnection | None:
+        """Return how to connect, with another of its addresses first each time."""
+        sighting = self._sighting
+        if sighting is None or not sighting.addresses:
+            return None
+        first = self._tries % len(sighting.addresses)
+        self._tries += 1
+        addresses = sighting.addresses[first:] + sighting.addresses[:first]
+        return self._browser.on_found(replace(sighting, addresses=addresses), now)
+
+    def update(self, sighting: DiscoveredService | None) -> None:
+        """Take note of how it is now; None: it has gone."""
+        self._sighting = sighting
+        self._tries = 0
+        self.changed.set()
+
+
+class DiscoveredPeers:
+    """The services that one browser has seen, by name."""
+
+    def __init__(
+        self,
+        wire: str,
+        browser: ServiceBrowser,
+        calls: OutboundConnections,
+        tasks: asyncio.TaskGroup,
+    ) -> None:
+        self.wire = wire
+        self.browser = browser
+        self._outbound = calls
+        self._tasks = tasks
+        self._seen: dict[str, DiscoveryTarget] = {}
+        self.connections: set[asyncio.Task[None]] = set()
+
+    def on_found(self, sighting: DiscoveredService) -> None:
+        """Call a service that has come, and take note of one that has changed."""
+        known = self._seen.get(sighting.name)
+        if known is not None:
+            known.update(sighting)
+        elif len(self._seen) < DISCOVERED_MAX:
+            task = self._tasks.create_task(self._meet(sighting))
+            self.connections.add(task)
+            task.add_done_callback(self.connections.discard)
+
+    def on_lost(self, name: str) -> None:
+        """Call a service no more.  A connection that is there goes on."""
+        if (known := self._seen.get(name)) is not None:
+            known.update(None)
+
+    def on_all_lost(self) -> None:
+        """Take note that nothing is seen any more."""
+        for known in self._seen.values():
+            known.update(None)
+
+    async def _meet(self, sighting: DiscoveredService) -> None:
+        aim = self._seen[sighting.name] = DiscoveryTarget(self.browser, sighting)
+        try:
+            await self._outbound.maintain(self.wire, aim)
+        finally:
+            del self._seen[sighting.name]

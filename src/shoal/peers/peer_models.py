@@ -1,0 +1,279 @@
+"""The models of one peer, each of which is a worker of the pool.
+
+A peer has one number of slots for all its models, but no wire says so.  Jobs that run
+under one model therefore count as load of the others, as do the jobs that other
+coordinators have there: a busy peer gets a second job only if no other worker is free,
+and then queues or rejects it.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from shoal.coordinator.connections import PeerRoute, WorkerConnection
+from shoal.coordinator.hub import Hub
+from shoal.coordinator.worker_events import WorkerPort
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CallProgress,
+    CallsReturned,
+    CancelJob,
+    Command,
+    Completed,
+    Draining,
+    Event,
+    Failed,
+    Joined,
+    LoadChanged,
+    ReceiptSent,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import ANY_MODEL, NamedWork
+from shoal.domain.worker import Offer, WorkerLoad
+
+MODELS_MAX = 256  # models of one peer; more are left out
+NAME_MAX = 256  # characters of a peer's name, and of a model's
+ENDED_MAX = 256  # jobs of a peer that ended last, for receipts that come after them
+
+UNLOADED = "not loaded any more"
+
+log = logging.getLogger("shoal.crowd")
+
+
+class PeerModel:
+    """One model of a peer, as the hub sees a worker's connection."""
+
+    def __init__(self, name: str, models: "PeerModels", offer: Offer) -> None:
+        self.accepts = models.peer.accepts
+        self.id = WorkerId(f"{models.wire}:{name}")
+        self.wanted_offer: Offer | None = offer  # None: it is to leave
+        self.load = WorkerLoad()  # as the pool was told
+        self._name = name
+        self._models = models
+        self._offer = offer  # that it has joined with
+        self._retired = False
+        self.port: WorkerPort = models.hub.connect(self, models.wire, models.via)
+
+    def send(self, message: Command) -> bool:
+        return self._models.send(self, message)
+
+    def disconnect(self, reason: str, code: int, text: str) -> None:
+        self._models.peer.disconnect(reason, code, text)
+
+    def with_model_name(self, job: RunJob) -> RunJob:
+        """Return a job for any model as one for this: the peer may have others."""
+        work, models = job.work, self._offer.models
+        if isinstance(work, NamedWork) or work.model != ANY_MODEL or len(models) != 1:
+            return job
+        (name,) = models
+        return replace(job, work=replace(work, model=name))
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the pool knows it as it wants to be known."""
+        return self._offer == self.wanted_offer and not self._retired
+
+    def join(self, offer: Offer) -> None:
+        """Come into the pool, or come in anew."""
+        self._offer = self.wanted_offer = offer
+        self._retired = False
+        self.load = WorkerLoad()
+        self.port.on_event(Joined(self._name, offer))
+
+    def update_load(self, condition: WorkerLoad) -> None:
+        """Tell the pool how much it can take, if that has changed."""
+        if condition is not self.load and condition != self.load:
+            self.load = condition
+            self.port.on_event(LoadChanged(condition))
+
+    def drain(self) -> None:
+        """Take nothing new, and leave when there is nothing left to do."""
+        self.wanted_offer = None
+        if not self._retired:
+            self._retired = True
+            self.port.on_event(Draining(UNLOADED))
+
+
+class PeerModels:
+    """All models of one peer; ``name`` is the peer's, as it stands in workers' names.
+
+    ``peer`` is who is told what the hub has to say to any of them.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        wire: str,
+        name: str,
+        via: PeerRoute,
+        peer: WorkerConnection,
+        changed: Callable[[], None],
+    ) -> None:
+        self.hub = hub
+        self.wire = wire
+        self.via = via
+        self.peer = peer
+        self._name = name
+        self._changed = changed
+        self._models: dict[str, PeerModel] = {}
+        self._running: dict[tuple[JobId, LeaseNumber], PeerModel] = {}
+        self._ended: dict[JobId, PeerModel] = {}  # the oldest first
+        self._load = WorkerLoad()
+        self._draining: Draining | None = None
+        self._warned = False
+
+    # From the peer.
+
+    def on_offers(self, offers: tuple[Offer, ...]) -> int:
+        """Take what the peer can run from now on; return how many models changed.
+
+        A model that is busy goes on with what it has before it leaves, or joins anew.
+        """
+        wanted = self._usable(offers)
+        changes = 0
+        for name, model in self._models.items():
+            if name not in wanted:
+                changes += model.wanted_offer is not None
+                model.drain()
+        for name, offer in wanted.items():
+            known = self._models.get(name)
+            changes += known is None or known.wanted_offer != offer
+            if known is not None:
+                known.wanted_offer = offer
+            else:
+                new = self._models[name] = PeerModel(name, self, offer)
+                self._join(new, offer)
+        if not self.rejoin():
+            self._changed()
+        return changes
+
+    def on_chunk(self, word: AnswerChunk) -> None:
+        """Take a piece of an answer: the path of every token."""
+        model = self._running.get((word.job_id, word.lease))
+        if model is not None:
+            model.port.on_event(word)
+
+    def on_call_message(self, word: CallsReturned | CallProgress) -> None:
+        """Take what is said of calls: the path of every call in a lane."""
+        model = self._running.get((word.job_id, word.lease))
+        if model is not None:
+            model.port.on_event(word)
+
+    def on_result(self, word: Completed | Rejected | Failed) -> None:
+        """Take the end of a job, or what is said of one that was cancelled."""
+        number = (word.job_id, word.lease)
+        model = self._end(*number) or self._ended.get(word.job_id)
+        if model is not None:
+            model.port.on_event(word)
+
+    def on_receipt(self, word: ReceiptSent) -> None:
+        """Take a receipt that comes apart from its answer."""
+        job_id = word.job_id
+        running = (m for (job, _), m in self._running.items() if job == job_id)
+        model = next(running, None) or self._ended.get(job_id)
+        if model is not None:
+            model.port.on_event(word)
+
+    def on_load(self, condition: WorkerLoad) -> None:
+        """Take how much the peer can take."""
+        self._load = condition
+        self._update_loads()
+
+    def on_draining(self, word: Draining) -> None:
+        """Let all models take nothing new, also those that join later."""
+        self._draining = word
+        self.broadcast(word)
+
+    def broadcast(self, event: Event) -> None:
+        """Take something that holds for all models."""
+        for model in self._models.values():
+            model.port.on_event(event)
+
+    def close(self, reason: str) -> None:
+        """Let all models go with their peer."""
+        for model in self._models.values():
+            model.port.on_disconnect(reason)
+        self._models.clear()
+        self._running.clear()
+        self._ended.clear()
+
+    # From the hub.
+
+    def send(self, model: PeerModel, message: Command) -> bool:
+        """Tell the peer something that is meant for one of its models."""
+        if isinstance(message, RunJob):
+            message = model.with_model_name(message)
+        if not self.peer.send(message):
+            return False
+        if isinstance(message, RunJob):
+            self._running[message.job_id, message.lease] = model
+            self._update_loads()
+        elif isinstance(message, CancelJob) and CancelJob in self.peer.accepts:
+            # Of others it is still to be heard that they are done.
+            self._end(message.job_id, message.lease)
+        return True
+
+    def rejoin(self) -> bool:
+        """Let models leave or join anew that can by now; say whether all have."""
+        for name, model in list(self._models.items()):
+            worker = self.hub.pool.workers.get(model.id)
+            if model.is_current or (worker is not None and worker.leases):
+                continue
+            if model.wanted_offer is None:
+                del self._models[name]
+                model.port.on_disconnect(UNLOADED)
+            else:
+                self._join(model, model.wanted_offer)
+        return all(model.is_current for model in self._models.values())
+
+    # How it is done.
+
+    def _usable(self, offers: tuple[Offer, ...]) -> dict[str, Offer]:
+        """Return what can be used of some offers, by the name within the wire."""
+        sound: dict[str, Offer] = {}
+        for offer in offers:
+            model = ",".join(sorted(offer.models))
+            if len(model) <= NAME_MAX and len(sound) < MODELS_MAX:
+                name = f"{self._name}/{model}" if model else self._name
+                sound.setdefault(name, offer)
+        left_out = len(offers) - len(sound)
+        if left_out and not self._warned:
+            self._warned = True  # it may say so with every heartbeat
+            log.warning(
+                "left out peer=%r offers=%d: too many, twice, or names too long",
+                f"{self.wire}:{self._name}",
+                left_out,
+            )
+        return sound
+
+    def _join(self, model: PeerModel, offer: Offer) -> None:
+        model.join(offer)
+        if self._draining is not None:
+            model.port.on_event(self._draining)
+        self._update_loads()
+
+    def _update_loads(self) -> None:
+        """Tell the pool what has changed of how much each model can take."""
+        if len(self._models) == 1:  # there is nothing beside
+            for model in self._models.values():
+                model.update_load(self._load)
+            return
+        jobs = Counter(model.id for model in self._running.values())
+        for model in self._models.values():
+            beside = len(self._running) - jobs[model.id]
+            queued = self._load.queued + beside
+            model.update_load(replace(self._load, queued=queued))
+
+    def _end(self, job_id: JobId, lease: LeaseNumber) -> PeerModel | None:
+        """Note that a job is over at the peer; return the model that it was for."""
+        model = self._running.pop((job_id, lease), None)
+        if model is None:
+            return None
+        self._ended[job_id] = model
+        if len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        self._update_loads()
+        return model

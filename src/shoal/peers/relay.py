@@ -1,0 +1,256 @@
+"""Runs a relay over its links, and the coordinator's own membership of it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol, TypeAlias
+
+from shoal.protocols.seam.multi_peer import (
+    MultiPeerSession,
+    RelayBroadcast,
+    RelayMachine,
+    RelaySend,
+)
+from shoal.protocols.seam.session import Data, UpgradeRequest
+from shoal.transports.clock import Clock, Timer
+from shoal.transports.driver import READS_IN_A_ROW, ConnectionEnd
+from shoal.transports.link import Link, LinkClosed
+from shoal.transports.local_link import LocalLink, local_links
+from shoal.transports.outbox import OUTBOX_MAX
+
+GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
+INTERNAL_ERROR_CODE = 1011
+STOPPED_READING = ConnectionEnd("peer stopped reading", 1008, "too much unread")
+
+log = logging.getLogger("shoal.switching")
+
+
+class RelayLink(Link, Protocol):
+    """A link that takes many messages at once, without waiting."""
+
+    def pack(self, data: Data) -> Data:
+        """Return a message as ``write`` takes it: the same for all links of a type."""
+        ...
+
+    def write(self, packs: Sequence[Data]) -> None:
+        """Write messages together; what there is no room for is kept.
+
+        Raises LinkClosed if the link has ended.
+        """
+        ...
+
+    @property
+    def unread(self) -> int:
+        """How many bytes are kept until there is room for them."""
+        ...
+
+    def abort(self) -> None:
+        """End the link at once, with what is kept for it."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _RelayedLink:
+    """A link that is open until ``ended`` says why not."""
+
+    link: RelayLink
+    ended: asyncio.Future[ConnectionEnd]
+
+
+class RelayRunner:
+    """A switch and its links.
+
+    Each link has a task that reads; what comes of it is written at once, one write for
+    each link that gets something.  A link that does not read is cut off.
+    """
+
+    def __init__(self, wire: str, switch: RelayMachine, clock: Clock) -> None:
+        self._wire = wire
+        self._machine = switch
+        self._clock = clock
+        self._lines: dict[int, _RelayedLink] = {}
+        self._gone: list[int] = []  # of which the switch does not know yet
+        self._numbers = count(1)
+        self._timer: Timer | None = None
+        self._timer_due = 0.0
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    async def serve(self, link: RelayLink, hello: UpgradeRequest) -> ConnectionEnd:
+        """Switch for a link until it ends; return why it did.
+
+        Raises nothing but CancelledError: a bug in the switch ends the link.
+        """
+        number = next(self._numbers)
+        ended = asyncio.get_running_loop().create_future()
+        self._lines[number] = line = _RelayedLink(link, ended)
+        # That the coordinator takes part itself is no news.
+        level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
+        log.log(level, "connected wire=%s peer=%s", self._wire, link.peer)
+        end = ConnectionEnd("cut off")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                reader = tasks.create_task(self._read(number, line, hello))
+                end = await ended
+                reader.cancel()
+        finally:
+            self._end(number, end)
+            self._perform(())
+            parted = "disconnected wire=%s peer=%s reason=%r"
+            log.log(level, parted, self._wire, link.peer, end.reason)
+        if end is STOPPED_READING:
+            link.abort()
+        await link.close(end.code, end.text)
+        return end
+
+    def disconnect_all(self, reason: str) -> None:
+        """End all links; whoever is at the other end may come back."""
+        for line in list(self._lines.values()):
+            _set_end(line, ConnectionEnd(reason, GOING_AWAY, reason))
+
+    async def _read(
+        self, number: int, line: _RelayedLink, hello: UpgradeRequest
+    ) -> None:
+        link, switch, now = line.link, self._machine, self._clock.now
+        try:
+            self._perform(switch.link_opened(number, hello, now()))
+            while not line.ended.done():
+                handled = 0
+                while handled < READS_IN_A_ROW:
+                    batch = await link.receive()
+                    if line.ended.done():
+                        return
+                    handled += len(batch)
+                    time = now()
+                    self._perform(switch.receive(number, batch, time))
+                    if (pause := switch.read_delay(number, time)) > 0:
+                        await asyncio.sleep(pause)
+                # A link that always has something never waits, and so never yields.
+                await asyncio.sleep(0)
+        except LinkClosed as closed:
+            _set_end(line, _connection_lost(closed))
+        except Exception:
+            # The switch's bug, or ours: it must not take the other links with it.
+            log.exception("broken wire=%s peer=%s", self._wire, link.peer)
+            _set_end(
+                line,
+                ConnectionEnd("internal error", INTERNAL_ERROR_CODE, "internal error"),
+            )
+
+    def _perform(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
+        """Write what is to be written, end what is to be ended, and what follows."""
+        self._write_outputs(outputs)
+        while self._gone:
+            try:
+                outputs = self._machine.link_closed(self._gone.pop(), self._clock.now())
+            except Exception:
+                # Nobody is left whose end it could be.
+                log.exception("broken wire=%s", self._wire)
+            else:
+                self._write_outputs(outputs)
+        self._set_timer()
+
+    def _write_outputs(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
+        packs: dict[int, list[Data]] = {}
+        ends: list[tuple[int, ConnectionEnd]] = []
+        for output in outputs:
+            if isinstance(output, RelayBroadcast):
+                self._spread(output, packs)
+            elif output.close:
+                text = str(output.data)
+                ends.append((output.link, ConnectionEnd(text, output.close, text)))
+            elif (line := self._lines.get(output.link)) is not None:
+                pack = line.link.pack(output.data)
+                if output.link in packs:
+                    packs[output.link].append(pack)
+                else:
+                    packs[output.link] = [pack]
+        for number, batch in packs.items():
+            self._write(number, batch)
+        for number, end in ends:
+            self._end(number, end)
+
+    def _spread(self, spread: RelayBroadcast, packs: dict[int, list[Data]]) -> None:
+        packed: dict[type[RelayLink], list[Data]] = {}
+        for number, first in spread.links:
+            line = self._lines.get(number)
+            if line is None:
+                continue
+            kind = type(line.link)
+            if kind not in packed:
+                packed[kind] = [line.link.pack(each) for each in spread.messages]
+            packs.setdefault(number, []).extend(packed[kind][first:])
+
+    def _write(self, number: int, batch: list[Data]) -> None:
+        line = self._lines[number]
+        try:
+            line.link.write(batch)
+        except LinkClosed as closed:
+            self._end(number, _connection_lost(closed))
+            return
+        if line.link.unread > OUTBOX_MAX:
+            self._end(number, STOPPED_READING)
+
+    def _end(self, number: int, end: ConnectionEnd) -> None:
+        """Take a link away from the switch; who serves it closes it."""
+        line = self._lines.pop(number, None)
+        if line is not None:
+            _set_end(line, end)
+            self._gone.append(number)
+
+    def _set_timer(self) -> None:
+        """Have the switch ticked at its deadline."""
+        deadline = self._machine.deadline
+        if deadline is None:
+            return
+        if self._timer is not None:
+            # The deadline mostly moves away: the timer finds that out when it fires.
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_due = deadline
+        self._timer = self._clock.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        deadline = self._machine.deadline
+        if deadline is not None and deadline <= self._clock.now():
+            self._perform(self._machine.tick(self._clock.now()))
+        self._set_timer()
+
+
+def _set_end(line: _RelayedLink, end: ConnectionEnd) -> None:
+    """Record the first reason to stop."""
+    if not line.ended.done():
+        line.ended.set_result(end)
+
+
+def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
+    return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
+
+
+RESTART_AFTER = 1.0  # seconds after which a session that has ended is begun anew
+
+ServeSession: TypeAlias = Callable[
+    [str, MultiPeerSession, Link], Awaitable[ConnectionEnd]
+]
+"""Takes the wire, a session and its link; runs it until it ends."""
+
+
+async def run_relay_member(
+    switching: RelayRunner,
+    wire: str,
+    begin: Callable[[float], MultiPeerSession],
+    serve: ServeSession,
+    clock: Clock,
+) -> None:
+    """Take part until cancelled."""
+    while True:
+        ours, theirs = local_links("coordinator", "switch")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(switching.serve(theirs, UpgradeRequest(path="")))
+            await serve(wire, begin(clock.now()), ours)
+        await asyncio.sleep(RESTART_AFTER)

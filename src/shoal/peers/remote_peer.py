@@ -1,0 +1,257 @@
+"""One peer, which runs jobs for this coordinator and may submit jobs to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from shoal.coordinator.connections import PeerRoute
+from shoal.coordinator.hub import GOING_AWAY, Hub
+from shoal.domain.model_messages import ModelAnswer, ModelMessage, ModelQuery
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    BlobMissing,
+    CallMessage,
+    CallProgress,
+    CallsReturned,
+    CancelCalls,
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Draining,
+    Event,
+    Failed,
+    HealthReported,
+    Joined,
+    LoadChanged,
+    OffersChanged,
+    PushCalls,
+    ReceiptSent,
+    Rejected,
+    RunJob,
+    SendBlob,
+)
+from shoal.peers.inbound_jobs import InboundJobs, PeerJobPolicy, StartTask, WaitForRoom
+from shoal.peers.offer_rate_limit import OfferRateLimiter
+from shoal.peers.peer_models import PeerModels
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
+from shoal.transports.driver import Driver
+
+PENDING_MAX = 64  # said by a peer while it is stored that it was let in
+
+PEER_COMMANDS: frozenset[type] = frozenset(
+    {RunJob, Dismiss, PushCalls, CancelCalls, SendBlob}
+)
+"""What every peer may be told, if its wire can express it."""
+
+MAY_NOT_SUBMIT = (
+    "this peer may not ask for work here, for it was let in as a worker: let it "
+    "present the passcode of the cluster"
+)
+
+
+class ModelSharing(Protocol):
+    """Answers what peers say about models to be copied."""
+
+    def on_message(
+        self,
+        peer: str,
+        word: ModelMessage,
+        say: Callable[[ModelMessage], bool],
+        room: WaitForRoom,
+    ) -> None:
+        """Take a word, and never wait.
+
+        ``peer`` tells peers apart.  ``say`` tells it something, unless it has gone, and
+        ``room`` waits until it has read most of that.
+        """
+        ...
+
+    def on_peer_left(self, peer: str) -> None:
+        """Take note that a peer has left."""
+        ...
+
+
+class NoModelSharing:
+    """Says that there are no models to be copied here."""
+
+    def on_message(
+        self,
+        peer: str,
+        word: ModelMessage,
+        say: Callable[[ModelMessage], bool],
+        room: WaitForRoom,
+    ) -> None:
+        if isinstance(word, ModelQuery):
+            say(ModelAnswer(word.model, available=False))
+
+    def on_peer_left(self, peer: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class PeerContext:
+    """What all peers have to do with."""
+
+    hub: Hub
+    sharing: ModelSharing
+    policy: PeerJobPolicy
+    offer_limiter: OfferRateLimiter
+
+
+class RemotePeer:
+    """A peer that was met, until it has left.
+
+    ``name`` is its identity, ``key`` what its connection calls it, and ``begin`` starts
+    tasks of the connection.  ``changed`` is called when ``renew`` is wanted, and
+    ``left`` once with the reason.
+    """
+
+    def __init__(
+        self,
+        around: PeerContext,
+        wire: str,
+        key: str,
+        met: PeerJoined,
+        driver: Driver[PeerMessage, ToPeer],
+        begin: StartTask,
+        changed: Callable[["RemotePeer"], None],
+        left: Callable[["RemotePeer", str], None],
+    ) -> None:
+        quoted = met.name.replace("%", "%25").replace("/", "%2F")
+        commands = PEER_COMMANDS | {CancelJob} if met.cancels else PEER_COMMANDS
+        self.name = f"{wire}:{quoted}"
+        self.key = key
+        self.identity = met
+        self.accepts: frozenset[type] = driver.accepts & commands
+        self.admitted = False
+        self._blobs = around.hub.blobs
+        self._sharing = around.sharing
+        self._offer_limiter = around.offer_limiter
+        self._driver = driver
+        self._left = left
+        self._gone = False
+        self._pending: list[Event | Command] = []  # until it is let in
+        self._models = PeerModels(
+            around.hub,
+            wire,
+            quoted,
+            PeerRoute(met.name, met.protection),
+            self,
+            lambda: changed(self),
+        )
+        self._inbound_jobs = InboundJobs(
+            around.hub,
+            self.name,
+            around.policy,
+            begin,
+            self._send,
+            driver.wait_for_room,
+            self,
+        )
+
+    def admit(self) -> None:
+        """Let it in: what it has said since it was met counts from now on."""
+        self.admitted = True
+        unheard, self._pending = self._pending, []
+        for word in unheard:
+            self.on_message(word)
+
+    def on_message(self, word: Event | Command) -> None:
+        """Take what the peer says."""
+        if not self.admitted:
+            self._hold(word)
+            return
+        match word:
+            case AnswerChunk():
+                self._models.on_chunk(word)
+            case Completed() | Rejected() | Failed():
+                self._models.on_result(word)
+            case ReceiptSent():
+                self._models.on_receipt(word)
+            case OffersChanged(offers):
+                self._offer_limiter.submit(self.name, offers, self._models.on_offers)
+            case LoadChanged(condition):
+                self._models.on_load(condition)
+            case Draining():
+                self._models.on_draining(word)
+            case HealthReported():
+                self._models.broadcast(word)
+            case RunJob(job_id, lease):
+                if self.identity.submits_jobs:
+                    self._inbound_jobs.start(word)
+                else:
+                    self._send(Rejected(job_id, lease, MAY_NOT_SUBMIT))
+            case CancelJob():
+                self._inbound_jobs.cancel(word)
+            case Dismiss(reason):
+                self.leave(f"dismissed by the peer: {reason}")
+            case Joined():
+                pass  # it was met instead
+            case CallsReturned() | CallProgress():
+                self._models.on_call_message(word)
+            case SendBlob():
+                self._blobs.receive(word)
+            case BlobMissing(digest):
+                self._blobs.resend(self, digest)
+            case CallMessage():
+                pass  # lanes are for our own workers
+            case ModelMessage():
+                self._sharing.on_message(
+                    self.name, word, self._send, self._driver.wait_for_room
+                )
+
+    def rejoin_models(self) -> bool:
+        """Let models join anew that can by now; say whether all have."""
+        return not self.admitted or self._models.rejoin()
+
+    def leave(self, reason: str) -> None:
+        """Take note that the peer has gone, or has to be taken as gone."""
+        if self._gone:
+            return
+        self._gone = True
+        self._pending.clear()
+        if self.admitted:
+            self.admitted = False
+            self._inbound_jobs.close()
+            self._sharing.on_peer_left(self.name)
+            self._offer_limiter.on_peer_left(self.name)
+            self._models.close(reason)
+        self._left(self, reason)
+
+    def dismiss(self, reason: str) -> None:
+        """Send the peer away."""
+        if not self._gone:
+            self._driver.send(ToPeer(self.key, Dismiss(reason)))
+            self.leave(reason)
+
+    async def close(self, code: int, text: str) -> None:
+        """Send the peer away, as one closes a link: its token was revoked."""
+        self.dismiss(text)
+
+    # From the hub.
+
+    def send(self, message: Command) -> bool:
+        """Tell the peer something."""
+        if isinstance(message, Dismiss):
+            self.dismiss(message.reason)
+            return True
+        return self._send(message)
+
+    def disconnect(self, reason: str, code: int, text: str) -> None:
+        """Send the peer away; or end its connection, if everybody is to go for now."""
+        if code == GOING_AWAY:
+            self._driver.disconnect(reason, code, text)
+        else:
+            self.dismiss(reason)
+
+    def _hold(self, word: Event | Command) -> None:
+        if self._gone:
+            return
+        if len(self._pending) >= PENDING_MAX:
+            self.dismiss(f"said more than {PENDING_MAX} things before it was let in")
+        else:
+            self._pending.append(word)
+
+    def _send(self, word: Event | Command) -> bool:
+        return self.admitted and self._driver.send(ToPeer(self.key, word))

@@ -1,0 +1,142 @@
+"""Why a worker cannot take a job, in words that reach users."""
+
+from collections import defaultdict
+from itertools import islice
+
+from shoal.domain.facts import PassedOver
+from shoal.domain.ids import WorkerId
+from shoal.domain.work import (
+    ANY_MODEL,
+    CALL_QUEUE,
+    TASK_QUEUE,
+    Feature,
+    JobKind,
+    describe_target,
+)
+from shoal.domain.worker import Offer
+from shoal.pool.open_job import OpenJob
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+LISTED_MAX = 8  # workers named in an explanation; the others are counted
+POINTS_MAX = 3  # points against a worker from which on it gets no work
+EXAMINED_MAX = 64  # workers asked one by one why they cannot take a job
+
+FUNCTION_KINDS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
+
+FEATURE_MESSAGES = {
+    Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
+    Feature.VALUES: "takes plain values only",
+}
+"""What is said of workers without a feature, where that is more than its name."""
+
+
+def offers_task(offer: Offer, task: str) -> bool:
+    """Say whether a worker does a task, or has a function.
+
+    Who names none may have any; but our own workers name all that they have.
+    """
+    if offer.tasks or Feature.VALUES in offer.features:
+        return task in offer.tasks
+    return True
+
+
+def why_ineligible(job: OpenJob, worker: Worker) -> str | None:
+    """Say why ``worker`` cannot take ``job`` now, or None if it can.
+
+    The wording reaches users: a 503 and ``explain`` show it.
+    """
+    offer = worker.offer
+    if worker.draining:
+        return "draining"
+    if job.kind not in offer.kinds:
+        if job.kind in FUNCTION_KINDS:
+            return "calls no functions"
+        return f"does not run {job.kind.value} jobs"
+    if job.model not in worker.queues:
+        return _missing_queue(job)
+    if job.task is not None and not offers_task(offer, job.task):
+        verb = "have" if job.kind in FUNCTION_KINDS else "do"
+        return f"does not {verb} {describe_target(job.job.work)}"
+    if job.trusted_keys is not None and offer.public_key not in job.trusted_keys:
+        return "is not paired with the asker, and the job is private"
+    if job.trusted_keys is not None and not offer.proven:
+        return "has not proved its key, and the job is private"
+    if job.job.terms.near and offer.neighbour:
+        return "is another pool, and the job came from one"
+    if worker.id in job.job.terms.avoid:
+        return "did what this job checks"
+    if worker.points >= POINTS_MAX:
+        return "has lost its standing"
+    if not job.needs <= offer.features:
+        return _missing_features(job.needs - offer.features)
+    if 0 < offer.context < job.tokens_min:
+        return f"reads {offer.context} tokens, fewer than the request has"
+    if offer.only_for and job.job.owner not in offer.only_for:
+        return "works for other keys only"
+    if worker.id in job.refused_by:
+        return f"refused it: {job.refused_by[worker.id]}"
+    if worker.load.unfit:
+        return worker.load.unfit
+    if offer.slots <= 0:
+        return (
+            f"offers no slots ({offer.remark})" if offer.remark else "offers no slots"
+        )
+    if worker.free_slots <= 0 or (
+        job.kind is not JobKind.CALL and len(worker.leases) >= offer.slots
+    ):
+        return "all slots busy"  # but for calls, which may be given ahead
+    if job.job.id in worker.leases:
+        return "is at it already"  # perhaps under a lease that nobody could call back
+    return None
+
+
+def passed_over(
+    pool: PoolState, job: OpenJob, chosen: WorkerId | None = None
+) -> tuple[PassedOver, ...]:
+    """Group the workers that did not get ``job`` by reason.
+
+    In a large pool, only the first workers with the model are looked at one by one.
+    """
+    with_model = pool.roster.with_model.get(job.model, {})
+    reasons: dict[str, list[WorkerId]] = defaultdict(list)
+    for worker in islice(with_model.values(), EXAMINED_MAX):
+        if worker.id != chosen:
+            reasons[
+                why_ineligible(job, worker) or "another was expected to be quicker"
+            ].append(worker.id)
+    groups = [
+        PassedOver(reason, len(ids), tuple(ids[:LISTED_MAX]))
+        for reason, ids in reasons.items()
+    ]
+    if (unseen := len(with_model) - EXAMINED_MAX) > 0:
+        groups.append(PassedOver("not looked at one by one", unseen))
+    if others := len(pool.workers) - len(with_model):
+        groups.append(PassedOver(_missing_queue(job), others))
+    return tuple(groups)
+
+
+def why_no_worker(pool: PoolState, job: OpenJob) -> str:
+    """Say in one line why nobody can take ``job`` now."""
+    if not pool.workers:
+        return f"no worker for {describe_target(job.job.work)}: no worker is connected"
+    groups = passed_over(pool, job)
+    reasons = ", ".join(f"{group.reason} ({group.count})" for group in groups)
+    return f"no worker for {describe_target(job.job.work)}: {reasons}"
+
+
+def _missing_features(missing: frozenset[Feature]) -> str:
+    for feature, words in FEATURE_MESSAGES.items():
+        if feature in missing:
+            return words
+    names = ", ".join(sorted(feature.value for feature in missing))
+    return f"cannot do: {names}"
+
+
+def _missing_queue(job: OpenJob) -> str:
+    lacks = {
+        TASK_QUEUE: "does no tasks",
+        CALL_QUEUE: "calls no functions",
+        ANY_MODEL: "has no model that chats",
+    }
+    return lacks.get(job.model, f"does not have {job.model}")

@@ -1,0 +1,138 @@
+"""Tells a job's history in plain lines, from its recorded facts alone."""
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Protocol
+
+from shoal.domain.facts import (
+    AccountCredited,
+    AccountLimited,
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobHedged,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    PassedOver,
+    ReceiptPresented,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
+    WorkerMarked,
+    WorkerTrusted,
+)
+from shoal.domain.money import dollars
+from shoal.domain.outcome import Outcome
+from shoal.domain.receipts import Verdict
+from shoal.domain.work import describe_target
+
+
+class TimedFact(Protocol):
+    """A fact and when it was recorded, in Unix seconds."""
+
+    @property
+    def at(self) -> float: ...
+
+    @property
+    def fact(self) -> Fact: ...
+
+
+def explain(history: Iterable[TimedFact]) -> list[str]:
+    """Tell a job's story in plain lines, each with its time, in UTC.
+
+    Names workers and models; quotes no prompts and no answers.
+    """
+    return [
+        f"{_time(told.at)}  {line}" for told in history for line in _describe(told.fact)
+    ]
+
+
+def _time(at: float) -> str:
+    moment = datetime.fromtimestamp(at, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{moment.microsecond // 1000:03d}"
+
+
+def _describe(fact: Fact) -> Iterator[str]:
+    match fact:
+        case JobSubmitted(job):
+            by = f" by {job.owner}" if job.owner else ""
+            yield f"submitted{by} for {describe_target(job.work)}"
+        case JobLeased(_, worker_id, lease, reason, passed_over):
+            yield f"given to {worker_id}, attempt {lease}: {reason}"
+            for group in passed_over:
+                yield f"  passed over: {_workers(group)}: {group.reason}"
+        case JobHedged(_, worker_id, lease, reason):
+            yield f"given to {worker_id} as well, attempt {lease}: {reason}"
+        case JobUnhedged(_, lease, reason):
+            yield f"attempt {lease} is over, the other goes on: {reason}"
+        case JobStarted(_, lease):
+            yield f"first text of attempt {lease}"
+        case JobRequeued(_, lease, reason, None):
+            yield f"back in the queue after attempt {lease}: {reason}"
+        case JobRequeued(_, lease, reason, refused_by):
+            yield f"refused by {refused_by}, back in the queue: {reason}"
+        case JobCompleted(_, lease, outcome, verdict):
+            yield f"done by attempt {lease}: {_describe_outcome(outcome)}"
+            if verdict is not Verdict.UNSIGNED:
+                yield f"  receipt: {verdict.value}"
+        case JobFailed(_, error):
+            yield f"failed: {_last_line(error)}"
+        case JobCancelled(_, reason):
+            yield f"cancelled: {reason}"
+        case JobExpired(_, _, error):
+            yield f"given up: {error}"
+        case LateResult(_, lease, worker_id, what):
+            yield (
+                f"too late: {worker_id} said {what!r} of attempt {lease}; "
+                "recorded, not delivered"
+            )
+        case WorkerJoined(worker_id):
+            yield f"{worker_id} joined"
+        case WorkerLoadChanged(worker_id, condition):
+            yield f"{worker_id} {condition.unfit or 'can take jobs'}"
+        case WorkerDraining(worker_id, reason):
+            yield f"{worker_id} takes nothing new: {reason}"
+        case WorkerLeft(worker_id, reason):
+            yield f"{worker_id} lost: {reason}"
+        case ReceiptPresented(_, worker_id, verdict):
+            yield f"{worker_id} gave a receipt later: {verdict.value}"
+        case WorkerMarked(worker_id, points, reason):
+            yield f"{worker_id} marked with {points}: {reason}"
+        case WorkerTrusted(owner, user, public_key):
+            yield f"{owner}/{user} trusts {public_key}"
+        case AccountCredited(account, amount, by):
+            yield f"{account} credited with {dollars(amount)} by {by}"
+        case AccountLimited(account, budget, by):
+            far = "as far as it likes" if budget is None else dollars(budget)
+            yield f"{account} may go below zero: {far}, says {by}"
+
+
+def _workers(group: PassedOver) -> str:
+    names = ", ".join(group.workers)
+    others = group.count - len(group.workers)
+    if not names:
+        return f"{others} workers"
+    return f"{names} and {others} others" if others > 0 else names
+
+
+def _last_line(error: str) -> str:
+    """Return the line of an error that says what it is: the last one of a traceback."""
+    return error.rstrip().rpartition("\n")[2].strip()
+
+
+def _describe_outcome(outcome: Outcome) -> str:
+    if outcome.value:
+        return f"it returned a value of {len(outcome.value)} B"
+    if outcome.blobs:
+        return "it returned a value that is kept in a file of its own"
+    if outcome.usage is None:
+        return outcome.finish_reason
+    read, written = outcome.usage.prompt_tokens, outcome.usage.completion_tokens
+    return f"{outcome.finish_reason}, {read} tokens read, {written} written"

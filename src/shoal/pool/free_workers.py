@@ -1,0 +1,252 @@
+"""The workers with a free slot for a model, and the best of them for a job."""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeAlias
+
+from shoal.domain.ids import WorkerId
+from shoal.domain.work import Feature, JobKind, Policy
+from shoal.domain.worker import DeviceKind
+from shoal.pool.eligibility import why_ineligible
+from shoal.pool.open_job import MatchingClass, OpenJob
+from shoal.pool.state import PoolState
+from shoal.pool.worker import Worker
+
+SESSION_COST_FACTOR = (
+    1.5  # times the least cost that a worker with the session may have
+)
+CONTEXT_MATTERS_FROM = (
+    512  # tokens from which on a worker with enough context is looked for
+)
+
+PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
+    (Policy.FAST, False): DeviceKind.DESKTOP,
+    (Policy.FAST, True): DeviceKind.DESKTOP,
+    (Policy.CHEAP, True): DeviceKind.PHONE,
+}
+"""The machine that a job should rather go to, by its policy, and if it is a task."""
+
+
+class PromisedSlots(defaultdict[WorkerId, int]):
+    """Slots given away in the plan so far; ``lanes`` are the workers with a lane."""
+
+    def __init__(self) -> None:
+        super().__init__(int)
+        self.streaming: set[WorkerId] = set()
+
+
+Preference: TypeAlias = Callable[[Worker], bool]
+
+
+@dataclass(slots=True)
+class _CostGroup:
+    """The free workers of one cost: those looked at and left, the others, and more.
+
+    ``moved`` came here when they were promised a slot, so they come after the others.
+    With each worker stands what it had been promised then: if that is more by now, it
+    stands under a higher cost.
+    """
+
+    rest: Iterator[Worker]
+    exhausted: bool = False  # whether all of ``rest`` were looked at
+    seen: list[tuple[Worker, int]] = field(default_factory=list)
+    moved: list[tuple[Worker, int]] = field(default_factory=list)
+
+    def take(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
+        """Take the first that fits."""
+        return (
+            _first(self.seen, fits, promised)
+            or self._next(fits, promised)
+            or _first(self.moved, fits, promised)
+        )
+
+    def _next(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
+        for worker in self.rest:
+            if worker.id in promised:
+                continue
+            if fits(worker):
+                return worker
+            self.seen.append((worker, 0))
+        self.exhausted = True
+        return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nobody is left in it."""
+        return self.exhausted and not (self.seen or self.moved)
+
+
+def _first(
+    workers: list[tuple[Worker, int]], fits: Preference, promised: PromisedSlots
+) -> Worker | None:
+    index = 0
+    while index < len(workers):
+        worker, then = workers[index]
+        if promised.get(worker.id, 0) != then:
+            del workers[index]  # it stands elsewhere by now
+        elif fits(worker):
+            del workers[index]
+            return worker
+        else:
+            index += 1
+    return None
+
+
+class FreeWorkers:
+    """The workers with a free slot for one model, as a plan goes on.
+
+    A worker moves to a higher cost with each slot it is promised for, so the first that
+    can take a job, from the lowest cost on, is the best.  Workers are looked at only as
+    far as jobs need: a pool may have thousands that are idle.
+    """
+
+    def __init__(self, pool: PoolState, model: str, promised: PromisedSlots) -> None:
+        self._pool = pool
+        self._promised = promised
+        self._count = 0
+        self._stream_waits = False  # then nothing is given ahead, or it would for ever
+        # The fewest tokens with which a job was too much for everybody, among those
+        # that are alike.  A thousand may wait while workers are free for others only.
+        self._unassignable: dict[MatchingClass, int] = {}
+        self._groups: dict[float, _CostGroup] = {}
+        for level, workers in pool.roster.available.get(model, {}).items():
+            self._count += len(workers)
+            cost = pool.cost(level)
+            if (group := self._groups.get(cost)) is None:
+                self._groups[cost] = _CostGroup(iter(workers.values()))
+            else:
+                group.rest = chain(group.rest, workers.values())
+        # A worker with several models may have been promised to a job of another.
+        for worker_id in list(promised):
+            worker = pool.workers[worker_id]
+            if model in worker.queues:
+                self._count -= 1
+                self._file(worker)
+
+    def __bool__(self) -> bool:
+        return self._count > 0
+
+    def assign(self, job: OpenJob) -> tuple[Worker, str] | None:
+        """Promise a slot of the best worker for ``job``; say why it is best."""
+        alike = job.matching_class
+        if job.tokens_min >= self._unassignable.get(alike, math.inf):
+            return None
+        if (worker := self._session_worker(job)) is not None:
+            return worker, self._promise(worker, "had the conversation before")
+        for wish, reason in _preferences(job, self._pool):
+            if (worker := self._find(job, wish)) is not None:
+                if job.kind is JobKind.CALL_STREAM:
+                    self._promised.streaming.add(worker.id)
+                return worker, self._promise(worker, reason)
+        self._stream_waits |= job.kind is JobKind.CALL_STREAM
+        if not job.last_lease:  # nobody has refused it, or is at it
+            self._unassignable[alike] = job.tokens_min
+        return None
+
+    def assign_idle(self, job: OpenJob) -> tuple[Worker, str] | None:
+        """Promise a slot of the best worker for ``job`` that has nothing to do."""
+
+        def idle(worker: Worker) -> bool:
+            at_work = worker.leases or worker.load.queued
+            return not at_work and worker.id not in self._promised
+
+        worker = self._find(job, idle)
+        return None if worker is None else (worker, self._promise(worker, "idle"))
+
+    def _session_worker(self, job: OpenJob) -> Worker | None:
+        """Return the worker that had the session before, unless it is much too busy.
+
+        It need not read the beginning again, which is worth a wait behind others.  A
+        session that still runs there is no conversation that goes on: then there are
+        several alike, better done side by side.
+        """
+        known, last = self._pool.sessions.get(job.job.session, (None, None))
+        if known is None or last in self._pool.jobs:
+            return None
+        worker = self._pool.workers.get(known)
+        if worker is None or job.started or why_ineligible(job, worker) is not None:
+            return None
+        if worker.free_slots <= self._promised.get(worker.id, 0):
+            return None
+        dearest = SESSION_COST_FACTOR * min(self._groups)
+        return worker if self._cost(worker) <= dearest else None
+
+    def _promise(self, worker: Worker, reason: str) -> str:
+        """Give a slot away; return the reason with the worker's state before."""
+        share = worker.utilization(self._promised[worker.id])
+        self._promised[worker.id] += 1
+        self._count -= 1
+        self._file(worker)
+        pace = "" if worker.pace is None else f", about {worker.pace:.0f} tokens/s"
+        return f"{reason}: {share:.0%} of its slots in use{_other_load(worker)}{pace}"
+
+    def _find(self, job: OpenJob, wish: Preference | None) -> Worker | None:
+        def fits(worker: Worker) -> bool:
+            wished = wish is None or wish(worker)
+            return (
+                wished
+                and why_ineligible(job, worker) is None
+                and self._has_room(job, worker)
+            )
+
+        for cost in sorted(self._groups):
+            group = self._groups[cost]
+            worker = group.take(fits, self._promised)
+            if worker is not None:
+                return worker
+            if group.is_empty:
+                del self._groups[cost]
+        return None
+
+    def _has_room(self, job: OpenJob, worker: Worker) -> bool:
+        """Say whether a slot is left, or the job may be given ahead."""
+        slots = worker.offer.slots
+        if len(worker.leases) + self._promised.get(worker.id, 0) < slots:
+            return True
+        behind_a_lane = self._stream_waits or worker.id in self._promised.streaming
+        return job.kind is JobKind.CALL and not behind_a_lane
+
+    def _cost(self, worker: Worker) -> float:
+        return self._pool.cost(worker.cost_level(self._promised.get(worker.id, 0)))
+
+    def _file(self, worker: Worker) -> None:
+        promised = self._promised[worker.id]
+        if worker.free_slots > promised:
+            self._count += 1
+            self._group(self._cost(worker)).moved.append((worker, promised))
+
+    def _group(self, cost: float) -> _CostGroup:
+        group = self._groups.get(cost)
+        if group is None:
+            group = self._groups[cost] = _CostGroup(iter(()))
+        return group
+
+
+def _preferences(
+    job: OpenJob, pool: PoolState
+) -> Iterator[tuple[Preference | None, str]]:
+    """Yield what is looked for in a worker, the best first, and how that is said."""
+    device = PREFERRED_DEVICE.get((job.job.terms.policy, job.kind is JobKind.TASK))
+    if device is not None and 0 < pool.roster.devices[device] < len(pool.workers):
+        kind = f"is a {device.value}, as its policy prefers"
+        yield (lambda worker: worker.offer.device is device), kind
+    if job.started:
+        yield _can_continue, "can go on with the answer"
+    if job.tokens > CONTEXT_MATTERS_FROM:
+        yield (lambda worker: worker.offer.context >= job.tokens), "has room for it"
+    yield None, "expected to be quickest"
+
+
+def _other_load(worker: Worker) -> str:
+    """Say what else its load comes from."""
+    condition = worker.load
+    others = f", jobs of others there: {condition.queued}" if condition.queued else ""
+    slow = f", at {condition.speed:.0%} of its speed" if condition.speed < 1 else ""
+    return others + slow
+
+
+def _can_continue(worker: Worker) -> bool:
+    return Feature.CONTINUE in worker.offer.features

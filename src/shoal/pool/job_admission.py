@@ -1,0 +1,190 @@
+"""Rejects jobs at once that can never run, or that would wait in vain."""
+
+import difflib
+import math
+from itertools import islice
+
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    Forbidden,
+    QueueFull,
+    ShoalError,
+    UnknownModel,
+)
+from shoal.domain.work import CALL_QUEUE, Feature, Job
+from shoal.pool.eligibility import why_no_worker
+from shoal.pool.functions import why_uncallable
+from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, size_of
+from shoal.pool.roster import SPECIAL_QUEUES
+from shoal.pool.state import PoolState
+
+LISTED_MAX = 5  # models named where none comes near
+SIMILAR_NAMES_MAX = 100  # models that a wrong name is compared with, which takes time
+WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
+SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
+RESERVE_SHARE = 8  # an eighth of both is kept for owners who have little of it
+RETRY_MAX = 60  # seconds: nobody knows the load further ahead
+RETRY_UNKNOWN = 5.0  # seconds that a job takes where none was measured yet
+
+FEATURE_FIELDS = {
+    Feature.OPTIONS: "logit_bias",
+    Feature.STOP: "stop",
+    Feature.TOOLS: "tools",
+    Feature.SCHEMA: "response_format",
+    Feature.LOGPROBS: "logprobs",
+    Feature.CHOICES: "n",
+    Feature.IMAGES: "messages",
+    Feature.AUDIO: "messages",
+}
+"""The fields of a request that ask for a feature."""
+
+
+def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:
+    """Say why nobody in the pool can ever do ``job`` as it is, or None.
+
+    Workers that are expected back are given the benefit of the doubt, and a job for
+    which no model is named may wait for whoever joins.
+    """
+    if job.model == CALL_QUEUE:
+        return why_uncallable(pool, job, now)
+    if job.model in SPECIAL_QUEUES:
+        return None
+    if not pool.roster.knows_model(job.model, now):
+        return UnknownModel(unknown_model(pool, job.model))
+    workers = pool.roster.with_model.get(job.model, {})
+    offers = [worker.offer for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)]
+    if not offers or len(workers) > WORKERS_EXAMINED_MAX:
+        return None
+    if job.terms.near:
+        offers = [offer for offer in offers if not offer.neighbour]
+        if not offers:
+            return UnknownModel(
+                f"only other pools have {job.model}, and the job came from one"
+            )
+    capable = [offer for offer in offers if job.kind in offer.kinds]
+    if not capable:
+        kinds = sorted({kind.value for offer in offers for kind in offer.kinds})
+        return CannotDo(
+            f"{job.model} does not do {job.kind.value} jobs here, but "
+            f"{' and '.join(kinds)}",
+            "model",
+        )
+    if all(offer.only_for and job.owner not in offer.only_for for offer in capable):
+        return Forbidden(f"the workers with {job.model} work for other keys only")
+    needs = job.work.needs
+    for feature in sorted(needs, key=lambda each: each.value):
+        if not any(feature in offer.features for offer in capable):
+            field = FEATURE_FIELDS.get(feature, "model")
+            return CannotDo(
+                f"{field}: none of the workers with {job.model} can do this "
+                f"({feature.value})",
+                field,
+            )
+    if not any(needs <= offer.features for offer in capable):
+        asked = sorted(FEATURE_FIELDS.get(feature, "model") for feature in needs)
+        return CannotDo(
+            f"no worker with {job.model} can do all of {', '.join(asked)} together",
+            asked[0],
+        )
+    tokens = len(job.work.text) // CHARACTERS_PER_TOKEN_MAX
+    if all(0 < offer.context < tokens for offer in capable):
+        most = max(offer.context for offer in capable)
+        return ContextExceeded(
+            f"the request has more than {tokens} tokens, {job.model} reads {most} here",
+            "messages",
+        )
+    return None
+
+
+def why_not_queued(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:
+    """Say why ``job`` should not join the queue, or None: an early no beats a late one.
+
+    ``queue_max`` is how many jobs may wait in all.  While nobody is there for a model,
+    nobody can tell how long its jobs wait: they end as others for which there is no
+    worker, when they have waited for as long as they may.
+    """
+    if pool.queued >= queue_max:
+        soon = _retry_after(pool, job.model)
+        return QueueFull(f"{_jobs(pool.queued, 'waiting')} already", soon)
+    mine = pool.queued_by_owner[job.owner]
+    if mine >= _owner_share(queue_max):
+        return QueueFull(
+            f"{_jobs(mine, 'waiting', ' of this key')} already; the rest of the queue "
+            "is kept for others",
+            _retry_after(pool, job.model),
+        )
+    if (full := _why_too_large(pool, job)) is not None:
+        return QueueFull(full, _retry_after(pool, job.model))
+    queue = pool.queues.get(job.model)
+    seconds = pool.speeds.job_seconds.get(job.model)
+    slots = pool.roster.slots[job.model]
+    if not queue or seconds is None or slots <= 0:
+        return None
+    if pool.queued * seconds <= job.limits.queue * slots:
+        return None  # soon enough even behind all others
+    ahead = queue.ahead_of(job.owner, job.priority)
+    expected = ahead * seconds / slots
+    if expected <= job.limits.queue:
+        return None
+    why = why_no_worker(pool, OpenJob(job, 0.0, 0.0, 0.0))
+    return QueueFull(
+        f"{why}; {_jobs(ahead, 'to be done')} first, which takes about {expected:.0f} "
+        f"s: more than the {job.limits.queue:g} s that this one may wait",
+        min(RETRY_MAX, math.ceil(expected - job.limits.queue)),
+    )
+
+
+def queue_room(pool: PoolState, owner: str, queue_max: int) -> int:
+    """Return how many more jobs of an owner the queue takes; 0 or less: none."""
+    mine = _owner_share(queue_max) - pool.queued_by_owner[owner]
+    return min(queue_max - pool.queued, mine)
+
+
+def _owner_share(queue_max: int) -> int:
+    """Return how many jobs of one owner may wait."""
+    return queue_max - queue_max // RESERVE_SHARE
+
+
+def _jobs(count: int, doing: str, whose: str = "") -> str:
+    """Say of how many jobs it is that they are ``doing`` something."""
+    jobs, are = ("job", "is") if count == 1 else ("jobs", "are")
+    return f"{count} {jobs}{whose} {are} {doing}"
+
+
+def _why_too_large(pool: PoolState, job: Job) -> str | None:
+    """Say why there is no room for what the job has to be remembered with."""
+    size, mine, in_all = (
+        size_of(job),
+        pool.sizes_by_owner[job.owner],
+        pool.sizes_by_owner.total(),
+    )
+    if in_all + size > SIZE_MAX:
+        return f"the open jobs have {in_all} characters, and this one {size} more"
+    if mine + size > SIZE_MAX - SIZE_MAX // RESERVE_SHARE:
+        return (
+            f"the open jobs of this key have {mine} characters, and this one {size} "
+            "more; the rest of the room is kept for others"
+        )
+    return None
+
+
+def unknown_model(pool: PoolState, model: str) -> str:
+    """Say that nobody has the model, and which name may have been meant."""
+    models = sorted(islice(pool.roster.models, SIMILAR_NAMES_MAX))
+    if not models:
+        return f"no worker has the model {model}: no worker has joined yet"
+    near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
+    more = "; GET /v1/models lists all" if len(models) > LISTED_MAX else ""
+    known = (
+        f"did you mean {' or '.join(near)}?"
+        if near
+        else f"there is {', '.join(models[:LISTED_MAX])}{more}"
+    )
+    return f"no worker has the model {model}: {known}"
+
+
+def _retry_after(pool: PoolState, model: str) -> int:
+    """Return how many seconds it takes about until a worker with the model is free."""
+    seconds = pool.speeds.job_seconds.get(model, RETRY_UNKNOWN)
+    return max(1, min(RETRY_MAX, math.ceil(seconds / max(1, pool.roster.slots[model]))))

@@ -1,0 +1,272 @@
+"""How workers come in: what they present, what they prove, and as what they join."""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from urllib.parse import unquote
+
+from msgspec import UnsetType
+
+from shoal.domain.errors import NotAdmitted, PeerError
+from shoal.domain.work import JobKind
+from shoal.domain.worker import DeviceKind, Offer
+from shoal.protocols.dispatch.codec.ecmascript_json import well_formed
+from shoal.protocols.dispatch.codec.extension import (
+    CHALLENGE_SIZE,
+    CONTEXT_MAX,
+    HEADER,
+    NAME_MAX,
+    SLOTS_MAX,
+    CoordinatorAnnouncement,
+    WorkerPresentation,
+    known_features,
+    known_kinds,
+    proof_message,
+    read_header,
+    read_presentation,
+    write_header,
+)
+from shoal.protocols.dispatch.codec.messages import (
+    JobType,
+    ProviderType,
+    RegisterProvider,
+)
+from shoal.protocols.dispatch.codec.receipts import signature_of
+from shoal.protocols.seam.session import (
+    AdmissionGrant,
+    JoinRequest,
+    ProtocolContext,
+    UpgradeRequest,
+)
+
+ID_SIZE = 16  # bytes of a worker's id
+
+UNPROVEN = "has not proved its key: gets public jobs only"
+TRUSTED_UNPROVEN = "has not proved its key, but is believed"
+TOKEN_REQUIRED = (
+    "no worker is let in here without a token: present the join token in the header "
+    "'Authorization: Bearer TOKEN', or have the coordinator started with "
+    "--dispatch-open"
+)
+NAME_REQUIRED = (
+    f"a token counts only for a worker that names its key in the header {HEADER}, "
+    "such as '1, key=PUBLIC_KEY'"
+)
+
+DEVICES: Mapping[ProviderType, DeviceKind] = {
+    ProviderType.DESKTOP: DeviceKind.DESKTOP,
+    ProviderType.SEEKER: DeviceKind.PHONE,
+}
+CAPABILITIES: Mapping[JobType, JobKind] = {
+    JobType.LLM_INFER: JobKind.CHAT,
+    JobType.TASK: JobKind.TASK,
+}
+
+_BEARER = re.compile(r"bearer +(\S+)", re.IGNORECASE)
+_SUBPROTOCOL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How workers are let in, and what is believed of them."""
+
+    token: str = field(
+        default="",
+        metadata={
+            "help": "what workers present as their token; empty: the coordinator's "
+            "join token"
+        },
+    )
+    open: bool = field(
+        default=False,
+        metadata={
+            "help": "let Dispatch's own clients and workers in, without a key or token"
+        },
+    )
+    model: str = field(
+        default="dispatch",
+        metadata={
+            "help": "the name under which models of workers that name none are offered"
+        },
+    )
+    silence: float = field(
+        default=30.0,
+        metadata={
+            "help": "seconds without a word after which a worker is given up; real "
+            "workers send a heartbeat every 10"
+        },
+    )
+    trust_unproven: bool = field(
+        default=False,
+        metadata={
+            "help": "give private jobs also to workers that only name a trusted key, "
+            "as the original does: anybody can"
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderConnection:
+    """A connection before it registers; ``refusal`` says why it may not."""
+
+    announced: CoordinatorAnnouncement
+    model: str
+    challenge: bytes
+    worker_id: str
+    admitted: AdmissionGrant = field(default_factory=AdmissionGrant)
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredProvider:
+    """A worker as it registered.  ``extended``: it speaks the extension's messages."""
+
+    identity: str
+    offer: Offer
+    extended: bool
+
+
+def admit_connection(
+    hello: UpgradeRequest, config: Config, setting: ProtocolContext
+) -> ProviderConnection:
+    """Decide whether whoever connects may register."""
+    announced = read_header(hello.headers.get(HEADER.lower(), ""))
+    challenge = setting.random_bytes(CHALLENGE_SIZE)
+    worker_id = _uuid(setting.random_bytes(ID_SIZE))
+    model = well_formed(announced.model) or config.model
+    visitor = ProviderConnection(announced, model, challenge, worker_id)
+    try:
+        admitted = _admit(hello, visitor, config, setting)
+    except NotAdmitted as error:
+        return replace(visitor, refusal=str(error))
+    return replace(visitor, admitted=admitted)
+
+
+def answer_headers(
+    hello: UpgradeRequest, visitor: ProviderConnection, setting: ProtocolContext
+) -> Mapping[str, str]:
+    """Return the headers of the answer that opens the connection."""
+    headers = {}
+    offered = hello.headers.get("sec-websocket-protocol", "").partition(",")[0].strip()
+    if _SUBPROTOCOL.fullmatch(offered):
+        headers["Sec-WebSocket-Protocol"] = offered  # as the original does
+    if visitor.announced.known:
+        headers[HEADER] = write_header(
+            {
+                "key": setting.identity.public_key.hex(),
+                "challenge": base64.b64encode(visitor.challenge).decode(),
+            }
+        )
+    return headers
+
+
+def register_provider(
+    message: RegisterProvider,
+    visitor: ProviderConnection,
+    config: Config,
+    setting: ProtocolContext,
+) -> RegisteredProvider:
+    """Decide as what a worker registers.  Raises PeerError saying what is wrong."""
+    shoal = message.shoal
+    said = None
+    if visitor.announced.known and not isinstance(shoal, UnsetType):
+        said = read_presentation(bytes(shoal))
+        _check_proof(message, said, visitor, setting)
+    elif visitor.announced.key:
+        # It was let in by that name.
+        raise PeerError(f"register: shoal.proof: missing, for {HEADER} names a key")
+    kinds = frozenset(CAPABILITIES[name] for name in message.capabilities)
+    if said is not None and said.version:
+        kinds = known_kinds(said.kinds) or kinds
+    if not kinds:
+        raise PeerError("register: capabilities: expected LLM_INFER or TASK, got none")
+    key = message.provider_pubkey.lower()
+    proven = said is not None
+    return RegisteredProvider(
+        # Whoever only names a key must not take the place of who has proved it.
+        key if proven else f"{key}/unproven",
+        _offer(message, said, kinds, visitor, config),
+        said is not None and said.version > 0,
+    )
+
+
+# Private parts, in the order in which they are called.
+
+
+def _admit(
+    hello: UpgradeRequest,
+    visitor: ProviderConnection,
+    config: Config,
+    setting: ProtocolContext,
+) -> AdmissionGrant:
+    bearer = _BEARER.fullmatch(hello.headers.get("authorization", "").strip())
+    token = well_formed(unquote(bearer[1])) if bearer else ""
+    if len(visitor.model) > NAME_MAX:
+        raise NotAdmitted(f"the model's name is longer than {NAME_MAX} characters")
+    if not token and config.open:
+        return AdmissionGrant()
+    models = frozenset({visitor.model})
+    key = visitor.announced.key.hex()
+    if token and not key:
+        # A token for one worker would else be one for all that have no name.
+        raise NotAdmitted(NAME_REQUIRED)
+    try:
+        return setting.admission(JoinRequest(token, key, models, hello.address))
+    except NotAdmitted as error:
+        why = f"{error}: check the token" if token else TOKEN_REQUIRED
+        raise NotAdmitted(why) from error
+
+
+def _uuid(drawn: bytes) -> str:
+    """Write random bytes as a UUID of version 4 (RFC 9562, section 5.4)."""
+    marked = bytearray(drawn)
+    marked[6] = marked[6] & 0x0F | 0x40
+    marked[8] = marked[8] & 0x3F | 0x80
+    text = marked.hex()
+    parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
+    return "-".join(parts)
+
+
+def _check_proof(
+    message: RegisterProvider,
+    said: WorkerPresentation,
+    visitor: ProviderConnection,
+    setting: ProtocolContext,
+) -> None:
+    key = bytes.fromhex(message.provider_pubkey)
+    if visitor.announced.key not in (b"", key):
+        raise PeerError(f"register: provider_pubkey: the header {HEADER} names another")
+    proof = proof_message(visitor.challenge, setting.identity.public_key, key)
+    if not setting.verify(key, signature_of(said.proof), proof):
+        raise PeerError(
+            "register: shoal.proof: not a signature of this connection's challenge by "
+            "provider_pubkey"
+        )
+
+
+def _offer(
+    message: RegisterProvider,
+    said: WorkerPresentation | None,
+    kinds: frozenset[JobKind],
+    visitor: ProviderConnection,
+    config: Config,
+) -> Offer:
+    models = frozenset({visitor.model}) if kinds != {JobKind.TASK} else frozenset()
+    more = said if said is not None and said.version else WorkerPresentation("")
+    doubt = TRUSTED_UNPROVEN if config.trust_unproven else UNPROVEN
+    return Offer(
+        kinds=kinds,
+        models=models,
+        slots=min(more.slots, SLOTS_MAX),
+        features=known_features(more.features),
+        context=min(more.context, CONTEXT_MAX),
+        only_for=frozenset(more.only_for),
+        remark="" if said is not None else doubt,
+        tasks=frozenset(more.tasks),
+        streams=False,
+        device=DEVICES[message.provider_type],
+        public_key=message.provider_pubkey.lower(),
+        proven=said is not None or config.trust_unproven,
+        price=message.pricing_hint or "",
+    )

@@ -1,0 +1,1 @@
+"""Dispatch's messages as bytes: encoded and decoded, without state."""

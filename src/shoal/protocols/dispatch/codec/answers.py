@@ -1,0 +1,259 @@
+"""Answers on the wire: made by the worker, read by the coordinator.
+
+Source: the WebSocket protocol document, "job_complete"; what original workers send and
+clients of original coordinators read.
+"""
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from shoal.domain.answer_assembly import (
+    CHOICES_MAX,
+    describe_invalid_fields,
+    disassemble,
+)
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.json_limits import NESTING_MAX, has_more_values, is_too_deep
+from shoal.domain.outcome import AnswerPiece, Choice, Outcome, Usage
+from shoal.domain.receipts import SignedReceipt
+from shoal.domain.vocabulary import Completed, Failed
+from shoal.domain.work import JSON, JobKind
+from shoal.protocols.dispatch.codec.ecmascript_json import (
+    NotJson,
+    canonical,
+    parse,
+    stringify,
+    to_json,
+    well_formed,
+    with_lone_surrogates_replaced,
+)
+from shoal.protocols.dispatch.codec.extension import CompletionExtension, TokenCounts
+from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REASON_MAX, JobComplete
+from shoal.protocols.dispatch.codec.receipts import hash_of, read_bundled, sign
+from shoal.protocols.seam.session import Identity
+
+LOGPROBS_MAX = 500_000  # values beside an answer; they are read in 50 ms
+NO_TEXT = "the worker's answer has no text"
+
+
+@dataclass(slots=True)
+class AssignedJob:
+    """A job that a worker was given, as the coordinator remembers it.
+
+    ``formed``: who asked takes the output as it is, with or without a text.
+    ``continues`` is what the answer's text begins with, for the asker has it already.
+    ``receipt`` came by itself, before the answer.
+    """
+
+    job_id: JobId
+    lease: LeaseNumber
+    kind: JobKind
+    formed: bool
+    continues: str = ""
+    receipt: SignedReceipt | None = None
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    message: dict[str, Any] = {}
+    finish_reason: Annotated[str, msgspec.Meta(max_length=64)] = "stop"
+
+
+class _TextOutput(msgspec.Struct, frozen=True):
+    """What an output says to people."""
+
+    text: Any = None
+    error: Any = None
+    choices: Any = None
+
+
+_Choices = Annotated[list[_Choice], msgspec.Meta(max_length=CHOICES_MAX)]
+
+
+# The coordinator's end.
+
+
+def read_answer(
+    given: AssignedJob, message: JobComplete, *, extended: bool
+) -> tuple[Completed | Failed, str]:
+    """Read what came of a job, and what is odd about the message.
+
+    Raises PeerError if there is no output, or it cannot be read.
+    """
+    if isinstance(message.output, UnsetType):
+        raise PeerError("job_complete: output is missing")
+    output = canonical(bytes(message.output))
+    ending = _extension(message) if extended else CompletionExtension()
+    odd = _mismatch(message, output)
+    receipt = read_bundled(message.receipt, message.receipt_signature) or given.receipt
+    text = output.decode()
+    if given.kind is JobKind.TASK:
+        rest: tuple[AnswerPiece, ...] = (text,)
+        text = ""
+    else:
+        said = _text_output(output)
+        found = _pieces(said, ending if extended else None, given.continues)
+        if found is None and not given.formed:
+            error = said.error if isinstance(said.error, str) else ""
+            shown = well_formed(error[:REASON_MAX]) or NO_TEXT
+            return Failed(given.job_id, given.lease, shown), odd
+        rest = found or ()
+    usage = None
+    if (tokens := ending.usage) is not None:
+        usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
+    reason = ending.finish_reason
+    return (
+        Completed(given.job_id, given.lease, reason, usage, rest, text, receipt),
+        odd,
+    )
+
+
+# The worker's end.
+
+
+def encode_answer(
+    wire_id: str,
+    output: bytes,
+    identity: Identity,
+    at: float,
+    ending: CompletionExtension | None = None,
+) -> str:
+    """Encode an answer with its receipt.
+
+    Args:
+        output: as JavaScript would write it.
+        at: seconds since the epoch.
+        ending: what a coordinator of ours is told beside.  It gets the document's
+            form of the hash, and others that of their own workers.
+
+    Raises PeerError if the coordinator would refuse it for its size.
+    """
+    digest = hash_of(output) if ending is None else f"sha256:{hash_of(output)}"
+    receipt, signature = sign(wire_id, identity.public_key, digest, at, identity.sign)
+    message: dict[str, object] = {
+        "type": "job_complete",
+        "job_id": wire_id,
+        "output": Raw(output),
+        "output_hash": digest,
+        "receipt": Raw(receipt),
+        "receipt_signature": signature,
+    }
+    if ending is not None:
+        message["shoal"] = ending
+    text = to_json(message)
+    if len(text) * 4 > MESSAGE_MAX and len(text.encode()) > MESSAGE_MAX:
+        raise PeerError(f"the answer exceeds the limit of {MESSAGE_MAX} bytes")
+    return text
+
+
+def output_of(kind: JobKind, model: str, outcome: Outcome) -> bytes:
+    """Return the output of a job, as JavaScript would write it.
+
+    Raises PeerError if it is too large or too deep, or a task's is no JSON.
+    """
+    if kind is JobKind.TASK:
+        try:
+            return canonical(well_formed(outcome.text))
+        except NotJson as error:
+            raise PeerError("the answer of the task is not JSON") from error
+    output: dict[str, JSON] = {"text": outcome.text, "model": model}
+    if outcome.choices:
+        output["choices"] = [
+            {"message": choice.fields, "finish_reason": choice.finish_reason}
+            for choice in outcome.choices
+        ]
+    return stringify(output)
+
+
+def error_output(error: str) -> bytes:
+    """Return the output by which original workers say that a job failed."""
+    return stringify({"error": error})
+
+
+def completion_extension(
+    lease: LeaseNumber, finish_reason: str, outcome: Outcome
+) -> CompletionExtension:
+    """Return what a coordinator of ours is told beside an answer."""
+    usage = outcome.usage
+    tokens = None
+    if usage is not None:
+        tokens = TokenCounts(usage.prompt_tokens, usage.completion_tokens)
+    logprobs = [choice.logprobs for choice in outcome.choices]
+    told = logprobs if any(each is not None for each in logprobs) else []
+    return CompletionExtension(lease, well_formed(finish_reason)[:64], tokens, told)
+
+
+# Private parts, in the order in which they are called.
+
+_endings = msgspec.json.Decoder(CompletionExtension)
+_text_outputs = msgspec.json.Decoder(_TextOutput)
+
+
+def _extension(message: JobComplete) -> CompletionExtension:
+    if isinstance(message.shoal, UnsetType):
+        return CompletionExtension()
+    raw = bytes(message.shoal)
+    try:
+        if has_more_values(raw.decode(), LOGPROBS_MAX):
+            raise PeerError(f"job_complete: shoal: more than {LOGPROBS_MAX} values")
+        ending = _endings.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"job_complete: shoal: {error}") from error
+    if raw.count(b"[") + raw.count(b"{") > NESTING_MAX and is_too_deep(ending.logprobs):
+        raise PeerError("job_complete: shoal: nested too deeply")
+    return ending
+
+
+def _mismatch(message: JobComplete, output: bytes) -> str:
+    """Say what is wrong with ``output_hash``, if anything is.
+
+    It changes nothing: what counts is the hash that was signed.
+    """
+    if isinstance(message.output_hash, UnsetType):
+        return ""
+    digest = hash_of(output)
+    forms = (f'"{digest}"'.encode(), f'"sha256:{digest}"'.encode())
+    if bytes(message.output_hash) in forms:
+        return ""
+    return f"job_complete: output_hash: expected {digest}"
+
+
+def _text_output(output: bytes) -> _TextOutput:
+    try:
+        return _text_outputs.decode(output)
+    except msgspec.ValidationError:
+        return _TextOutput()  # it is no object
+    except msgspec.DecodeError:  # half a character
+        value = parse(output)
+        said = value if isinstance(value, dict) else {}
+        return _TextOutput(said.get("text"), said.get("error"), said.get("choices"))
+
+
+def _pieces(
+    said: _TextOutput, ending: CompletionExtension | None, continues: str
+) -> tuple[AnswerPiece, ...] | None:
+    """Return the pieces of an output after those it ``continues``; None without a text.
+
+    Without an ``ending`` of ours there is no more to it than text.
+    """
+    if not isinstance(said.text, str):
+        return None
+    text = well_formed(said.text)
+    if not text.startswith(continues):
+        raise PeerError("job_complete: output.text: it begins otherwise than the job")
+    if ending is None or said.choices is None:
+        return (text[len(continues) :],) if len(text) > len(continues) else ()
+    try:
+        found = msgspec.convert(with_lone_surrogates_replaced(said.choices), _Choices)
+    except msgspec.ValidationError as error:
+        raise PeerError(f"job_complete: output.choices: {error}") from error
+    choices = []
+    for each, logprobs in zip_longest(found, ending.logprobs[: len(found)]):
+        if (fault := describe_invalid_fields(each.message)) is not None:
+            raise PeerError(f"job_complete: output.choices: {fault}")
+        choices.append(Choice(each.message, each.finish_reason, logprobs))
+    return tuple(disassemble(Outcome("", choices=tuple(choices))))

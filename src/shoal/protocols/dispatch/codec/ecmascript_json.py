@@ -1,0 +1,197 @@
+"""JSON as JavaScript reads and writes it: what this wire hashes and signs.
+
+Source: ECMAScript 2024, ``JSON.parse``, ``JSON.stringify``, ``Number::toString`` and
+the order of an object's keys; the recorded cases show that real peers do so.
+"""
+
+import json
+import math
+import re
+from decimal import Decimal
+from typing import Any
+
+import msgspec
+
+from shoal.domain.errors import PeerError
+from shoal.domain.json_limits import (
+    NESTING_MAX,
+    has_more_values,
+    is_too_deep,
+    may_be_too_deep,
+)
+from shoal.domain.work import JSON
+
+VALUES_MAX = 50_000  # values in one text: they take 50 ms, and texts nearly nothing
+
+INDEX_MAX = 2**32 - 2  # the largest key that counts as an index of an array
+EXACT_DIGITS = 15  # any integer of so many digits is the same as a double
+EXPONENT_FROM = 1e21  # where numbers begin to be written with an exponent
+POINT_FROM = 1e-6  # below it they are, too
+REPR_POINT_FROM = 1e-4  # as POINT_FROM, in Python
+
+# Halves of a character side by side cannot come from JSON, which makes a whole of them:
+# so they mark what is to be written as a number, in a way that Python would not choose.
+_MARK = "\ud800\udc00"
+_MARKED = re.compile(f'"{_MARK}([^"]*)"')
+
+
+class NotJson(PeerError):
+    """A text that JavaScript would not parse."""
+
+
+def canonical(text: str | bytes) -> bytes:
+    """Return what JavaScript makes of ``JSON.stringify(JSON.parse(text))``, in UTF-8.
+
+    Raises PeerError if it is not JSON, or too large or too deep to be walked.
+    """
+    written = _write(_read(text, _decode_exactly))
+    try:
+        return written.encode()
+    except UnicodeEncodeError:
+        # Half a character is written as an escape, which this does as well.
+        return _MARKED.sub(r"\1", written).encode(errors="backslashreplace")
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the value of a JSON text; half a character stays in it as it is.
+
+    Raises PeerError as ``canonical`` does.
+    """
+    return _read(text, _decode)
+
+
+def stringify(value: JSON) -> bytes:
+    """Return a value of our own as ``canonical`` would.
+
+    Raises PeerError if it is too large or too deep.
+    """
+    try:
+        return canonical(_encode(value))
+    except UnicodeEncodeError:  # half a character
+        return canonical(json.dumps(msgspec.to_builtins(value, enc_hook=dict)))
+    except RecursionError as error:
+        raise PeerError(_DEEP) from error
+
+
+def to_json(value: object) -> str:
+    """Return a value or message of our own as JSON; texts are made well formed."""
+    try:
+        return _encode(value).decode()
+    except UnicodeEncodeError:  # half a character
+        return well_formed(_write(msgspec.to_builtins(value, enc_hook=dict)))
+
+
+def well_formed(text: str) -> str:
+    """Return ``text`` with whatever UTF-8 cannot carry replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        halves = text.encode("utf-16-le", "surrogatepass")
+        return halves.decode("utf-16-le", "replace")
+    return text
+
+
+def with_lone_surrogates_replaced(value: Any) -> Any:
+    """Return a value that was parsed, its texts well formed."""
+    return _decode(well_formed(_write(value)))
+
+
+def to_string(value: object) -> str:
+    """Return what JavaScript makes of ``String(value)``, of a value that was parsed."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value
+        case int() | float():
+            return canonical(json.dumps(value)).decode()
+        case list():
+            parts = ("" if each is None else to_string(each) for each in value)
+            return ",".join(parts)
+        case _:
+            return "[object Object]"
+
+
+# Private parts, in the order in which they are called.
+
+_DEEP = f"nested more deeply than {NESTING_MAX} levels"
+
+
+def _read(text: str | bytes, decode: Any) -> Any:
+    try:
+        if isinstance(text, bytes):
+            text = text.decode()
+        elif not text.isascii():
+            text.encode()  # halves of characters have no place outside of escapes
+        if has_more_values(text, VALUES_MAX):
+            raise PeerError(f"more than {VALUES_MAX} values")
+        value = decode(text)
+    except RecursionError as error:
+        raise PeerError(_DEEP) from error
+    except ValueError as error:
+        raise NotJson("not JSON") from error
+    if may_be_too_deep(text) and is_too_deep(value):
+        raise PeerError(_DEEP)
+    return value
+
+
+def _integer(digits: str) -> JSON:
+    return int(digits) if len(digits) <= EXACT_DIGITS else _number(digits)
+
+
+def _number(digits: str) -> JSON:
+    """Return what Python will write as JavaScript writes the number."""
+    number = float(digits)
+    size = abs(number)
+    if math.isinf(number):
+        return None
+    if size < EXPONENT_FROM and number.is_integer():
+        # The shortest digits that mean this number, and zeros: no more than those.
+        return int(Decimal(repr(number)))
+    if size >= REPR_POINT_FROM:
+        return number
+    if size >= POINT_FROM:
+        digits, _, places = repr(size).replace(".", "").partition("e-")
+        sign = "-" if number < 0 else ""
+        return f"{_MARK}{sign}0.{'0' * (int(places) - 1)}{digits}"
+    return _MARK + repr(number).replace("e-0", "e-")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Put an object's keys in JavaScript's order; of equal ones the last counts."""
+    made = dict(pairs)
+    indexes = [key for key in made if key.isdigit() and _is_index(key)]
+    if not indexes:
+        return made
+    return {key: made[key] for key in sorted(indexes, key=int)} | made
+
+
+def _is_index(key: str) -> bool:
+    plain = key.isascii() and len(key) <= len(str(INDEX_MAX))
+    return plain and (key == "0" or key[0] != "0") and int(key) <= INDEX_MAX
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)  # NaN and Infinity, which Python would take
+
+
+def _double(digits: str) -> JSON:
+    if len(digits) <= EXACT_DIGITS and digits.lstrip("-").isdigit():
+        return int(digits)
+    number = float(digits)
+    return None if math.isinf(number) else number
+
+
+_decode_exactly = json.JSONDecoder(
+    object_pairs_hook=_object,
+    parse_int=_integer,
+    parse_float=_number,
+    parse_constant=_refuse,
+).decode
+_decode = json.JSONDecoder(
+    parse_int=_double, parse_float=_double, parse_constant=_refuse
+).decode
+_write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_encode = msgspec.json.Encoder(enc_hook=dict).encode  # mappings that are no dict

@@ -1,0 +1,241 @@
+"""Jobs on the wire: written by the coordinator, read by the worker.
+
+Source: the WebSocket protocol document, "job_assign"; what original coordinators write
+and original workers read.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.ids import LeaseNumber
+from shoal.domain.json_limits import is_too_deep
+from shoal.domain.vocabulary import RunJob
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    JobKind,
+    Task,
+    Work,
+    message_text,
+)
+from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
+from shoal.protocols.seam.session import without_calls
+
+NEW_TOKENS = 1024  # for a worker that must be told a number; real ones take 256 else
+TOKENS_MAX = 2**31 - 1
+UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # the original worker's words
+
+_MAX = sys.float_info.max
+_Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
+
+
+class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Our field in a job: what the payload cannot say."""
+
+    lease: Lease
+    kind: JobKind | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: Any = ""
+    inputs: list[str] = []
+    name: str = ""
+    max_tokens: int | None = None
+    temperature: _Finite | None = None
+    options: dict[str, Any] = {}
+    continues: str = ""
+
+
+class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
+    """A job as it is written, in the original's order."""
+
+    job_id: str
+    job_type: str
+    payload: Raw
+    policy: str
+    privacy_class: str
+    user_id: str
+    shoal: Raw | UnsetType = UNSET
+
+
+class JobAssignment(msgspec.Struct, frozen=True):
+    """A job as it is read: no more of it than is needed."""
+
+    job_id: JobIdText
+    job_type: Any = None
+    payload: Any = None
+    shoal: Raw | UnsetType = UNSET
+
+
+def encode_job(job: RunJob, *, extended: bool) -> str:
+    """Encode a job; ``extended`` adds our field.
+
+    Work that came in the original's form goes to an original worker as it came.
+    """
+    work, terms = job.work, job.terms
+    if extended:
+        payload, more = _extended_payload(job)
+        shoal: Raw | UnsetType = Raw(to_json(more))
+    else:
+        payload, shoal = _plain_payload(work), UNSET
+    as_it_came = terms.form and not extended
+    return to_json(
+        _JobAssign(
+            job.job_id,
+            JobType.TASK if work.kind is JobKind.TASK else JobType.LLM_INFER,
+            Raw(well_formed(terms.form) if as_it_came else to_json(payload)),
+            terms.policy.name,
+            terms.privacy.name,
+            well_formed(terms.user),
+            shoal,
+        )
+    )
+
+
+def decode_assignment(text: str) -> JobAssignment:
+    """Read which job a text is about.  Raises PeerError if it is about none."""
+    try:
+        return _assignments.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"job_assign: {error}") from error
+
+
+def decode_job(
+    message: JobAssignment, model: str, *, extended: bool
+) -> tuple[Work, LeaseNumber, str]:
+    """Read what a job asks for, its lease, and the beginning of its answer.
+
+    ``model`` is the worker's own, for jobs name none.
+
+    Raises PeerError saying why it cannot be done.
+    """
+    if not extended or isinstance(message.shoal, UnsetType):
+        _check_depth(message.payload)
+        return _work(message, None, model), LeaseNumber(0), ""
+    try:
+        more = _extensions.decode(message.shoal)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise PeerError(f"job_assign: shoal: {error}") from error
+    _check_depth(message.payload, more.messages, more.prompt, more.options)
+    return _work(message, more, model), LeaseNumber(more.lease), more.continues
+
+
+def prompt_of(messages: Sequence[Mapping[str, JSON]]) -> str:
+    """Return a conversation as one text, for workers that are given no more."""
+    if len(messages) == 1 and messages[0].get("role") == "user":
+        return message_text(messages[0])
+    said = []
+    for message in messages:
+        role, text = message.get("role"), message_text(message)
+        if role in ("system", "developer"):
+            said.append(text)
+        else:
+            said.append(f"{'Assistant' if role == 'assistant' else 'User'}: {text}")
+    return "\n\n".join([*said, "Assistant:"])
+
+
+# Private parts, in the order in which they are called.
+
+_assignments = msgspec.json.Decoder(JobAssignment)
+_extensions = msgspec.json.Decoder(JobExtension)
+
+
+def _check_depth(*values: object) -> None:
+    if any(is_too_deep(value) for value in values):
+        raise PeerError("job_assign: nested too deeply")
+
+
+def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
+    """Return payload and field that together say all there is to the work."""
+    work, lease = without_calls(job.work), job.lease
+    payload: dict[str, JSON] = {"job_type": JobType.LLM_INFER}
+    match work:
+        case Chat(messages=messages):
+            prompt = prompt_of(messages)
+            told: list[dict[str, Any]] | None = [dict(each) for each in messages]
+            if told == _user_message(prompt):
+                payload["prompt"] = prompt
+                told = None
+            more = JobExtension(lease, messages=told)
+        case Completion(prompt=text):
+            more = JobExtension(lease, kind=work.kind, prompt=text)
+        case Embedding(inputs=inputs, options=options):
+            more = JobExtension(lease, kind=work.kind, inputs=list(inputs))
+            return payload, msgspec.structs.replace(more, options=dict(options))
+        case Task(name=name):
+            return work.payload, JobExtension(lease, kind=work.kind, name=name)
+    return payload, msgspec.structs.replace(
+        more,
+        max_tokens=work.max_tokens,
+        temperature=work.temperature,
+        options=dict(work.options),
+        continues=job.continues,
+    )
+
+
+def _plain_payload(work: Work) -> JSON:
+    """Return what an original worker can be told of work that has no form of its own.
+
+    It is asked for text alone: to it nothing else is given.
+    """
+    match without_calls(work):
+        case Task(name=name, payload=payload):
+            given = payload if isinstance(payload, Mapping) else {"input": payload}
+            return {"job_type": JobType.TASK, "task_type": name, **given}
+        case Chat(messages=messages, max_tokens=limit):
+            prompt: JSON = prompt_of(messages)
+        case Completion(prompt=prompt, max_tokens=limit):
+            pass
+        case Embedding():
+            raise Unsupported("a plain worker gives no embeddings")
+    tokens = _token_limit(NEW_TOKENS if limit is None else limit)
+    return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
+
+
+def _work(message: JobAssignment, more: JobExtension | None, model: str) -> Work:
+    payload = message.payload
+    given = payload if isinstance(payload, dict) else {}
+    if more is not None:
+        limits = (more.max_tokens, more.temperature, more.options)
+        match more.kind:
+            case JobKind.COMPLETION:
+                return Completion(model, more.prompt, *limits)
+            case JobKind.EMBEDDING:
+                return Embedding(model, tuple(more.inputs), more.options)
+            case JobKind.TASK:
+                return Task(more.name, payload)
+            case JobKind.CALL | JobKind.CALL_STREAM:
+                raise PeerError(f"job_assign: shoal.kind: no {more.kind.value} here")
+            case JobKind.CHAT | None:
+                messages = more.messages
+    else:
+        messages = None
+        limits = (_token_limit(given.get("max_tokens")), None, {})
+        if message.job_type == JobType.TASK:
+            name = given.get("task_type")
+            if not isinstance(name, str):
+                raise PeerError(f"{UNSUPPORTED_PAYLOAD}: task_type is missing")
+            return Task(name, payload)
+    if messages is None:
+        prompt = given.get("prompt")
+        if message.job_type != JobType.LLM_INFER or not isinstance(prompt, str):
+            raise PeerError(f"{UNSUPPORTED_PAYLOAD}: prompt is missing")
+        messages = _user_message(prompt)
+    return Chat(model, tuple(messages), *limits)
+
+
+def _user_message(prompt: str) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": prompt}]
+
+
+def _token_limit(wanted: object) -> int | None:
+    """Return a number of tokens; clients put anything there, and it is passed on."""
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+        return None
+    return int(min(max(1, wanted), TOKENS_MAX))

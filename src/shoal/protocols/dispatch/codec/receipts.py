@@ -1,0 +1,127 @@
+"""What a worker signs about a job: made by one end, read by the other.
+
+Source: the WebSocket protocol document, "receipt_submit"; what is signed is the receipt
+as JavaScript writes it, its keys in the order in which they came.
+"""
+
+import base64
+import binascii
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Raw, UnsetType
+
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId
+from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
+from shoal.protocols.dispatch.codec.ecmascript_json import canonical
+from shoal.protocols.dispatch.codec.messages import JobIdText, ReceiptSubmit
+
+SIGNATURE_TEXT_MAX = 128  # characters; 64 bytes take 88
+
+UNREADABLE = SignedReceipt(b"", b"")
+"""Stands for a receipt that was there, and was none."""
+
+
+class DispatchReceipt(msgspec.Struct, frozen=True):
+    """The five fields, in their order."""
+
+    job_id: JobIdText
+    provider_pubkey: str
+    output_hash: str
+    completed_at: str
+    payment_ref: str | None
+
+
+class _ExactReceipt(DispatchReceipt, frozen=True, forbid_unknown_fields=True):
+    pass
+
+
+_receipts = msgspec.json.Decoder(DispatchReceipt)
+_exact_receipts = msgspec.json.Decoder(_ExactReceipt)
+_texts = msgspec.json.Decoder(str | None)
+
+
+def hash_of(output: bytes) -> str:
+    """Return the hash of an output that is written as JavaScript would."""
+    return hashlib.sha256(output).hexdigest()
+
+
+def sign(
+    job_id: str,
+    public_key: bytes,
+    output_hash: str,
+    at: float,
+    sign_with: Callable[[bytes], bytes],
+) -> tuple[bytes, str]:
+    """Return a receipt, as it is signed and sent, and its signature in base64.
+
+    ``at`` is in seconds since the epoch.
+    """
+    time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+    receipt = DispatchReceipt(
+        job_id, public_key.hex(), output_hash, time.replace("+00:00", "Z"), None
+    )
+    body = msgspec.json.encode(receipt)
+    return body, base64.b64encode(sign_with(body)).decode()
+
+
+def read_bundled(
+    receipt: Raw | UnsetType, signature: Raw | UnsetType
+) -> SignedReceipt | None:
+    """Read what came with an answer; None if the receipt or its signature is missing.
+
+    One that cannot be read is ``UNREADABLE``.
+    """
+    if isinstance(receipt, UnsetType) or isinstance(signature, UnsetType):
+        return None
+    try:
+        text = _texts.decode(signature)
+        if not text or bytes(receipt) == b"null":
+            return None
+        return SignedReceipt(_body(bytes(receipt)), signature_of(text))
+    except (PeerError, msgspec.DecodeError):
+        return UNREADABLE
+
+
+def read_submitted(message: ReceiptSubmit) -> tuple[JobId, SignedReceipt]:
+    """Read a receipt that came by itself, and for which job it is.
+
+    Raises PeerError naming the field that is no good.
+    """
+    body = _body(bytes(message.receipt))
+    try:
+        receipt = _receipts.decode(body)
+    except msgspec.ValidationError as error:
+        raise PeerError(f"receipt: {error}") from error
+    except msgspec.DecodeError as error:
+        raise PeerError("receipt: half a character in it") from error
+    return JobId(receipt.job_id), SignedReceipt(body, signature_of(message.signature))
+
+
+def _body(raw: bytes) -> bytes:
+    """Return a receipt as it was signed.  Raises PeerError if it cannot be one."""
+    if len(raw) > RECEIPT_SIZE_MAX:
+        raise PeerError(f"receipt of {len(raw)} bytes exceeds {RECEIPT_SIZE_MAX}")
+    try:
+        # Nearly all are these five texts, written as they were signed.
+        if msgspec.json.encode(_exact_receipts.decode(raw)) == raw:
+            return raw
+    except (msgspec.DecodeError, UnicodeError):
+        pass
+    body = canonical(raw)
+    if not body.startswith(b"{"):
+        raise PeerError("receipt: expected an object")
+    return body
+
+
+def signature_of(text: str) -> bytes:
+    """Read base64: the padding may be missing.  What cannot be read is empty."""
+    if len(text) > SIGNATURE_TEXT_MAX:
+        return b""
+    try:
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError:
+        return b""

@@ -1,0 +1,178 @@
+"""The jobs that a worker was assigned, and what its reports about them mean."""
+
+import re
+from collections.abc import Sequence
+from typing import TypeAlias
+
+from msgspec import Raw, UnsetType
+
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    Completed,
+    Event,
+    Failed,
+    ReceiptSent,
+    Rejected,
+    RunJob,
+)
+from shoal.protocols.dispatch.codec.answers import AssignedJob, read_answer
+from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.codec.extension import AttemptExtension, read_attempt
+from shoal.protocols.dispatch.codec.messages import (
+    REASON_MAX,
+    DispatchErrorCode,
+    ErrorMessage,
+    InvalidMessage,
+    JobComplete,
+    JobReject,
+    ReceiptSubmit,
+)
+from shoal.protocols.dispatch.codec.receipts import UNREADABLE, read_submitted
+from shoal.protocols.seam.session import Send
+
+_OUR_IDS = re.compile(r"[!-~]+")  # what is recorded is logged, too
+
+STRAYS_MAX = 64  # words about other jobs that are passed on: each one is stored
+UNSIGNED_MAX = 256  # ended jobs whose receipt may still come by itself
+
+
+class OutstandingJobs:
+    """The jobs of one connection."""
+
+    def __init__(self) -> None:
+        self._given: dict[tuple[JobId, LeaseNumber], AssignedJob] = {}
+        self._unsigned: dict[JobId, None] = {}  # ended without a receipt, oldest first
+        self._strays = STRAYS_MAX
+
+    def add(self, job: RunJob) -> None:
+        """Note that the worker was given a job."""
+        formed = bool(job.terms.form)
+        continues = well_formed(job.continues)
+        given = AssignedJob(job.job_id, job.lease, job.work.kind, formed, continues)
+        self._given[job.job_id, job.lease] = given
+
+    def find(self, job_id: str, lease: int = 0) -> AssignedJob | None:
+        """Return a job that the worker has, by its lease; 0 stands for the oldest.
+
+        Linear in the jobs without a lease: workers that name none have a single one.
+        """
+        wanted = JobId(job_id)
+        if lease:
+            return self._given.get((wanted, LeaseNumber(lease)))
+        same = (each for each in self._given.values() if each.job_id == wanted)
+        return next(same, None)
+
+    def remove(self, job_id: JobId, lease: LeaseNumber) -> bool:
+        """Forget a job; say whether the worker had it."""
+        return self._given.pop((job_id, lease), None) is not None
+
+    def end(self, given: AssignedJob, *, signed: bool) -> None:
+        """Note that the worker has ended a job: another word about others is heard."""
+        del self._given[given.job_id, given.lease]
+        self._strays = min(self._strays + 1, STRAYS_MAX)
+        if not signed:
+            self._unsigned[given.job_id] = None
+            if len(self._unsigned) > UNSIGNED_MAX:
+                del self._unsigned[next(iter(self._unsigned))]
+
+    def awaits_receipt(self, job_id: JobId) -> bool:
+        """Say whether a job was ended without a receipt; it is asked once."""
+        if job_id not in self._unsigned:
+            return False
+        del self._unsigned[job_id]
+        return True
+
+    def may_report_stray(self, job_id: str) -> bool:
+        """Say whether one more word about a job of others is passed on.
+
+        It is if there can be such a job at all.
+        """
+        if not self._strays or not _OUR_IDS.fullmatch(job_id):
+            return False
+        self._strays -= 1
+        return True
+
+
+Report: TypeAlias = Sequence[Event | Send | InvalidMessage]
+"""What came of a message.  Complaints count against the worker, what is sent does not:
+an answer with an odd hash is an answer."""
+
+NO_LEASE = LeaseNumber(0)  # no job has it, so that what is said of it came late
+
+
+def completed(held: OutstandingJobs, message: JobComplete, *, extended: bool) -> Report:
+    """Read an answer; one that cannot be read is given to another worker."""
+    given = held.find(message.job_id, _attempt(message.shoal, extended=extended).lease)
+    if given is None:
+        strange = _unknown_job(message.job_id)
+        if not held.may_report_stray(message.job_id):
+            return (strange,)
+        return (Completed(JobId(message.job_id), NO_LEASE), strange)
+    try:
+        event, odd = read_answer(given, message, extended=extended)
+    except PeerError as error:
+        held.end(given, signed=True)
+        return (
+            Rejected(given.job_id, given.lease, str(error)),
+            _error_message(str(error)),
+        )
+    receipt = event.receipt if isinstance(event, Completed) else None
+    held.end(given, signed=receipt is not None)
+    said: list[Event | Send] = [event]
+    if receipt is UNREADABLE:
+        said.append(
+            _error_message("job_complete: receipt: it or its signature cannot be read")
+        )
+    if odd:
+        said.append(_error_message(odd))
+    return said
+
+
+def rejected(held: OutstandingJobs, message: JobReject, *, extended: bool) -> Report:
+    """Read why a job was not done, or how it failed."""
+    attempt = _attempt(message.shoal, extended=extended)
+    given = held.find(message.job_id, attempt.lease)
+    if given is None:
+        return (_unknown_job(message.job_id),)
+    held.end(given, signed=True)
+    reason = well_formed(message.reason[:REASON_MAX])
+    if not attempt.failed:
+        return (Rejected(given.job_id, given.lease, reason),)
+    fault = next((f for f in Fault if f.value == attempt.fault), Fault.WORKER)
+    return (Failed(given.job_id, given.lease, reason, fault),)
+
+
+def submitted(held: OutstandingJobs, message: ReceiptSubmit) -> Report:
+    """Read a receipt that came apart from its answer: before it, or after."""
+    try:
+        job_id, receipt = read_submitted(message)
+    except PeerError as error:
+        return (
+            InvalidMessage(
+                DispatchErrorCode.INVALID_MESSAGE, f"receipt_submit: {error}"
+            ),
+        )
+    given = held.find(job_id)
+    if given is not None:
+        given.receipt = receipt  # it goes with the answer
+        return ()
+    if held.awaits_receipt(job_id) or held.may_report_stray(job_id):
+        return (ReceiptSent(job_id, receipt),)
+    return (_unknown_job(job_id),)
+
+
+def _attempt(shoal: Raw | UnsetType, *, extended: bool) -> AttemptExtension:
+    if isinstance(shoal, UnsetType) or not extended:
+        return AttemptExtension()
+    return read_attempt(bytes(shoal))
+
+
+def _unknown_job(job_id: str) -> InvalidMessage:
+    text = f"{ascii(job_id)[1:-1]} is not a job that this connection has"
+    return InvalidMessage(DispatchErrorCode.NOT_YOUR_JOB, text)
+
+
+def _error_message(text: str) -> Send:
+    return Send(to_json(ErrorMessage(DispatchErrorCode.INVALID_MESSAGE, text)))

@@ -1,0 +1,145 @@
+"""What a worker says, in the words that the coordinator at hand understands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msgspec import UNSET, Raw, UnsetType
+
+from shoal.domain.answer_assembly import assemble
+from shoal.domain.errors import PeerError, Unsupported
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import Completed, Failed, Rejected
+from shoal.domain.worker import DeviceKind, MachineHealth
+from shoal.protocols.dispatch.admission import CAPABILITIES, DEVICES
+from shoal.protocols.dispatch.codec.answers import (
+    completion_extension,
+    encode_answer,
+    error_output,
+    output_of,
+)
+from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
+from shoal.protocols.dispatch.codec.extension import (
+    AttemptExtension,
+    CoordinatorAnnouncement,
+    kinds_of,
+    present,
+    proof_message,
+)
+from shoal.protocols.dispatch.codec.messages import (
+    REASON_MAX,
+    Drain,
+    JobReject,
+    MachineMetrics,
+    ProviderHeartbeat,
+    ProviderType,
+    RegisterProvider,
+)
+from shoal.protocols.dispatch.worker_jobs import RunningJob
+from shoal.protocols.seam.session import Identity, WorkerProfile
+
+TYPES: Mapping[DeviceKind, ProviderType] = {
+    device: type_ for type_, device in DEVICES.items()
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEncoder:
+    """Speaks for a worker to a coordinator that announced itself so, or not at all."""
+
+    member: WorkerProfile
+    announced: CoordinatorAnnouncement
+
+    @property
+    def identity(self) -> Identity:
+        """The key that its answers are signed with."""
+        assert self.member.identity is not None, "answers are signed on this wire"
+        return self.member.identity
+
+    @property
+    def extended(self) -> bool:
+        return self.announced.known
+
+    def registration(self) -> str:
+        """Return the message that registers, with a proof of the key for ours."""
+        member = self.member
+        kinds = kinds_of(member)
+        shoal: Raw | UnsetType = UNSET
+        if self.extended:
+            challenge, coordinator = self.announced.challenge, self.announced.key
+            own = self.identity.public_key
+            proof = self.identity.sign(proof_message(challenge, coordinator, own))
+            shoal = Raw(to_json(present(member, proof)))
+        return to_json(
+            RegisterProvider(
+                self.identity.public_key.hex(),
+                TYPES[member.device],
+                [name for name, kind in CAPABILITIES.items() if kind in kinds],
+                shoal=shoal,
+            )
+        )
+
+    def heartbeat(self, health: MachineHealth | None) -> str:
+        """Return a sign of life, with what is known of the machine."""
+        metrics = None
+        if health is not None:
+            metrics = MachineMetrics(health.cpu, health.memory, health.jobs)
+        return to_json(ProviderHeartbeat(self.identity.public_key.hex(), metrics))
+
+    def draining(self, reason: str) -> str:
+        """Return that nothing new is taken; only ours understand it."""
+        return to_json(Drain(well_formed(reason[:REASON_MAX])))
+
+    def completion(
+        self, running: RunningJob, event: Completed | Rejected | Failed, now: float
+    ) -> str:
+        """Return how a job ended.
+
+        Raises Unsupported if it cannot be said to an original coordinator.
+        """
+        match event:
+            case Completed():
+                try:
+                    return self._completion(running, event, now)
+                except PeerError as error:
+                    return self.failure(running, str(error), Fault.WORKER, now)
+            case Rejected(_, _, reason):
+                if not self.extended:
+                    raise Unsupported("an original coordinator would forget the job")
+                return self._rejection(running, reason, AttemptExtension(running.lease))
+            case Failed(_, _, error, fault):
+                return self.failure(running, error, fault, now)
+
+    def rejection(self, running: RunningJob, why: str, now: float) -> str:
+        """Return that a job was not begun."""
+        if self.extended:
+            return self._rejection(running, why, AttemptExtension(running.lease))
+        return self.failure(running, why, Fault.REQUEST, now)
+
+    def failure(self, running: RunningJob, why: str, fault: Fault, now: float) -> str:
+        """Return that a job was run and failed."""
+        if self.extended:
+            attempt = AttemptExtension(running.lease, failed=True, fault=fault.value)
+            return self._rejection(running, why, attempt)
+        # As original workers say it: what is rejected hangs for ever there.
+        output = error_output(why[:REASON_MAX])
+        return encode_answer(running.wire_id, output, self.identity, self._at(now))
+
+    def _completion(self, running: RunningJob, event: Completed, now: float) -> str:
+        pieces = [*running.pieces, *event.rest]
+        outcome = assemble(pieces, event.finish_reason, event.usage)
+        output = output_of(running.kind, self.member.model.name, outcome)
+        ending = None
+        if self.extended:
+            ending = completion_extension(running.lease, event.finish_reason, outcome)
+        return encode_answer(
+            running.wire_id, output, self.identity, self._at(now), ending
+        )
+
+    def _rejection(
+        self, running: RunningJob, why: str, attempt: AttemptExtension
+    ) -> str:
+        reason = well_formed(why[:REASON_MAX])
+        return to_json(JobReject(running.wire_id, reason, Raw(to_json(attempt))))
+
+    def _at(self, now: float) -> float:
+        return now + self.member.epoch

@@ -1,0 +1,139 @@
+"""What a node says of itself when it connects: the query.
+
+The query is ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from urllib.parse import parse_qsl
+
+from shoal.domain.errors import NotAdmitted, Refused
+from shoal.domain.worker import Offer
+from shoal.protocols.grandsage.codec import well_formed
+from shoal.protocols.grandsage.extension import HEADER, read_extensions
+from shoal.protocols.seam.session import (
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+    UpgradeRequest,
+)
+
+PARAMETERS = ("token", "model", "max_concurrency", "name")
+NAME_MAX = 256  # characters of a name or a model
+SLOTS_MAX = 1024  # tasks at a time that we believe a node to run
+
+CLOSE_MISSING_PARAMETER = 4001
+CLOSE_INVALID_TOKEN = 4002
+CLOSE_BYE = 4000
+CLOSE_SILENT = 4008  # ours; the original never gives up on a silent node
+
+WARNING_HEADER = "Shoal-Warning"
+"""The header that tells a node what is odd about its query."""
+
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredNode:
+    """A node as its first request describes it."""
+
+    identity: str
+    offer: Offer
+    extended: bool
+    admitted: AdmissionGrant
+
+
+def read_query(query: str) -> dict[str, str]:
+    """Read form data as the original does.
+
+    A second question mark ends it, the first of several equal names counts, and
+    percent signs that escape nothing stand for themselves.
+    """
+    found: dict[str, str] = {}
+    for name, value in parse_qsl(query.partition("?")[0], keep_blank_values=True):
+        found.setdefault(name, well_formed(value))
+    return found
+
+
+def admit(hello: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
+    """Decide as what a node may join; ``admission`` decides whether it may.
+
+    Raises Refused with the close code of the wire.
+    """
+    given = read_query(hello.query)
+    if not all(given.get(name) for name in PARAMETERS):
+        raise Refused(
+            CLOSE_MISSING_PARAMETER, "Missing token, model, max_concurrency, or name"
+        )
+    for part in ("name", "model"):
+        if len(given[part]) > NAME_MAX:
+            raise Refused(
+                CLOSE_MISSING_PARAMETER,
+                f"The {part} is longer than {NAME_MAX} characters",
+            )
+    models = _models_of(given["model"])
+    try:
+        admitted = admission(
+            JoinRequest(given["token"], given["name"], models, hello.address)
+        )
+    except NotAdmitted as error:
+        raise Refused(CLOSE_INVALID_TOKEN, str(error)) from error
+    slots, remark = slots_of(given["max_concurrency"])
+    extensions = read_extensions(hello.headers.get(HEADER.lower(), ""))
+    offer = Offer(
+        kinds=extensions.kinds,
+        models=models,
+        slots=slots,
+        features=extensions.features,
+        context=extensions.context,
+        only_for=extensions.only_for,
+        remark=remark,
+    )
+    identity = _identity(given["name"], given["model"])
+    return RegisteredNode(identity, offer, extensions.known, admitted)
+
+
+# One set for all nodes with a model: thousands may have the same.
+@lru_cache(1024)
+def _models_of(model: str) -> frozenset[str]:
+    return frozenset({model})
+
+
+def slots_of(value: str) -> tuple[int, str]:
+    """Return how many tasks ``max_concurrency`` allows, and what is odd about it.
+
+    The original hands out work while ``count < value``, comparing as JavaScript does:
+    "2.5" allows three tasks, "abc" none.
+    """
+    number = _number(value)
+    shown = "max_concurrency=" + ascii(value[:40])[1:-1]
+    if math.isnan(number):
+        return 0, f"{shown} is no number"
+    if number <= 0:
+        return 0, f"{shown} allows no tasks"
+    if number > SLOTS_MAX:
+        return SLOTS_MAX, f"{shown} is more than {SLOTS_MAX}, which is taken instead"
+    return math.ceil(number), ""
+
+
+def _number(value: str) -> float:
+    """Convert text to a number as JavaScript does (ECMAScript, StringToNumber)."""
+    text = value.strip(" \t\n\v\f\r\xa0\u1680\u2028\u2029\u202f\u205f\u3000\ufeff")
+    if not text:
+        return 0.0
+    if text.lstrip("+-") == "Infinity" and len(text) <= len("+Infinity"):
+        return -math.inf if text.startswith("-") else math.inf
+    if _PREFIXED.fullmatch(text):
+        number = int(text, 0)
+        return float(number) if number <= SLOTS_MAX else math.inf
+    return float(text) if _DECIMAL.fullmatch(text) else math.nan
+
+
+def _identity(name: str, model: str) -> str:
+    # The original joins model and name by a dash, so that the node "b-c" of model "a"
+    # and the node "c" of model "a-b" replace each other.
+    quoted = name.replace("%", "%25").replace("/", "%2F")
+    return f"{quoted}/{model}"

@@ -1,0 +1,73 @@
+"""What both ends of our own kind say of themselves, in a header that others ignore.
+
+The value is a list between commas: ``shoal`` first, then names of kinds and features,
+and settings as ``name=value``.  What is not known is skipped.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from shoal.domain.work import INFERENCE_KINDS, Feature, JobKind
+from shoal.domain.worker import CHAT_ONLY, ServedModel
+from shoal.protocols.grandsage.codec import well_formed
+
+HEADER = "Shoal-Extensions"
+SHOAL = "shoal"
+CONTEXT = "context"
+ONLY_FOR = "only-for"
+
+CONTEXT_MAX = 2**31 - 1  # tokens
+ONLY_FOR_MAX = 256  # keys that a node may name
+
+
+@dataclass(frozen=True, slots=True)
+class Extensions:
+    """What a peer announced; without ``known`` it is none of ours, or an old one."""
+
+    known: bool = False
+    kinds: frozenset[JobKind] = CHAT_ONLY
+    features: frozenset[Feature] = frozenset()
+    context: int = 0
+    only_for: frozenset[str] = frozenset()
+
+
+def read_extensions(value: str) -> Extensions:
+    """Read the value of the header; an empty one announces nothing."""
+    entries = [entry.strip() for entry in value.split(",")]
+    names = {entry.lower() for entry in entries}
+    if SHOAL not in names:
+        return Extensions()
+    settings = [entry.partition("=")[::2] for entry in entries]
+    contexts = [number for name, number in settings if name.lower() == CONTEXT]
+    only_for = [unquote(key) for name, key in settings if name.lower() == ONLY_FOR]
+    return Extensions(
+        True,
+        frozenset(kind for kind in INFERENCE_KINDS if kind.value in names) or CHAT_ONLY,
+        frozenset(feature for feature in Feature if feature.value in names),
+        _context(contexts[-1] if contexts else ""),
+        frozenset(well_formed(key) for key in only_for[:ONLY_FOR_MAX] if key),
+    )
+
+
+def write_extensions(
+    model: ServedModel | None = None, only_for: Collection[str] = frozenset()
+) -> str:
+    """Return the value that announces the extension, and what can be done with it."""
+    entries = [SHOAL]
+    if model is not None:
+        entries += sorted(kind.value for kind in model.kinds)
+        entries += sorted(feature.value for feature in model.features)
+        if model.context:
+            entries.append(f"{CONTEXT}={model.context}")
+    entries += [
+        f"{ONLY_FOR}={quote(key, safe='', errors='replace')}"
+        for key in sorted(only_for)
+    ]
+    return ", ".join(entries)
+
+
+def _context(number: str) -> int:
+    if not (number.isascii() and number.isdigit() and len(number) <= 10):
+        return 0
+    return min(int(number), CONTEXT_MAX)

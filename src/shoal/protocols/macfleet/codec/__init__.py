@@ -1,0 +1,1 @@
+"""MacFleet's wire format: frames, heartbeat lines and payloads as bytes; no state."""

@@ -1,0 +1,106 @@
+"""What a node is made of, in the JSON that nodes tell each other.
+
+Source: the MacFleet document, "hardware exchange".  Real peers check no types, so that
+a text where a number belongs breaks their elections, and ``Infinity`` wins them.  Here
+a field is what it should be or the whole is refused.
+"""
+
+import json
+from dataclasses import dataclass
+
+import msgspec
+
+from shoal.domain.errors import LimitExceeded, PeerError
+
+HARDWARE_MAX = 8192  # bytes
+CHIP_NAME_MAX = 64  # characters of a chip's name that are kept
+SIZE_MAX = 1e9  # GB, or GB per second: more than that nobody has
+CORES_MAX = 10**9
+PORTS = range(1, 1 << 16)
+
+
+@dataclass(frozen=True, slots=True)
+class HardwareProfile:
+    """What a node is made of; sizes in GB, the bandwidth in GB per second.
+
+    ``data_port`` is where its transport listens; 0: one above the heartbeat's.
+    """
+
+    chip: str = "unknown"
+    gpu_cores: int = 0
+    ram_gb: float = 0.0
+    bandwidth_gbps: float = 0.0
+    has_ane: bool = False
+    mps: bool = False
+    mlx: bool = False
+    data_port: int = 0
+    wire_version: int = 1
+
+
+UNKNOWN_PROFILE = HardwareProfile()
+
+
+class _ProfileJson(msgspec.Struct, frozen=True):
+    """The fields as they are called on the wire; others are for newer peers."""
+
+    chip_name: str = "unknown"
+    data_port: int = 0
+    gpu_cores: int = 0
+    has_ane: bool = False
+    memory_bandwidth_gbps: float = 0.0
+    mlx_available: bool = False
+    mps_available: bool = False
+    ram_gb: float = 0.0
+    wire_version: int = 1
+
+
+_decoder = msgspec.json.Decoder(_ProfileJson)
+
+
+def encode_profile(profile: HardwareProfile) -> bytes:
+    """Return the JSON, formatted as real peers do: keys sorted, and all ASCII."""
+    told = {
+        "chip_name": profile.chip,
+        "data_port": profile.data_port,
+        "gpu_cores": profile.gpu_cores,
+        "has_ane": profile.has_ane,
+        "memory_bandwidth_gbps": profile.bandwidth_gbps,
+        "mlx_available": profile.mlx,
+        "mps_available": profile.mps,
+        "ram_gb": profile.ram_gb,
+        "wire_version": profile.wire_version,
+    }
+    return json.dumps(told, sort_keys=True).encode()
+
+
+def decode_profile(data: bytes) -> HardwareProfile:
+    """Read what a node says that it is made of; a port that is none becomes 0.
+
+    Raises PeerError if it is no JSON object, or has a value that cannot be.
+    """
+    if len(data) > HARDWARE_MAX:
+        raise LimitExceeded("hardware profile", len(data), HARDWARE_MAX)
+    try:
+        # msgspec does not look into the texts that it skips.
+        told = _decoder.decode(str(data, "utf-8"))
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise PeerError(f"hardware profile: {error}") from error
+    return HardwareProfile(
+        chip=told.chip_name[:CHIP_NAME_MAX],
+        gpu_cores=int(_bounded("gpu_cores", told.gpu_cores, CORES_MAX)),
+        ram_gb=_bounded("ram_gb", told.ram_gb, SIZE_MAX),
+        bandwidth_gbps=_bounded(
+            "memory_bandwidth_gbps", told.memory_bandwidth_gbps, SIZE_MAX
+        ),
+        has_ane=told.has_ane,
+        mps=told.mps_available,
+        mlx=told.mlx_available,
+        data_port=told.data_port if told.data_port in PORTS else 0,
+        wire_version=told.wire_version,
+    )
+
+
+def _bounded(name: str, value: float, most: float) -> float:
+    if not 0 <= value <= most:  # so is what is no number
+        raise PeerError(f"hardware profile: {name} is not from 0 to {most:.9g}")
+    return value

@@ -1,1 +1,0 @@
-"""Who is in the fleet: heartbeats, gossip, and what keeps strangers slow."""

@@ -1,0 +1,207 @@
+"""What a peer says on a connection: frames, by their type, and what they mean."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from msgspec.structs import replace
+
+from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import BlobMissing, CallProgress, Command, Event
+from shoal.protocols.macfleet.call_streams import ShoalCallStreams, UpstreamCallStreams
+from shoal.protocols.macfleet.codec import control, reserved_frames
+from shoal.protocols.macfleet.codec.chunks import BUFFERED_MAX, Allocate, ChunkJoiner
+from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
+from shoal.protocols.macfleet.codec.frames import (
+    PAYLOAD_MAX,
+    Flag,
+    Frame,
+    FrameType,
+    Payload,
+)
+from shoal.protocols.macfleet.codec.tasks import NIL, TaskResult, decode_result
+from shoal.protocols.macfleet.function_probe import FunctionProbe
+from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs, task_id_in
+from shoal.protocols.macfleet.liveness import HeartbeatLiveness, RegistryLiveness
+from shoal.protocols.macfleet.outbound_jobs import FleetOutboundJobs
+from shoal.protocols.macfleet.peer_state import FleetPeerState
+from shoal.protocols.seam.multi_peer import PeerJoined
+from shoal.protocols.seam.session import Close, Notice, Output
+
+InboundMessage: TypeAlias = PeerJoined | Event | Command
+ConnectionOutput: TypeAlias = InboundMessage | Output
+FrameHandlers: TypeAlias = Mapping[
+    FrameType, Callable[[Frame], Sequence[ConnectionOutput]]
+]
+
+ARRAY_LEADS = frozenset(
+    (*range(0x90, 0xA0), 0xDC, 0xDD)
+)  # how one begins in MessagePack
+BLOB_MAX = PAYLOAD_MAX + reserved_frames.DIGEST_SIZE  # bytes, with the digest
+
+
+_CHUNKED = int(Flag.CHUNKED)  # flags themselves take a microsecond for each frame
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionParts:
+    """What is going on with a peer."""
+
+    writer: FrameWriter
+    outbound: FleetOutboundJobs
+    call_streams: ShoalCallStreams | UpstreamCallStreams
+    inbound: FleetInboundJobs
+    state: FleetPeerState
+    liveness: HeartbeatLiveness | RegistryLiveness
+
+
+class UpstreamFrameHandler:
+    """Hears a real peer, which says tasks and results and ignores all else, as we do.
+
+    ``probe`` is what it was asked.
+    """
+
+    def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
+        self._parts = parts
+        self._probe = probe
+        self._handlers: FrameHandlers = {
+            FrameType.TASK: self._on_task,
+            FrameType.RESULT: self._on_result,
+        }
+
+    def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
+        """Return nothing: there are no pieces."""
+        return None
+
+    def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Return what a frame means, and what to answer."""
+        return _handle(self._handlers, frame)
+
+    def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        return (self._parts.inbound.receive_task(frame),)
+
+    def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Take a result of a real worker; one that cannot be read is a failure."""
+        try:
+            answered = decode_result(frame.payload)
+        except PeerError as error:
+            task_id = task_id_in(frame.payload)
+            if task_id is None:
+                return (Notice(f"a result is ignored: {error}"),)
+            answered = TaskResult(task_id, NIL, f"what came of it is no good: {error}")
+        offered = self._probe.offer_from(answered)
+        return _on_task_result(self._parts, answered) if offered is None else (offered,)
+
+
+class ShoalFrameHandler:
+    """Hears one of ours; ``on_refused`` takes why it does not want us any more."""
+
+    def __init__(
+        self, parts: ConnectionParts, on_refused: Callable[[str], None]
+    ) -> None:
+        self._parts = parts
+        self._on_refused = on_refused
+        self._joiner = ChunkJoiner(
+            BLOB_MAX, buffered_max=BUFFERED_MAX + reserved_frames.DIGEST_SIZE
+        )
+        self._blobs = reserved_frames.IncomingBlobs()
+        self.buffer_for = self._joiner.buffer_for
+        self._handlers: FrameHandlers = {
+            FrameType.TASK: self._on_task,
+            FrameType.RESULT: self._on_result,
+            FrameType.CONTROL: self._on_control,
+            FrameType.HEARTBEAT: self._on_heartbeat,
+            FrameType.STATE: self._on_blob,
+            FrameType.BARRIER: self._on_barrier,
+        }
+
+    def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Return what a frame means, and what to answer; a piece means nothing yet.
+
+        Raises PeerError if it is no good.
+        """
+        if not frame.flags & _CHUNKED:
+            return _handle(self._handlers, frame)
+        whole = self._joiner.add(frame)
+        if frame.type is FrameType.STATE:
+            self._blobs.add_chunk(frame)
+        return () if whole is None else _handle(self._handlers, whole)
+
+    def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Take a task of one of ours, or calls in a lane: a map, or an array."""
+        if not _is_array(frame.payload):
+            return (self._parts.inbound.receive_task(frame),)
+        calls = self._parts.inbound.receive_calls(frame)
+        return () if calls is None else (calls,)
+
+    def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Take a result of one of ours, or what calls in a lane returned."""
+        if not _is_array(frame.payload):
+            return _on_task_result(
+                self._parts, decode_result(frame.payload, strict=False)
+            )
+        returned = self._parts.call_streams.receive_returns(frame)
+        return () if returned is None else (returned,)
+
+    def _on_control(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        word = control.decode_control(frame.payload)
+        match word:
+            case None:
+                return ()  # newer peers add words freely
+            case control.CancelMessage() | control.CloseCallStreamMessage():
+                return self._parts.inbound.cancel(word)
+            case control.OpenCallStreamMessage():
+                return (self._parts.inbound.open_call_stream(word),)
+            case control.RecallCallsMessage():
+                return self._parts.inbound.recall(word)
+            case control.ProgressMessage(task_id, share, remark):
+                job = self._parts.outbound.job_of(task_id)
+                return () if job is None else (CallProgress(*job, share, remark),)
+            case control.BlobMissingMessage(digest):
+                return (BlobMissing(digest),)
+            case control.DismissedMessage(reason):
+                self._on_refused(reason)
+                return (Close(reason),)
+            case (
+                control.OfferMessage()
+                | control.DrainingMessage()
+                | control.LoadReportMessage()
+            ):
+                return self._parts.state.receive(word)
+
+    def _on_heartbeat(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        self._parts.liveness.on_heartbeat(frame.payload)
+        return ()
+
+    def _on_blob(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        return (self._blobs.complete(frame),)
+
+    def _on_barrier(self, frame: Frame) -> Sequence[ConnectionOutput]:
+        """Let a peer pass that waits for us: nothing goes on here that others join."""
+        barrier = reserved_frames.decode_barrier(frame.payload)
+        if barrier.passed:
+            return ()
+        passed = reserved_frames.encode_barrier(replace(barrier, passed=True))
+        return (self._parts.writer.write(FrameType.BARRIER, passed, frame.stream),)
+
+
+def _handle(handlers: FrameHandlers, frame: Frame) -> Sequence[ConnectionOutput]:
+    heard = handlers.get(frame.type)
+    if heard is None:
+        return (Notice(f"a frame is ignored: {frame.type.name}"),)
+    return heard(frame)
+
+
+def _on_task_result(
+    parts: ConnectionParts, result: TaskResult
+) -> Sequence[ConnectionOutput]:
+    """Return what came of a task, which is a job of ours, or in a lane."""
+    return [
+        *parts.outbound.receive_result(result),
+        *parts.call_streams.receive_result(result),
+    ]
+
+
+def _is_array(payload: Payload) -> bool:
+    """Say whether a payload in MessagePack begins as an array does."""
+    return len(payload) > 0 and payload[0] in ARRAY_LEADS

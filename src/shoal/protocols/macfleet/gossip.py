@@ -1,0 +1,313 @@
+"""Pings the nodes of the fleet in rounds, and decides which transports to dial.
+
+Source: the MacFleet document, "Gossip".  MacFleet's own programs ping three random
+nodes, one after the other.  A Shoal node pings several at once, so that one that does
+not answer delays no other: the three that were pinged longest ago, and every node that
+missed a pong, so that a lost node is noticed as soon in a large fleet as in a small
+one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from shoal.protocols.macfleet.election import membership_table
+from shoal.protocols.macfleet.heartbeat import (
+    FleetMember,
+    PingExchange,
+    PingSession,
+    Pong,
+)
+from shoal.protocols.macfleet.membership import (
+    MEMBER_STATES,
+    MISSES_MAX,
+    FleetNode,
+    FleetRegistry,
+    NodeAddress,
+    NodeState,
+)
+from shoal.protocols.seam.multi_peer import (
+    ListedNode,
+    MultiPeerSession,
+    OutgoingConnection,
+    Probe,
+)
+from shoal.protocols.seam.peer_addresses import PeerAddress
+
+PINGS_PER_ROUND = 3  # nodes of a kind that are asked in one round
+RETRIES_PER_ROUND = 32  # nodes that have missed a ping
+FAILED_PING_INTERVAL = (
+    30.0  # seconds from one ping of a node that has failed to the next
+)
+
+
+def nodes_to_ping(nodes: Sequence[FleetNode], now: float) -> Iterator[FleetNode]:
+    """Return who of some nodes is asked in this round."""
+    waiting = sorted(nodes, key=lambda node: node.last_ping)
+    for wanted, most in _SELECTIONS:
+        yield from [node for node in waiting if wanted(node, now)][:most]
+
+
+def _is_healthy(node: FleetNode, now: float) -> bool:
+    return node.state is NodeState.ALIVE and not node.misses
+
+
+def _has_missed_pongs(node: FleetNode, now: float) -> bool:
+    alive = node.state is NodeState.ALIVE and node.misses > 0
+    return alive or node.state is NodeState.SUSPECTED
+
+
+def _is_new(node: FleetNode, now: float) -> bool:
+    return node.state is NodeState.SIGHTED and node.misses < MISSES_MAX
+
+
+def _is_retry_due(node: FleetNode, now: float) -> bool:
+    given_up = node.state is NodeState.SIGHTED and node.misses >= MISSES_MAX
+    away = given_up or node.state is NodeState.FAILED
+    return away and now - node.last_ping >= FAILED_PING_INTERVAL
+
+
+_SELECTIONS: Sequence[tuple[Callable[[FleetNode, float], bool], int]] = (
+    (_is_healthy, PINGS_PER_ROUND),
+    (_has_missed_pongs, RETRIES_PER_ROUND),
+    (_is_new, PINGS_PER_ROUND),
+    (_is_retry_due, PINGS_PER_ROUND),
+)
+"""Who is asked in a round, and how many of them."""
+
+
+ROUND_INTERVAL = 1.0  # seconds
+PING_TIMEOUT = 3.0  # seconds for connection, ping and pong
+CONTACT_TIMEOUT = 10.0  # seconds, for an address that somebody has typed in
+CONTACT_DELAY_FIRST = (
+    1.0  # seconds until such an address is tried again; then twice as long
+)
+CONTACT_DELAY_MAX = 30.0
+REFUSED = "hung up without an answer: does it have this fleet's token?"
+REFUSED_OPEN = "hung up without an answer: does its fleet have a token?"
+WIRE = "macfleet"
+UNREACHABLE = "cannot connect to"  # how it is told that nobody is there
+WITHOUT_TLS = "without TLS"  # but somebody is, if that is said as well
+HUNG_UP = ("closed by peer", "connection lost")  # how such an end is told of
+
+
+@dataclass(slots=True)
+class _SeedAddress:
+    """An address that we were given; ``node_id`` is who has answered there.
+
+    Nobody has ``since``, because of ``failure``.  ``contact`` is there if other wires
+    may be spoken at it.
+    """
+
+    address: NodeAddress
+    contact: PeerAddress | None = None
+    due: float = float("-inf")
+    delay: float = CONTACT_DELAY_FIRST
+    node_id: str = ""
+    pinging: bool = False
+    failure: str = ""
+    since: float | None = None
+
+    @property
+    def may_be_macfleet(self) -> bool:
+        """Whether no other wire has turned out to be spoken there."""
+        return self.contact is None or self.contact.wire in ("", WIRE)
+
+
+@dataclass(frozen=True, slots=True)
+class TransportDialer:
+    """How the transports of nodes are called.
+
+    ``should_dial`` says whether a node that is alive is to be called; it goes on
+    saying so while the connection that there is was made by us.  ``dial`` says how.
+    """
+
+    should_dial: Callable[[FleetNode], bool]
+    dial: Callable[[FleetNode], OutgoingConnection]
+
+
+class FleetGossip:
+    """The ``Rounds`` of a fleet; ``contacts`` are where its nodes are known to be.
+
+    At those that are in ``contacts`` as well, nobody knows yet what is spoken: others
+    have to wait until a ping has shown it, for a node bars who says anything else.
+    """
+
+    def __init__(
+        self,
+        member: FleetMember,
+        registry: FleetRegistry,
+        seeds: Sequence[NodeAddress],
+        dialer: TransportDialer,
+        contacts: Mapping[NodeAddress, PeerAddress] = {},  # it is only read
+    ) -> None:
+        self._member = member
+        self._registry = registry
+        self._seeds = [_SeedAddress(each) for each in seeds]
+        self._seeds += [_SeedAddress(where, each) for where, each in contacts.items()]
+        for each in contacts.values():
+            each.probing.add(WIRE)
+        self._dialer = dialer
+        self._round_due = float("-inf")
+        self._has_news = False  # something was heard since the last tick
+        self._pinging: set[str] = set()  # ids of nodes
+        self._dialled: dict[str, tuple[FleetNode, OutgoingConnection]] = {}
+        self._unwanted: list[OutgoingConnection] = []
+
+    @property
+    def deadline(self) -> float | None:
+        if self._has_news:
+            return float("-inf")
+        contacts = (each.due for each in self._seeds if self._may_ping(each))
+        return min([self._round_due, *contacts])
+
+    def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
+        self._has_news = False
+        self._registry.expire(now)
+        found: list[Probe | OutgoingConnection] = []
+        for contact in self._seeds:
+            if self._may_ping(contact) and now >= contact.due:
+                found.append(self._ping_seed(contact))
+        if now >= self._round_due:
+            self._round_due = now + ROUND_INTERVAL
+            free = [
+                node for node in self._registry.nodes if node.id not in self._pinging
+            ]
+            found += [self._ping(node, now) for node in nodes_to_ping(free, now)]
+        return [*found, *self._dial_wanted()]
+
+    def dropped(self) -> Sequence[OutgoingConnection]:
+        unwanted, self._unwanted = self._unwanted, []
+        return unwanted
+
+    def nodes(self) -> Sequence[ListedNode]:
+        vacant = {
+            str(each.address): each
+            for each in self._seeds
+            if each.failure and each.may_be_macfleet and self._is_vacant(each)
+        }
+        rows = []
+        for row in membership_table(self._registry):
+            contact = vacant.pop(row.address, None)
+            rows.append(replace(row, note=contact.failure) if contact else row)
+        for address, each in vacant.items():
+            row = ListedNode("", address, "no answer", each.since, note=each.failure)
+            rows.append(row)
+        return rows
+
+    # Whom to ask.
+
+    def _ping(self, node: FleetNode, now: float) -> Probe:
+        self._pinging.add(node.id)
+        self._registry.on_ping_sent(node.id, now)
+        address = node.address
+        pongs: list[Pong] = []
+
+        def heard(pong: Pong, now: float) -> None:
+            pongs.append(pong)
+            self._on_pong(pong, address, now)
+
+        def over(reason: str, now: float) -> None:
+            self._pinging.discard(node.id)
+            if not pongs:
+                self._has_news = True
+                self._registry.on_missed_pong(node.id, now)
+
+        return self._exchange(address, node.id, PING_TIMEOUT, heard, over)
+
+    def _ping_seed(self, seed: _SeedAddress) -> Probe:
+        seed.pinging, seed.node_id = True, ""
+
+        def heard(pong: Pong, now: float) -> None:
+            seed.node_id, seed.failure = pong.node_id, ""
+            seed.delay, seed.since = CONTACT_DELAY_FIRST, None
+            if seed.contact is not None:
+                seed.contact.wire = WIRE
+            self._on_pong(pong, seed.address, now)
+
+        def over(reason: str, now: float) -> None:
+            seed.pinging = False
+            seed.due = now + seed.delay
+            if not seed.node_id:
+                seed.failure = self._failure_text(reason)
+                seed.delay = min(2 * seed.delay, CONTACT_DELAY_MAX)
+                if seed.since is None:
+                    seed.since = now
+            if seed.contact is not None and not _is_unreachable(reason):
+                seed.contact.probing.discard(WIRE)
+
+        return self._exchange(seed.address, "", CONTACT_TIMEOUT, heard, over)
+
+    def _exchange(
+        self,
+        address: NodeAddress,
+        expected: str,
+        within: float,
+        heard: Callable[[Pong, float], None],
+        over: Callable[[str, float], None],
+    ) -> Probe:
+        url = heartbeat_url(address, secure=self._member.key is not None)
+        opened = partial(_open_session, PingExchange(self._member, expected), heard)
+        return Probe(OutgoingConnection(url, opened), within, over)
+
+    def _on_pong(self, pong: Pong, address: NodeAddress, now: float) -> None:
+        self._has_news = True
+        self._registry.on_pong(pong.node_id, address, pong.profile, now)
+
+    def _failure_text(self, reason: str) -> str:
+        if not reason.startswith(HUNG_UP):
+            return reason
+        return REFUSED_OPEN if self._member.key is None else REFUSED
+
+    def _may_ping(self, seed: _SeedAddress) -> bool:
+        """Say whether an address is to be asked who is there."""
+        asked = seed.pinging or not seed.may_be_macfleet
+        return not asked and self._is_vacant(seed)
+
+    def _is_vacant(self, seed: _SeedAddress) -> bool:
+        """Say whether nobody who counts is known to be at an address."""
+        node = self._registry.get(seed.node_id)
+        return node is None or node.state not in MEMBER_STATES
+
+    # Whom to call.
+
+    def _dial_wanted(self) -> Iterator[OutgoingConnection]:
+        """Return whom to call from now on; note whom no more."""
+        wanted = {
+            node.id: node
+            for node in self._registry.nodes
+            if node.state is NodeState.ALIVE and self._dialer.should_dial(node)
+        }
+        for node_id, (called, outgoing) in [*self._dialled.items()]:
+            node = wanted.get(node_id)
+            if node is None or _transport_address(node) != _transport_address(called):
+                del self._dialled[node_id]
+                self._unwanted.append(outgoing)
+        for node in wanted.values():
+            if node.id not in self._dialled:
+                outgoing = self._dialer.dial(node)
+                self._dialled[node.id] = (node, outgoing)
+                yield outgoing
+
+
+def _is_unreachable(reason: str) -> bool:
+    """Say whether a ping has found nobody, whatever is spoken there."""
+    return reason.startswith(UNREACHABLE) and WITHOUT_TLS not in reason
+
+
+def heartbeat_url(address: NodeAddress, *, secure: bool) -> str:
+    """Return how to connect to where heartbeats are answered.
+
+    Nobody vouches for a node's certificate: who it is shows when it answers.
+    """
+    return f"{'tls-any' if secure else 'tcp'}://{address}"
+
+
+def _open_session(
+    exchange: PingExchange, heard: Callable[[Pong, float], None], now: float
+) -> MultiPeerSession:
+    return PingSession(exchange, heard)
+
+
+def _transport_address(node: FleetNode) -> tuple[str, int]:
+    return node.address.host, node.data_port

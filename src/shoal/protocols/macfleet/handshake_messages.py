@@ -1,0 +1,217 @@
+"""The messages of the open handshake, of v1 and of v2, as bytes.
+
+No field has a length of its own: the id is what remains when everything else has been
+removed from the end::
+
+         M1               M2                                M3
+    open id               id
+    v1   id | challenge   id | answer | challenge           answer
+    v2   id | challenge   id | answer | challenge | suffix  answer | suffix
+
+An answer is HMAC-SHA256 of the other end's challenge under the fleet's key.  All
+messages are CONTROL frames on stream 0, with sequence 0.  A suffix tells the sender's
+hardware and is read from the right::
+
+    version u8 | size u16 | hardware | HMAC, 32 bytes | size of all before this, u16
+
+Its HMAC covers version, the other end's challenge, the sender's id, a colon and the
+hardware.
+"""
+
+import struct
+from typing import NamedTuple
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.codec.frames import Frame, FrameType
+from shoal.protocols.macfleet.codec.hardware import (
+    HARDWARE_MAX,
+    HardwareProfile,
+    decode_profile,
+)
+from shoal.protocols.macfleet.codec.keys import KEY_SIZE, is_signed, sign
+from shoal.protocols.macfleet.handshake import CHALLENGE_SIZE, ID_MAX, HandshakeRefused
+
+SUFFIX_VERSION = 1
+SUFFIX_HEADER = struct.Struct("!BH")
+SUFFIX_TRAILER = struct.Struct("!H")
+BLOCK_MIN = SUFFIX_HEADER.size + KEY_SIZE
+BLOCK_MAX = BLOCK_MIN + HARDWARE_MAX
+
+
+class DecodedSuffix(NamedTuple):
+    """A message without its suffix, and what that said."""
+
+    base: bytes
+    hardware: HardwareProfile
+
+
+def encode_suffix(
+    key: bytes,
+    challenge: bytes,
+    node_id: str,
+    hardware: bytes,
+    version: int = SUFFIX_VERSION,
+) -> bytes:
+    """Return the suffix that tells a peer our hardware, bound to its challenge."""
+    head = SUFFIX_HEADER.pack(version, len(hardware))
+    proof = sign(key, *_signed_parts(version, challenge, node_id, hardware))
+    return head + hardware + proof + SUFFIX_TRAILER.pack(BLOCK_MIN + len(hardware))
+
+
+def decode_suffix(
+    key: bytes, challenge: bytes, node_id: str, payload: bytes
+) -> DecodedSuffix:
+    """Take the suffix off a message; ``challenge`` is what we sent to the node.
+
+    The hardware is not looked at before it is known to be the node's.
+
+    Raises PeerError if there is no such suffix, or somebody else made it.
+    """
+    if len(payload) < SUFFIX_TRAILER.size:
+        raise PeerError(f"a message of {len(payload)} bytes has no hardware at its end")
+    end = len(payload) - SUFFIX_TRAILER.size
+    (block,) = SUFFIX_TRAILER.unpack_from(payload, end)
+    begin = end - block
+    if not BLOCK_MIN <= block <= BLOCK_MAX or begin < 0:
+        raise PeerError(
+            f"the hardware at the end of a message of {len(payload)} bytes cannot be "
+            f"{block} bytes long"
+        )
+    version, size = SUFFIX_HEADER.unpack_from(payload, begin)
+    if BLOCK_MIN + size != block:
+        raise PeerError(f"hardware of {size} bytes is in a block of {block}")
+    hardware = bytes(payload[begin + SUFFIX_HEADER.size : end - KEY_SIZE])
+    proof = bytes(payload[end - KEY_SIZE : end])
+    if not is_signed(key, proof, *_signed_parts(version, challenge, node_id, hardware)):
+        raise PeerError(f"the hardware was not signed by {node_id!r} for this fleet")
+    return DecodedSuffix(bytes(payload[:begin]), decode_profile(hardware))
+
+
+def _signed_parts(
+    version: int, challenge: bytes, node_id: str, hardware: bytes
+) -> tuple[bytes, ...]:
+    return (bytes([version]), challenge, node_id.encode(), b":", hardware)
+
+
+ANSWER_SIZE = 32  # bytes
+
+
+class FirstMessage(NamedTuple):
+    """M1 of v1, v2 and the strong handshake, and M2 of the latter."""
+
+    node_id: str
+    challenge: bytes
+
+
+class SecondMessage(NamedTuple):
+    """M2 of v1 and v2; without hardware in v1."""
+
+    node_id: str
+    challenge: bytes
+    profile: HardwareProfile | None
+
+
+def control_frame(payload: bytes, flags: int) -> Frame:
+    """Return a message of the handshake as a frame."""
+    return Frame(FrameType.CONTROL, 0, flags, 0, payload)
+
+
+def decode_id(data: bytes) -> str:
+    """Read a node's id.
+
+    Raises HandshakeRefused if it is too long, or no text.
+    """
+    if len(data) > ID_MAX:
+        raise HandshakeRefused(
+            f"a node's id of {len(data)} bytes, expected at most {ID_MAX}"
+        )
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise HandshakeRefused(
+            f"a node's id is not UTF-8 (byte {error.start})"
+        ) from error
+
+
+def encode_first(node_id: str, challenge: bytes) -> bytes:
+    """Write an id and a challenge."""
+    return node_id.encode() + challenge
+
+
+def decode_first(payload: bytes) -> FirstMessage:
+    """Read an id and a challenge.
+
+    Raises HandshakeRefused if there is no room for both, as in a guess, or the id is
+    none.
+    """
+    if len(payload) <= CHALLENGE_SIZE:
+        raise HandshakeRefused(
+            f"{len(payload)} bytes are no id and a challenge of {CHALLENGE_SIZE}, with "
+            "which a fleet that has a token is greeted",
+            counts_as_failure=True,
+        )
+    return FirstMessage(decode_id(payload[:-CHALLENGE_SIZE]), payload[-CHALLENGE_SIZE:])
+
+
+def encode_second(
+    key: bytes, node_id: str, theirs: bytes, ours: bytes, profile: bytes | None
+) -> bytes:
+    """Answer the challenge ``theirs`` and put ``ours``; with hardware it is v2's."""
+    message = node_id.encode() + sign(key, theirs) + ours
+    if profile is None:
+        return message
+    return message + encode_suffix(key, theirs, node_id, profile)
+
+
+def decode_second(
+    key: bytes, payload: bytes, ours: bytes, *, signed: bool
+) -> SecondMessage:
+    """Read the answer to the challenge ``ours``; ``signed``: it is v2's.
+
+    The hardware has to be signed for the id that the message begins with.
+
+    Raises PeerError if the sender does not have the key, or wrote something else.
+    """
+    base = payload[: -_suffix_size(payload)] if signed else payload
+    if len(base) <= ANSWER_SIZE + CHALLENGE_SIZE:
+        raise PeerError(
+            f"an answer of {len(payload)} bytes has no room for an id, an answer of "
+            f"{ANSWER_SIZE} and a challenge of {CHALLENGE_SIZE}"
+        )
+    node_id = decode_id(base[: -ANSWER_SIZE - CHALLENGE_SIZE])
+    profile = decode_suffix(key, ours, node_id, payload).hardware if signed else None
+    if not is_signed(key, base[-ANSWER_SIZE - CHALLENGE_SIZE : -CHALLENGE_SIZE], ours):
+        raise PeerError("the answer to our challenge is wrong")
+    return SecondMessage(node_id, base[-CHALLENGE_SIZE:], profile)
+
+
+def encode_third(
+    key: bytes, node_id: str, theirs: bytes, profile: bytes | None
+) -> bytes:
+    """Answer the challenge ``theirs``; with hardware it is v2's."""
+    answer = sign(key, theirs)
+    return (
+        answer
+        if profile is None
+        else answer + encode_suffix(key, theirs, node_id, profile)
+    )
+
+
+def decode_third(
+    key: bytes, node_id: str, payload: bytes, ours: bytes, *, signed: bool
+) -> HardwareProfile | None:
+    """Read a client's answer to the challenge ``ours``, as ``decode_second``."""
+    answer, profile = payload, None
+    if signed:
+        answer, profile = decode_suffix(key, ours, node_id, payload)
+    if len(answer) != ANSWER_SIZE or not is_signed(key, answer, ours):
+        raise PeerError("the answer to our challenge is wrong")
+    return profile
+
+
+def _suffix_size(payload: bytes) -> int:
+    """Return how many bytes at the end say that they are a suffix."""
+    if len(payload) < SUFFIX_TRAILER.size:
+        raise PeerError(f"an answer of {len(payload)} bytes has no hardware at its end")
+    (size,) = SUFFIX_TRAILER.unpack_from(payload, len(payload) - SUFFIX_TRAILER.size)
+    return SUFFIX_TRAILER.size + int(size)

@@ -1,0 +1,203 @@
+"""What two Shoal nodes tell each other of themselves: offers, load, draining.
+
+Each sends it when it changes.  A worker sends it to every peer that may send it jobs; a
+worker is sent nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+from shoal.domain.vocabulary import (
+    Draining,
+    Event,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
+)
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import DeviceKind, MachineHealth, Offer, WorkerLoad
+from shoal.protocols.macfleet.codec import control
+from shoal.protocols.macfleet.codec.frame_writer import FrameWriter
+from shoal.protocols.macfleet.codec.frames import FrameType
+from shoal.protocols.macfleet.local_node import FleetPeer, FleetRole
+from shoal.protocols.seam.session import Output
+
+CARRIED_KINDS = frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM})
+"""The kinds of jobs that this wire has words for."""
+
+SLOTS_MAX = 4096  # tasks at a time that we believe a peer to take
+QUEUED_MAX = 1_000_000
+
+_KNOWN_FEATURES = frozenset({Feature.VALUES, Feature.CODE})
+_KINDS = {each.value: each for each in CARRIED_KINDS}
+_FEATURES = {each.value: each for each in _KNOWN_FEATURES}
+_DEVICES = {each.value: each for each in DeviceKind}
+
+NO_OFFER = control.OfferMessage(slots=0)
+
+
+def encode_offer(
+    offers: Sequence[Offer],
+    condition: WorkerLoad,
+    peer: FleetPeer,
+    *,
+    from_coordinator: bool,
+) -> control.OfferMessage:
+    """Return what a peer is told that we do.
+
+    Of several offers that is the first for which this wire has words.  Lanes are not
+    for other pools, which ``from_coordinator`` says: they would hold what others wait
+    for.
+    """
+    carried = (
+        CARRIED_KINDS - {JobKind.CALL_STREAM} if from_coordinator else CARRIED_KINDS
+    )
+    offer = next((each for each in offers if each.kinds & carried), None)
+    if offer is None:
+        return NO_OFFER
+    return control.OfferMessage(
+        kinds=frozenset(each.value for each in offer.kinds & carried),
+        tasks=frozenset(sorted(offer.tasks)[: control.NAMES_MAX]),
+        slots=offer.slots,
+        features=frozenset(
+            each.value for each in _allowed_features(offer.features, peer)
+        ),
+        device="" if offer.device is None else offer.device.value,
+        only_for=frozenset(sorted(offer.only_for)[: control.NAMES_MAX]),
+        queued=condition.queued,
+        unfit=condition.unfit[: control.TEXT_MAX],
+        speed=condition.speed,
+    )
+
+
+def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer, ...]:
+    """Return what a peer does, as it says."""
+    kinds = frozenset(_KINDS[each] for each in message.kinds if each in _KINDS)
+    if not kinds or not message.slots:
+        return ()
+    named = frozenset(_FEATURES[each] for each in message.features if each in _FEATURES)
+    offer = Offer(
+        kinds=kinds,
+        slots=min(message.slots, SLOTS_MAX),
+        features=_allowed_features(named, peer),
+        only_for=message.only_for,
+        tasks=message.tasks,
+        streams=False,
+        device=_DEVICES.get(message.device),
+        public_key=peer.public_key.hex(),
+        proven=bool(peer.public_key),
+        neighbour=not peer.is_worker,
+        receipts=False,
+    )
+    return (
+        offer
+        if peer.is_worker
+        else replace(offer, kinds=kinds - {JobKind.CALL_STREAM}),
+    )
+
+
+def decode_condition(message: control.OfferMessage) -> WorkerLoad:
+    """Return how much a peer can take, as it says."""
+    return WorkerLoad(message.unfit, min(message.queued, QUEUED_MAX), message.speed)
+
+
+def upstream_offer(tasks: frozenset[str] | None, slots: int) -> tuple[Offer, ...]:
+    """Return what a worker does that is not one of ours.
+
+    ``tasks`` are the functions that it has; None: nobody knows, and so any.
+    """
+    if tasks is not None and not tasks:
+        return ()
+    names = tasks or frozenset()
+    offer = Offer(
+        kinds=CARRIED_KINDS, slots=slots, tasks=names, streams=False, receipts=False
+    )
+    return (offer,)
+
+
+def _allowed_features(
+    features: frozenset[Feature], peer: FleetPeer
+) -> frozenset[Feature]:
+    """Return what counts: code does not, where no token says who sends it."""
+    return features & (
+        _KNOWN_FEATURES if peer.trusted else _KNOWN_FEATURES - {Feature.CODE}
+    )
+
+
+LocalState: TypeAlias = OffersChanged | LoadChanged | Draining | HealthReported
+
+
+class FleetPeerState:
+    """What a peer was told of us, and what it has told of itself."""
+
+    def __init__(self, peer: FleetPeer, role: FleetRole) -> None:
+        self._peer = peer
+        self._is_coordinator = role is FleetRole.COORDINATOR
+        self._offers: Sequence[Offer] | None = None  # None: nobody has said yet
+        self._condition = WorkerLoad()
+        self._sent_offer: control.OfferMessage | None = None
+        self._their_offers: tuple[Offer, ...] | None = None
+        self._their_condition = WorkerLoad()
+        self._draining = False
+
+    def send(self, state: LocalState, writer: FrameWriter) -> Sequence[Output]:
+        """Return how the peer is told what has changed, if it is one to be told."""
+        if not self._peer.is_shoal or self._peer.is_worker:
+            return ()
+        word: control.ControlMessage
+        match state:
+            case OffersChanged(offers):
+                self._offers = offers
+                return self._send_offer(writer)
+            case LoadChanged(condition):
+                self._condition = condition
+                return self._send_offer(writer)
+            case Draining(reason):
+                word = control.DrainingMessage(reason[: control.TEXT_MAX])
+            case HealthReported(health):
+                word = control.LoadReportMessage(health.cpu, health.memory, health.jobs)
+        return (writer.write(FrameType.CONTROL, control.encode_control(word)),)
+
+    def receive(
+        self,
+        message: control.OfferMessage
+        | control.DrainingMessage
+        | control.LoadReportMessage,
+    ) -> Sequence[Event]:
+        """Return what is new of what the peer says of itself."""
+        match message:
+            case control.OfferMessage():
+                return self._receive_offer(message)
+            case control.DrainingMessage(reason=reason):
+                if self._draining:  # it never comes back from it: once is enough
+                    return ()
+                self._draining = True
+                return (Draining(reason),)
+            case control.LoadReportMessage(cpu=cpu, memory=memory, jobs=jobs):
+                return (HealthReported(MachineHealth(cpu, memory, jobs)),)
+
+    def _send_offer(self, writer: FrameWriter) -> Sequence[Output]:
+        if self._offers is None:
+            return ()
+        word = encode_offer(
+            self._offers,
+            self._condition,
+            self._peer,
+            from_coordinator=self._is_coordinator,
+        )
+        if word == self._sent_offer:
+            return ()
+        self._sent_offer = word
+        return (writer.write(FrameType.CONTROL, control.encode_control(word)),)
+
+    def _receive_offer(self, message: control.OfferMessage) -> Sequence[Event]:
+        events: list[Event] = []
+        offers, condition = decode_offer(message, self._peer), decode_condition(message)
+        if offers != self._their_offers:
+            self._their_offers = offers
+            events.append(OffersChanged(offers))
+        if condition != self._their_condition:
+            self._their_condition = condition
+            events.append(LoadChanged(condition))
+        return events

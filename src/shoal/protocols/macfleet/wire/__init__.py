@@ -1,1 +1,0 @@
-"""Bytes of the wire: what is written and read, without deciding anything."""

@@ -1,0 +1,122 @@
+"""Addresses that somebody has typed in, without saying which wire is spoken there.
+
+A wire whose peers take offence at others' words has to be asked first: until it is,
+the others wait.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from shoal.protocols.seam.multi_peer import (
+    ListedNode,
+    MultiPeerSession,
+    OutgoingConnection,
+    PeerJoined,
+    PeerMessage,
+    ToPeer,
+)
+from shoal.protocols.seam.session import Batch, Output
+
+CHECK_INTERVAL = 1.0  # seconds until it is seen that a wire has asked
+
+
+@dataclass(slots=True, eq=False)
+class PeerAddress:
+    """HOST:PORT; ``wire`` is what is spoken there, once that is known.
+
+    ``first`` has the wires that want to ask before others do, and have not yet.
+    """
+
+    address: str
+    wire: str = ""
+    probing: set[str] = field(default_factory=set)
+
+    def may_dial(self, wire: str) -> bool:
+        """Say whether a wire may call there now."""
+        return self.wire == wire or not (self.wire or self.probing - {wire})
+
+
+class AddressDialer:
+    """The ``Rounds`` of a wire that lets others ask first: it calls who is left.
+
+    ``call`` says how an address is called.
+    """
+
+    def __init__(
+        self,
+        wire: str,
+        contacts: Sequence[PeerAddress],
+        call: Callable[[str], OutgoingConnection],
+    ) -> None:
+        self._wire = wire
+        self._contacts = contacts
+        self._call = call
+        self._calling: dict[PeerAddress, OutgoingConnection] = {}
+        self._due = float("-inf")
+
+    @property
+    def deadline(self) -> float | None:
+        return self._due
+
+    def tick(self, now: float) -> Sequence[OutgoingConnection]:
+        self._due = now + CHECK_INTERVAL
+        return [
+            self._called(each)
+            for each in self._contacts
+            if each not in self._calling and each.may_dial(self._wire)
+        ]
+
+    def dropped(self) -> Sequence[OutgoingConnection]:
+        taken = [each for each in self._calling if not each.may_dial(self._wire)]
+        return [self._calling.pop(each) for each in taken]
+
+    def nodes(self) -> Sequence[ListedNode]:
+        return ()
+
+    def _called(self, contact: PeerAddress) -> OutgoingConnection:
+        usual = self._call(contact.address)
+
+        def claim() -> None:
+            contact.wire = self._wire
+
+        called = OutgoingConnection(
+            usual.url,
+            lambda now: _Claiming(usual.new_session(now), claim),
+            usual.headers,
+            usual.message_max,
+            usual.fingerprint,
+        )
+        self._calling[contact] = called
+        return called
+
+
+class _Claiming:
+    """A session that says so when it has met somebody."""
+
+    def __init__(self, inner: MultiPeerSession, claim: Callable[[], None]) -> None:
+        self._inner = inner
+        self._claim = claim
+        self.accepts = inner.accepts
+
+    @property
+    def deadline(self) -> float | None:
+        return self._inner.deadline
+
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+        return self._claim_if_joined(self._inner.tick(now))
+
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        return self._claim_if_joined(self._inner.receive(batch, now))
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        return self._inner.send(message, now)
+
+    def _claim_if_joined(
+        self, said: Sequence[PeerMessage | Output]
+    ) -> Sequence[PeerMessage | Output]:
+        if any(
+            isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined)
+            for each in said
+        ):
+            self._claim()
+        return said

@@ -1,0 +1,1 @@
+"""TealeNet's messages as bytes, between peers and with a relay: without state."""

@@ -1,0 +1,235 @@
+"""Cluster messages as JSON: an object with one key, the kind, and the payload below it.
+
+Real peers write one more layer, ``{"hello": {"_0": {..}}}``, and Macs read no other;
+both forms are read, and ``_0`` wins.  Source: TealeNet's "Cluster Messages", and what
+real peers do; see ``docs/protocols/tealenet.md``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import msgspec
+from msgspec import UNSET, Raw, UnsetType
+
+from shoal.domain.errors import PeerError
+from shoal.domain.json_limits import has_more_values, is_too_deep
+from shoal.protocols.seam.session import Data
+from shoal.protocols.tealenet.codec.messages import (
+    Message,
+    ModelTransferChunk,
+    SentMessage,
+)
+from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json
+from shoal.protocols.tealenet.codec.validation import VALIDATORS, Validator
+
+VERSION = 1  # of the protocol; nobody checks the other's
+VALUES_MAX = 200_000  # values in a message: reading them takes some 20 ms
+LONG = 2 * VALUES_MAX  # bytes from which on there can be more
+LENIENT_MAX = 64 << 10  # bytes of a payload whose integers may be written as 100.0
+ERROR_MAX = 500  # characters of what is wrong with a message
+
+_BOM = b"\xef\xbb\xbf"
+
+
+class BadMessage(PeerError):
+    """A message that cannot be read; ``kind`` and ``request_id`` as far as they can.
+
+    ``request_id`` is that of a request or a transfer, so that it can be answered.
+    """
+
+    def __init__(self, why: str, kind: str = "", request_id: str = "") -> None:
+        text = f"{kind}: {why}" if kind else why
+        super().__init__(text[:ERROR_MAX])
+        self.kind = kind
+        self.request_id = request_id
+
+
+def decode(data: Data) -> Message | None:
+    """Decode a message; None if its kind is none of ours: newer peers have more.
+
+    Keys beside the kind are ignored.  Of a key that comes twice the last counts, as
+    for Rust peers.  Numbers without a fraction are integers, whatever their form.
+
+    Raises BadMessage if it is no JSON object, has two kinds or a bad payload.
+    """
+    text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    # As all real peers begin, without a blank; other JSON takes the longer way.
+    form = _FORMS.get(text[2 : text.find(b'"', 2)])
+    if form is None or (form.holds_many and len(text) > LONG):
+        return _decode_any(text)
+    try:
+        message: Message = form.wrapped.decode(text).layer.payload
+    except (ValueError, RecursionError):
+        return _decode_any(text)  # another form, or the reason why not
+    return (
+        message
+        if form.validator is None
+        else _validated(form, form.validator, message, text)
+    )
+
+
+def encode(message: SentMessage, flat: bool = False) -> bytes:
+    """Encode a message; ``flat`` as the document has it, which no Mac reads.
+
+    Raises PeerError if it is nested too deeply to be written.
+    """
+    form = _FORMS_BY_TYPE[type(message)]
+    body = encode_json(message)
+    return b"".join((form.flat_head, body, b"}") if flat else (form.head, body, b"}}"))
+
+
+# Private parts, in the order in which they are called.
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A kind of message: how it is read and written.
+
+    ``wrapped`` reads the form of real peers, with no key beside; ``check`` says what is
+    wrong with what was read, or None.  What ``holds_many`` may be of many small values,
+    which take more memory than their text.
+    """
+
+    kind: str
+    payload: msgspec.json.Decoder[Any]
+    wrapped: msgspec.json.Decoder[Any]
+    validator: Validator | None
+    holds_many: bool
+    head: bytes
+    flat_head: bytes
+
+
+class _Layer(msgspec.Struct, rename={"payload": "_0"}):
+    payload: Raw | UnsetType = UNSET
+
+
+class _Ids(msgspec.Struct, rename={"request": "requestID", "transfer": "transferID"}):
+    request: Any = None
+    transfer: Any = None
+
+
+def _decode_any(text: bytes) -> Message | None:
+    """Decode a message in any form, in steps, so that it is known what is wrong."""
+    text = text.removeprefix(_BOM)
+    kind, payload = _split(text)
+    if payload is None:
+        return None
+    form = _FORMS[kind.encode()]
+    try:
+        message: Message = form.payload.decode(payload)
+    except (ValueError, RecursionError) as error:
+        try:
+            message = _decode_leniently(form, payload)
+        except (ValueError, RecursionError):
+            raise BadMessage(_error_text(error), kind, _id_in(payload)) from error
+    return (
+        message
+        if form.validator is None
+        else _validated(form, form.validator, message, text)
+    )
+
+
+def _split(text: bytes) -> tuple[str, Raw | None]:
+    """Return a message's kind and payload; None if we do not know its kind."""
+    try:
+        if len(text) > LONG and has_more_values(text.decode(), VALUES_MAX):
+            raise BadMessage(f"more than {VALUES_MAX} values")
+        entries: dict[str, Raw] = _objects.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(f"expected a JSON object: {_error_text(error)}") from error
+    kinds = [kind for kind in _KINDS if kind in entries]
+    if not entries or len(kinds) > 1:
+        found = " and ".join(kinds) or "none"
+        raise BadMessage(f"expected one kind, found {found}", *kinds[:1])
+    if not kinds:
+        return "", None
+    payload = entries[kinds[0]]
+    try:
+        inner = _layers.decode(payload).payload
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(_error_text(error), kinds[0]) from error
+    return kinds[0], payload if isinstance(inner, UnsetType) else inner
+
+
+def _decode_leniently(form: _Form, payload: Raw) -> Message:
+    """Read a payload whose integers may be written as 100.0, as a Mac does.
+
+    Raises ValueError or RecursionError if that is not what is wrong with it.
+    """
+    if memoryview(payload).nbytes > LENIENT_MAX:
+        raise ValueError
+    tree = _objects_of_any.decode(payload)
+    if is_too_deep(tree):
+        raise RecursionError
+    if "shoal" in tree:
+        tree["shoal"] = Raw(encode_json(tree["shoal"]))
+    message: Message = msgspec.convert(_with_integers(tree), form.payload.type)
+    return message
+
+
+def _with_integers(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case dict():
+            return {name: _with_integers(inner) for name, inner in value.items()}
+        case list():
+            return [_with_integers(inner) for inner in value]
+        case _:
+            return value
+
+
+def _id_in(payload: Raw) -> str:
+    try:
+        ids: _Ids = _ids.decode(payload)
+    except (ValueError, RecursionError):
+        return ""
+    given = ids.request if ids.request is not None else ids.transfer
+    return given if isinstance(given, str) and len(given) <= ID_MAX else ""
+
+
+def _error_text(error: Exception) -> str:
+    """Say what is wrong with a JSON text, without quoting from it."""
+    if isinstance(error, msgspec.ValidationError):
+        return str(error)
+    return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"
+
+
+def _validated(form: _Form, check: Validator, message: Message, text: bytes) -> Message:
+    if (fault := check(message, text)) is not None:
+        named = getattr(message, "request_id", getattr(message, "transfer_id", ""))
+        raise BadMessage(fault, form.kind, named)
+    return message
+
+
+_objects = msgspec.json.Decoder(dict[str, Raw])
+_objects_of_any = msgspec.json.Decoder(dict[str, Any])
+_layers = msgspec.json.Decoder(_Layer)
+_ids = msgspec.json.Decoder(_Ids)
+
+
+def _form(payload: type) -> _Form:
+    kind = payload.__name__[0].lower() + payload.__name__[1:]
+    layer = msgspec.defstruct("layer", [("payload", payload)], rename={"payload": "_0"})
+    outer = msgspec.defstruct(
+        "outer", [("layer", layer)], rename={"layer": kind}, forbid_unknown_fields=True
+    )
+    return _Form(
+        kind,
+        msgspec.json.Decoder(payload),
+        msgspec.json.Decoder(outer),
+        VALIDATORS.get(payload),
+        payload is not ModelTransferChunk,
+        f'{{"{kind}":{{"_0":'.encode(),
+        f'{{"{kind}":'.encode(),
+    )
+
+
+_FORMS_BY_TYPE: Mapping[type, _Form] = {
+    payload: _form(payload) for payload in get_args(Message)
+}
+_FORMS: Mapping[bytes, _Form] = {
+    form.kind.encode(): form for form in _FORMS_BY_TYPE.values()
+}
+_KINDS = tuple(form.kind for form in _FORMS_BY_TYPE.values())

@@ -1,0 +1,172 @@
+"""Machines on the wire: what they are made of, and what they can run.
+
+Source: TealeNet's "Cluster Messages", "hello", and the capabilities of its relay.
+Unknown words are kept as they are: real peers have others than the document.
+"""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET
+
+from shoal.domain.worker import Hardware
+from shoal.protocols.tealenet.codec.scalars import (
+    Date,
+    Id,
+    Int,
+    Name,
+    Names,
+    ShoalField,
+    WholeNumber,
+    well_formed,
+    wire_name,
+)
+
+TIERS = range(1, 5)
+TIER_LOWEST = 4
+WORD_MAX = 64  # characters of a chip, a backend or a platform that are kept
+SIZE_MAX = 1e9  # GB, or GB per second: more than that nobody has
+CORES_MAX = 10**9
+SHARE_FOR_MODELS = 0.8  # of the memory: the system needs some, and so does the context
+
+
+def _no_names() -> tuple[str, ...]:
+    return ()
+
+
+def _lowest() -> int:
+    return TIER_LOWEST
+
+
+class HardwareInfo(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
+):
+    """What a machine is made of; sizes in GB, bandwidth in GB per second.
+
+    Only the tier and what is optional may be missing; Rust peers must be told the tier.
+    """
+
+    chip_family: Name
+    chip_name: Name
+    total_ram_gb: float
+    gpu_core_count: WholeNumber
+    memory_bandwidth_gbs: float
+    tier: WholeNumber = msgspec.field(default_factory=_lowest)
+    gpu_backend: Name | None = None
+    platform: Name | None = None
+    gpu_vram_gb: float | None = None
+
+
+class DeviceInfo(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
+):
+    """Who a peer is.  A Rust peer has another ``id`` at each start, and in heartbeats.
+
+    ``connection_quality`` may be any word.  We write none: a Mac refuses what it does
+    not know.
+    """
+
+    id: Id
+    name: Name
+    hardware: HardwareInfo
+    registered_at: Date
+    last_seen_at: Date
+    is_current_device: bool
+    loaded_models: Names = msgspec.field(default_factory=_no_names)
+    connection_quality: str | None = None
+
+
+class NodeCapabilities(
+    msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
+):
+    """What a node on a relay is and has.
+
+    ``ptnIDs`` is neither read nor written: Macs have objects there and Rust peers
+    texts, and the latter refuse all of what a Mac wrote.
+    """
+
+    hardware: HardwareInfo
+    loaded_models: Names = msgspec.field(default_factory=_no_names)
+    max_model_size_gb: float
+    is_available: bool
+    swappable_models: Names = ()
+    max_concurrent_requests: Int | None = None
+    effective_context: Int | None = None
+    on_ac_power: bool | None = msgspec.field(default=None, name="onACPower")
+    shoal: ShoalField = UNSET
+
+
+def hardware_info(hardware: Hardware) -> HardwareInfo:
+    """Return what peers are told of our hardware."""
+    vram = hardware.gpu_memory_gb
+    return HardwareInfo(
+        chip_family=_word(hardware.chip_family),
+        chip_name=_word(hardware.chip),
+        total_ram_gb=_size(hardware.memory_gb),
+        gpu_core_count=min(max(0, hardware.gpu_cores), CORES_MAX),
+        memory_bandwidth_gbs=_size(hardware.bandwidth_gb),
+        tier=hardware.tier if hardware.tier in TIERS else TIER_LOWEST,
+        gpu_backend=_word(hardware.gpu_backend) or None,
+        platform=_word(hardware.platform) or None,
+        gpu_vram_gb=None if vram is None else _size(vram),
+    )
+
+
+def device_info(
+    device_id: str,
+    name: str,
+    hardware: Hardware,
+    *,
+    registered_at: Date,
+    seen_at: Date,
+    models: Sequence[str] = (),
+) -> DeviceInfo:
+    """Return what peers are told of the machine that we are."""
+    return DeviceInfo(
+        id=device_id,
+        name=well_formed(name)[:_NAME_SHOWN],
+        hardware=hardware_info(hardware),
+        registered_at=registered_at,
+        last_seen_at=seen_at,
+        is_current_device=True,
+        loaded_models=tuple(models),
+    )
+
+
+def node_capabilities(
+    hardware: Hardware,
+    models: Sequence[str],
+    *,
+    available: bool,
+    slots: int,
+    context: int,
+    shoal: ShoalField = UNSET,
+) -> NodeCapabilities:
+    """Return what a relay is told of us; ``context`` is 0 where nobody knows."""
+    return NodeCapabilities(
+        hardware=hardware_info(hardware),
+        loaded_models=tuple(models),
+        max_model_size_gb=largest_model_gb(hardware),
+        is_available=available,
+        max_concurrent_requests=slots,
+        effective_context=context or None,
+        shoal=shoal,
+    )
+
+
+def largest_model_gb(hardware: Hardware) -> float:
+    """Estimate the size of the largest model that fits, in GB."""
+    memory = max(hardware.memory_gb, hardware.gpu_memory_gb or 0.0)
+    return math.floor(_size(memory) * SHARE_FOR_MODELS * 10) / 10
+
+
+_NAME_SHOWN = 128  # characters of a machine's name
+
+
+def _word(text: str) -> str:
+    return well_formed(text[:WORD_MAX])
+
+
+def _size(given: float) -> float:
+    return min(max(0.0, given), SIZE_MAX) if math.isfinite(given) else 0.0

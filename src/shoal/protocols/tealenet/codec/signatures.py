@@ -1,0 +1,161 @@
+"""What peers sign: proofs of their keys, and receipts for their answers.
+
+The peer that dialled sends a challenge in ``hello``.  ``helloAck`` has the proof and a
+challenge of its own, which the first ``heartbeat`` of the peer that dialled answers.
+
+A receipt signs the hash of an answer.  The coordinator puts the answer's pieces
+together and writes them as canonical JSON (RFC 8785).  The receipt has the five fields
+of the receipts' document.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import rfc8785
+
+from shoal.domain.answer_assembly import assemble
+from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.receipts import SignedReceipt
+from shoal.domain.vocabulary import Completed
+from shoal.domain.work import JSON, Task, Work
+from shoal.protocols.seam.session import Identity
+from shoal.protocols.tealenet.codec.scalars import encode_json, well_formed
+
+CHALLENGE_SIZE = 32  # bytes
+KEY_SIZE = 32  # bytes
+
+PROOF_PREFIX = b"shoal tealenet proof v1\n"
+"""What a proof begins with, so that no other signature is taken for one."""
+
+NOISE_PREFIX = b"shoal tealenet noise v1\n"
+"""The same, of what binds a key for encryption to its owner's key for signatures."""
+
+_HEX_KEY = re.compile("[0-9a-fA-F]{64}")
+
+
+def proof_text(challenge: bytes, verifier: bytes, prover: bytes) -> bytes:
+    """Return what a peer signs to prove its Ed25519 key, to this verifier and no other.
+
+    All three have 32 bytes; the challenge is what the verifier drew.
+    """
+    return PROOF_PREFIX + challenge + verifier + prover
+
+
+def noise_binding(exchange_key: bytes) -> bytes:
+    """Return what a peer signs to make an X25519 key, of 32 bytes, known as its own."""
+    return NOISE_PREFIX + exchange_key
+
+
+def noise_fields(identity: Identity) -> tuple[str, str]:
+    """Return ``noise`` and ``noise_proof`` of an introduction."""
+    key = identity.exchange_key
+    return key.hex(), encode_base64(identity.sign(noise_binding(key)))
+
+
+def parse_key(text: str) -> bytes:
+    """Return a public key from its 64 hexadecimal digits; of anything else, nothing."""
+    return bytes.fromhex(text) if _HEX_KEY.fullmatch(text) else b""
+
+
+def encode_base64(data: bytes) -> str:
+    """Return a challenge or a proof as it is written."""
+    return base64.b64encode(data).decode()
+
+
+def decode_base64(text: str) -> bytes:
+    """Return a challenge or a proof as it was read; of anything else, nothing."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        return b""
+
+
+SIGNED_MAX = 16 << 20  # characters of an answer that is kept to be signed
+
+
+class ReceiptSigner:
+    """What is kept of one answer until it is whole.
+
+    ``job`` is what the coordinator calls the job; without one nothing is kept, and an
+    answer of more than ``SIGNED_MAX`` characters is not signed.
+    """
+
+    def __init__(self, identity: Identity | None, job: str, continues: str) -> None:
+        self._identity = identity if job else None
+        self._job = job
+        self._pieces: list[AnswerPiece] = [continues] if continues else []
+        self._size = len(continues)
+
+    def add(self, pieces: Sequence[AnswerPiece]) -> None:
+        """Take note of what was sent."""
+        if self._identity is None:
+            return
+        self._pieces += pieces
+        for piece in pieces:
+            self._size += len(piece) if isinstance(piece, str) else piece.size
+        if self._size > SIGNED_MAX:
+            self._identity = None
+            self._pieces = []
+
+    def sign(self, work: Work, done: Completed, at: float) -> SignedReceipt | None:
+        """Return the receipt for the whole; None if there can be none.
+
+        ``at`` is in seconds since the epoch.
+        """
+        identity = self._identity
+        if identity is None:
+            return None
+        try:
+            outcome = assemble(self._pieces, done.finish_reason, done.usage)
+            output = done.output.encode() or canonical_output(work, outcome)
+        except (ValueError, RecursionError):
+            return None  # it has a number that nobody else could write again
+        time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
+        body = _encode(
+            {
+                "job_id": self._job,
+                "provider_pubkey": identity.public_key.hex(),
+                "output_hash": f"sha256:{hashlib.sha256(output).hexdigest()}",
+                "completed_at": time.replace("+00:00", "Z"),
+                "payment_ref": None,
+            }
+        )
+        return SignedReceipt(body, identity.sign(body))
+
+
+def canonical_output(work: Work, outcome: Outcome) -> bytes:
+    """Return an answer as the coordinator writes it.
+
+    Raises ValueError for numbers that RFC 8785 cannot write.
+    """
+    if isinstance(work, Task):
+        return well_formed(outcome.text).encode()
+    text = well_formed(outcome.text)
+    output: dict[str, JSON] = {"model": well_formed(work.model), "text": text}
+    if not outcome.choices:
+        return _sorted(output)  # texts are written as RFC 8785 does
+    output["choices"] = [
+        {
+            "fields": _sent(choice.fields),
+            "finish_reason": choice.finish_reason,
+            "logprobs": _sent(choice.logprobs),
+        }
+        for choice in outcome.choices
+    ]
+    canonical: bytes = rfc8785.dumps(output)
+    return canonical
+
+
+def _sent(value: object) -> JSON:
+    """Return a value as the coordinator has it, whose texts are well formed."""
+    sent: JSON = msgspec.json.decode(encode_json(value))
+    return sent
+
+
+_encode = msgspec.json.Encoder().encode
+_sorted = msgspec.json.Encoder(order="sorted").encode

@@ -1,0 +1,281 @@
+"""Connections to peers: their URLs, LAN sessions, and how a worker dials.
+
+On the local network a connection has one peer, and a length before each message.  A
+worker reaches its coordinator directly, or through the coordinator's relay.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+
+from shoal.domain.errors import ConfigError
+from shoal.protocols.seam.framing import LengthPrefixed
+from shoal.protocols.seam.multi_peer import (
+    DiscoveredService,
+    MultiPeerSession,
+    OutgoingConnection,
+    PeerMessage,
+    Protection,
+    ToPeer,
+)
+from shoal.protocols.seam.session import (
+    Batch,
+    Bulk,
+    Close,
+    Notice,
+    Output,
+    Send,
+    WorkerProfile,
+)
+from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
+from shoal.protocols.tealenet.codec.model_sharing import MODEL_WORDS
+from shoal.protocols.tealenet.handshake import DeviceConnections
+from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole, worker_node
+from shoal.protocols.tealenet.membership.node_directory import PinnedKeys
+from shoal.protocols.tealenet.membership.relay_node import RelayNode
+from shoal.protocols.tealenet.peer import TealeConnection
+from shoal.protocols.tealenet.peer_session import SENDABLE, FromPeer, TealePeerSession
+
+EXPECTED_FORMS = "expected http://HOST:PORT, tcp://HOST:PORT or wss://HOST/ws"
+DIRECT_SCHEMES: Mapping[str, Protection] = {
+    "tcp": Protection.PLAIN,
+    "tls": Protection.TLS,
+}
+RELAY_SCHEMES: Mapping[str, str] = {
+    "http": "ws",
+    "https": "wss",
+    "ws": "ws",
+    "wss": "wss",
+}
+RELAY_PATH = "/ws"
+NODE_PARAMETER = "node"  # the parameter of a relay's URL that says who connects
+
+
+def peer_url(address: str) -> str:
+    """Return the URL of a peer that is given as HOST:PORT, or by its URL.
+
+    Raises ConfigError if it cannot be dialled.
+    """
+    url = address if "://" in address else f"tcp://{address}"
+    if _parse(url).scheme not in DIRECT_SCHEMES:
+        raise ConfigError(f"peer {without_query(address)!a}: expected HOST:PORT")
+    return url
+
+
+def discovered_url(sighting: DiscoveredService) -> str | None:
+    """Return the URL of a peer that was found; None if it says nowhere to find it."""
+    if not sighting.addresses:
+        return None
+    address = min(sighting.addresses, key=lambda each: ":" in each)  # IPv4 first
+    if ":" in address:
+        # The zone of an address begins with a percent sign (RFC 6874).
+        address = f"[{address.replace('%', '%25')}]"
+    return f"tcp://{address}:{sighting.port}"
+
+
+def relay_url(url: str, node_id: str) -> str:
+    """Return where a relay is to be dialled: what real ones ignore helps proxies.
+
+    Raises ConfigError if the URL cannot be dialled.
+    """
+    parts = _parse(url)
+    if parts.scheme not in RELAY_SCHEMES:
+        raise ConfigError(f"relay {without_query(url)}: expected wss://HOST/ws")
+    path = parts.path.rstrip("/")
+    if parts.scheme.startswith("http") or not path:
+        path += RELAY_PATH
+    given = [pair for pair in parse_qsl(parts.query) if pair[0] != NODE_PARAMETER]
+    query = urlencode(
+        [*given, (NODE_PARAMETER, node_id)], quote_via=quote, errors="replace"
+    )
+    return f"{RELAY_SCHEMES[parts.scheme]}://{parts.netloc}{path}?{query}"
+
+
+def candidate_urls(url: str, member: WorkerProfile) -> list[str]:
+    """Return the addresses to try: directly first, if the coordinator says where.
+
+    Raises ConfigError if the URL cannot be dialled.
+    """
+    parts = _parse(url)
+    if parts.scheme in DIRECT_SCHEMES:
+        return [f"{parts.scheme}://{parts.netloc}"]
+    assert member.identity is not None, "a node is known by its key"
+    relay = relay_url(url, member.identity.public_key.hex())
+    return [member.direct_url, relay] if member.direct_url else [relay]
+
+
+def without_query(url: str) -> str:
+    """Return a URL as messages show it: without what may be secret."""
+    return url.partition("?")[0]
+
+
+def _parse(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port  # the port raises if it is none
+    except ValueError as error:
+        raise ConfigError(
+            f"URL {without_query(url)!a}: {error}; {EXPECTED_FORMS}"
+        ) from error
+    if parts.scheme not in DIRECT_SCHEMES and parts.scheme not in RELAY_SCHEMES:
+        raise ConfigError(f"URL {without_query(url)!a}: {EXPECTED_FORMS}")
+    if not host or (parts.scheme in DIRECT_SCHEMES and port is None):
+        missing = "host" if not host else "port"
+        raise ConfigError(f"URL {without_query(url)!a}: no {missing}; {EXPECTED_FORMS}")
+    return parts
+
+
+PEER_NAME = "1"  # the peer, of which there is one
+MESSAGE_MAX = LAN.worker_request_max  # bytes of the largest message
+HELLO_MAX = 512 << 10  # bytes of a message of who is not let in yet: anybody can dial
+
+
+class SinglePeerSession:
+    """A conversation, as a connection on which there could be many peers."""
+
+    def __init__(
+        self, session: TealePeerSession, on_admitted: Callable[[], None] | None = None
+    ) -> None:
+        self._session = session
+        self._on_admitted = on_admitted  # what to do when the peer is
+        self.accepts = session.accepts
+
+    @property
+    def deadline(self) -> float | None:
+        return self._session.deadline
+
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        heard = _as_peer_messages(self._session.receive(batch, now))
+        if self._on_admitted is not None and self._session.admitted:
+            self._on_admitted()
+            self._on_admitted = None
+        return heard
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        return self._session.send(message.message, now)
+
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+        return _as_peer_messages(self._session.tick(now))
+
+
+def lan_session(
+    own: TealeLocalNode,
+    connection: TealeConnection,
+    device_connections: DeviceConnections,
+) -> MultiPeerSession:
+    """Return a session for a new connection.
+
+    A worker takes larger messages: they come from whom it has joined.
+    """
+    conversation = TealePeerSession(own, connection, LAN, device_connections)
+    message_max = LAN.request_max(to_worker=own.role is TealeRole.WORKER)
+    if connection.dialled:
+        return LengthPrefixed(SinglePeerSession(conversation), message_max)
+    peer = SinglePeerSession(conversation, lambda: session.set_message_max(message_max))
+    session = LengthPrefixed(peer, HELLO_MAX)
+    return session
+
+
+def _as_peer_messages(
+    outputs: Sequence[FromPeer | Output],
+) -> list[PeerMessage | Output]:
+    return [
+        each
+        if isinstance(each, Send | Bulk | Close | Notice)
+        else PeerMessage(PEER_NAME, each)
+        for each in outputs
+    ]
+
+
+CLOSE_RESTARTING = (
+    1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
+)
+CLOSE_REPLACED = (
+    "Replaced by newer session"  # how a relay ends a node's older connection
+)
+
+
+class TealeDialer:
+    """Joins one coordinator, again and again, by each of its addresses in turn.
+
+    One at which it was let in is tried again first, and so is one at which the
+    coordinator is AWAY: then it is away at the others, too.  Raises ConfigError from
+    the constructor if the URL cannot be dialled.
+    """
+
+    message_max = MESSAGE_MAX
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, url: str, member: WorkerProfile) -> None:
+        self._membership = MembershipState()
+        self._own = replace(worker_node(member), on_rejected=self._on_rejected)
+        self._urls = candidate_urls(url, member)
+        self._device_connections = DeviceConnections(
+            self._own.device_id, LAN.disconnected_after
+        )
+        self._pinned_keys = PinnedKeys()
+        self.url = self._urls[0]
+
+    def start_session(self, headers: Mapping[str, str]) -> MultiPeerWorkerSession:
+        if urlsplit(self.url).scheme in DIRECT_SCHEMES:
+            return MultiPeerWorkerSession(
+                self._direct_session, SENDABLE | MODEL_WORDS, self._membership
+            )
+        return MultiPeerWorkerSession(self._relay_session, SENDABLE, self._membership)
+
+    def why_final(self, code: int, text: str) -> str | None:
+        if self._membership.refusal:
+            refused = f"the coordinator refuses this worker: {self._membership.refusal}"
+            # Most refusals say what to do.
+            named = "--" in refused
+            return refused if named else f"{refused}: check --token or --passcode"
+        if text == CLOSE_REPLACED:
+            return "another worker joined with the same key: choose another --name"
+        if not self._membership.admitted and code != CLOSE_RESTARTING:
+            following = self._urls.index(self.url) + 1
+            self.url = self._urls[following % len(self._urls)]
+        self._membership.admitted = False  # until it is let in again
+        return None
+
+    def _direct_session(self, now: float) -> MultiPeerSession:
+        return dialled_session(self._own, self.url, self._device_connections)
+
+    def _relay_session(self, now: float) -> MultiPeerSession:
+        return RelayNode(self._own, now, self._pinned_keys)
+
+    def _on_rejected(self, reason: str) -> None:
+        self._membership.refusal = reason
+
+
+def dial_peer(url: str, member: WorkerProfile) -> OutgoingConnection:
+    """Return how to call on a peer on the local network, to ask and not to serve.
+
+    Raises ConfigError if there can be none at the address.
+    """
+    url = peer_url(url)
+    # Not as a worker, which would take the place of another of that name.
+    own = replace(worker_node(member), role=TealeRole.COORDINATOR, offers=())
+    desk = DeviceConnections(own.device_id, LAN.disconnected_after)
+    return OutgoingConnection(
+        url, lambda now: dialled_session(own, url, desk), message_max=MESSAGE_MAX
+    )
+
+
+def dialled_session(
+    own: TealeLocalNode,
+    url: str,
+    device_connections: DeviceConnections,
+    *,
+    configured: bool = True,
+) -> MultiPeerSession:
+    """Return a session with a peer that was dialled.
+
+    ``configured`` says that an operator named its address.
+    """
+    protection = DIRECT_SCHEMES[urlsplit(url).scheme]
+    return lan_session(
+        own,
+        TealeConnection(True, configured, protection=protection),
+        device_connections,
+    )

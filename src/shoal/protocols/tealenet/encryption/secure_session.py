@@ -1,0 +1,323 @@
+"""Encryption of one session through a relay, and its negotiation between the two ends.
+
+The first byte of the first message selects the channel: 0x11 starts Noise, which
+Shoal's nodes use among themselves; 0x01 starts the channel of TealeNet's own peers; and
+JSON is plain JSON.  The first byte of later data gives its type, except for the packets
+of TealeNet's channel, which begin with their counter.
+
+A node that announced a Noise key gets Noise or nothing, whatever a relay announces for
+it later.  Other nodes are offered TealeNet's channel if they have a key for it, and get
+plain JSON if they do not answer: no real peer does so far.
+
+Data that cannot be decrypted is dropped, because a relay may let others put data into a
+session.  Only a genuine message can end one: if it shows that others before it were
+lost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final, TypeAlias
+
+from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.seam.multi_peer import Protection
+from shoal.protocols.seam.session import Identity, Notice
+from shoal.protocols.tealenet.encryption.noise import (
+    TAG_SIZE,
+    NoiseInitiator,
+    NoiseResponder,
+    RandomBytes,
+    TransportKeys,
+)
+from shoal.protocols.tealenet.encryption.teale_channel import (
+    TealeInitiator,
+    TealePackets,
+    TealeResponder,
+    time_payload,
+)
+
+TEALE_FIRST: Final = 0x01
+TEALE_SECOND: Final = 0x02
+NOISE_FIRST: Final = 0x11
+NOISE_SECOND: Final = 0x12
+NOISE_MESSAGE: Final = 0x13
+HANDSHAKE_TYPES = frozenset(
+    {TEALE_FIRST, TEALE_SECOND, NOISE_FIRST, NOISE_SECOND, NOISE_MESSAGE}
+)
+"""What no JSON begins with."""
+
+NOISE_HEADER: Final = Struct(">BQ")
+"""What stands before a message that Noise sealed: NOISE_MESSAGE and its number."""
+
+
+class PlainChannel:
+    """Nothing protects what is said."""
+
+    protection = Protection.PLAIN
+
+    def seal(self, message: bytes) -> bytes:
+        return message
+
+    def open(self, data: bytes) -> bytes | None:
+        # The peer may still answer the offer of encryption.
+        return None if data and data[0] in HANDSHAKE_TYPES else data
+
+
+class TealeChannel:
+    """TealeNet's own channel."""
+
+    protection = Protection.TEALE
+
+    def __init__(self, packets: TealePackets) -> None:
+        self.seal, self.open = packets.seal, packets.open
+
+
+class NoiseChannel:
+    """Noise's messages, numbered from 0: all of them have to come, in order."""
+
+    protection = Protection.NOISE
+
+    def __init__(self, keys: TransportKeys) -> None:
+        self._keys = keys
+        self._next = 0
+
+    def seal(self, message: bytes) -> bytes:
+        number, sealed = self._keys.sealer.seal(message)
+        return NOISE_HEADER.pack(NOISE_MESSAGE, number) + sealed
+
+    def open(self, data: bytes) -> bytes | None:
+        if len(data) < NOISE_HEADER.size + TAG_SIZE or data[0] != NOISE_MESSAGE:
+            return None
+        _, number = NOISE_HEADER.unpack_from(data)
+        if number < self._next:
+            return None  # sent again, by whoever saw it
+        message = self._keys.opener.open(number, data[NOISE_HEADER.size :])
+        if message is not None and number > self._next:
+            lost = f"message {number} came after {self._next - 1}"
+            raise PeerError(f"messages were lost on the way: {lost}")
+        self._next += message is not None
+        return message
+
+
+Channel: TypeAlias = PlainChannel | TealeChannel | NoiseChannel
+
+
+NOISE_TIMEOUT = 10.0  # seconds for a peer of ours to answer the handshake
+TEALE_TIMEOUT = 2.0  # seconds for another peer to answer, before we speak in the open
+PENDING_MAX = 1024  # messages that wait for the handshake
+PENDING_SIZE_MAX = 16 << 20  # bytes of them
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReceived:
+    """A message of the peer's, as it was before it was sealed."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DataToSend:
+    """What the relay is to carry to the peer."""
+
+    data: bytes
+
+
+SecureOutput: TypeAlias = MessageReceived | DataToSend | Notice
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParties:
+    """Who talks in a session, and with which keys.
+
+    ``epoch`` is as in ``WorkerProfile``.  ``noise_key`` is the X25519 key that the peer
+    announced, signed by the key it is known by; ``teale_key`` one that it says is its.
+    ``is_bound`` says whether the peer signed a key (first) like this (second), and
+    ``signature`` is how we signed ours: a first message has that in it, so that nobody
+    has to have heard of who sends it.
+    """
+
+    own: Identity
+    own_id: str
+    peer_id: str
+    session_id: str
+    random_bytes: RandomBytes
+    is_bound: Callable[[bytes, bytes], bool]
+    signature: bytes
+    epoch: float = 0.0
+    noise_key: bytes | None = None
+    teale_key: bytes | None = None
+
+    def prologue(self, *, initiates: bool) -> bytes:
+        """Return what both ends of a Noise handshake must agree on.
+
+        That is who talks and in which session, so that a relay cannot connect the ends
+        of two.
+        """
+        ids = (self.own_id, self.peer_id) if initiates else (self.peer_id, self.own_id)
+        parts = ("shoal tealenet 1", *(each.lower() for each in ids))
+        return "\n".join((*parts, self.session_id.upper())).encode(errors="replace")
+
+    def handshake_payload(self, now: float) -> bytes:
+        """Return what each message of TealeNet's handshake carries."""
+        return time_payload(self.epoch + now)
+
+
+class SecureSession:
+    """One end of a session: messages go in and out, and the relay carries the rest.
+
+    ``initiates`` is whoever opened the session.  ``protection`` is None until it is
+    decided, and what is said until then is kept.  ``noise_key`` is the one that the
+    peer turned out to have.
+    """
+
+    def __init__(self, parties: SessionParties, *, initiates: bool) -> None:
+        self.protection: Protection | None = None
+        self.deadline: float | None = None
+        self.noise_key = parties.noise_key
+        self._parties = parties
+        self._initiates = initiates
+        self._noise_initiator: NoiseInitiator | None = None
+        self._teale_initiator: TealeInitiator | None = None
+        self._channel: Channel | None = None
+        self._pending: list[bytes] = []
+        self._pending_size = 0
+        self._noticed = False  # whether a notice was given: one is enough
+
+    def start(self, now: float) -> Sequence[SecureOutput]:
+        """Begin, once the peer is ready to hear.
+
+        Raises PeerError if the peer announced a key that is no good.
+        """
+        ends = self._parties
+        if not self._initiates:
+            return ()
+        if ends.noise_key is not None:
+            prologue = ends.prologue(initiates=True)
+            self._noise_initiator = NoiseInitiator(
+                ends.own, ends.noise_key, prologue, ends.random_bytes
+            )
+            self.deadline = now + NOISE_TIMEOUT
+            first = self._noise_initiator.write_first(ends.signature)
+            return (DataToSend(bytes([NOISE_FIRST]) + first),)
+        if ends.teale_key is None:
+            return self._establish(PlainChannel())
+        try:
+            self._teale_initiator = TealeInitiator(
+                ends.own, ends.teale_key, ends.random_bytes
+            )
+            offer = self._teale_initiator.write_first(ends.handshake_payload(now))
+        except PeerError as error:
+            plain = self._establish(PlainChannel())
+            return (Notice(f"the peer's key for encryption: {error}"), *plain)
+        self.deadline = now + TEALE_TIMEOUT
+        return (DataToSend(bytes([TEALE_FIRST]) + offer),)
+
+    def send(self, message: bytes) -> Sequence[SecureOutput]:
+        """Seal a message; or keep it, while it is open what protects the session.
+
+        Raises PeerError if too much is kept, or if the session has to begin anew.
+        """
+        if self._channel is not None:
+            return (DataToSend(self._channel.seal(message)),)
+        self._pending.append(message)
+        self._pending_size += len(message)
+        if len(self._pending) > PENDING_MAX or self._pending_size > PENDING_SIZE_MAX:
+            what = "what waits for the peer's handshake"
+            raise LimitExceeded(what, self._pending_size, PENDING_SIZE_MAX)
+        return ()
+
+    def receive(self, data: bytes, now: float) -> Sequence[SecureOutput]:
+        """Take what the relay carried here.
+
+        Raises PeerError if messages were lost on the way: the session has to end.
+        """
+        if self._channel is None:
+            return self._negotiate(data, now)
+        message = self._channel.open(data)
+        if message is not None:
+            return (MessageReceived(message),)
+        if self._answered_too_late(data):
+            raise PeerError("the peer answered the offer of encryption too late")
+        return self._drop("something in the session is not the peer's")
+
+    def tick(self, now: float) -> Sequence[SecureOutput]:
+        """Act on time passing.  Raises PeerError if a peer of ours does not answer."""
+        if self.deadline is None or now < self.deadline:
+            return ()
+        if self._noise_initiator is not None:
+            why = f"no answer to the handshake within {NOISE_TIMEOUT:g} s"
+            raise PeerError(f"{why}, and without encryption nothing is said")
+        return self._establish(PlainChannel())
+
+    def _negotiate(self, data: bytes, now: float) -> Sequence[SecureOutput]:
+        kind = data[0] if data else None
+        try:
+            if self._noise_initiator is not None:
+                return self._finish_noise(self._noise_initiator, kind, data)
+            if self._teale_initiator is not None and kind == TEALE_SECOND:
+                packets = TealePackets(self._teale_initiator.read_second(data[1:]))
+                return self._establish(TealeChannel(packets))
+            if not self._initiates and kind == NOISE_FIRST:
+                return self._answer_noise(data[1:])
+            if self._parties.noise_key is not None:
+                return self._drop("a peer that announced encryption does without")
+            if not self._initiates and kind == TEALE_FIRST:
+                return self._answer_teale(data[1:], now)
+        except PeerError as error:
+            return self._drop(str(error))
+        if kind in HANDSHAKE_TYPES:
+            return self._drop("a handshake message out of turn")
+        return (*self._establish(PlainChannel()), MessageReceived(data))
+
+    def _finish_noise(
+        self, noise: NoiseInitiator, kind: int | None, data: bytes
+    ) -> Sequence[SecureOutput]:
+        if kind != NOISE_SECOND:
+            return self._drop("a peer that announced encryption does without")
+        _, secrets = noise.read_second(data[1:])
+        return self._establish(NoiseChannel(secrets))
+
+    def _answer_noise(self, message: bytes) -> Sequence[SecureOutput]:
+        ends = self._parties
+        responder = NoiseResponder(ends.own, ends.prologue(initiates=False), message)
+        if not ends.is_bound(responder.peer_key, responder.payload):
+            raise PeerError("the handshake was begun with a key that is not the peer's")
+        self.noise_key = responder.peer_key
+        second, secrets = responder.write_second(ends.random_bytes)
+        answer = DataToSend(bytes([NOISE_SECOND]) + second)
+        return (answer, *self._establish(NoiseChannel(secrets)))
+
+    def _answer_teale(self, message: bytes, now: float) -> Sequence[SecureOutput]:
+        ends = self._parties
+        responder = TealeResponder(ends.own, message)
+        if ends.teale_key not in (None, responder.peer_key):
+            raise PeerError("the handshake was begun with a key that is not the peer's")
+        second, secrets = responder.write_second(
+            ends.random_bytes, ends.handshake_payload(now)
+        )
+        answer = DataToSend(bytes([TEALE_SECOND]) + second)
+        return (answer, *self._establish(TealeChannel(TealePackets(secrets))))
+
+    def _establish(self, channel: Channel) -> Sequence[SecureOutput]:
+        self._channel = channel
+        self.protection = channel.protection
+        self.deadline = None
+        kept, self._pending = self._pending, []
+        return [DataToSend(channel.seal(message)) for message in kept]
+
+    def _answered_too_late(self, data: bytes) -> bool:
+        if self._teale_initiator is None or data[:1] != bytes([TEALE_SECOND]):
+            return False
+        if self.protection is not Protection.PLAIN:
+            return False
+        try:
+            self._teale_initiator.read_second(data[1:])
+        except PeerError:
+            return False
+        return True
+
+    def _drop(self, why: str) -> Sequence[SecureOutput]:
+        if self._noticed:
+            return ()
+        self._noticed = True
+        return (Notice(f"{why}: it is dropped"),)

@@ -1,0 +1,194 @@
+"""``hello`` and ``helloAck``: what each peer says about itself, encoded and decoded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from shoal.domain.worker import Offer
+from shoal.protocols.tealenet.admission import passcodes_match
+from shoal.protocols.tealenet.codec.envelope import VERSION as PROTOCOL_VERSION
+from shoal.protocols.tealenet.codec.extension import (
+    VERSION,
+    IntroductionExtension,
+    ShoalFeature,
+    read_introduction,
+    wire_offers,
+    write_extension,
+)
+from shoal.protocols.tealenet.codec.hardware import DeviceInfo, device_info
+from shoal.protocols.tealenet.codec.messages import Hello, HelloAck
+from shoal.protocols.tealenet.codec.scalars import (
+    MODELS_MAX,
+    NAME_MAX,
+    TEXT_MAX,
+    to_date,
+    well_formed,
+)
+from shoal.protocols.tealenet.codec.scalars import normalized_id as device_key
+from shoal.protocols.tealenet.codec.signatures import (
+    decode_base64,
+    encode_base64,
+    parse_key,
+    proof_text,
+)
+from shoal.protocols.tealenet.local_node import TealeLocalNode
+
+HELLO_FEATURES = (
+    ShoalFeature.CANCEL,
+    ShoalFeature.RECEIPT,
+    ShoalFeature.RESUME,
+    ShoalFeature.RAW,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What a peer said in ``hello`` or ``helloAck``.
+
+    ``device_id`` is in upper case, and ``introduction`` what only peers of our kind
+    say.
+    """
+
+    device_id: str
+    models: tuple[str, ...]
+    passcode: str | None
+    introduction: IntroductionExtension | None
+
+    @property
+    def key(self) -> bytes:
+        """The Ed25519 key that it names, which is not proven by that."""
+        return b"" if self.introduction is None else parse_key(self.introduction.key)
+
+    @property
+    def challenge(self) -> bytes:
+        """What it wants to see signed."""
+        return (
+            b""
+            if self.introduction is None
+            else decode_base64(self.introduction.challenge)
+        )
+
+    @property
+    def proof(self) -> bytes:
+        """What it signed of ours."""
+        return (
+            b"" if self.introduction is None else decode_base64(self.introduction.proof)
+        )
+
+
+def read_greeting(message: Hello | HelloAck) -> Greeting:
+    """Read who a peer says that it is."""
+    return Greeting(
+        device_key(message.device_info.id),
+        message.loaded_models,
+        message.cluster_passcode_hash,
+        read_introduction(message.shoal),
+    )
+
+
+def hello(
+    own: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
+) -> Hello:
+    """Return how we introduce ourselves to whom we dialled."""
+    said = IntroductionExtension(
+        version=VERSION,
+        features=[each.value for each in HELLO_FEATURES],
+        name=_truncated_name(own.name),
+        role=own.role.value,
+        token=well_formed(own.token),
+        offers=wire_offers(offers),
+        key=_key(own),
+        challenge=_challenge(challenge),
+    )
+    models = model_names(offers)
+    return Hello(
+        _device(own, models, now),
+        PROTOCOL_VERSION,
+        models,
+        own.passcode,
+        shoal=write_extension(said),
+    )
+
+
+def hello_ack(
+    own: TealeLocalNode,
+    offers: Sequence[Offer],
+    challenge: bytes,
+    peer: Greeting,
+    now: float,
+) -> HelloAck:
+    """Return how we introduce ourselves to who dialled us.
+
+    Our passcode's hash, with which anybody could come in, is only for who showed the
+    same: one that came by a token may show anything.
+    """
+    said = IntroductionExtension(
+        version=VERSION,
+        features=[each.value for each in HELLO_FEATURES],
+        name=_truncated_name(own.name),
+        role=own.role.value,
+        offers=wire_offers(offers),
+        key=_key(own),
+        challenge=_challenge(challenge),
+        proof=prove_key(own, peer),
+    )
+    models = model_names(offers)
+    return HelloAck(
+        _device(own, models, now),
+        PROTOCOL_VERSION,
+        models,
+        own.passcode if passcodes_match(own.passcode, peer.passcode) else None,
+        shoal=write_extension(said),
+    )
+
+
+def refusal_ack(own: TealeLocalNode, why: str, now: float) -> HelloAck:
+    """Return what a peer of ours is told that is not let in; others hear nothing."""
+    said = IntroductionExtension(
+        version=VERSION, role=own.role.value, refusal=well_formed(why[:TEXT_MAX])
+    )
+    return HelloAck(
+        _device(own, (), now), PROTOCOL_VERSION, shoal=write_extension(said)
+    )
+
+
+def prove_key(own: TealeLocalNode, peer: Greeting) -> str:
+    """Return the proof of our key that a peer wants to see; empty if it wants none."""
+    if own.identity is None or not peer.challenge:
+        return ""
+    proof = proof_text(peer.challenge, peer.key, own.identity.public_key)
+    return encode_base64(own.identity.sign(proof))
+
+
+def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
+    """Return the models on offer, as peers are told of them that know no more."""
+    names = dict.fromkeys(
+        well_formed(name)
+        for offer in offers
+        for name in sorted(offer.models)
+        if len(name) <= NAME_MAX
+    )
+    return tuple(names)[:MODELS_MAX]
+
+
+def _device(own: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
+    at = to_date(now + own.epoch)
+    return device_info(
+        own.device_id,
+        own.name,
+        own.hardware,
+        registered_at=at,
+        seen_at=at,
+        models=models,
+    )
+
+
+def _truncated_name(name: str) -> str:
+    return well_formed(name[:NAME_MAX])
+
+
+def _key(own: TealeLocalNode) -> str:
+    return "" if own.identity is None else own.identity.public_key.hex()
+
+
+def _challenge(challenge: bytes) -> str:
+    return encode_base64(challenge) if challenge else ""

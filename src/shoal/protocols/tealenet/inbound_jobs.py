@@ -1,0 +1,248 @@
+"""Jobs that a peer submits to this side, and the reports that it gets about them."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from msgspec import UNSET
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import AnswerPiece, Fault
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Failed,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import ANY_MODEL, Task, Work
+from shoal.domain.worker import Offer
+from shoal.protocols.seam.session import Notice
+from shoal.protocols.tealenet.admission import MAY_NOT_SUBMIT
+from shoal.protocols.tealenet.codec.chunks import ChunkWriter
+from shoal.protocols.tealenet.codec.envelope import BadMessage, encode
+from shoal.protocols.tealenet.codec.extension import (
+    completion_extension,
+    error_extension,
+    write_extension,
+)
+from shoal.protocols.tealenet.codec.messages import (
+    InferenceCancel,
+    InferenceComplete,
+    InferenceError,
+    InferenceRequest,
+    LoadModel,
+    ModelLoaded,
+    ModelLoadError,
+)
+from shoal.protocols.tealenet.codec.requests import (
+    read_request,
+    receipt_job_name,
+    wants_usage,
+)
+from shoal.protocols.tealenet.codec.scalars import (
+    EXACT_MAX,
+    TEXT_MAX,
+    ErrorCode,
+    ShoalField,
+    normalized_id,
+    well_formed,
+)
+from shoal.protocols.tealenet.codec.signatures import ReceiptSigner
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
+from shoal.protocols.tealenet.peer import TealePeer
+
+OPEN_MAX = 256  # requests of one peer that are open at a time
+UNNAMED_MODEL = "any"  # the model in the answer, where none was asked for
+
+WORKER_FAILED = "what ran the model failed; the same request may work again"
+
+JobReport: TypeAlias = AnswerChunk | Completed | Rejected | Failed
+
+
+@dataclass(slots=True)
+class _InboundJob:
+    """A request that is not answered yet; ``request_id`` is as the peer wrote it."""
+
+    request_id: str
+    lease: LeaseNumber
+    work: Work
+    writer: ChunkWriter
+    receipt_signer: ReceiptSigner
+
+
+class TealeInboundJobs:
+    """Our side as the one who is asked."""
+
+    def __init__(self, own: TealeLocalNode) -> None:
+        self._own = own
+        self._jobs: dict[str, _InboundJob] = {}  # by the request's id in upper case
+
+    @property
+    def open_count(self) -> int:
+        """How many requests of the peer's are open."""
+        return len(self._jobs)
+
+    def receive(
+        self, message: InferenceRequest, peer: TealePeer, now: float
+    ) -> RunJob | Notice | bytes:
+        """Return the job that is asked for, or why it is not done as a message."""
+        key = normalized_id(message.request_id)
+        if key in self._jobs:
+            # An answer would end the first.
+            return Notice(f"request {message.request_id!a} came twice: one is ignored")
+        if not peer.submits_jobs:
+            why = peer.refusal or MAY_NOT_SUBMIT
+            return self.refuse(message.request_id, why, ErrorCode.UNAVAILABLE)
+        if len(self._jobs) >= OPEN_MAX:
+            why = f"{OPEN_MAX} requests are open already"
+            return self.refuse(message.request_id, why, ErrorCode.QUEUE_FULL)
+        try:
+            job = read_request(message, extended=peer.runs_shoal)
+        except BadMessage as error:
+            return self.refuse(message.request_id, str(error), ErrorCode.INTERNAL_ERROR)
+        self._jobs[key] = _InboundJob(
+            message.request_id,
+            job.lease,
+            job.work,
+            self._writer(message, job.work, peer, now),
+            self._receipt_signer(message, job, peer),
+        )
+        return job
+
+    def cancel(self, message: InferenceCancel) -> CancelJob | None:
+        """Return what a peer does not want any more; None if that is over."""
+        opened = self._jobs.pop(normalized_id(message.request_id), None)
+        if opened is None:
+            return None
+        return CancelJob(JobId(opened.request_id), opened.lease)
+
+    def report(
+        self, event: JobReport, peer: TealePeer, offers: Sequence[Offer], now: float
+    ) -> Sequence[bytes]:
+        """Return how the peer is told of its job; nothing, if it has cancelled it.
+
+        ``offers`` is what we can run.
+
+        Raises PeerError if a piece is too large to be told; the job is over then.
+        """
+        opened = self._jobs.get(normalized_id(event.job_id))
+        if opened is None or opened.lease != event.lease:
+            return ()
+        if isinstance(event, AnswerChunk):
+            return self._chunks(opened, event.pieces)
+        match event:
+            case Completed(rest=rest):
+                said = [*self._chunks(opened, rest)] if rest else []
+                said += opened.writer.write_end(event.finish_reason, event.usage)
+                said.append(self._completion(opened, event, peer, now))
+            case Rejected(_, _, reason):
+                code = self._rejection_code(opened.work, offers)
+                said = [self._error(opened.request_id, reason, code, event, peer)]
+            case Failed(_, _, error, fault):
+                told = error
+                if not peer.runs_shoal and fault is Fault.WORKER:
+                    told = WORKER_FAILED  # what it is in detail is not for strangers
+                code = ErrorCode.INTERNAL_ERROR
+                said = [self._error(opened.request_id, told, code, event, peer)]
+        del self._jobs[normalized_id(event.job_id)]
+        return said
+
+    def fail(
+        self, event: JobReport, why: str, peer: TealePeer
+    ) -> tuple[bytes, CancelJob]:
+        """Give up an open job; return how the peer and whoever runs it are told."""
+        opened = self._jobs.pop(normalized_id(event.job_id))
+        failed = Failed(event.job_id, event.lease, why)
+        code = ErrorCode.INTERNAL_ERROR
+        error = self._error(opened.request_id, why, code, failed, peer)
+        return error, CancelJob(event.job_id, event.lease)
+
+    def load_model(
+        self, message: LoadModel, peer: TealePeer, models: Collection[str]
+    ) -> bytes:
+        """Return whether a model is ready; none is made ready because of it."""
+        request_id, model = message.request_id, message.model_id
+        answer: ModelLoaded | ModelLoadError
+        if not peer.submits_jobs:
+            answer = ModelLoadError(request_id, model, peer.refusal or MAY_NOT_SUBMIT)
+        elif model in models:
+            answer = ModelLoaded(request_id, model, 0)
+        else:
+            answer = ModelLoadError(request_id, model, "it is not on offer here")
+        return encode(answer, self._own.flat)
+
+    def refuse(self, request_id: str, why: str, code: ErrorCode) -> bytes:
+        """Return that a request is not taken."""
+        error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code)
+        return encode(error, self._own.flat)
+
+    # Private parts, in the order in which they are called.
+
+    def _writer(
+        self, message: InferenceRequest, work: Work, peer: TealePeer, now: float
+    ) -> ChunkWriter:
+        named = not isinstance(work, Task) and work.model != ANY_MODEL
+        return ChunkWriter(
+            message.request_id,
+            work.model if named else UNNAMED_MODEL,
+            int(now + self._own.epoch),
+            usage=wants_usage(message),
+            streaming=message.streaming,
+            exact=peer.runs_shoal,
+            flat=self._own.flat,
+        )
+
+    def _receipt_signer(
+        self, message: InferenceRequest, job: RunJob, peer: TealePeer
+    ) -> ReceiptSigner:
+        signs = peer.runs_shoal and self._own.role is TealeRole.WORKER
+        name = receipt_job_name(message) if signs else ""
+        return ReceiptSigner(self._own.identity, name, job.continues)
+
+    def _chunks(
+        self, opened: _InboundJob, pieces: Sequence[AnswerPiece]
+    ) -> Sequence[bytes]:
+        opened.receipt_signer.add(pieces)
+        return opened.writer.write(pieces)
+
+    def _completion(
+        self, opened: _InboundJob, done: Completed, peer: TealePeer, now: float
+    ) -> bytes:
+        usage = done.usage
+        shoal: ShoalField = UNSET
+        at = now + self._own.epoch
+        if peer.runs_shoal:
+            receipt = opened.receipt_signer.sign(opened.work, done, at)
+            shoal = write_extension(
+                completion_extension(replace(done, receipt=receipt))
+            )
+        message = InferenceComplete(
+            opened.request_id,
+            None if usage is None else min(usage.prompt_tokens, EXACT_MAX),
+            None if usage is None else min(usage.completion_tokens, EXACT_MAX),
+            shoal,
+        )
+        return encode(message, self._own.flat)
+
+    def _rejection_code(self, work: Work, offers: Sequence[Offer]) -> ErrorCode:
+        named = not isinstance(work, Task) and work.model != ANY_MODEL
+        if named and not any(work.model in offer.models for offer in offers):
+            return ErrorCode.MODEL_NOT_LOADED
+        slots = sum(offer.slots for offer in offers)
+        return (
+            ErrorCode.QUEUE_FULL if self.open_count > slots else ErrorCode.UNAVAILABLE
+        )
+
+    def _error(
+        self,
+        request_id: str,
+        why: str,
+        code: ErrorCode,
+        end: Rejected | Failed,
+        peer: TealePeer,
+    ) -> bytes:
+        shoal = write_extension(error_extension(end)) if peer.runs_shoal else UNSET
+        error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code, shoal)
+        return encode(error, self._own.flat)

@@ -1,0 +1,306 @@
+"""A node on a relay: registration, discovery, and sessions with other nodes.
+
+One node serves and submits jobs over one connection to a relay.  A peer can have any
+number of sessions with it.  Jobs for the peer go through one of them; the answers to a
+peer's jobs go through the session that the job came by, because gateways assign answers
+by their session alone.
+
+Source: TealeNet's document, and what real nodes, gateways and relays do; see
+``docs/protocols/tealenet.md``.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from shoal.domain.errors import PeerError
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Dismiss,
+    Draining,
+    Failed,
+    HealthReported,
+    LoadChanged,
+    OffersChanged,
+    Rejected,
+    RunJob,
+)
+from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
+from shoal.protocols.tealenet.admission import admits_anonymous
+from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage
+from shoal.protocols.tealenet.codec.relay_messages import (
+    Discover,
+    DiscoverFilter,
+    DiscoverResponse,
+    IceCandidate,
+    RelayAnswer,
+    RelayClose,
+    RelayData,
+    RelayError,
+    RelayMessage,
+    RelayOffer,
+    RelayOpen,
+    RelayPeerJoined,
+    RelayPeerLeft,
+    RelayReady,
+    RelayRegister,
+    RelayRegisterAck,
+    RelayRegisterChallenge,
+    decode,
+    encode,
+)
+from shoal.protocols.tealenet.codec.signatures import decode_base64, parse_key
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
+from shoal.protocols.tealenet.membership.deadline_queue import DeadlineQueue
+from shoal.protocols.tealenet.membership.node_directory import (
+    NodeDirectory,
+    PinnedKeys,
+    is_bound,
+)
+from shoal.protocols.tealenet.membership.registration import NodeRegistration
+from shoal.protocols.tealenet.membership.relay_dialer import RelayDialer
+from shoal.protocols.tealenet.membership.relay_peers import (
+    NodeOutput,
+    RelayPeer,
+    RelayPeers,
+)
+from shoal.protocols.tealenet.membership.relay_sessions import (
+    AddressOf,
+    RelaySession,
+    RelaySessions,
+    unknown_address,
+)
+
+DISCOVER_INTERVAL = 10.0  # seconds, as gateways do
+DISCOVER_INTERVAL_MIN = (
+    2.0  # seconds at least between two looks, when somebody has come
+)
+FOUND_MAX = 1000  # nodes that we want to hear of at a time
+INVALID_MAX = 100  # bad messages in a row, after which the relay is left
+NO_PEERS = Notice(
+    "nobody on this relay is asked or served, for its nodes can present nothing: that "
+    "takes --tealenet-open"
+)
+SHOWN_MAX = 200  # characters of the relay's words that are repeated
+
+
+class RelayNode:
+    """Our end of a connection to a relay.
+
+    ``own`` must have an identity, for that is what a node is known by.  ``pinned_keys``
+    outlives the connection, and ``address_of`` says where nodes of a relay of our own
+    come from.  On a relay that is no coordinator's a worker meets
+    EVERYBODY, as soon as the relay knows it.
+    """
+
+    def __init__(
+        self,
+        own: TealeLocalNode,
+        now: float,
+        pinned_keys: PinnedKeys | None = None,
+        address_of: AddressOf = unknown_address,
+    ) -> None:
+        assert own.identity is not None, "a node is known by its key"
+        self.id = own.identity.public_key.hex()
+        self._own = own
+        self._serves = own.role is TealeRole.WORKER
+        self._registration = NodeRegistration(own, own.identity, now)
+        self._directory = NodeDirectory(self.id, pinned_keys or PinnedKeys())
+        self._deadlines: DeadlineQueue[RelaySession | RelayPeer] = DeadlineQueue()
+        sessions = RelaySessions(own, own.identity, address_of)
+        self._peers = RelayPeers(sessions, self._directory, self._deadlines)
+        self._dialer = RelayDialer(
+            own, sessions, self._directory, self._peers, self._deadlines
+        )
+        self.accepts: frozenset[type] = _ACCEPTS
+        self._discovered_at: float | None = None
+        self._discover_at: float | None = None
+        self._invalid = 0
+        self._sent_at = now  # when something was issued last
+        self._closed = False
+
+    @property
+    def deadline(self) -> float | None:
+        if self._closed:
+            return None
+        if self._peers.pending:
+            return self._sent_at
+        times = (
+            self._registration.deadline,
+            self._discover_at,
+            self._dialer.dial_due_at,
+            self._deadlines.next_due,
+        )
+        return min(each for each in times if each is not None)
+
+    def tick(self, now: float) -> Sequence[NodeOutput]:
+        if self._closed:
+            return ()
+        outputs: list[NodeOutput] = []
+        try:
+            registration = self._registration.tick(now)
+        except PeerError as error:
+            return self._close(str(error))
+        if registration is not None:
+            outputs.append(_to_relay(registration))
+        if self._discover_at is not None and now >= self._discover_at:
+            self._discover_at = now + DISCOVER_INTERVAL
+            self._discovered_at = now
+            wanted = DiscoverFilter(max_peers=FOUND_MAX)
+            outputs.append(_to_relay(Discover(self.id, wanted)))
+        outputs += self._peers.pending
+        self._peers.pending = []
+        for each in self._deadlines.pop_due(now):
+            if isinstance(each, RelayPeer):
+                outputs += self._dialer.on_deadline(each, now)
+            else:
+                outputs += self._peers.tick(each, now)
+        if self._dialer.dial_due_at is not None and now >= self._dialer.dial_due_at:
+            outputs += self._dialer.dial_due(now)
+        return outputs
+
+    def receive(self, batch: Batch, now: float) -> Sequence[NodeOutput]:
+        outputs: list[NodeOutput] = []
+        messages = (self._decoded(data) for data in batch)
+        # What one read brought in one session goes on together.
+        for session_id, group in groupby(messages, _session_id):
+            if self._closed:
+                break
+            if session_id is not None:
+                said = [each for each in group if isinstance(each, RelayData)]
+                outputs += self._peers.on_data(said, now)
+                continue
+            for message in group:
+                outputs += self._receive_message(message, now)
+        return outputs
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        if self._closed:
+            return ()
+        self._sent_at = now
+        if message.peer != ALL_PEERS:
+            return self._peers.send(message.peer, message.message, now)
+        if isinstance(message.message, OffersChanged | LoadChanged | Draining):
+            self._registration.update(message.message)
+        return self._peers.send_to_all(message.message, now)
+
+    def _decoded(self, data: Data) -> RelayMessage | BadRelayMessage | None:
+        try:
+            return decode(data)
+        except BadRelayMessage as error:
+            return error
+
+    def _receive_message(
+        self, message: RelayMessage | BadRelayMessage | None, now: float
+    ) -> Sequence[NodeOutput]:
+        if isinstance(message, BadRelayMessage):
+            self._invalid += 1
+            if self._invalid >= INVALID_MAX:
+                why = f"the relay sends nothing that makes sense: {message}"
+                return self._close(why)
+            return (Notice(f"message of the relay ignored: {message}"),)
+        self._invalid = 0
+        match message:
+            case RelayOpen():
+                return self._dialer.on_open(message, now)
+            case RelayReady():
+                return self._peers.on_ready(message, now)
+            case RelayClose():
+                return self._peers.on_close(message, now)
+            case RelayOffer():
+                return self._dialer.on_offer(message)
+            case RelayRegisterChallenge():
+                return (_to_relay(self._registration.prove(message)),)
+            case RelayRegisterAck():
+                return self._on_register_ack(message, now)
+            case DiscoverResponse(peers):
+                self._directory.update(peers, now)
+                return self._dialer.dial_due(now)
+            case RelayPeerJoined():
+                # Real relays say so whenever a node registers again.
+                self._schedule_discover(now)
+                return ()
+            case RelayPeerLeft(node_id, _):
+                self._directory.remove(node_id)
+                return self._peers.on_left(node_id, "it left the relay", now)
+            case RelayError():
+                return self._on_error(message, now)
+            case RelayData():
+                return self._peers.on_data([message], now)
+            case RelayAnswer() | IceCandidate() | RelayRegister() | Discover() | None:
+                return ()  # we offer nothing, and are no relay
+
+    def _on_register_ack(
+        self, ack: RelayRegisterAck, now: float
+    ) -> Sequence[NodeOutput]:
+        first = not self._registration.is_acknowledged
+        self._registration.on_ack(ack, now)
+        outputs: Sequence[NodeOutput] = ()
+        host = ack.shoal
+        if host and is_bound(
+            host.node_id, parse_key(host.noise), decode_base64(host.noise_proof)
+        ):
+            self._directory.pin_key(host.node_id, parse_key(host.noise))
+            outputs = self._dialer.on_host(host.node_id, now)
+        elif first and self._serves:
+            # Nobody in particular is to be met: whoever comes may ask.
+            outputs = (
+                PeerMessage(ALL_PEERS, PeerJoined(ALL_PEERS, submits_jobs=True)),
+            )
+        elsewhere = not host or host.node_id != self.id
+        if first and elsewhere and not self._serves and not admits_anonymous(self._own):
+            outputs = (*outputs, NO_PEERS)
+        self._schedule_discover(now)
+        return outputs
+
+    def _schedule_discover(self, now: float) -> None:
+        if not self._dialer.needs_directory:
+            self._discover_at = None
+            return
+        since = self._discovered_at
+        soon = now if since is None else max(now, since + DISCOVER_INTERVAL_MIN)
+        self._discover_at = min(soon, self._discover_at or soon)
+
+    def _on_error(self, error: RelayError, now: float) -> Sequence[NodeOutput]:
+        said = ascii(error.message)[1:-1][:SHOWN_MAX]
+        match error.code:
+            case "peer_not_found":
+                return self._peers.on_not_found(error.message, now)
+            case "registration_expired":
+                self._registration.on_expired(now)
+            case "invalid_register" if not self._registration.is_acknowledged:
+                return self._close(f"the relay does not let us register: {said}")
+            case _:
+                pass
+        return (Notice(f"the relay says: {said}"),)
+
+    def _close(self, reason: str) -> Sequence[NodeOutput]:
+        self._closed = True
+        return (Close(reason),)
+
+
+_ACCEPTS: frozenset[type] = frozenset(
+    {
+        RunJob,
+        CancelJob,
+        Dismiss,
+        OffersChanged,
+        LoadChanged,
+        Draining,
+        HealthReported,
+        AnswerChunk,
+        Completed,
+        Rejected,
+        Failed,
+    }
+)
+
+
+def _session_id(message: RelayMessage | BadRelayMessage | None) -> str | None:
+    return message.session_id if isinstance(message, RelayData) else None
+
+
+def _to_relay(message: RelayMessage) -> Send:
+    return Send(encode(message))

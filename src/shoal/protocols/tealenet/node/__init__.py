@@ -1,1 +1,0 @@
-"""Our end of a relay, and the peers behind it."""

@@ -1,0 +1,108 @@
+"""The links of a relay with their rate limits, and the errors sent on them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil
+
+from shoal.protocols.seam.multi_peer import RelaySend
+from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage
+from shoal.protocols.tealenet.codec.relay_messages import RelayError, encode
+from shoal.protocols.tealenet.relay.limits import RateBucket, RelayLimits
+from shoal.protocols.tealenet.relay.nodes import NodeRecord
+
+
+@dataclass(slots=True)
+class LinkOrigin:
+    """An address, how many links it has, and what those may do together."""
+
+    address: str
+    lookups: RateBucket
+    links: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class NodeLink:
+    """A link, and what it has left of what it may do.
+
+    ``since`` it has no node, ``challenge`` is what one may have to sign, and at
+    ``read_at`` it may be read from again.
+    """
+
+    link: int
+    origin: LinkOrigin
+    unregistered_since: float
+    messages: RateBucket
+    size: RateBucket
+    openings: RateBucket
+    discoveries: RateBucket
+    registrations: RateBucket
+    node: NodeRecord | None = None
+    challenge: str = ""
+    read_at: float = 0.0
+
+    @property
+    def registered_node(self) -> NodeRecord:
+        """Its node.  Raises BadRelayMessage if it has none."""
+        if self.node is None:
+            raise BadRelayMessage("not_registered", "Send register first")
+        return self.node
+
+
+class NodeLinks:
+    """All links, by their numbers, so many of each address at most."""
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self._limits = limits
+        self._by_link: dict[int, NodeLink] = {}
+        self._origins: dict[str, LinkOrigin] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_link)
+
+    def __iter__(self) -> Iterator[NodeLink]:
+        return iter(list(self._by_link.values()))
+
+    def get(self, link: int) -> NodeLink | None:
+        """Return the link of that number; None once it is being closed."""
+        return self._by_link.get(link)
+
+    def add(self, link: int, address: str, now: float) -> bool:
+        """Take a link, if there is room for it."""
+        limits = self._limits
+        origin = self._origins.get(address)
+        if origin is None:
+            origin = LinkOrigin(address, RateBucket.full(limits.lookups, now))
+        if len(self) >= limits.links or origin.links >= limits.links_per_address:
+            return False
+        self._origins[address] = origin
+        origin.links += 1
+        self._by_link[link] = NodeLink(
+            link,
+            origin,
+            now,
+            RateBucket.full(limits.messages, now),
+            RateBucket.full(limits.size, now),
+            RateBucket.full(limits.openings, now),
+            RateBucket.full(limits.discoveries, now),
+            RateBucket.full(limits.registrations, now),
+        )
+        return True
+
+    def remove(self, line: NodeLink) -> None:
+        """Forget a link that has ended, or is to end."""
+        del self._by_link[line.link]
+        line.origin.links -= 1
+        if not line.origin.links:
+            del self._origins[line.origin.address]
+
+
+def error_to(line: NodeLink, code: str, why: str) -> RelaySend:
+    """Return an error."""
+    return RelaySend(line.link, encode(RelayError(code, why)))
+
+
+def rate_limited(line: NodeLink, what: str, seconds: float) -> RelaySend:
+    """Return the error for too much of something."""
+    wait = ceil(seconds)
+    why = f"Too many {what}; try again in {wait} s"
+    return RelaySend(line.link, encode(RelayError("rate_limited", why, wait)))

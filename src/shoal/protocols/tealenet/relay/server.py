@@ -1,0 +1,217 @@
+"""The relay server: nodes register, find each other, and exchange data through it.
+
+Source: the TealeNet document, and what real relays do; see
+``docs/protocols/tealenet.md``.  Unlike those it verifies: a node proves the key that is
+its id, senders cannot be forged, and only its two ends can use a session.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from shoal.protocols.seam.multi_peer import RelaySend
+from shoal.protocols.seam.session import Data, ProtocolContext, UpgradeRequest
+from shoal.protocols.tealenet.codec.relay_envelope import (
+    SHOWN_MAX,
+    BadRelayMessage,
+    check_data,
+    decode_envelope,
+    encode_envelope,
+)
+from shoal.protocols.tealenet.relay.limits import RelayLimits
+from shoal.protocols.tealenet.relay.links import (
+    NodeLink,
+    NodeLinks,
+    error_to,
+    rate_limited,
+)
+from shoal.protocols.tealenet.relay.nodes import NodeRecord
+from shoal.protocols.tealenet.relay.registry import NodeRegistry, RelayOutput
+from shoal.protocols.tealenet.relay.routed_sessions import RoutedSessions
+
+SWEEP_INTERVAL = 5.0  # seconds between looks for who has to go
+
+CLOSE_TOO_MANY = (1013, "too many connections: try again later")
+
+LIMITS = RelayLimits()
+
+
+class RelayServer:
+    """A Switch between nodes."""
+
+    def __init__(self, setting: ProtocolContext, limits: RelayLimits = LIMITS) -> None:
+        self._limits = limits
+        self._links = NodeLinks(limits)
+        self._sessions = RoutedSessions(limits)
+        self._registry = NodeRegistry(setting, limits, self._links, self._sessions)
+        self._sweep_due: float | None = None
+        self._handlers: Mapping[str, _Handler] = {
+            "register": self._registry.register,
+            "discover": self._registry.discover,
+            "offer": self._forward_signal,
+            "answer": self._forward_signal,
+            "iceCandidate": self._forward_signal,
+            "relayOpen": self._open_session,
+            "relayReady": self._forward,
+            "relayData": self._forward,
+            "relayClose": self._close_session,
+        }
+
+    def link_opened(
+        self, link: int, hello: UpgradeRequest, now: float
+    ) -> Sequence[RelayOutput]:
+        if not self._links.add(link, hello.address, now):
+            code, why = CLOSE_TOO_MANY
+            return (RelaySend(link, why, code),)
+        if self._sweep_due is None:
+            self._sweep_due = now + SWEEP_INTERVAL
+        return ()
+
+    def receive(
+        self, link: int, batch: Sequence[Data], now: float
+    ) -> Sequence[RelayOutput]:
+        line = self._links.get(link)
+        if line is None:
+            return ()  # it is being closed
+        size = sum(map(len, batch))
+        wait = max(line.messages.charge(len(batch), now), line.size.charge(size, now))
+        if wait:
+            line.read_at = now + min(wait, self._limits.pause_max)
+        if line.node is not None:
+            line.node.last_heard = now
+        outputs: list[RelayOutput] = []
+        for data in batch:
+            try:
+                kind, payload = decode_envelope(data)
+                handler = self._handlers.get(kind, _unsupported)
+                outputs += handler(line, kind, payload, now)
+            except BadRelayMessage as error:
+                outputs.append(error_to(line, error.code, str(error)))
+        return outputs
+
+    def address_of(self, node_id: str) -> str:
+        """Return where a node comes from; empty if it is not there."""
+        node = self._registry.nodes.get(node_id)
+        line = None if node is None else self._links.get(node.link)
+        return "" if line is None else line.origin.address
+
+    def link_closed(self, link: int, now: float) -> Sequence[RelayOutput]:
+        line = self._links.get(link)
+        if line is None:
+            return ()
+        self._links.remove(line)
+        return () if line.node is None else self._registry.remove(line.node, now)
+
+    def read_delay(self, link: int, now: float) -> float:
+        line = self._links.get(link)
+        return line.read_at - now if line is not None else 0.0
+
+    @property
+    def deadline(self) -> float | None:
+        news, sweep = self._registry.presence.due, self._sweep_due
+        return sweep if news is None or (sweep is not None and sweep < news) else news
+
+    def tick(self, now: float) -> Sequence[RelayOutput]:
+        outputs: list[RelayOutput] = []
+        if self._sweep_due is not None and now >= self._sweep_due:
+            outputs += self._registry.evict(now)
+            self._sweep_due = now + SWEEP_INTERVAL if self._links else None
+        news = self._registry.presence
+        if news.due is not None and now >= news.due:
+            outputs += news.broadcast(now)
+        return outputs
+
+    # What each kind of message leads to; all raise BadRelayMessage.
+
+    def _forward_signal(
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
+        _, other, _ = self._endpoints(line, kind, payload)
+        if wait := line.openings.try_charge_one(now):
+            return (rate_limited(line, "offers", wait),)
+        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+
+    def _open_session(
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
+        node, other, session_id = self._endpoints(line, kind, payload)
+        if wait := line.openings.try_charge_one(now):
+            return (rate_limited(line, "sessions", wait),)
+        self._sessions.open(session_id, node, other)
+        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+
+    def _forward(
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
+        node, other, session_id = self._endpoints(line, kind, payload)
+        if not self._sessions.is_open(session_id, node, other):
+            raise BadRelayMessage(
+                "session_not_found",
+                f"{kind}: no session of this sessionID is open between these two; "
+                "open one with relayOpen",
+            )
+        if kind == "relayData":
+            check_data(payload.get("data"))
+        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+
+    def _close_session(
+        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    ) -> Sequence[RelayOutput]:
+        try:
+            node, other, session_id = self._endpoints(line, kind, payload)
+        except _NotConnected:
+            return ()  # with the peer the session went
+        if not self._sessions.is_open(session_id, node, other):
+            return ()  # both ends may have closed it at once
+        self._sessions.close(session_id)
+        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+
+    def _endpoints(
+        self, line: NodeLink, kind: str, payload: dict[str, Any]
+    ) -> tuple[NodeRecord, NodeRecord, str]:
+        """Return who says this, to whom, and in which session.
+
+        Raises BadRelayMessage unless both are there and the sender is itself.
+        """
+        node = line.registered_node
+        sender, target = payload.get("fromNodeID"), payload.get("toNodeID")
+        session_id = payload.get("sessionID")
+        if (
+            type(sender) is not str
+            or type(target) is not str
+            or type(session_id) is not str
+            or not 0 < len(session_id) <= self._limits.session_id_max
+        ):
+            raise BadRelayMessage(
+                "invalid_message",
+                f"{kind}: fromNodeID, toNodeID, sessionID: expected texts, the last of "
+                f"1 to {self._limits.session_id_max} characters",
+            )
+        if sender != node.id:
+            raise BadRelayMessage(
+                "wrong_sender",
+                f"{kind}: fromNodeID: another node is registered on this connection",
+            )
+        other = self._registry.nodes.get(target)
+        if other is None:
+            raise _NotConnected(
+                "peer_not_found", f"Peer {target[:SHOWN_MAX]} is not connected"
+            )
+        if other is node:
+            raise BadRelayMessage("invalid_message", f"{kind}: toNodeID: that is you")
+        return node, other, session_id
+
+
+_Handler: TypeAlias = Callable[
+    [NodeLink, str, dict[str, Any], float], Sequence[RelayOutput]
+]
+
+
+class _NotConnected(BadRelayMessage):
+    """The peer that is meant is not there."""
+
+
+def _unsupported(
+    line: NodeLink, kind: str, payload: dict[str, Any], now: float
+) -> Sequence[RelayOutput]:
+    shown = kind[:SHOWN_MAX]
+    raise BadRelayMessage("unsupported_message", f"Unsupported relay message: {shown}")

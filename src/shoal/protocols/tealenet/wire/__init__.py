@@ -1,1 +1,0 @@
-"""What is said: messages, and what they carry."""

@@ -1,1 +1,0 @@
-"""The shell: hub, driver and clock; what awaits, and nothing that decides."""

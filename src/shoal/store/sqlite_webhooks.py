@@ -1,0 +1,96 @@
+"""Webhook deliveries in the SQLite store."""
+
+import sqlite3
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from shoal.domain.ids import JobId
+from shoal.domain.work import Webhook
+from shoal.store.sqlite_keys import SqlRunner
+from shoal.store.webhooks import DeliveryState, WebhookDelivery
+
+DELIVERY = "SELECT job_id, url, secret, attempts, due_at, error FROM calls"
+
+
+class SqliteWebhooks:
+    """Reads what ``write_calls`` has written beside the jobs, and notes attempts."""
+
+    def __init__(self, database: SqlRunner) -> None:
+        self._database = database
+
+    async def due(
+        self,
+        at: float,
+        limit: int,
+        *,
+        without: Collection[JobId] = (),
+        hosts_without: Collection[str] = (),
+    ) -> Sequence[DeliveryState]:
+        query = (
+            f"{DELIVERY} WHERE due_at <= ? AND job_id NOT IN ({_placeholders(without)})"
+            f" AND host NOT IN ({_placeholders(hosts_without)}) ORDER BY due_at LIMIT ?"
+        )
+        values = (at, *without, *hosts_without, limit)
+        return await self._database.transact(
+            lambda sql: [_state(row) for row in sql.execute(query, values)]
+        )
+
+    async def next_due(
+        self,
+        *,
+        without: Collection[JobId] = (),
+        hosts_without: Collection[str] = (),
+    ) -> float | None:
+        query = (
+            "SELECT min(due_at) FROM calls WHERE due_at IS NOT NULL"
+            f" AND job_id NOT IN ({_placeholders(without)})"
+            f" AND host NOT IN ({_placeholders(hosts_without)})"
+        )
+        values = (*without, *hosts_without)
+
+        def next_due(sql: sqlite3.Connection) -> float | None:
+            ((first,),) = sql.execute(query, values)
+            return first  # type: ignore[no-any-return]  # the schema says it is REAL
+
+        return await self._database.transact(next_due)
+
+    async def record_attempt(
+        self, job_id: JobId, error: str | None, due_at: float | None
+    ) -> None:
+        query = (
+            "UPDATE calls SET attempts = attempts + 1, error = ?1, due_at = ?2,"
+            " secret = iif(?2 IS NULL, '', secret) WHERE job_id = ?3"
+        )
+        values = (error, due_at, job_id)
+        await self._database.transact(lambda sql: sql.execute(query, values))
+
+    async def state_of(self, job_id: JobId) -> DeliveryState | None:
+        def of(sql: sqlite3.Connection) -> DeliveryState | None:
+            row = sql.execute(f"{DELIVERY} WHERE job_id = ?", (job_id,)).fetchone()
+            return None if row is None else _state(row)
+
+        return await self._database.transact(of)
+
+
+def write_deliveries(
+    sql: sqlite3.Connection, calls: Sequence[WebhookDelivery], at: float
+) -> None:
+    """Write that webhooks are to be called, in the caller's transaction."""
+    sql.executemany(
+        "INSERT INTO calls (job_id, url, secret, host, due_at) VALUES (?, ?, ?, ?, ?)",
+        [
+            (call.job_id, call.webhook.url, call.webhook.secret, call.host, at)
+            for call in calls
+        ],
+    )
+
+
+def _state(row: tuple[Any, ...]) -> DeliveryState:
+    job_id, url, secret, attempts, due_at, error = row
+    return DeliveryState(
+        WebhookDelivery(JobId(job_id), Webhook(url, secret)), attempts, due_at, error
+    )
+
+
+def _placeholders(values: Collection[object]) -> str:
+    return ", ".join("?" * len(values))

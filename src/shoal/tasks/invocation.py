@@ -1,0 +1,168 @@
+"""Invokes functions with encoded arguments, in a task process."""
+
+import hashlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from shoal.domain.errors import InvalidRequest, Unavailable
+from shoal.tasks.errors import format_task_error
+from shoal.tasks.limits import FUNCTIONS_MAX, RESULT_MAX
+from shoal.tasks.registry import TASKS, unregistered_message
+from shoal.tasks.schemas import binder
+from shoal.tasks.task_modules import import_tasks
+from shoal.tasks.values import NO_KWARGS, GetBlob, ValueReader, load_pickle, pack
+
+if TYPE_CHECKING:
+    import asyncio
+
+RAISED, REFUSED, BLOB_MISSING = range(3)
+"""Why nothing came of a call: by itself, for what it is, or for what is not here."""
+
+
+class InvocationResult(NamedTuple):
+    """What came of a call: a value in MessagePack, or why there is none."""
+
+    value: bytes
+    error: str = ""
+    why: int = RAISED
+
+
+Data: TypeAlias = bytes | memoryview
+Invoke: TypeAlias = Callable[[Data, Data], InvocationResult]
+"""Makes one call of a function, with its arguments in MessagePack; never raises."""
+
+
+def load_tasks(modules: list[str]) -> dict[str, float | None]:
+    """Import modules; return their tasks by name, with the timeouts that they have.
+
+    Raises ConfigError, with the traceback of what a module does when it is imported.
+    """
+    import_tasks(modules)
+    return {name: task.timeout for name, task in TASKS.items()}
+
+
+class FunctionInvoker:
+    """The functions of this process.
+
+    Args:
+        blob: where large arguments are had; may raise Unavailable.
+        trust: call functions that are sent along.
+    """
+
+    def __init__(self, blob: GetBlob, *, trust: bool) -> None:
+        self._trust = trust
+        self._reader = ValueReader(blob)
+        self._code_reader = ValueReader(blob, unpickle=self._unpickle)
+        self._functions: dict[bytes, Any] = {}  # that were sent along, by digest
+        self._expecting = False  # whether what is unpickled next is the function
+        self._steps: dict[str, Invoke] = {}
+        self._loop: asyncio.Runner | None = None
+
+    def invoker(self, name: str, *, code: bool) -> Invoke:
+        """Return what calls a function.
+
+        ``code``: it is the first of its arguments, and its name is for people alone.
+        """
+        if code:
+            return self._sent_along if self._trust else _refuse(CODE_NOT_TRUSTED)
+        if name not in self._steps:
+            if name not in TASKS:
+                return _refuse(unregistered_message(name))
+            self._steps[name] = self._registered(name)
+        return self._steps[name]
+
+    def _registered(self, name: str) -> Invoke:
+        task = TASKS[name]
+        function, bind, read = self._blocking(task.function), binder(task), self._read
+
+        def step(args: Data, kwargs: Data) -> InvocationResult:
+            given = read(self._reader, args, kwargs)
+            if isinstance(given, InvocationResult):
+                return given
+            positional, named = given
+            # A task is somebody else's code, and may raise or end whatever it likes.
+            try:
+                if bind is not None:
+                    positional, named = bind(positional, named)
+                result = function(*positional, **named)
+                return InvocationResult(
+                    pack(result, "result", size_max=RESULT_MAX).data
+                )
+            except BaseException as error:
+                return InvocationResult(b"", format_task_error(error))
+
+        return step
+
+    def _sent_along(self, args: Data, kwargs: Data) -> InvocationResult:
+        self._expecting = True
+        given = self._read(self._code_reader, args, kwargs)
+        self._expecting = False
+        if isinstance(given, InvocationResult):
+            return given
+        positional, named = given
+        try:
+            function, *positional = positional
+            result = self._blocking(function)(*positional, **named)
+            packed = pack(result, "result", size_max=RESULT_MAX, pickles=True)
+            return InvocationResult(packed.data)
+        except BaseException as error:
+            return InvocationResult(b"", format_task_error(error))
+
+    def _read(
+        self, reader: ValueReader, args: Data, kwargs: Data
+    ) -> tuple[list[Any], dict[str, Any]] | InvocationResult:
+        try:
+            positional = reader.read(args)
+            named = {} if kwargs == NO_KWARGS else reader.read(kwargs)
+            if type(positional) is list and type(named) is dict:
+                return positional, named
+            return InvocationResult(
+                b"", "the arguments are no list and no map", REFUSED
+            )
+        except InvalidRequest as error:
+            return InvocationResult(b"", str(error), REFUSED)
+        except Unavailable as error:
+            return InvocationResult(b"", str(error), BLOB_MISSING)
+        except Exception as error:
+            # What is unpickled runs code of its own.
+            return InvocationResult(b"", format_task_error(error))
+
+    def _unpickle(self, data: memoryview) -> object:
+        """Return what was pickled; a function is kept, for it mostly comes again."""
+        if not self._expecting:
+            return load_pickle(data)
+        self._expecting = False
+        digest = hashlib.sha256(data).digest()
+        function = self._functions.pop(digest, None)
+        if function is None:
+            function = load_pickle(data)
+        self._functions[digest] = function  # the latest is last
+        if len(self._functions) > FUNCTIONS_MAX:
+            del self._functions[next(iter(self._functions))]
+        return function
+
+    def _blocking(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that returns its value, also for one that is awaited."""
+        if not inspect.iscoroutinefunction(function):
+            return function
+
+        # Only here: with what it imports it is a fifth of what a process takes.
+        import asyncio
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if self._loop is None:
+                self._loop = asyncio.Runner()
+            return self._loop.run(function(*args, **kwargs))
+
+        return run
+
+
+CODE_NOT_TRUSTED = (
+    "a function that is sent along runs here only if that is trusted: start this "
+    "worker with `shoal join --trust-code`, or register the function with @shoal.task"
+)
+
+
+def _refuse(why: str) -> Invoke:
+    return lambda args, kwargs: InvocationResult(b"", why, REFUSED)

@@ -1,0 +1,45 @@
+"""The messages between a worker and its task processes.
+
+A message is its size, its head's size, the head in MessagePack, and a tail of raw
+bytes, so that large values are never copied.  Both ends are of one version.
+"""
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+SIZES: Final = struct.Struct("!IH")  # of what follows both, and of the head
+MESSAGE_MAX = 512 << 20  # bytes: what a call returns, or its arguments, and some
+
+# To the process.  The head is an array that begins with one of these.
+PREPARE = 0  # modules, whether to trust code: the first
+CALL = (
+    1  # number, name, whether code, size of args, whether timed; the tail: args, kwargs
+)
+OPEN_STREAM = 2  # name, whether code, whether each return is told at once
+PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
+BLOB = 4  # digest, path; an empty path: there is none
+# From the process.
+READY = 5  # how many calls at a time; the tail: names and timeouts of the tasks
+IMPORT_FAILED = 6  # why the modules cannot be imported
+DONE = 7  # number; the tail: the value
+RAISED = 8  # number, the traceback, whether the call was refused unseen
+RETURNS = 9  # the tail: an array of returns, each a number, a value and an error
+PROGRESS = 10  # number, share, remark
+BLOB_NEEDED = 11  # digest
+
+# A process that has all slots, as one for a cluster, is told a slot before the code of
+# what it is told, and tells which one it is about after OF_SLOT.
+STOP = 12  # whatever runs there
+OF_SLOT = 13  # slot, and a message
+LOST = 14  # how what ran there has ended
+STARTED = 15  # number of a timed call that begins only now; none: of a lane, its first
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode_head(head: tuple[Any, ...], tail_size: int = 0) -> bytes:
+    """Return the beginning of a message, which is followed by its tail."""
+    data = _encode(head)
+    return SIZES.pack(len(data) + tail_size, len(data)) + data

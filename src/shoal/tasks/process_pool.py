@@ -1,0 +1,277 @@
+"""Calls functions in processes that are started ahead, one for each slot."""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobError,
+    NotFound,
+    ShoalError,
+    Unavailable,
+)
+from shoal.domain.vocabulary import CallResult
+from shoal.domain.work import Call, CallStream, Feature
+from shoal.tasks import process_messages
+from shoal.tasks.function_caller import CallStreamSlot, FetchBlob, OnProgress
+from shoal.tasks.invocation import CODE_NOT_TRUSTED
+from shoal.tasks.limits import PROCESSES_MAX, RESTART_DELAY, WAITING_MAX
+from shoal.tasks.process import CLOSED, CallProcess, ChildProcess, Timeouts
+from shoal.tasks.process_calls import ProcessCall, ProcessCallStream, timeout_message
+from shoal.tasks.registry import unknown_task_message
+
+OnProcess = Callable[[CallProcess | Unavailable], None]
+StartProcess = Callable[[Callable[[CallProcess], None]], Awaitable[CallProcess]]
+
+log = logging.getLogger("shoal.tasks")
+
+
+class ProcessPool:
+    """A ``ResultListener`` whose calls run on this machine.
+
+    Args:
+        modules: what has the tasks; see ``import_tasks``.
+        threads: what each process tells numeric libraries to use.
+        start: starts what behaves like a process, elsewhere, and tells when it ends.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        slots: int,
+        *,
+        trust_code: bool,
+        threads: int = 1,
+        start: StartProcess | None = None,
+    ) -> None:
+        assert 0 < slots <= PROCESSES_MAX
+        self.slots = slots
+        self.names: frozenset[str] = frozenset()
+        self.trusts_code = trust_code
+        self._start: StartProcess = start or partial(
+            _child, modules, trust=trust_code, threads=threads
+        )
+        self._timeouts: Timeouts = {}
+        self._idle: deque[CallProcess] = deque()
+        self._all: set[CallProcess] = set()
+        self._waiting: deque[OnProcess] = deque()
+        self._lanes = 0
+        self._number = 0
+        self._why_none = ""  # why none could be started lately
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()  # awaited in close()
+
+    async def start(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                starting = [
+                    tasks.create_task(self._started()) for _ in range(self.slots)
+                ]
+        except ExceptionGroup as group:
+            await self.close()
+            error = group.exceptions[0]  # they have one cause
+            if isinstance(error, Unavailable):
+                raise ConfigError(
+                    f"the processes for tasks cannot be started: {error}"
+                ) from error
+            raise error from None
+        self._idle.extend(each.result() for each in starting)
+        self._timeouts = self._idle[0].timeouts
+        self.names = frozenset(self._timeouts)
+
+    async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
+        self._check(call)
+        timeout = self._timeout(call)
+        if timeout is not None and timeout <= 0:
+            raise JobError(timeout_message(timeout))
+        process = await self._free()
+        self._number += 1
+        one = ProcessCall(
+            self._number, remark, lambda digest: self._blob(process, digest, fetch)
+        )
+        process.user = one
+        code = Feature.CODE in call.needs
+        process.send(
+            (
+                *(process_messages.CALL, one.number, call.name, code, len(call.args)),
+                timeout is not None,
+            ),
+            call.args,
+            call.kwargs,
+        )
+        try:
+            async with asyncio.timeout(
+                None if process.announces_start else timeout
+            ) as limit:
+                one.timeout = limit, timeout
+                return await one.result
+        except TimeoutError as error:
+            assert timeout is not None
+            raise JobError(timeout_message(timeout)) from error
+        finally:
+            self._give_back(process, not one.returned)
+
+    def open_stream(
+        self,
+        lane: CallStream,
+        fetch: FetchBlob,
+        returned: Callable[[list[CallResult]], None],
+    ) -> CallStreamSlot:
+        self._check(lane)
+        if self._lanes >= self.slots:
+            raise Unavailable(f"all {self.slots} slots are taken")
+        self._lanes += 1
+        return ProcessCallStream(
+            lane,
+            self._timeout(lane),
+            returned,
+            self._want,
+            self._give_back,
+            lambda process, digest: self._blob(process, digest, fetch),
+            self._lane_closed,
+        )
+
+    async def close(self) -> None:
+        self._closing = True
+        self._fail_waiting(CLOSED)
+        for process in self._all:
+            process.kill()
+        for task in self._tasks:
+            task.cancel()
+        for process in [*self._all]:
+            await process.wait_closed()
+        if self._tasks:
+            await asyncio.wait([*self._tasks])
+
+    def _lane_closed(self) -> None:
+        self._lanes -= 1
+
+    def _check(self, work: Call | CallStream) -> None:
+        """Raise NotFound or InvalidRequest for what is not called here."""
+        if Feature.CODE in work.needs:
+            if not self.trusts_code:
+                raise InvalidRequest(CODE_NOT_TRUSTED)
+        elif work.name not in self.names:
+            raise NotFound(unknown_task_message(work.name, sorted(self.names)))
+
+    def _timeout(self, work: Call | CallStream) -> float | None:
+        if work.timeout is not None or Feature.CODE in work.needs:
+            return work.timeout
+        return self._timeouts[work.name]
+
+    async def _free(self) -> CallProcess:
+        """Wait for a process.  Raises Unavailable if there will be none."""
+        if self._idle and not self._waiting:
+            return self._idle.popleft()
+        if len(self._waiting) >= WAITING_MAX:
+            raise Unavailable(f"{WAITING_MAX} calls wait already")
+        got: asyncio.Future[CallProcess] = asyncio.get_running_loop().create_future()
+
+        def give(process: CallProcess | Unavailable) -> None:
+            if isinstance(process, Unavailable):
+                if not got.done():
+                    got.set_exception(process)
+            elif got.done():  # whoever waited does so no more
+                self._give(process)
+            else:
+                got.set_result(process)
+
+        self._want(give)
+        try:
+            return await got
+        except asyncio.CancelledError:
+            if got.done() and not got.cancelled() and got.exception() is None:
+                self._give(got.result())
+            raise
+
+    def _want(self, give: OnProcess) -> None:
+        if self._idle:
+            give(self._idle.popleft())
+        elif self._closing or (self._why_none and not self._all):
+            give(Unavailable(self._why_none or CLOSED))
+        else:
+            self._waiting.append(give)
+
+    def _give(self, process: CallProcess) -> None:
+        """Pass a process on to who waits longest."""
+        if process not in self._all:
+            return  # it has just ended
+        if self._waiting:
+            self._waiting.popleft()(process)
+        else:
+            self._idle.append(process)
+
+    def _give_back(self, process: CallProcess, busy: bool) -> None:
+        process.user = None
+        if busy:
+            process.kill()  # which has it replaced
+        else:
+            self._give(process)
+
+    def _blob(self, process: CallProcess, digest: bytes, fetch: FetchBlob) -> None:
+        """Let a process have what it lacks."""
+
+        async def find() -> None:
+            try:
+                path = await fetch(digest)
+                process.send((process_messages.BLOB, str(path), ""))
+            except Unavailable as error:
+                process.send((process_messages.BLOB, "", str(error)))
+
+        self._spawn(find())
+
+    async def _started(self) -> CallProcess:
+        process = await self._start(self._ended)
+        self._all.add(process)
+        return process
+
+    def _ended(self, process: CallProcess) -> None:
+        if process not in self._all:
+            return  # it never was ready
+        self._all.discard(process)
+        with suppress(ValueError):
+            self._idle.remove(process)
+        if not self._closing:
+            self._spawn(self._replace())
+
+    async def _replace(self) -> None:
+        """Start a process in the place of one that has ended."""
+        while not self._closing:
+            try:
+                process = await self._started()
+            except ShoalError as error:
+                self._why_none = str(error)
+                log.error("no process for tasks could be started: %s", error)
+                if not self._all:
+                    self._fail_waiting(self._why_none)
+                await asyncio.sleep(RESTART_DELAY)
+            else:
+                self._why_none = ""
+                self._give(process)
+                return
+
+    def _fail_waiting(self, why: str) -> None:
+        waiting, self._waiting = self._waiting, deque()
+        for give in waiting:
+            give(Unavailable(why))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+async def _child(
+    modules: Sequence[str],
+    ended: Callable[[CallProcess], None],
+    *,
+    trust: bool,
+    threads: int,
+) -> CallProcess:
+    return await ChildProcess.start(modules, trust=trust, threads=threads, ended=ended)

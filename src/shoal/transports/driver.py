@@ -1,0 +1,266 @@
+"""Runs one session over one link: the only place that waits for a peer."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.seam.framing import FramedMessage, FramedSession
+from shoal.protocols.seam.session import (
+    Bulk,
+    Close,
+    HandlesConnectionLoss,
+    Notice,
+    Output,
+    Send,
+    Session,
+)
+from shoal.transports.clock import Clock, Timer
+from shoal.transports.link import FramingLink, Link, LinkClosed
+from shoal.transports.outbox import ISSUED_MAX, Outbox
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Arrived = TypeVar("Arrived", bound=Sized)
+
+FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
+READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
+NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
+
+log = logging.getLogger("shoal.driver")
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEnd:
+    """Why a connection ended; ``code`` and ``text`` are the WebSocket's."""
+
+    reason: str
+    code: int = 1000
+    text: str = ""
+    by_peer: bool = False
+
+
+class Driver(Generic[In, Out]):
+    """Couples a session to a link.
+
+    The session never awaits, so the reader, the timer and whoever issues messages
+    share it without a lock.
+    """
+
+    def __init__(
+        self,
+        session: Session[In, Out],
+        link: Link,
+        clock: Clock,
+        on_message: Callable[[In], None],
+    ) -> None:
+        self._session = session
+        self._link = link
+        self._clock = clock
+        self._receive = on_message
+        self._outbox = Outbox(link)
+        self._ended: asyncio.Future[ConnectionEnd | Exception] | None = None
+        self._timer: Timer | None = None
+        self._timer_due = 0.0
+        self._notices = 0
+        self._parting_sent = False  # the session was told
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return self._session.accepts
+
+    @property
+    def peer(self) -> str:
+        """Who is at the other end."""
+        return self._link.peer
+
+    async def run(self) -> ConnectionEnd:
+        """Serve until the connection ends; return why it ended.
+
+        A bug in the session, or in what receives from it, ends the connection and is
+        raised.
+        """
+        self._ended = asyncio.get_running_loop().create_future()
+        async with asyncio.TaskGroup() as tasks:
+            reader = tasks.create_task(self._reading())
+            writer = tasks.create_task(self._write())
+            self._step(self._session.tick)
+            try:
+                end = await self._ended
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
+                # What was said last should still arrive: it may be an error.
+                self._outbox.close()
+            reader.cancel()
+            # Not awaited, for a reader that is cancelled while it answers a ping takes
+            # the writer, which waits for the same room, along.
+            await asyncio.wait([writer], timeout=FLUSH_TIMEOUT)
+            writer.cancel()
+        if isinstance(end, ConnectionEnd):
+            await self._link.close(end.code, end.text)
+            return end
+        await self._link.close(1011, "internal error")
+        raise end
+
+    def send(self, message: Out) -> bool:
+        """Send a message; say whether the connection was still there to take it.
+
+        Never waits: a peer that does not read is hung up on.
+        """
+        if self._over:
+            return False
+        self._step(lambda now: self._session.send(message, now), ISSUED_MAX)
+        return True
+
+    async def wait_for_room(self) -> None:
+        """Wait until the peer has read most of what was issued, or is gone."""
+        await self._outbox.wait_for_room()
+
+    def disconnect(self, reason: str, code: int = 1000, text: str = "") -> None:
+        """End the connection.
+
+        The session is not told: whoever hangs up knows it, and the peer did nothing.
+        """
+        self._end(ConnectionEnd(reason, code, text))
+
+    @property
+    def _over(self) -> bool:
+        return self._ended is None or self._ended.done()
+
+    def _reading(self) -> Coroutine[None, None, None]:
+        """Have messages cut by the link, where it can; return what reads them."""
+        session, link = self._session, self._link
+        if isinstance(session, FramedSession):
+            if isinstance(link, FramingLink):
+                session.on_open(link.certificate)
+                link.attach(session, partial(self._on_messages, session))
+                return self._read(link.messages, session.receive_messages)
+            session.on_open(b"")
+        return self._read(link.receive, session.receive)
+
+    async def _read(
+        self,
+        arrive: Callable[[], Awaitable[Arrived]],
+        hear: Callable[[Arrived, float], Sequence[In | Output]],
+    ) -> None:
+        try:
+            while not self._over:
+                handled = 0
+                while handled < READS_IN_A_ROW:
+                    batch = await arrive()
+                    handled += len(batch)
+                    self._perform(hear(batch, self._clock.now()))
+                    if self._over:
+                        return
+                # A link that always has something never waits, and so never yields.
+                await asyncio.sleep(0)
+        except LinkClosed as closed:
+            self._end_by_peer(_connection_lost(closed))
+        except PeerError as error:
+            self._end_by_peer(_protocol_broken(error))
+        except Exception as error:
+            self._end(error)
+
+    def _on_messages(
+        self, session: FramedSession[In], messages: Sequence[FramedMessage]
+    ) -> None:
+        """Take messages that came while the reader waits."""
+        if not self._over:
+            self._step(lambda now: session.receive_messages(messages, now))
+
+    async def _write(self) -> None:
+        try:
+            await self._outbox.run()
+        except LinkClosed as closed:
+            self._end_by_peer(_connection_lost(closed))
+        except Exception as error:
+            self._end(error)
+
+    def _set_timer(self) -> None:
+        """Have the session ticked at its deadline."""
+        deadline = self._session.deadline
+        if deadline is None or self._over:
+            return
+        if self._timer is not None:
+            # The deadline mostly moves away: the timer finds that out when it fires.
+            if self._timer_due <= deadline:
+                return
+            self._timer.cancel()
+        self._timer_due = deadline
+        self._timer = self._clock.call_at(deadline, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        deadline = self._session.deadline
+        if deadline is not None and deadline <= self._clock.now():
+            self._step(self._session.tick)
+        self._set_timer()
+
+    def _step(
+        self, ask: Callable[[float], Sequence[In | Output]], patience: int = 1
+    ) -> None:
+        try:
+            self._perform(ask(self._clock.now()), patience)
+        except PeerError as error:
+            self._end_by_peer(_protocol_broken(error))
+        except Exception as error:
+            self._end(error)
+
+    def _perform(self, outputs: Sequence[In | Output], patience: int = 1) -> None:
+        for output in outputs:
+            match output:
+                case Send(data):
+                    if not self._outbox.send(data, patience):
+                        self._give_up()
+                case Bulk():
+                    if not self._outbox.send_bulk(output, patience):
+                        self._give_up()
+                case Close(reason, code, text):
+                    self._end(ConnectionEnd(reason, code, text))
+                    return
+                case Notice(text):
+                    self._log_notice(text)
+                case message:
+                    self._receive(message)
+        self._set_timer()
+
+    def _give_up(self) -> None:
+        self._outbox.clear()
+        self._end_by_peer(
+            ConnectionEnd("peer stopped reading", 1008, "too much unread")
+        )
+
+    def _log_notice(self, text: str) -> None:
+        self._notices += 1
+        if self._notices <= NOTICES_MAX:
+            log.warning("notice peer=%s text=%r", self.peer, text)
+        if self._notices == NOTICES_MAX:
+            log.warning("notice peer=%s text='no more of these are logged'", self.peer)
+
+    def _end_by_peer(self, end: ConnectionEnd) -> None:
+        """End it because of the peer, and let the session know first."""
+        if (
+            not self._over
+            and not self._parting_sent
+            and isinstance(self._session, HandlesConnectionLoss)
+        ):
+            self._parting_sent = True
+            self._step(self._session.connection_lost)
+        self._end(end)
+
+    def _end(self, end: ConnectionEnd | Exception) -> None:
+        """Record the first reason to stop, and stop."""
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(end)
+
+
+def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
+    return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
+
+
+def _protocol_broken(error: PeerError) -> ConnectionEnd:
+    return ConnectionEnd(f"protocol error: {error}", 1002, str(error))

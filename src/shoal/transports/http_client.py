@@ -1,0 +1,132 @@
+"""Requests JSON from a web server, and explains connection errors."""
+
+import os
+import socket
+from collections.abc import Mapping
+
+import msgspec
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorError,
+    ClientConnectorSSLError,
+    ClientError,
+    ClientResponse,
+    ClientResponseError,
+    ClientSession,
+    ClientTimeout,
+    Fingerprint,
+    ServerDisconnectedError,
+    ServerFingerprintMismatch,
+)
+from yarl import URL
+
+from shoal.domain.errors import Unavailable
+
+HANG_UP_HINT = (
+    "it hangs up: with a certificate its URL begins with https:// or wss://, without "
+    "one with http:// or ws://"
+)
+
+
+def describe_http_error(error: Exception) -> str:
+    """Return what an error of ``aiohttp`` means, and what may help."""
+    match error:
+        case ServerFingerprintMismatch():
+            return (
+                "it has another certificate than the token names: someone else answers "
+                "there, or it was renewed; ask for a new token"
+            )
+        case ClientConnectorCertificateError():
+            said = error.certificate_error
+            return (
+                "its certificate leads to no authority that is known here "
+                f"({getattr(said, 'verify_message', said)}); a token that the "
+                "coordinator prints names its certificate"
+            )
+        case ClientConnectorSSLError():
+            return (
+                "it does not speak TLS: without, its URL begins with http:// or ws://"
+            )
+        case ServerDisconnectedError():
+            return HANG_UP_HINT
+        case ClientConnectorError():
+            return _of_system(error.os_error)
+        case TimeoutError():
+            return "no answer"
+        case _:
+            return str(error) or type(error).__name__
+
+
+def _of_system(error: OSError) -> str:
+    # What the event loop says in place of the system's words has the address again.
+    if isinstance(error, ConnectionRefusedError):
+        return "connection refused"
+    if isinstance(error, ConnectionError):
+        return HANG_UP_HINT
+    if isinstance(error, socket.gaierror) or not error.errno:
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+ANSWER_MAX = 1 << 16  # bytes; what is longer is taken for something else
+SERVER_ERRORS = 500  # the first HTTP status of those that say the server is not well
+
+
+class CertificateNotTrusted(Unavailable):
+    """What answers cannot prove that it is the server that was meant."""
+
+
+class NotHttp(Unavailable):
+    """What answers is no web server."""
+
+
+async def request_json(
+    url: str,
+    body: Mapping[str, object] | None = None,
+    *,
+    fingerprint: bytes | None = None,
+) -> object:
+    """Return the JSON that a server answers; None if it is none.
+
+    With a ``body`` the request is a POST.  The answer's HTTP status does not matter,
+    unless it says that the server is not well.  The caller limits the time.
+    ``fingerprint`` is as in ``websocket.dial``.
+
+    Raises Unavailable if the server cannot be asked now, NotTrusted if that is because
+    of its certificate, and NotHttp if it is something else that answers.
+    """
+    async with ClientSession(timeout=ClientTimeout(total=None)) as session:
+        try:
+            async with session.request(
+                "GET" if body is None else "POST",
+                URL(url, encoded=True),
+                json=body,
+                # Whoever was told a secret meant this server and no other.
+                allow_redirects=False,
+                ssl=True if fingerprint is None else Fingerprint(fingerprint),
+            ) as response:
+                if response.status >= SERVER_ERRORS:
+                    raise Unavailable(f"{url} answers with HTTP {response.status}")
+                answer = await _read(response)
+        except (ClientConnectorCertificateError, ServerFingerprintMismatch) as error:
+            raise CertificateNotTrusted(
+                f"{url}: {describe_http_error(error)}"
+            ) from error
+        except ClientResponseError as error:  # only what is no response raises it here
+            raise NotHttp(f"{url}: what answers there speaks no HTTP") from error
+        except (ClientError, OSError, ValueError) as error:
+            raise Unavailable(f"{url}: {describe_http_error(error)}") from error
+    try:
+        return msgspec.json.decode(answer)
+    except (ValueError, RecursionError):
+        return None
+
+
+async def _read(response: ClientResponse) -> bytes:
+    """Return the body; nothing if it is too long."""
+    body = bytearray()
+    async for data in response.content.iter_any():
+        body += data
+        if len(body) > ANSWER_MAX:
+            return b""
+    return bytes(body)

@@ -1,0 +1,93 @@
+"""The port on which HTTP is served, and the URL by which others reach it."""
+
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+from shoal.domain.errors import ConfigError
+from shoal.transports.mdns import addresses_of
+from shoal.transports.port_user import port_user
+
+BACKLOG = 2048  # connections that may wait to be accepted; fewer and bursts are dropped
+IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
+SHUTDOWN_TIMEOUT = 1.0  # seconds that requests get to end when the port is closed
+PORT_MAX = 65_535
+
+log = logging.getLogger("shoal.http")
+# Anybody can leave early, or send what is no HTTP: aiohttp would quote it, with the
+# keys in it.
+log.addFilter(
+    lambda record: (
+        not (
+            record.exc_info
+            and isinstance(record.exc_info[1], (HttpProcessingError, ConnectionError))
+        )
+    )
+)
+
+
+@asynccontextmanager
+async def http_listener(
+    app: web.Application, host: str, port: int, tls: ssl.SSLContext | None
+) -> AsyncIterator[int]:
+    """Serve ``app`` for the length of the block; gives the port, if that was 0.
+
+    Raises ConfigError if the port or the address cannot be had, naming who has it.
+    """
+    if port > PORT_MAX:
+        raise ConfigError(f"--port {port}: expected at most {PORT_MAX}")
+    # A client that leaves cancels its handler, and with it its job.
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        logger=log,
+        handler_cancellation=True,
+        keepalive_timeout=IDLE_MAX,
+        shutdown_timeout=SHUTDOWN_TIMEOUT,
+    )
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, host, port, backlog=BACKLOG, ssl_context=tls)
+        try:
+            await site.start()
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {host} port {port}: "
+                f"{describe_bind_error(error, port)}; "
+                "choose another --port (0 lets the system choose) or --host"
+            ) from error
+        yield runner.addresses[0][1]
+    finally:
+        await runner.cleanup()
+
+
+def describe_bind_error(error: OSError, port: int) -> str:
+    """Say why a port cannot be listened on; who has it, if that can be known."""
+    user = port_user(port) if error.errno == errno.EADDRINUSE else None
+    return f"it is used by {user}" if user else error.strerror or str(error)
+
+
+def public_url(host: str, port: int, *, secure: bool) -> str:
+    """Return the URL at which other machines find what listens on ``host``."""
+    if host in ("0.0.0.0", "::"):
+        host = _lan_address()
+    scheme = "https" if secure else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _lan_address() -> str:
+    """Return the address that other machines reach this one by, as a best guess."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            # Sends nothing: a datagram socket only looks up the route.
+            probe.connect(("192.0.2.1", 9))
+        except OSError:  # there is no route beyond the networks that it is on
+            return next(iter(addresses_of("0.0.0.0")), "127.0.0.1")
+        address: str = probe.getsockname()[0]
+        return address

@@ -1,0 +1,268 @@
+"""Announces and finds services on the local network, by multicast DNS.
+
+Sources: RFC 6762 (multicast DNS) and RFC 6763 (services).  ``zeroconf`` is imported
+only when it is needed, for that takes as long as all the rest of many commands.
+"""
+
+import asyncio
+import hashlib
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import psutil
+
+from shoal.domain.errors import Unavailable
+from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+
+if TYPE_CHECKING:
+    from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
+    from zeroconf.asyncio import AsyncZeroconf
+
+SIGHTINGS_MAX = 256  # services of one kind that are looked at; anybody can invent more
+ADDRESSES_MAX = 8  # of one service
+TEXTS_MAX = 32  # entries of one service's TXT record
+RESOLVE_TIMEOUT = 3.0  # seconds until a service that says no more is left alone
+NAME_MAX = 59  # bytes; 63 are allowed, and a number may have to be added
+TEXT_MAX = 255  # bytes of one entry, with its key (RFC 6763, section 6.1)
+DOMAIN = ".local."
+ANY_ADDRESS = frozenset({"0.0.0.0", "::"})
+
+log = logging.getLogger("shoal.bonjour")
+
+
+class LocalNetwork:
+    """The network around some addresses of this machine."""
+
+    def __init__(self, zeroconf: "AsyncZeroconf", addresses: Sequence[str]) -> None:
+        self._zeroconf = zeroconf
+        self._addresses = addresses
+
+    async def announce(self, service: ServiceRecord, port: int) -> str:
+        """Announce a service until the network is left; return the name that it got.
+
+        That is another one if the name is taken.  Raises Unavailable.
+        """
+        from zeroconf import Error, ServiceInfo
+
+        kind = service.kind + DOMAIN
+        info = ServiceInfo(
+            kind,
+            f"{_instance_name(service.name)}.{kind}",
+            port,
+            properties=_text_record(service.text),
+            server=_host_name(self._addresses, port),
+            parsed_addresses=list(self._addresses),
+        )
+        try:
+            await self._zeroconf.async_register_service(info, allow_name_change=True)
+        except (Error, OSError) as error:
+            raise Unavailable(f"{service.name} cannot be announced: {error}") from error
+        return info.name.removesuffix("." + kind)
+
+    @asynccontextmanager
+    async def browse(
+        self,
+        kind: str,
+        seen: Callable[[DiscoveredService], None],
+        lost: Callable[[str], None],
+    ) -> AsyncIterator[None]:
+        """Look for services of a kind for the length of the block.
+
+        ``seen`` is called for each that is there, and again when it has changed;
+        ``lost`` is given the name of one that has gone.
+        """
+        from zeroconf.asyncio import AsyncServiceBrowser
+
+        async with asyncio.TaskGroup() as tasks:
+            looks = _ServiceResolver(
+                self._zeroconf.zeroconf, tasks, kind + DOMAIN, seen, lost
+            )
+            browser = AsyncServiceBrowser(
+                self._zeroconf.zeroconf, kind + DOMAIN, handlers=[looks.changed]
+            )
+            try:
+                yield
+            finally:
+                await browser.async_cancel()
+                looks.stop()
+
+
+@asynccontextmanager
+async def local_network(addresses: Sequence[str]) -> AsyncIterator[LocalNetwork]:
+    """Take part in multicast DNS for the length of the block.
+
+    ``addresses`` are of this machine, and stand for the interfaces that they are of:
+    what is announced is announced there, as being there.
+
+    Raises Unavailable if that cannot be.
+    """
+    if not addresses:
+        raise Unavailable("this machine has no address on a network with multicast")
+    from zeroconf import Error
+    from zeroconf.asyncio import AsyncZeroconf
+
+    try:
+        zeroconf = AsyncZeroconf(interfaces=list(addresses))
+    except (Error, OSError, RuntimeError) as error:
+        raise Unavailable(f"no multicast on this machine: {error}") from error
+    try:
+        yield LocalNetwork(zeroconf, addresses)
+    finally:
+        await zeroconf.async_close()  # says goodbye for what was announced
+
+
+def addresses_of(host: str) -> tuple[str, ...]:
+    """Return the addresses at which others find what listens on an address.
+
+    ``0.0.0.0`` and ``::`` stand for all of their kind, and loopback for none.
+    """
+    if host in ANY_ADDRESS:
+        return tuple(sorted(_addresses(version=6 if host == "::" else 4)))
+    given = ipaddress.ip_address(host.partition("%")[0])
+    return () if given.is_loopback else (str(given),)
+
+
+def _addresses(version: int) -> set[str]:
+    """Return this machine's addresses on interfaces that are up and have multicast."""
+    found = set()
+    states = psutil.net_if_stats()
+    for name, each in psutil.net_if_addrs().items():
+        state = states.get(name)
+        # Not every system tells the flags.
+        if (
+            state is None
+            or not state.isup
+            or "multicast" not in (state.flags or "multicast")
+        ):
+            continue
+        for one in each:
+            try:
+                address = ipaddress.ip_address(one.address.partition("%")[0])
+            except ValueError:  # a hardware address
+                continue
+            # A link-local one of version 6 means nothing without its interface.
+            linked = address.version == 6 and address.is_link_local
+            if address.version == version and not (address.is_loopback or linked):
+                found.add(str(address))
+    return found
+
+
+class _ServiceResolver:
+    """What one browser knows."""
+
+    def __init__(
+        self,
+        zeroconf: "Zeroconf",
+        tasks: asyncio.TaskGroup,
+        kind: str,
+        seen: Callable[[DiscoveredService], None],
+        lost: Callable[[str], None],
+    ) -> None:
+        self._zeroconf = zeroconf
+        self._tasks = tasks
+        self._kind = kind
+        self._seen = seen
+        self._lost = lost
+        self._sightings: dict[
+            str, DiscoveredService | None
+        ] = {}  # None: nothing is known yet
+        self._looking: dict[str, asyncio.Task[None]] = {}
+        self._told = False
+        self._stopped = False
+
+    def changed(
+        self,
+        zeroconf: "Zeroconf",
+        service_type: str,
+        name: str,
+        state_change: "ServiceStateChange",
+    ) -> None:
+        """Take note of a change, as ``zeroconf`` tells it."""
+        if self._stopped:
+            return
+        if name in self._looking:
+            self._looking.pop(name).cancel()
+        if state_change.name == "Removed":
+            if self._sightings.pop(name, None) is not None:
+                self._lost(self._instance(name))
+            return
+        if name not in self._sightings and len(self._sightings) >= SIGHTINGS_MAX:
+            self._complain()
+            return
+        self._sightings.setdefault(name, None)
+        self._looking[name] = self._tasks.create_task(self._look(name))
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopped = True
+        for task in self._looking.values():
+            task.cancel()
+
+    async def _look(self, name: str) -> None:
+        """Find out where a service is, and tell of it if that is news."""
+        from zeroconf import BadTypeInNameException
+        from zeroconf.asyncio import AsyncServiceInfo
+
+        try:
+            info = AsyncServiceInfo(self._kind, name)
+        except BadTypeInNameException:
+            return  # anybody can send anything
+        found = await info.async_request(self._zeroconf, RESOLVE_TIMEOUT * 1000)
+        self._looking.pop(name, None)
+        if not found or not info.port:
+            return
+        sighting = sighting_of(info, self._kind)
+        if sighting.addresses and self._sightings.get(name) != sighting:
+            self._sightings[name] = sighting
+            self._seen(sighting)
+
+    def _instance(self, name: str) -> str:
+        return name.removesuffix("." + self._kind)
+
+    def _complain(self) -> None:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "over %d services of the kind %s: more are not looked at",
+                SIGHTINGS_MAX,
+                self._kind,
+            )
+
+
+def sighting_of(info: "ServiceInfo", kind: str) -> DiscoveredService:
+    """Return what was found out about a service of a kind, in what anybody may send."""
+    text = {
+        key.decode(errors="replace"): (value or b"").decode(errors="replace")
+        for key, value in list(info.properties.items())[:TEXTS_MAX]
+    }
+    # The fourth version first, as it needs no zone.
+    addresses = sorted(info.parsed_scoped_addresses(), key=lambda one: ":" in one)
+    return DiscoveredService(
+        info.name.removesuffix("." + kind),
+        tuple(addresses[:ADDRESSES_MAX]),
+        info.port or 0,
+        text,
+    )
+
+
+def _instance_name(name: str) -> str:
+    """Return a name as an instance may have it, which is nearly any."""
+    printable = "".join(c if c.isprintable() and c != "." else "-" for c in name)
+    cut = printable.encode(errors="replace")[:NAME_MAX].decode(errors="ignore").strip()
+    return cut or "shoal"
+
+
+def _host_name(addresses: Sequence[str], port: int) -> str:
+    """Return a host's name that is like no other's: this one's own is the system's."""
+    place = f"{','.join(addresses)} {port}"
+    return f"shoal-{hashlib.sha256(place.encode()).hexdigest()[:12]}{DOMAIN}"
+
+
+def _text_record(text: Mapping[str, str]) -> dict[str, bytes]:
+    return {
+        key: value.encode(errors="replace")[: TEXT_MAX - len(key.encode()) - 1]
+        for key, value in text.items()
+    }

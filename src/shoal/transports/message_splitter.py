@@ -1,0 +1,154 @@
+"""Splits a byte stream into messages, each read straight into its final buffer.
+
+Small messages are cut out of what one read returned.  A large one gets a buffer of its
+size, which the next reads fill: none of it is copied, and its checksum is computed of
+each read, while that is in the processor's cache.
+"""
+
+from collections.abc import Sequence
+
+from shoal.domain.errors import PeerError
+from shoal.protocols.seam.framing import FramedMessage, FramedSession
+from shoal.transports.buffer_pool import BufferPool
+
+READ_SIZE = 64 << 10  # bytes that are read at a time where small messages may come
+LARGE_BODY = 64 << 10  # bytes of a body at which it has a buffer of its own
+LARGE_READ_SIZE = 256 << 10  # bytes of a large body read at a time: what a cache holds
+READ_AFTER_LARGE = (
+    4 << 10
+)  # bytes read after a large body: if another comes, they are copied
+UNTAKEN_MAX = 4 << 20  # bytes of messages that wait to be taken; then the peer has to
+
+# Every read is over before another begins, on any link: one place does for all that
+# are read in small pieces, and an idle link has none of its own.
+_SHARED = memoryview(bytearray(READ_SIZE))
+_BRIEF = _SHARED[:READ_AFTER_LARGE]
+_BUFFERS = BufferPool()
+
+
+class MessageSplitter:
+    """The messages of one stream, from its bytes.
+
+    A read puts bytes at ``room()``, and then says with ``filled`` how many they were;
+    nothing else may come between the two.  Memory is bounded by the largest body that
+    the session allows, ``UNTAKEN_MAX`` and two reads; a body that is announced and does
+    not come takes address space, but no memory.
+    """
+
+    def __init__(self, framed: FramedSession[object]) -> None:
+        self._framed = framed
+        self._head_size = framed.head_size
+        self._messages: list[FramedMessage] = []
+        self._untaken = 0  # bytes of them
+        self._held = bytearray()  # of a message that is not whole
+        self._needed = self._head_size  # bytes that it has at least
+        self._stuck = False  # what is held is refused until messages have been taken
+        self._after_large = False
+        self._head = b""  # of the large message that is being read
+        self._body: memoryview | None = None
+        self._at = 0  # bytes of its body that are there
+        self._checksum = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing more is to be read until messages have been taken."""
+        return self._stuck or self._untaken > UNTAKEN_MAX
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are messages to be taken."""
+        return bool(self._messages)
+
+    def room(self) -> memoryview:
+        """Return where the next bytes are to be put: at least one."""
+        if self._body is not None:
+            return self._body[self._at : self._at + LARGE_READ_SIZE]
+        return _BRIEF if self._after_large else _SHARED
+
+    def filled(self, size: int) -> bool:
+        """Take note of bytes that came; say whether there is something to be taken."""
+        if self._body is not None:
+            self._fill(self._body[self._at : self._at + size])
+        else:
+            self._after_large = False
+            self.feed(bytes(_SHARED[:size]))
+        return self._stuck or bool(self._messages)
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were read elsewhere, of any number."""
+        if self._body is not None:
+            here = min(len(data), len(self._body) - self._at)
+            self._body[self._at : self._at + here] = data[:here]
+            self._fill(self._body[self._at : self._at + here])
+            data = data[here:]
+        held = self._held
+        if held or self._stuck:
+            held += data
+            if len(held) < self._needed or self._stuck:
+                return
+            data = bytes(held)
+            held.clear()
+        self._cut(data)
+
+    def take(self) -> Sequence[FramedMessage]:
+        """Return all messages that are whole; the next are cut by what these allow.
+
+        Raises PeerError, once there are none before it, for a head that is no good.
+        """
+        if not self._messages and self._stuck:
+            self._stuck = False
+            data = bytes(self._held)
+            self._held.clear()
+            self._cut(data)
+            if not self._messages and self._stuck:
+                self._framed.body_size(data[: self._head_size])
+        messages, self._messages, self._untaken = self._messages, [], 0
+        return messages
+
+    def _cut(self, data: bytes) -> None:
+        """Cut small messages; begin a large one, or hold what is not whole."""
+        head_size, view = self._head_size, memoryview(data)
+        at, end = 0, len(data)
+        while end - at >= head_size:
+            begin = at + head_size
+            head = data[at:begin]
+            try:
+                size = self._framed.body_size(head)
+            except PeerError:
+                # The messages before may change what is allowed.
+                self._stuck = True
+                break
+            if size >= LARGE_BODY:
+                self._begin(head, size)
+                data = data[begin:]
+                if data:
+                    self.feed(data)
+                return
+            if end - begin < size:
+                self._hold(data[at:], head_size + size)
+                return
+            at = begin + size
+            self._messages.append(FramedMessage(head, view[begin:at]))
+            self._untaken += head_size + size
+        self._hold(data[at:], head_size)
+
+    def _hold(self, data: bytes, needed: int) -> None:
+        self._needed = needed
+        self._held += data
+
+    def _begin(self, head: bytes, size: int) -> None:
+        self._head, self._at, self._checksum = head, 0, 0
+        self._body = self._framed.buffer_for(head, _BUFFERS.allocate)
+        if self._body is None:
+            self._body = _BUFFERS.allocate(size)
+        assert len(self._body) == size, "a place is as large as what is for it"
+
+    def _fill(self, piece: memoryview) -> None:
+        assert self._body is not None, "this is a part of it"
+        self._checksum = self._framed.checksum(piece, self._checksum)
+        self._at += len(piece)
+        if self._at == len(self._body):
+            self._messages.append(FramedMessage(self._head, self._body, self._checksum))
+            self._untaken += self._head_size + self._at
+            self._body = None
+            self._after_large = True

@@ -1,0 +1,166 @@
+"""The send queue of one connection: messages in order, which overtake bulk data."""
+
+import asyncio
+
+from shoal.protocols.seam.session import Bulk, Data
+from shoal.transports.link import FramingLink, Link
+
+OUTBOX_MAX = 16 << 20  # unread bytes at which what a peer provokes is too much
+ISSUED_MAX = (
+    16  # times as much may be what we ask of it: long prompts, in all its slots
+)
+BULK_MAX = 64  # times as much of bulks, which are not copied to be sent
+OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
+TURN = 1 << 20  # bytes of a bulk after which others have their turn
+
+
+class Outbox:
+    """Messages in order, and bulks in order, each of which waits for all messages.
+
+    One task writes.  A message never waits for more than one bulk that has begun, or
+    than the next of its gaps, and for what the system has taken already.
+    """
+
+    __slots__ = (
+        "_bulk_size",
+        "_bulks",
+        "_framing",
+        "_link",
+        "_messages",
+        "_over",
+        "_size",
+        "_waiting",
+        "_writer",
+    )
+
+    def __init__(self, link: Link) -> None:
+        # Plain lists and futures: events and deques would be a tenth of what an idle
+        # worker takes.
+        self._link = link
+        self._framing = link if isinstance(link, FramingLink) else None
+        self._messages: list[Data] = []
+        self._bulks: list[Bulk] = []
+        self._size = 0  # bytes of messages, with those that are being sent
+        self._bulk_size = 0  # the same of bulks, which messages do not wait for
+        self._writer: asyncio.Future[None] | None = None  # waits for something to send
+        self._waiting: list[asyncio.Future[None]] = []  # for room
+        self._over = False
+
+    def send(self, data: Data, patience: int) -> bool:
+        """Have a message written; say whether the peer reads as fast as it should.
+
+        ``patience`` is how many times ``OUTBOX_MAX`` may be unread.
+        """
+        if self._idle and self._framing is not None and self._framing.try_send(data):
+            return True  # what needs no waiting needs no waking of the writer either
+        # Never wait here: two peers that both stop reading in order to write would
+        # wait for each other for ever.
+        self._messages.append(data)
+        self._size += len(data)
+        if self._writer is not None:
+            self._wake()
+        return self._size <= OUTBOX_MAX * patience
+
+    def send_bulk(self, bulk: Bulk, patience: int) -> bool:
+        """Have a bulk written, as ``post`` does."""
+        # One goes at any rate, whatever its size: only what it has to wait for counts.
+        times = BULK_MAX if patience == ISSUED_MAX else patience
+        if self._bulk_size > OUTBOX_MAX * times:
+            return False
+        self._bulks.append(bulk)
+        self._bulk_size += _size_of(bulk)
+        self._wake()
+        return True
+
+    def clear(self) -> None:
+        """Forget what is not being written yet."""
+        self._messages.clear()
+        self._bulks.clear()
+        self._size = self._bulk_size = 0
+
+    def close(self) -> None:
+        """Have ``write`` return when all is written; nobody waits for room any more."""
+        self._over = True
+        self._make_room()
+        self._wake()
+
+    async def wait_for_room(self) -> None:
+        """Wait until the peer has read most of what there is, or is gone."""
+        while self._full and not self._over:
+            waiting = asyncio.get_running_loop().create_future()
+            self._waiting.append(waiting)
+            await waiting
+
+    async def run(self) -> None:
+        """Write what comes, until it is finished.  Raises LinkClosed."""
+        while self._messages or self._bulks or not self._over:
+            if self._messages:
+                await self._write_messages()
+            if self._bulks:
+                # One, for what comes meanwhile is not to wait for them all.
+                await self._write_bulk(self._bulks.pop(0))
+            elif not self._messages and not self._over:
+                self._writer = asyncio.get_running_loop().create_future()
+                await self._writer
+                self._writer = None
+
+    async def _write_messages(self) -> None:
+        """Write the messages that are there by now."""
+        batch, self._messages = self._messages, []
+        for data in batch:
+            await self._link.send(data)
+            self._size -= len(data)
+            if self._waiting and not self._full:
+                self._make_room()
+
+    async def _write_bulk(self, bulk: Bulk) -> None:
+        link, cutting = self._link, self._framing
+        left = _size_of(bulk)
+        turn = 0  # bytes since others had theirs
+        for part in bulk.parts:
+            size = len(part)
+            if not size:
+                # Making the next one may take long; of many small ones each does not.
+                if not turn or turn >= TURN:
+                    turn = 0
+                    await asyncio.sleep(0)
+                if self._messages:
+                    await self._write_messages()
+            elif cutting is not None:
+                await cutting.write(part)
+            else:
+                await link.send(bytes(part))
+            left -= size
+            turn += size
+            self._bulk_size -= size
+            if self._waiting and not self._full:
+                self._make_room()
+        assert not left, f"a bulk is {left} bytes smaller than it was said to be"
+
+    @property
+    def _idle(self) -> bool:
+        """Whether the writer has written all that there is, and waits for more."""
+        return self._writer is not None and not self._writer.done()
+
+    @property
+    def _full(self) -> bool:
+        return self._size + self._bulk_size > OUTBOX_FULL
+
+    def _make_room(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def _wake(self) -> None:
+        if self._idle:
+            assert self._writer is not None
+            self._writer.set_result(None)
+
+
+def _size_of(bulk: Bulk) -> int:
+    """Return how many bytes the parts are together."""
+    if bulk.size is not None:
+        return bulk.size
+    assert isinstance(bulk.parts, tuple), "only a tuple can be gone through twice"
+    return sum(map(len, bulk.parts))

@@ -1,0 +1,123 @@
+"""Opens TCP links, plain or over TLS."""
+
+import asyncio
+import hashlib
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from enum import Enum
+from functools import lru_cache
+from urllib.parse import urlsplit
+
+from shoal.transports.link import LinkClosed
+from shoal.transports.tcp import TcpLink, describe_socket_error
+from shoal.transports.websocket import CLOSE_TIMEOUT, CONNECT_TIMEOUT, WRONG_CERTIFICATE
+
+
+class Scheme(Enum):
+    """What is spoken at an address, by how its URL begins."""
+
+    PLAIN = "tcp"
+    VERIFIED = "tls"  # with a certificate that leads to an authority
+    ANY = "tls-any"  # with whoever answers: the session finds out who that is
+
+
+SCHEMES = frozenset(each.value for each in Scheme)
+
+
+@asynccontextmanager
+async def dial(url: str, *, fingerprint: bytes | None = None) -> AsyncIterator[TcpLink]:
+    """Connect to ``tcp://HOST:PORT``, ``tls://HOST:PORT`` or ``tls-any://HOST:PORT``.
+
+    With a ``fingerprint`` the server's certificate must be the one that it is of, and
+    no authority is asked; it takes a URL with TLS.
+
+    Raises LinkClosed if it does not come about.
+    """
+    scheme, host, port = _address_in(url)
+    if scheme is Scheme.PLAIN and fingerprint is not None:
+        raise LinkClosed(
+            f"{url} has no certificate to be known by: use tls://, or a token that "
+            "names none"
+        )
+    asks_nobody = fingerprint is not None or scheme is Scheme.ANY
+    context = (
+        None if scheme is Scheme.PLAIN else _client_context(vouched=not asks_nobody)
+    )
+    link = await _connect(url, host, port, context)
+    try:
+        link.certificate = b"" if context is None else _certificate_of(link)
+        # Nothing was sent to it.
+        if fingerprint is not None and link.certificate != fingerprint:
+            reason = (
+                f"{url} has another certificate than the token names: someone else "
+                "answers there, or it was renewed; ask for a new token"
+            )
+            raise LinkClosed(reason, WRONG_CERTIFICATE, reason)
+        yield link
+    finally:
+        await link.close(1000, "")
+
+
+async def _connect(
+    url: str, host: str, port: int, context: ssl.SSLContext | None
+) -> TcpLink:
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            _, link = await asyncio.get_running_loop().create_connection(
+                lambda: TcpLink(url),
+                host,
+                port,
+                ssl=context,
+                server_hostname=host.partition("%")[0] if context else None,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT if context else None,
+            )
+            return link
+    except ssl.SSLCertVerificationError as error:
+        raise LinkClosed(
+            f"the certificate of {url} leads to no authority that is known here "
+            f"({error.verify_message}); a token that the coordinator prints names its "
+            "certificate"
+        ) from error
+    except ssl.SSLError as error:
+        raise LinkClosed(f"{url} does not speak TLS here") from error
+    except TimeoutError as error:
+        raise LinkClosed(f"cannot connect to {url}: no answer") from error
+    except (OSError, ValueError) as error:
+        why = describe_socket_error(error)
+        if context is not None and isinstance(error, ConnectionResetError):
+            why += ": without TLS it is tcp://HOST:PORT"
+        raise LinkClosed(f"cannot connect to {url}: {why}") from error
+
+
+def _address_in(url: str) -> tuple[Scheme, str, int]:
+    """Return what is spoken, host and port.  Raises LinkClosed."""
+    try:
+        parts = urlsplit(url)
+        scheme, host, port = Scheme(parts.scheme), parts.hostname, parts.port
+    except ValueError as error:
+        raise LinkClosed(f"cannot connect to {url}: {error}") from error
+    if not host or not port:
+        raise LinkClosed(
+            f"cannot connect to {url}: expected {scheme.value}://HOST:PORT"
+        )
+    # The zone of a link-local address: % is escaped in URLs (RFC 6874).
+    return scheme, host.replace("%25", "%"), port
+
+
+@lru_cache
+def _client_context(*, vouched: bool) -> ssl.SSLContext:
+    # Made once: reading the system's authorities takes tens of milliseconds.
+    if vouched:
+        return ssl.create_default_context()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # ``dial`` looks at it, or the session does
+    return context
+
+
+def _certificate_of(link: TcpLink) -> bytes:
+    """Return the fingerprint of the other end's certificate."""
+    tls: ssl.SSLObject = link.transport.get_extra_info("ssl_object")
+    return hashlib.sha256(tls.getpeercert(binary_form=True) or b"").digest()

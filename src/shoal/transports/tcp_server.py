@@ -1,0 +1,215 @@
+"""A TCP port, and the connections to it: a task serves each."""
+
+import asyncio
+import errno
+import logging
+import socket
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.domain.addresses import is_loopback
+from shoal.domain.errors import ConfigError
+from shoal.protocols.seam.multi_peer import ConnectionGate, NoGate
+from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
+from shoal.transports.tcp import TcpLink
+from shoal.transports.tls import ServerTls
+from shoal.transports.websocket import CLOSE_TIMEOUT
+
+LINKS_MAX = 8192  # of one port; beyond, whoever comes is hung up on
+LINKS_PER_ADDRESS_MAX = 64  # of one address, but not of this machine's own programs
+ACCEPT_RETRY_DELAY = (
+    1.0  # seconds until it is tried again when the system has no room for one more
+)
+FAREWELL = 3.0  # seconds that connections get to end when the port is closed
+
+log = logging.getLogger("shoal.tcp")
+
+
+@dataclass(frozen=True, slots=True)
+class BoundAddress:
+    """Where is listened: an address of the system's, which may stand for all."""
+
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionPolicy:
+    """What a connection has to pass before it is served.
+
+    First the ``gate``, which is told the time, then the handshake of TLS, if there is
+    a certificate for it, within so many seconds.
+    """
+
+    tls: ServerTls | None = None
+    gate: ConnectionGate = NoGate()  # noqa: RUF009  # it has no state
+    handshake_within: float = 10.0
+    now: Callable[[], float] = time.monotonic
+
+
+ACCEPT_ALL = ConnectionPolicy()
+
+
+@asynccontextmanager
+async def tcp_listener(
+    host: str,
+    port: int,
+    serve: Callable[[TcpLink], Awaitable[object]],
+    entrance: ConnectionPolicy = ACCEPT_ALL,
+    *,
+    spare: bool = False,
+) -> AsyncIterator[BoundAddress]:
+    """Serve the connections to a port for the length of the block.
+
+    When ``serve`` returns, its connection is closed.  At the end of the block those
+    that are still there get a moment to end by themselves.  If the port is taken, the
+    system may choose a ``spare`` one.
+
+    Raises ConfigError if the port or the address cannot be had, naming who has it.
+    """
+    if port > PORT_MAX:
+        raise ConfigError(f"port {port}: expected at most {PORT_MAX}")
+    sock = await _bind(host, port, spare=spare)
+    with sock:
+        guests = _Connections(entrance, serve)
+        accepting = asyncio.create_task(guests.accept(sock))
+        try:
+            address, bound = sock.getsockname()[:2]
+            yield BoundAddress(address, bound)
+            guests.patience = FAREWELL
+        finally:
+            accepting.cancel()
+            with suppress(asyncio.CancelledError):
+                await accepting
+
+
+async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
+    """Listen at the first address that a host has.  Raises ConfigError."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = found[0]
+        sock = socket.create_server(address, family=family, backlog=BACKLOG)
+    except OSError as error:
+        why = describe_bind_error(error, port)
+        if spare and error.errno == errno.EADDRINUSE:
+            log.debug("port=%d is not to be had, another is taken: %s", port, why)
+            return await _bind(host, 0, spare=False)
+        raise ConfigError(f"cannot listen on {host} port {port}: {why}") from error
+    sock.setblocking(False)
+    return sock
+
+
+class _Connections:
+    """The connections of one port.
+
+    ``patience`` is for how many seconds they may end by themselves.
+    """
+
+    def __init__(
+        self,
+        entrance: ConnectionPolicy,
+        serve: Callable[[TcpLink], Awaitable[object]],
+    ) -> None:
+        self.patience = 0.0
+        self._entrance = entrance
+        self._serve = serve
+        self._serving: set[asyncio.Task[None]] = set()
+        self._of_one = Counter[str]()
+        self._told: set[str] = set()  # of whom the log says that they are too many
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Take connections until told to stop; then those that are there may end."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.TaskGroup() as tasks:
+            try:
+                while True:
+                    try:
+                        sock, address = await loop.sock_accept(listener)
+                    except OSError as error:  # this process has too many files open
+                        log.warning("cannot accept a connection: %s", error)
+                        await asyncio.sleep(ACCEPT_RETRY_DELAY)
+                        continue
+                    self._arrived(tasks, sock, address[0])
+            finally:
+                listener.close()
+                if self._serving:
+                    await asyncio.wait(self._serving, timeout=self.patience)
+                for task in self._serving:
+                    task.cancel()
+
+    def _arrived(
+        self, tasks: asyncio.TaskGroup, sock: socket.socket, address: str
+    ) -> None:
+        """Have a connection served, if there is room for it."""
+        if self._too_many(address):
+            sock.close()
+            return
+        self._of_one[address] += 1
+        task = tasks.create_task(self._entertain(sock, address))
+        self._serving.add(task)
+        task.add_done_callback(lambda task: self._left(task, address))
+
+    async def _entertain(self, sock: socket.socket, address: str) -> None:
+        gate, now = self._entrance.gate, self._entrance.now
+        delay = gate.delay(address, now())
+        if delay is None:
+            sock.close()
+            return
+        try:
+            link = await self._opened(sock, address, delay)
+        except (OSError, TimeoutError) as error:  # ssl.SSLError is an OSError
+            gate.failed(address, now())
+            log.info("refused peer=%s reason='no TLS handshake: %s'", address, error)
+            return
+        try:
+            await self._serve(link)
+            await link.close(1000, "")
+        finally:
+            link.abort()
+
+    async def _opened(self, sock: socket.socket, address: str, delay: float) -> TcpLink:
+        limits: dict[str, Any] = {}
+        link = TcpLink(address)
+        if (tls := self._entrance.tls) is not None:
+            limits["ssl"] = tls.context
+            limits["ssl_handshake_timeout"] = self._entrance.handshake_within
+            limits["ssl_shutdown_timeout"] = CLOSE_TIMEOUT
+            link.certificate = tls.fingerprint
+        try:
+            if delay:
+                await asyncio.sleep(delay)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: link, sock, **limits
+            )
+        except BaseException:
+            sock.close()
+            raise
+        return link
+
+    def _left(self, task: asyncio.Task[None], address: str) -> None:
+        self._serving.discard(task)
+        self._of_one[address] -= 1
+        if not self._of_one[address]:
+            del self._of_one[address]
+            self._told.discard(address)
+
+    def _too_many(self, address: str) -> bool:
+        """Say whether there is no room for one more, once also in the log."""
+        whole = len(self._serving) >= LINKS_MAX
+        one = self._of_one[address] >= LINKS_PER_ADDRESS_MAX and not is_loopback(
+            address
+        )
+        if not (whole or one):
+            return False
+        who = "" if whole else address  # the log would be filled by who comes and goes
+        if who not in self._told:
+            self._told.add(who)
+            limit = LINKS_MAX if whole else LINKS_PER_ADDRESS_MAX
+            log.warning("refused peer=%s reason='over %d connections'", address, limit)
+        return True

@@ -1,0 +1,98 @@
+"""Large arguments that a worker received, kept in files for later calls."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from shoal.domain.errors import Unavailable
+from shoal.tasks.limits import BLOB_TIMEOUT, BLOBS_MAX
+
+
+class BlobCache:
+    """Files in a folder of their own, by the SHA-256 digests of what they hold.
+
+    All processes map the same file, so that it is in memory once.  When there is too
+    much, the one that was used least lately goes; whoever has it mapped keeps it.
+    """
+
+    def __init__(self, size_max: int = BLOBS_MAX) -> None:
+        self._size_max = size_max
+        self._folder = TemporaryDirectory(prefix="shoal-blobs-")
+        self._sizes: dict[bytes, int] = {}  # the latest used is last
+        self._size = 0
+        self._writing: dict[bytes, asyncio.Task[Path]] = {}
+        self._awaited: dict[bytes, asyncio.Future[None]] = {}
+
+    def put(self, digest: bytes, data: memoryview | bytes) -> None:
+        """Keep what was given; it is written in a thread."""
+        if digest in self._sizes or digest in self._writing:
+            return
+        task = asyncio.get_running_loop().create_task(self._write(digest, data))
+        self._writing[digest] = task  # awaited by whoever wants it, and in close()
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    async def get(self, digest: bytes, ask: Callable[[bytes], None]) -> Path:
+        """Return the file of a digest; ``ask`` asks for what is not here.
+
+        Raises Unavailable if it is not given in time, or cannot be kept.
+        """
+        if digest not in self._sizes:
+            await self._obtain(digest, ask)
+        if digest not in self._sizes:
+            raise Unavailable("a large argument was here too short a time to be read")
+        self._sizes[digest] = self._sizes.pop(digest)
+        return self._path(digest)
+
+    async def close(self) -> None:
+        """Delete everything."""
+        if self._writing:
+            await asyncio.wait([*self._writing.values()])
+        await asyncio.to_thread(self._folder.cleanup)
+
+    async def _obtain(self, digest: bytes, ask: Callable[[bytes], None]) -> None:
+        try:
+            async with asyncio.timeout(BLOB_TIMEOUT):
+                if digest not in self._writing:
+                    if digest not in self._awaited:
+                        loop = asyncio.get_running_loop()
+                        self._awaited[digest] = loop.create_future()
+                        ask(digest)
+                    await asyncio.shield(self._awaited[digest])
+                if (writing := self._writing.get(digest)) is not None:
+                    await asyncio.shield(writing)
+        except TimeoutError as error:
+            self._awaited.pop(digest, None)
+            raise Unavailable(
+                f"a large argument ({digest.hex():.16}...) was not given within "
+                f"{BLOB_TIMEOUT:g} s"
+            ) from error
+        except OSError as error:
+            raise Unavailable(f"a large argument cannot be kept: {error}") from error
+
+    async def _write(self, digest: bytes, data: memoryview | bytes) -> Path:
+        if (awaited := self._awaited.pop(digest, None)) is not None:
+            awaited.set_result(None)
+        path = self._path(digest)
+        try:
+            await asyncio.to_thread(path.write_bytes, data)
+        finally:
+            del self._writing[digest]
+        # At once, for whoever waited goes on before the task's callbacks are called.
+        self._count(digest, len(data))
+        return path
+
+    def _count(self, digest: bytes, size: int) -> None:
+        self._sizes[digest] = size
+        self._size += size
+        while self._size > self._size_max and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self._size -= self._sizes.pop(oldest)
+            # Windows keeps what is mapped until the folder goes.
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(oldest))
+
+    def _path(self, digest: bytes) -> Path:
+        return Path(self._folder.name) / digest.hex()

@@ -1,0 +1,135 @@
+"""A coordinator as `shoal serve` runs it: what it tells, and whom it asks to pay."""
+
+import json
+import logging
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.facilitator import SOLANA, facilitating
+from gateway.providers import COMMIT, provider
+from gateway.receiver import receiving, verified
+from gateway.serving import Pool, eventually
+from shoal.app.server import run_coordinator
+from shoal.config import ServeConfig, X402Config
+from shoal.domain.errors import ConfigError
+from shoal.protocols.dispatch import Config
+
+SECRET = "a secret of the receiver's"
+OPEN = {"dispatch": Config(open=True)}
+PAID = X402Config(
+    facilitator="http://127.0.0.1:1", pay_to="payee", network=SOLANA, asset="token"
+)
+
+
+def settings(folder: Path, **more: Any) -> ServeConfig:
+    return ServeConfig(port=0, data_dir=folder, join_token="", drain=0.0, **more)
+
+
+async def test_webhook_is_told_of_a_job_that_was_committed(tmp_path: Path) -> None:
+    async with (
+        receiving() as receiver,
+        run_coordinator(settings(tmp_path, webhooks="any")) as running,
+        ClientSession() as session,
+        provider(Pool(running.url, running.hub, session)) as worker,
+    ):
+        async with session.post(
+            f"{running.url}/v1/jobs/commit/cheap",
+            json=COMMIT | {"webhook": {"url": receiver.url, "secret": SECRET}},
+            headers={"Authorization": f"Bearer {running.api_key}"},
+        ) as response:
+            job_id = (await response.json())["job_id"]
+        await worker.complete((await worker.job())["job_id"], {"ok": True})
+        await eventually(lambda: len(receiver.told) == 1)
+
+    ((headers, body),) = receiver.told
+    assert verified(headers, body, SECRET.encode())
+    assert headers["webhook-id"] == f"msg_{job_id}"
+    assert json.loads(body)["data"]["result"] == {"ok": True}
+
+
+async def test_nobody_is_called_when_that_is_off(tmp_path: Path) -> None:
+    async with (
+        run_coordinator(settings(tmp_path, webhooks="off")) as running,
+        ClientSession(
+            headers={"Authorization": f"Bearer {running.api_key}"}
+        ) as session,
+        session.post(
+            f"{running.url}/v1/jobs/commit/cheap",
+            json=COMMIT | {"webhook": {"url": "https://h/", "secret": SECRET}},
+        ) as response,
+    ):
+        assert response.status == 400
+        assert "--webhooks off" in (await response.json())["error"]
+
+
+async def test_unknown_reach_of_webhooks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--webhooks all: expected public or any or"):
+        async with run_coordinator(settings(tmp_path, webhooks="all")):
+            pass
+
+
+async def test_jobs_are_paid_for_when_a_facilitator_is_named(tmp_path: Path) -> None:
+    async with facilitating() as facilitator:
+        x402 = replace(PAID, facilitator=facilitator.url)
+        async with (
+            run_coordinator(settings(tmp_path), OPEN, x402) as running,
+            ClientSession() as session,
+            session.post(
+                f"{running.url}/v1/jobs/commit/cheap", json=COMMIT
+            ) as response,
+        ):
+            assert response.status == 402
+            assert "PAYMENT-REQUIRED" in response.headers
+
+
+async def test_facilitator_that_is_down_at_the_start_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with run_coordinator(settings(tmp_path), OPEN, PAID):
+            pass
+
+    assert "no job can be paid for yet, so none is taken" in caplog.text
+
+
+async def test_facilitator_without_the_chain_ends_the_start(tmp_path: Path) -> None:
+    async with facilitating() as facilitator:
+        x402 = replace(PAID, facilitator=facilitator.url, network="solana:other")
+        with pytest.raises(ConfigError, match="--x402-network"):
+            async with run_coordinator(settings(tmp_path), OPEN, x402):
+                pass
+
+
+async def test_missing_package_is_named_with_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "shoal.gateway.jobs.x402", raising=False)
+    monkeypatch.setitem(sys.modules, "x402", None)  # as if it were not there
+
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[x402\]'"):
+        async with run_coordinator(settings(tmp_path), OPEN, PAID):
+            pass
+
+
+async def test_ports_beside_http_are_told_to_whoever_reaches_them(
+    tmp_path: Path,
+) -> None:
+    async with (
+        run_coordinator(settings(tmp_path)) as running,
+        ClientSession() as session,
+    ):
+
+        async def told(headers: dict[str, str]) -> Any:
+            url = f"{running.url}/healthz"
+            async with session.get(url, headers=headers) as response:
+                return (await response.json())["direct"]
+
+        assert await told({}) == running.ports
+        # All of it listens on this machine alone, and somebody else asks by a proxy.
+        assert await told({"X-Forwarded-For": "192.0.2.1"}) == {}
+        assert await told({"Host": "pool.example"}) == {}

@@ -1,0 +1,114 @@
+"""What the parsers of commands have in common."""
+
+import argparse
+import io
+from argparse import ArgumentTypeError, Namespace
+from dataclasses import dataclass
+
+import pytest
+
+from shoal.cli.arguments import add_config, confirm_revoke, given_flags, parse_duration
+from shoal.config.loader import setting
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90s", 90),
+        ("15m", 900),
+        ("12h", 43_200),
+        ("30d", 2_592_000),
+        ("2w", 1_209_600),
+        ("007s", 7),
+    ],
+)
+def test_duration_is_read_as_people_write_it(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "d", "0s", "-1d", "1.5h", "1 d", "1D", "1y", "\u0661d", "9" * 10 + "s"],
+)
+def test_anything_else_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ArgumentTypeError, match="such as 12h or 30d"):
+        parse_duration(text)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of which one says no by itself."""
+
+    no_looking: bool = setting("look for nobody", False)
+    greeting: bool = setting("greet", True)
+
+
+@pytest.fixture
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser()
+    add_config(parser, Config, "serve")
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("flags", "looking", "greeting"),
+    [
+        ([], None, None),
+        (["--no-looking"], True, None),
+        (["--no-greeting"], None, False),
+        (["--greeting"], None, True),
+    ],
+)
+def test_what_was_not_given_is_told_from_what_was(
+    parser: argparse.ArgumentParser,
+    flags: list[str],
+    looking: bool | None,
+    greeting: bool | None,
+) -> None:
+    args = parser.parse_args(flags)
+
+    assert given_flags(args, Config, "serve") == {
+        "no_looking": looking,
+        "greeting": greeting,
+    }
+
+
+def test_a_setting_that_says_no_has_no_second_no(
+    parser: argparse.ArgumentParser,
+) -> None:
+    assert "--no-no-looking" not in parser.format_help()
+
+
+class Terminal(io.StringIO):
+    """Standard input with somebody before it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)],
+)
+def test_somebody_at_a_terminal_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    typed: str,
+    meant: bool,
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+
+    assert confirm_revoke(Namespace(name="alice", yes=False), "It ends.") is meant
+
+    assert capsys.readouterr().err == "Revoke alice?  It ends.  [y/N] "
+
+
+def test_nobody_is_asked_who_has_said_so_or_is_not_there(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
+    assert confirm_revoke(Namespace(name="alice", yes=True), "It ends.")
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert confirm_revoke(Namespace(name="alice", yes=False), "It ends.")
+
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,195 @@
+"""What a worker offers that calls functions, and to which coordinator."""
+
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.coordinators import ORIGINAL, Sites
+from cli.test_join_models import worker
+from live.programs import GatedModel
+from shoal.cli import join_target
+from shoal.cli.fleet_files import save_fleet
+from shoal.cli.join_functions import (
+    function_membership,
+    ray_engines,
+    resolve_call_target,
+)
+from shoal.cli.join_target import resolve_direct
+from shoal.domain.errors import ConfigError
+from shoal.engines.local_servers import ServerLocation
+from shoal.protocols import discover
+from shoal.tasks.process_pool import ProcessPool
+from shoal.worker.agent import WorkerEvent
+from shoal.worker.blob_cache import BlobCache
+from shoal.worker.calls import FunctionBackend
+
+
+@pytest.mark.parametrize(
+    ("trust_code", "token", "said"),
+    [(True, "", True), (True, "secret", False), (False, "", False)],
+)
+async def test_code_that_will_not_be_run_is_told_of_when_the_worker_joins(
+    *, trust_code: bool, token: str, said: bool
+) -> None:
+    told: list[WorkerEvent] = []
+
+    def tell(name: str, about: Mapping[str, object], happening: WorkerEvent) -> None:
+        told.append(happening)
+
+    joins = worker([], joint=True)
+    joins = replace(joins, target=replace(joins.target, token=token), tell=tell)
+    caller = ProcessPool([], 1, trust_code=trust_code)
+    blobs = BlobCache()
+    agent = function_membership(joins, FunctionBackend(caller, blobs))
+
+    agent._joined()
+    await blobs.close()
+
+    assert [each.event for each in told] == ["joined"]
+    assert ("without --token nobody knows" in told[0].reason) is said
+
+
+PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}
+HEALTH = {"status": "ok", "shoal": "0.2", **PORTS}
+
+
+@pytest.mark.parametrize("token", ["", "a-long-token"])
+@pytest.mark.parametrize(
+    ("label", "scheme"), [("transport", "tls-any"), ("transport:tcp", "tcp")]
+)
+async def test_coordinator_of_ours_is_joined_at_its_port_for_functions(
+    sites: Sites, tmp_path: Path, token: str, label: str, scheme: str
+) -> None:
+    ports = {"direct": {"macfleet": {label: 50052, "heartbeat": 50051}}}
+    url = await sites({"/healthz": {**HEALTH, **ports}})
+
+    there = await resolve_call_target(url, "auto", token, tmp_path)
+
+    assert (there.url, there.token) == (url, token)
+    assert there.protocol.name == "macfleet"
+    assert there.direct == f"{scheme}://127.0.0.1:50052"
+
+
+async def test_coordinator_that_is_away_is_asked_when_it_is_back(
+    sites: Sites, tmp_path: Path
+) -> None:
+    there = await resolve_call_target("http://127.0.0.1:1", "auto", "", tmp_path)
+
+    assert there.protocol.name == "macfleet"
+    assert there.direct == "tcp://127.0.0.1:4010"
+
+
+async def test_any_peer_is_joined_by_a_wire_that_is_named(tmp_path: Path) -> None:
+    there = await resolve_call_target("192.0.2.7:50051", "macfleet", "secret", tmp_path)
+
+    assert (there.url, there.token) == ("192.0.2.7:50051", "secret")
+    assert there.direct == ""
+
+
+@pytest.mark.parametrize(
+    ("url", "name", "dialled", "token"),
+    [
+        ("192.0.2.7:1", "", "192.0.2.7:1", "kept token"),
+        ("192.0.2.7:1", "lab 7", "192.0.2.7:1?fleet=lab+7", "kept token"),
+        ("tls-any://h:1?fleet=lab", "lab", "tls-any://h:1?fleet=lab", "kept token"),
+        ("192.0.2.7:1?fleet=other", "lab", "192.0.2.7:1?fleet=other", ""),
+        ("tcp://192.0.2.7:1", "lab", "tcp://192.0.2.7:1", ""),
+    ],
+)
+async def test_peer_is_joined_with_the_fleet_that_this_machine_was_let_into(
+    tmp_path: Path, url: str, name: str, dialled: str, token: str
+) -> None:
+    fleets = discover()["macfleet"].fleets
+    assert fleets is not None
+    save_fleet(tmp_path, fleets, "kept token", name)
+
+    there = await resolve_call_target(url, "macfleet", "", tmp_path)
+    assert (there.url, there.token) == (dialled, token)
+
+    given = await resolve_call_target(url, "macfleet", "another token", tmp_path)
+    assert (given.url, given.token) == (url, "another token")
+
+
+async def test_peer_without_a_wire_is_an_error_that_names_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="for a peer with --wire macfleet"):
+        await resolve_call_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
+
+
+async def test_coordinator_without_such_a_port_is_an_error(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/healthz": {**HEALTH, "direct": {}}})
+
+    with pytest.raises(ConfigError, match="has no port for those that call functions"):
+        await resolve_call_target(url, "auto", "", tmp_path)
+
+
+async def test_coordinator_of_another_kind_calls_no_functions(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({"/v1/health": ORIGINAL})
+
+    with pytest.raises(ConfigError, match="calls no functions; leave out --tasks"):
+        await resolve_call_target(url, "auto", "", tmp_path)
+
+
+async def test_coordinator_that_is_only_seen_nearby_has_to_be_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+        return "tcp://192.0.2.7:4011"
+
+    monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
+    monkeypatch.setattr(join_target, "local_url", lambda folder: "http://127.0.0.1:1")
+
+    with pytest.raises(ConfigError, match="give its address: shoal join http://HOST"):
+        await resolve_call_target("", "auto", "", tmp_path)
+
+
+async def test_port_that_has_changed_is_asked_for(sites: Sites, tmp_path: Path) -> None:
+    url = await sites({"/healthz": HEALTH})
+    there = await resolve_call_target(url, "auto", "", tmp_path)
+
+    assert await resolve_direct(there) == "tls-any://127.0.0.1:50052"
+
+
+@pytest.fixture
+def nobody() -> ServerLocation:
+    """A port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    return ServerLocation(port, "Ray Serve")
+
+
+@pytest.fixture
+def serve() -> Iterator[ServerLocation]:
+    model = GatedModel(pause=0)
+    yield ServerLocation(model.port, "Ray Serve")
+    model.close()
+
+
+async def test_ray_serve_is_an_engine_if_it_has_models(serve: ServerLocation) -> None:
+    engines = await ray_engines(("ray",), tasks=False, serve=serve)
+
+    assert engines == (f"http://127.0.0.1:{serve.port}/v1",)
+
+
+async def test_server_that_is_named_stands_for_it(serve: ServerLocation) -> None:
+    named = ("ray", "http://serve.example:8000/v1", "embedded")
+
+    assert await ray_engines(named, tasks=False, serve=serve) == named[1:]
+
+
+async def test_without_models_there_are_tasks_only(
+    nobody: ServerLocation, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert await ray_engines(("ray",), tasks=True, serve=nobody) == ()
+    assert "tasks only" in capsys.readouterr().err
+
+
+async def test_without_anything_it_says_what_to_give(nobody: ServerLocation) -> None:
+    with pytest.raises(ConfigError, match="--tasks MODULE"):
+        await ray_engines(("ray",), tasks=False, serve=nobody)

@@ -1,0 +1,392 @@
+"""Which coordinator is meant, and what is known of it."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from cli.coordinators import NEVER, ORIGINAL, Answers, Sites
+from gateway.serving import serving
+from shoal.cli import join_target
+from shoal.cli.join_target import resolve_direct, resolve_target
+from shoal.config.runtime_file import URL_FILE, publish_url
+from shoal.domain.credentials import with_fingerprint
+from shoal.domain.errors import ConfigError, Unavailable
+from shoal.protocols import discover
+from shoal.transports.tls import fingerprint_of
+
+HEALTH = {"status": "ok", "shoal": "0.2"}
+
+
+async def test_the_coordinator_of_this_machine_is_meant_where_none_is_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "join-token").write_text("secret\n")
+
+    there = await resolve_target("", "auto", "", tmp_path)
+
+    assert there.url == "http://127.0.0.1:4010"
+    assert there.token == "secret"
+    assert there.protocol.preferred
+
+
+async def test_a_token_that_was_given_goes_before_the_one_in_the_folder(
+    sites: Sites, tmp_path: Path
+) -> None:
+    (tmp_path / "join-token").write_text("secret\n")
+    url = await sites({"/healthz": HEALTH})
+    (tmp_path / URL_FILE).write_text(url)
+
+    there = await resolve_target("", "auto", "mine", tmp_path)
+
+    assert (there.url, there.token) == (url, "mine")
+
+
+@pytest.mark.parametrize("found", [True, False])
+async def test_a_token_of_another_coordinator_is_for_the_one_nearby_if_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+        if not found:
+            raise ConfigError("none was seen")
+        return "tcp://192.0.2.7:4011"
+
+    (tmp_path / "join-token").write_text("secret\n")
+    monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
+    (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
+
+    there = await resolve_target("", "auto", "another", tmp_path)
+
+    assert there.url == ("tcp://192.0.2.7:4011" if found else "http://127.0.0.1:1")
+    assert there.token == "another"
+
+
+async def test_the_folders_token_goes_to_no_other_coordinator(tmp_path: Path) -> None:
+    (tmp_path / "join-token").write_text("secret\n")
+
+    assert (
+        await resolve_target("http://elsewhere:4010", "auto", "", tmp_path)
+    ).token == ""
+
+
+async def test_without_a_folder_it_is_looked_for_on_the_local_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    async def nearby(kind: str, *, secure: bool, why_not_here: str) -> str:
+        assert "connection refused" in why_not_here
+        assert kind == "_teale._tcp"
+        asked.append(secure)
+        return "tcp://192.0.2.7:4011"
+
+    monkeypatch.setattr(join_target, "find_lan_coordinator", nearby)
+    monkeypatch.setattr(join_target, "local_url", lambda folder: "http://127.0.0.1:1")
+    pinned = with_fingerprint("secret", bytes(32))
+
+    plain = await resolve_target("", "auto", "secret", tmp_path / "none")
+    secure = await resolve_target("", "auto", pinned, tmp_path / "none")
+
+    assert (plain.url, plain.token) == ("tcp://192.0.2.7:4011", "secret")
+    assert asked == [False, True]
+    assert (secure.token, secure.fingerprint) == ("secret", bytes(32))
+    assert plain.protocol.preferred
+
+
+async def test_a_coordinator_of_this_machine_that_is_away_is_waited_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "join-token").write_text("secret\n")
+    (tmp_path / URL_FILE).write_text("http://127.0.0.1:1")
+
+    there = await resolve_target("", "auto", "", tmp_path)
+
+    assert there.url == "http://127.0.0.1:1"
+    assert there.protocol.preferred
+    assert there.direct, "its other port is asked for once it is there"
+    assert "shoal join http://HOST:4010" in caplog.text
+
+
+async def test_a_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+    tmp_path: Path,
+) -> None:
+    with publish_url(tmp_path, "127.0.0.1", 9, secure=False):
+        there = await resolve_target("", "grandsage", "", tmp_path)
+
+    assert there.url == "http://127.0.0.1:9"
+
+
+async def test_without_a_folder_another_wire_still_goes_to_this_machine(
+    tmp_path: Path,
+) -> None:
+    there = await resolve_target("", "grandsage", "", tmp_path / "none")
+
+    assert (there.url, there.token) == ("http://127.0.0.1:4010", "")
+
+
+async def test_a_coordinator_with_a_certificate_is_known_by_it(
+    tmp_path: Path, certificate: str
+) -> None:
+    (tmp_path / "certificate.pem").write_text(certificate)
+
+    there = await resolve_target("", "auto", "", tmp_path)
+
+    assert there.url == "https://127.0.0.1:4010"
+    assert there.fingerprint == fingerprint_of(certificate)
+
+
+@pytest.fixture
+def certificate() -> str:
+    authority = trustme.CA()
+    (chain,) = authority.issue_cert("127.0.0.1").cert_chain_pems
+    return chain.bytes().decode()
+
+
+@pytest.mark.parametrize(
+    ("url", "wire", "said"),
+    [
+        ("nonsense", "auto", "cannot tell the wire"),
+        ("http://127.0.0.1", "pigeon", "there is no such wire"),
+    ],
+)
+async def test_a_place_that_makes_no_sense_is_refused(
+    url: str, wire: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        await resolve_target(url, wire, "", tmp_path)
+
+
+async def test_a_token_in_a_url_is_not_shown(tmp_path: Path) -> None:
+    there = await resolve_target("ws://host/ws?token=secret", "auto", "", tmp_path)
+
+    assert there.display_url == "ws://host/ws"
+
+
+async def test_our_coordinator_is_joined_by_the_wire_that_has_one_connection(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path) as pool:
+        there = await resolve_target(pool.url, "auto", "", tmp_path)
+
+    assert there.protocol.preferred
+    assert there.protocol.joint
+
+
+@pytest.mark.parametrize(
+    ("ports", "direct"),
+    [
+        ({"tcp": 4011, "tls": 4012}, "tcp://127.0.0.1:4011"),
+        ({"tls": 4012}, ""),
+        ({"tcp": 0}, ""),
+        ({"tcp": 65536}, ""),
+        ({"tcp": "4011"}, ""),
+        ({"tcp": True}, ""),
+        ([4011], ""),
+    ],
+)
+@pytest.mark.parametrize("wire", ["auto", "tealenet"])
+async def test_a_coordinator_says_where_else_it_is_to_be_had(
+    sites: Sites, tmp_path: Path, ports: object, direct: str, wire: str
+) -> None:
+    url = await sites({"/healthz": {**HEALTH, "direct": {"tealenet": ports}}})
+
+    there = await resolve_target(url, wire, "", tmp_path)
+
+    assert there.protocol.name == "tealenet"
+    assert there.direct == direct
+
+
+async def test_the_other_port_is_asked_for_anew(sites: Sites, tmp_path: Path) -> None:
+    def ports(**ports: int) -> Mapping[str, object]:
+        return {**HEALTH, "direct": {"tealenet": ports}}
+
+    answers: dict[str, object] = {"/healthz": ports(tcp=4011)}
+    there = await resolve_target(await sites(answers), "auto", "", tmp_path)
+    assert there.direct == "tcp://127.0.0.1:4011"
+
+    answers["/healthz"] = ports(tcp=4012)
+    assert await resolve_direct(there) == "tcp://127.0.0.1:4012"
+
+    answers["/healthz"] = ports()
+    assert await resolve_direct(there) == ""
+
+
+async def test_one_that_was_away_is_asked_for_its_other_port_when_it_is_back(
+    tmp_path: Path, sites: Sites
+) -> None:
+    there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+    with pytest.raises(Unavailable, match="connection refused"):
+        await resolve_direct(there)
+
+    ports = {"direct": {"tealenet": {"tcp": 4011}}}
+    back = replace(there, url=await sites({"/healthz": {**HEALTH, **ports}}))
+
+    assert there.direct
+    assert await resolve_direct(back) == "tcp://127.0.0.1:4011"
+
+
+async def test_where_http_is_encrypted_the_other_port_has_to_be_too() -> None:
+    wire = discover()["tealenet"]
+
+    def direct(url: str, **ports: int) -> str:
+        return join_target._direct(url, wire, {"direct": {"tealenet": ports}})
+
+    assert direct("https://[::1]:4010", tcp=4011, tls=4012) == "tls://[::1]:4012"
+    assert direct("https://host:4010", tcp=4011) == ""
+    assert direct("http://host:4010", tcp=4011, tls=4012) == "tcp://host:4011"
+
+
+async def test_a_peer_is_joined_at_its_address(tmp_path: Path) -> None:
+    there = await resolve_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
+
+    assert there.protocol.name == "tealenet"
+    assert there.direct == ""
+
+
+async def test_a_relay_is_joined_at_its_url(tmp_path: Path) -> None:
+    url = "wss://relay.example/ws"
+
+    there = await resolve_target(url, "tealenet", "", tmp_path)
+
+    assert (there.url, there.protocol.name) == (url, "tealenet")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/below/"])
+async def test_an_original_coordinator_is_joined_by_its_own_wire(
+    sites: Sites, tmp_path: Path, path: str
+) -> None:
+    url = await sites({path.rstrip("/") + "/v1/health": ORIGINAL})
+
+    there = await resolve_target(url + path, "auto", "", tmp_path)
+
+    assert there.protocol.name == "dispatch"
+    assert there.http_url + "/v1/health" == url + path.rstrip("/") + "/v1/health"
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {"/healthz": {"status": "ok", "shoal": "0.1"}, "/v1/health": ORIGINAL},
+        {"/v1/health": {**ORIGINAL, "network": "shoal"}},
+    ],
+    ids=["both faces", "behind a proxy"],
+)
+async def test_ours_is_not_taken_for_an_original_one(
+    sites: Sites, tmp_path: Path, answers: Answers
+) -> None:
+    there = await resolve_target(await sites(answers), "auto", "", tmp_path)
+
+    assert there.protocol.preferred
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        {},
+        {"/healthz": {"status": "ok"}, "/v1/health": {"status": "ok"}},
+        {"/healthz": [1, 2], "/v1/health": "shoal"},
+        {"/v1/health": "x" * 100_000},
+    ],
+    ids=["nothing", "another service", "odd JSON", "a flood"],
+)
+async def test_what_is_no_coordinator_is_told_apart(
+    sites: Sites, tmp_path: Path, answers: Answers
+) -> None:
+    url = await sites(answers)
+
+    with pytest.raises(ConfigError, match="--wire grandsage or dispatch"):
+        await resolve_target(url, "auto", "", tmp_path)
+
+
+async def test_a_wire_that_is_named_is_not_doubted(
+    sites: Sites, tmp_path: Path
+) -> None:
+    url = await sites({})
+
+    assert (
+        await resolve_target(url, "dispatch", "", tmp_path)
+    ).protocol.name == "dispatch"
+
+
+async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
+    elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
+    url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
+
+    with pytest.raises(ConfigError, match="no coordinator that is known"):
+        await resolve_target(url, "auto", "", tmp_path)
+
+
+async def test_one_that_is_away_is_taken_for_ours(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
+
+    assert there.protocol.preferred
+    assert "http://127.0.0.1:1: taken for a Shoal coordinator" in caplog.text
+    assert "--wire" in caplog.text
+
+
+async def test_one_that_is_not_well_is_taken_for_ours(
+    sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = await sites({"/healthz": {"error": "starting"}}, status=503)
+
+    there = await resolve_target(url, "auto", "", tmp_path)
+
+    assert there.protocol.preferred
+    assert "taken for a Shoal coordinator that is away" in caplog.text
+
+
+async def test_one_that_never_answers_is_not_waited_for(
+    sites: Sites,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(join_target, "ASK_TIMEOUT", 0.05)
+
+    there = await resolve_target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
+
+    assert there.protocol.preferred
+    assert "taken for a Shoal coordinator that is away" in caplog.text
+
+
+async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9\r\n")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
+
+        with pytest.raises(ConfigError, match="speaks no HTTP; give the address"):
+            await resolve_target(url, "auto", "", tmp_path)
+
+
+async def test_a_token_with_a_certificate_is_of_ours(
+    tmp_path: Path, certificate: str
+) -> None:
+    token = with_fingerprint("secret", fingerprint_of(certificate))
+
+    there = await resolve_target("https://127.0.0.1:1", "auto", token, tmp_path)
+
+    assert there.protocol.preferred
+    assert there.token == "secret"
+
+
+@pytest.mark.parametrize(
+    ("url", "web"),
+    [
+        ("http://host:1", "http://host:1"),
+        ("ws://host:1/a/?b", "http://host:1/a"),
+        ("wss://host", "https://host"),
+    ],
+)
+async def test_a_coordinator_is_asked_over_http(
+    url: str, web: str, tmp_path: Path
+) -> None:
+    assert (await resolve_target(url, "dispatch", "", tmp_path)).http_url == web

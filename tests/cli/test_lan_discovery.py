@@ -1,0 +1,117 @@
+"""Which coordinator of the local network is meant."""
+
+import asyncio
+
+import pytest
+
+from shoal.cli import lan_discovery
+from shoal.cli.lan_discovery import find_lan_coordinator, only_coordinator
+from shoal.domain.errors import ConfigError
+from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+from shoal.transports import mdns
+
+KIND = "_shoal-test._tcp"
+OURS = {"shoal": "0.2"}
+GONE = "connection refused"
+
+
+def sighting(
+    name: str, *addresses: str, text: dict[str, str] = OURS
+) -> DiscoveredService:
+    return DiscoveredService(name, addresses or ("192.0.2.7",), 4011, text)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "url"),
+    [
+        (("192.0.2.7",), "tcp://192.0.2.7:4011"),
+        (("2001:db8::1", "192.0.2.7"), "tcp://192.0.2.7:4011"),
+        (("2001:db8::1",), "tcp://[2001:db8::1]:4011"),
+        (("fe80::1%eth0",), "tcp://[fe80::1%25eth0]:4011"),
+    ],
+    ids=["IPv4", "both versions", "IPv6", "with a zone"],
+)
+def test_an_address_is_written_as_it_is_joined(
+    addresses: tuple[str, ...], url: str
+) -> None:
+    seen = [sighting("one", *addresses), sighting("two", "192.0.2.9")]
+
+    with pytest.raises(ConfigError) as caught:
+        only_coordinator(seen, secure=False, why_not_here=GONE)
+
+    assert f"  shoal join {url}  # one" in str(caught.value).splitlines()
+
+
+def test_the_only_coordinator_is_meant() -> None:
+    mac, one = sighting("a Mac", text={"deviceID": "X"}), sighting("one", "192.0.2.8")
+
+    assert only_coordinator([mac, one], secure=False, why_not_here=GONE) is one
+
+
+def test_a_token_that_names_a_certificate_goes_to_nobody_who_has_none() -> None:
+    with pytest.raises(ConfigError, match="has a certificate") as caught:
+        only_coordinator([sighting("one")], secure=True, why_not_here=GONE)
+
+    assert "shoal join https://192.0.2.7:PORT  # one" in str(caught.value)
+
+
+def test_of_several_coordinators_none_is_meant_and_all_are_named() -> None:
+    seen = [sighting("two", "192.0.2.8"), sighting("o\x1bne")]
+
+    with pytest.raises(ConfigError) as caught:
+        only_coordinator(seen, secure=False, why_not_here=GONE)
+
+    assert str(caught.value).splitlines()[1:] == [
+        "  shoal join tcp://192.0.2.7:4011  # o\\x1bne",
+        "  shoal join tcp://192.0.2.8:4011  # two",
+    ]
+
+
+def test_where_there_is_none_it_is_said_what_to_do() -> None:
+    with pytest.raises(ConfigError) as caught:
+        only_coordinator([], secure=False, why_not_here=GONE)
+
+    for said in (GONE, "within 3 s", "shoal serve", "shoal join http"):
+        assert said in str(caught.value)
+
+
+async def test_without_a_network_it_is_said_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lan_discovery, "addresses_of", lambda host: ())
+
+    with pytest.raises(ConfigError, match="no address on a network with multicast"):
+        await find_lan_coordinator(KIND, secure=False, why_not_here=GONE)
+
+
+async def test_a_coordinator_that_is_announced_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lan_discovery, "BROWSE_TIME", 2.0)
+    monkeypatch.setattr(lan_discovery, "addresses_of", lambda host: ("127.0.0.1",))
+    async with (
+        mdns.local_network(["127.0.0.1"]) as network,
+        await asyncio.start_server(_hang_up, "127.0.0.1", 0) as server,
+    ):
+        port: int = server.sockets[0].getsockname()[1]
+        await network.announce(ServiceRecord(KIND, "one", OURS), port)
+
+        url = await find_lan_coordinator(KIND, secure=False, why_not_here=GONE)
+
+    assert url == f"tcp://127.0.0.1:{port}"
+
+
+def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+async def test_of_a_coordinators_addresses_one_that_answers_is_joined() -> None:
+    async with await asyncio.start_server(_hang_up, "127.0.0.3", 0) as server:
+        port: int = server.sockets[0].getsockname()[1]
+        one = DiscoveredService("one", ("::1", "127.0.0.2", "127.0.0.3"), port, OURS)
+
+        assert await lan_discovery._answering(one) == f"tcp://127.0.0.3:{port}"
+
+    with pytest.raises(ConfigError, match="firewall") as caught:
+        await lan_discovery._answering(one)
+    assert f"tcp://127.0.0.2:{port}" in str(caught.value)

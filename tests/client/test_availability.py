@@ -1,0 +1,52 @@
+"""What is said of calls that wait for long."""
+
+import logging
+
+import pytest
+
+from client.coordinator import running_coordinator
+from shoal import AsyncPool
+from shoal.client import availability
+from shoal.client.availability import TaskAvailability, TaskList, why_waiting
+
+NOBODY = TaskList((), 0, 0, 0)
+ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("there", "names", "said"),
+    [
+        (NOBODY, {"add": False}, "no worker that calls functions is connected: add"),
+        (NOBODY, {str(n): False for n in range(7)}, "0, 1, 2, 3, 4 and 2 more"),
+        (ONE, {"sub": False, "add": False}, "no worker has sub now: start one"),
+        (ONE, {"<lambda>": True}, "--trust-code"),
+    ],
+)
+def test_calls_that_nobody_can_make_are_told_with_what_to_start(
+    there: TaskList, names: dict[str, bool], said: str
+) -> None:
+    assert said in why_waiting(there, names)
+
+
+@pytest.mark.parametrize(
+    "there", [ONE, TaskList((), 1, 1, 1), TaskList((), 1, 1, 0, unnamed=1)]
+)
+def test_nothing_is_said_of_calls_that_are_only_queued(there: TaskList) -> None:
+    coded = bool(there.code)
+
+    assert why_waiting(there, {"add": coded}) == ""
+
+
+async def test_program_hears_why_its_call_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(availability, "STALL_TIMEOUT", 0.01)
+    async with running_coordinator(other=lambda: 1) as there:
+        there.held = True
+        async with AsyncPool(there.url, there.place.api_key) as pool:
+            with caplog.at_level(logging.WARNING, "shoal"):
+                call = await pool.submit("mine.add")
+                await there.eventually(lambda: "no worker has mine.add" in caplog.text)
+            call.cancel()
+
+    assert len(caplog.records) == 1

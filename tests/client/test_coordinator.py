@@ -1,0 +1,83 @@
+"""Which coordinator is meant, and which key is shown to it."""
+
+from pathlib import Path
+
+import pytest
+import trustme
+
+from shoal.client.coordinator import find_coordinator
+from shoal.config.runtime_file import publish_url
+from shoal.config.secret_files import CERTIFICATE_FILE, KEY_FILE
+from shoal.domain.errors import ConfigError
+
+VARIABLES = ("SHOAL_URL", "SHOAL_API_KEY", "SHOAL_DATA_DIR", "SHOAL_CACERT")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_coordinator_of_this_machine_is_asked_with_its_own_key(tmp_path: Path) -> None:
+    (tmp_path / KEY_FILE).write_text("sk-here\n")
+
+    place = find_coordinator(data_dir=tmp_path)
+
+    assert (place.url, place.api_key) == ("http://127.0.0.1:4010", "sk-here")
+
+
+def test_variables_stand_in_for_what_is_not_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SHOAL_URL", "pool:4010")
+    monkeypatch.setenv("SHOAL_API_KEY", "sk-env")
+
+    assert find_coordinator().url == "http://pool:4010"
+    assert find_coordinator().api_key == "sk-env"
+    assert find_coordinator("https://other", "sk-given").api_key == "sk-given"
+
+
+@pytest.mark.parametrize("url", ["http://pool:1/", "http://pool:1/v1", "pool:1"])
+def test_url_is_taken_in_every_form_that_people_have(url: str) -> None:
+    assert find_coordinator(url, "sk").url == "http://pool:1"
+
+
+def test_key_that_is_nowhere_is_missed(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="SHOAL_API_KEY"):
+        find_coordinator(data_dir=tmp_path)
+
+
+def test_url_of_another_kind_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected http"):
+        find_coordinator("ftp://pool", "sk")
+
+
+def test_key_of_this_machine_goes_to_whoever_has_its_certificate(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / KEY_FILE).write_text("sk-here")
+    (tmp_path / CERTIFICATE_FILE).write_bytes(trustme.CA().cert_pem.bytes())
+
+    place = find_coordinator(data_dir=tmp_path)
+
+    assert place.url == "https://127.0.0.1:4010"
+    assert place.tls is not None
+    assert find_coordinator("https://pool", "sk").tls is None
+
+
+def test_key_is_not_shown_with_the_place() -> None:
+    assert "sk-secret" not in repr(find_coordinator("http://pool", "sk-secret"))
+
+
+def test_coordinator_of_this_machine_is_found_where_it_said_that_it_is(
+    tmp_path: Path,
+) -> None:
+    with publish_url(tmp_path, "0.0.0.0", 4711, secure=False):
+        place = find_coordinator(api_key="sk", data_dir=tmp_path)
+
+    assert (place.url, place.explicit) == ("http://127.0.0.1:4711", False)
+    assert (
+        find_coordinator(api_key="sk", data_dir=tmp_path).url == "http://127.0.0.1:4010"
+    )
+    assert find_coordinator("http://pool", "sk").explicit

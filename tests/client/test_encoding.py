@@ -1,0 +1,135 @@
+"""Functions and arguments on their way."""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import pytest
+
+from shoal.client.encoding import encode_arguments, is_small, remote_function
+from shoal.domain.errors import InvalidRequest, TooLarge
+from shoal.tasks.registry import task
+from shoal.tasks.values import Ref, ValueReader, load_pickle, pack
+from tasks import demo_tasks
+
+named = remote_function("some", trust=False)
+
+
+@pytest.mark.parametrize("args", [(), (1, 2.5, "x", None, True), ([1], {"a": b"x"})])
+def test_plain_arguments_need_nothing(args: tuple[object, ...]) -> None:
+    parcel = encode_arguments(named, args, {"k": 1})
+
+    assert msgspec.msgpack.decode(parcel.args) == [*args]
+    assert msgspec.msgpack.decode(parcel.kwargs) == {"k": 1}
+    assert not parcel.needs
+    assert not parcel.digests
+
+
+def test_arrays_need_a_worker_that_knows_them() -> None:
+    assert encode_arguments(named, (np.ones(3),), {}).needs == ("values",)
+
+
+def test_large_array_travels_apart() -> None:
+    parcel = encode_arguments(named, (np.ones(100_000), 1), {})
+
+    assert len(parcel.args) < 100
+    assert [blob.digest for blob in parcel.blobs] == [*parcel.digests]
+    blobs = {blob.digest: b"".join(blob.pieces) for blob in parcel.blobs}
+    array, one = ValueReader(blobs.__getitem__).read(parcel.args)
+    assert array.sum() == 100_000
+    assert one == 1
+
+
+def test_value_that_was_put_is_only_named() -> None:
+    ref = Ref(bytes(32))
+
+    parcel = encode_arguments(named, ([ref],), {})
+
+    assert parcel.digests == (ref.digest,)
+    assert parcel.blobs == ()
+
+
+@pytest.mark.parametrize("others", [0, 1, 14, 15, 16, 65_534, 65_535, 65_536])
+def test_function_is_put_before_any_number_of_arguments(others: int) -> None:
+    coded = remote_function(lambda *args: len(args), trust=False)
+
+    parcel = encode_arguments(coded, range(others), {})
+
+    function, *args = ValueReader(unpickle=load_pickle).read(parcel.args)
+    assert function(*args) == others
+    assert parcel.needs == ("code",)
+
+
+def test_large_function_travels_apart() -> None:
+    much = "x" * 1_000_000
+    coded = remote_function(lambda: len(much), trust=False)
+
+    parcel = encode_arguments(coded, (), {})
+
+    blobs = {blob.digest: b"".join(blob.pieces) for blob in parcel.blobs}
+    assert blobs.keys() == {*parcel.digests}
+    (function,) = ValueReader(blobs.__getitem__, load_pickle).read(parcel.args)
+    assert function() == 1_000_000
+
+
+def test_task_goes_by_its_name() -> None:
+    function = remote_function(demo_tasks.add, trust=False)
+
+    assert (function.name, function.code) == ("demo.add", b"")
+
+
+def test_what_cannot_be_called_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"^3 cannot be called: give a function"):
+        remote_function(3, trust=False)  # type: ignore[arg-type]  # that is the point
+
+
+def test_function_that_cannot_be_pickled_says_why() -> None:
+    import threading
+
+    lock = threading.Lock()
+
+    with pytest.raises(InvalidRequest, match="cannot be sent along"):
+        remote_function(lambda: lock, trust=False)
+
+
+def test_arguments_that_are_too_large_together_are_refused() -> None:
+    text = "x" * (40 << 20)  # a text is never sent apart
+
+    with pytest.raises(TooLarge):
+        encode_arguments(named, (text,), {"more": text})
+
+
+@pytest.mark.parametrize(
+    ("value", "small"),
+    [
+        (1, True),
+        (["x", {"a": 1.0}], True),
+        ("x" * 100_000, False),
+        ([0] * 100, False),
+        ([[[[[1]]]]], False),
+        (np.ones(1), False),
+    ],
+)
+def test_only_what_is_surely_small_is_written_on_the_loop(
+    value: object, small: bool
+) -> None:
+    assert is_small(value) is small
+
+
+@dataclass(frozen=True)
+class Point:
+    x: int
+    y: int
+
+
+@task(name="client.mirror")
+def mirror(point: Point) -> list[Point]:
+    return [Point(point.y, point.x)]
+
+
+def test_result_of_a_task_is_what_its_hint_says() -> None:
+    function = remote_function(mirror, trust=False)
+
+    assert function.read(pack([{"x": 1, "y": 2}]).data) == [Point(1, 2)]
+    with pytest.raises(InvalidRequest, match=r"client\.mirror returned"):
+        function.read(pack([{"x": 1}]).data)

@@ -1,0 +1,66 @@
+import stat
+from pathlib import Path
+
+import pytest
+
+from shoal.config.secret_files import (
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    TOKEN_FILE,
+    first_key,
+    first_token,
+    new_secret,
+    store_certificate,
+)
+from shoal.domain.errors import ConfigError
+
+
+def test_secrets_are_made_once_and_stay(tmp_path: Path) -> None:
+    assert first_key(tmp_path, "") == first_key(tmp_path, "")
+    assert first_token(tmp_path, None) == first_token(tmp_path, None)
+    assert first_key(tmp_path, "").startswith("sk-shoal-")
+
+
+def test_nobody_else_can_read_them(tmp_path: Path) -> None:
+    first_key(tmp_path, "")
+    first_token(tmp_path, None)
+    store_certificate(tmp_path, "pem")
+
+    for name in (KEY_FILE, TOKEN_FILE, CERTIFICATE_FILE):
+        assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o600
+
+
+def test_token_that_is_given_is_taken_also_if_it_is_none(tmp_path: Path) -> None:
+    assert first_token(tmp_path, "mine") == "mine"
+    assert first_token(tmp_path, "") == ""
+    assert not (tmp_path / TOKEN_FILE).exists()
+
+
+def test_empty_file_is_no_secret(tmp_path: Path) -> None:
+    (tmp_path / KEY_FILE).touch()
+
+    with pytest.raises(ConfigError, match="api-key is empty: delete it"):
+        first_key(tmp_path, "")
+
+
+@pytest.mark.parametrize("key", ["two words", "é", "a\nb", "\x7f"])
+def test_key_that_no_header_carries_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match="--api-key: expected printable ASCII"):
+        first_key(tmp_path, key)
+
+    assert not (tmp_path / KEY_FILE).exists()
+
+
+def test_certificate_is_forgotten_when_there_is_none(tmp_path: Path) -> None:
+    store_certificate(tmp_path, "pem")
+    store_certificate(tmp_path, None)
+    store_certificate(tmp_path, None)
+
+    assert not (tmp_path / CERTIFICATE_FILE).exists()
+
+
+def test_secrets_are_safe_on_a_command_line() -> None:
+    made = {new_secret() for _ in range(100)}
+
+    assert len(made) == 100
+    assert all(each.isalnum() and len(each) == 40 for each in made)

@@ -1,0 +1,320 @@
+"""A hub at work in virtual time, with workers and clients that a test plays."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from itertools import count
+
+from protocols.settings import SIGNER
+from shoal.coordinator.hub import Hub
+from shoal.domain.errors import ShoalError, StoreError
+from shoal.domain.facts import Fact
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import AnswerPiece, Outcome
+from shoal.domain.receipts import SignedReceipt
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Command,
+    Completed,
+    Dismiss,
+    Event,
+    Joined,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import (
+    DEFAULT_TERMS,
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    Job,
+    JobKind,
+    JobTerms,
+    Task,
+    TimeLimits,
+    Work,
+)
+from shoal.domain.worker import CHAT_ONLY, Offer
+from shoal.store.ledger import NO_ENTRIES, LedgerEntries
+from shoal.store.memory import MemoryStore
+from shoal.store.port import RecordedFact
+from shoal.transports.clock import LoopClock
+from simulation import virtual
+
+EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+CONTINUES = frozenset({Feature.CONTINUE})
+NOTHING: frozenset[Feature] = frozenset()
+LIMITS = TimeLimits()
+SECRET = "what nobody else may read"
+
+
+class SlowStore(MemoryStore):
+    """A disk that can be made to wait, and to fail."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.working = asyncio.Event()
+        self.working.set()
+        self.full = False
+
+    async def append(
+        self,
+        facts: Sequence[Fact],
+        at: float,
+        earlier: Sequence[RecordedFact] = (),
+        entries: LedgerEntries = NO_ENTRIES,
+    ) -> None:
+        await self.working.wait()
+        if self.full:
+            raise StoreError("shoal.db: disk I/O error")
+        await super().append(facts, at, earlier, entries)
+
+
+class Member:
+    """A worker's connection; the test says what the worker says."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        name: str = "w",
+        model: str = "m",
+        slots: int = 1,
+        features: frozenset[Feature] = NOTHING,
+        accepts: frozenset[type] = EVERYTHING,
+        kinds: frozenset[JobKind] = CHAT_ONLY,
+        public_key: str = "",
+        *,
+        proven: bool = False,
+    ) -> None:
+        self.accepts = accepts
+        self.told: list[Command] = []
+        self.hung_up: list[tuple[str, int]] = []
+        self.port = hub.connect(self, "wire")
+        offer = Offer(
+            kinds,
+            frozenset({model}),
+            slots,
+            features,
+            public_key=public_key,
+            proven=proven,
+        )
+        self.say(Joined(name, offer))
+
+    def send(self, message: Command) -> bool:
+        assert type(message) in self.accepts, "asked for what its wire cannot express"
+        self.told.append(message)
+        return True
+
+    def disconnect(self, reason: str, code: int, text: str) -> None:
+        self.hung_up.append((reason, code))
+
+    @property
+    def runs(self) -> list[RunJob]:
+        return [each for each in self.told if isinstance(each, RunJob)]
+
+    @property
+    def cancelled(self) -> list[JobId]:
+        return [each.job_id for each in self.told if isinstance(each, CancelJob)]
+
+    def say(self, *events: Event) -> None:
+        for event in events:
+            self.port.on_event(event)
+
+    def write(self, *pieces: AnswerPiece, run: int = -1) -> None:
+        """Write pieces of the answer to a job, the last one unless told otherwise."""
+        job = self.runs[run]
+        self.say(*(AnswerChunk(job.job_id, job.lease, [piece]) for piece in pieces))
+
+    def complete(self, run: int = -1) -> None:
+        job = self.runs[run]
+        self.say(Completed(job.job_id, job.lease))
+
+    def give(
+        self, output: str, receipt: SignedReceipt | None = None, run: int = -1
+    ) -> None:
+        """Give the whole answer to a job at once, with what was signed about it."""
+        job = self.runs[run]
+        whole = Completed(job.job_id, job.lease, rest=(output,), receipt=receipt)
+        if not isinstance(job.work, Task):
+            whole = replace(whole, rest=("hi",), output=output)
+        self.say(whole)
+
+    def refuse(self, reason: str = "loading", run: int = -1) -> None:
+        job = self.runs[run]
+        self.say(Rejected(job.job_id, job.lease, reason))
+
+
+class Client:
+    """Somebody who asks, and what came of it."""
+
+    def __init__(self, hub: Hub, job: Job) -> None:
+        self.job_id = JobId("")
+        self.accepted = False
+        self.pieces: list[AnswerPiece] = []
+        self.outcome: Outcome | None = None
+        self.error: ShoalError | None = None
+        self._hub = hub
+        self._job = job
+        self.task = asyncio.create_task(self._ask())
+
+    @property
+    def text(self) -> str:
+        """What came, if it is text."""
+        return "".join(piece for piece in self.pieces if isinstance(piece, str))
+
+    async def leave(self) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+        await moment()
+
+    async def _ask(self) -> None:
+        try:
+            async with self._hub.run_job(self._job) as reader:
+                self.accepted = True
+                self.job_id = reader.job_id
+                while pieces := await reader.read():
+                    self.pieces += pieces
+                self.outcome = await reader.outcome()
+        except ShoalError as error:
+            self.error = error
+
+
+@dataclass
+class Coordinator:
+    """A hub at work, and what stands around it."""
+
+    hub: Hub
+    store: SlowStore
+    task: asyncio.Task[None]
+
+    def job(
+        self,
+        model: str = "m",
+        limits: TimeLimits = LIMITS,
+        *,
+        owner: str = "",
+        key: str = "",
+        prompt: str = SECRET,
+        kind: JobKind = JobKind.CHAT,
+        terms: JobTerms = DEFAULT_TERMS,
+    ) -> Job:
+        works: dict[JobKind, Work] = {
+            JobKind.CHAT: Chat(model, ({"role": "user", "content": prompt},)),
+            JobKind.COMPLETION: Completion(model, prompt),
+            JobKind.EMBEDDING: Embedding(model, (prompt,)),
+            JobKind.TASK: Task("classify", {"input": prompt}),
+        }
+        return Job(
+            self.hub.new_id(),
+            works[kind],
+            limits,
+            owner,
+            idempotency_key=key,
+            terms=terms,
+        )
+
+    async def ask(
+        self,
+        model: str = "m",
+        limits: TimeLimits = LIMITS,
+        *,
+        owner: str = "",
+        key: str = "",
+        prompt: str = SECRET,
+        kind: JobKind = JobKind.CHAT,
+        terms: JobTerms = DEFAULT_TERMS,
+    ) -> Client:
+        job = self.job(
+            model, limits, owner=owner, key=key, prompt=prompt, kind=kind, terms=terms
+        )
+        client = Client(self.hub, job)
+        await moment()
+        return client
+
+    async def join(
+        self,
+        name: str = "w",
+        model: str = "m",
+        slots: int = 1,
+        features: frozenset[Feature] = NOTHING,
+        accepts: frozenset[type] = EVERYTHING,
+        kinds: frozenset[JobKind] = CHAT_ONLY,
+        public_key: str = "",
+        *,
+        proven: bool = False,
+    ) -> Member:
+        member = Member(
+            self.hub,
+            name,
+            model,
+            slots,
+            features,
+            accepts,
+            kinds,
+            public_key,
+            proven=proven,
+        )
+        await moment()
+        return member
+
+    async def story(self, job_id: JobId) -> list[Fact]:
+        return [each.fact for each in await self.store.history(job_id)]
+
+
+@asynccontextmanager
+async def coordinator(
+    store: SlowStore | None = None,
+    queue_max: int = 1000,
+    hedge_after: float | None = None,
+    fee: int = 0,
+) -> AsyncIterator[Coordinator]:
+    """Run a hub for the length of the block; then end it as ``kill -9`` does."""
+    store = store or SlowStore()
+    # Ids go on from one coordinator to the next on the same store.
+    numbers = count(1 + len(store._jobs))
+    loop = asyncio.get_running_loop()
+    clock = LoopClock(loop.time)
+    hub = Hub(
+        store,
+        clock,
+        lambda: JobId(f"job{next(numbers)}"),
+        SIGNER,
+        queue_max,
+        hedge_after,
+        fee,
+    )
+    await hub.restore()
+    task = asyncio.create_task(hub.run())
+    try:
+        yield Coordinator(hub, store, task)
+    finally:
+        if task.done() and not task.cancelled():  # by another one that ended
+            task.result()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for each in others:
+            each.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def play(
+    script: Callable[[Coordinator], Awaitable[None]],
+    store: SlowStore | None = None,
+    queue_max: int = 1000,
+    hedge_after: float | None = None,
+) -> None:
+    """Run a script against a coordinator, in virtual time."""
+
+    async def scenario() -> None:
+        async with coordinator(store, queue_max, hedge_after) as its:
+            await script(its)
+
+    virtual.run(scenario())
+
+
+async def moment() -> None:
+    """Let whatever can happen now happen."""
+    await asyncio.sleep(0.05)

@@ -1,0 +1,314 @@
+from dataclasses import replace
+
+import pytest
+
+from shoal.coordinator.admission import (
+    POLICY_VIOLATION,
+    REVOKED,
+    WorkerAdmission,
+    load_join_tokens,
+)
+from shoal.coordinator.auth_throttle import BLOCK_AFTER
+from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
+from shoal.domain.errors import NotAdmitted, TooManyFailures
+from shoal.protocols.seam.session import AdmissionGrant, Batch, JoinRequest
+from shoal.store.memory_keys import MemoryKeys
+from shoal.transports.clock import LoopClock
+from shoal.transports.link import LinkClosed
+
+FINGERPRINT = b"\x00\xff" * 16
+AWAY = "192.0.2.7"
+NOW = 1000.0
+
+
+class Line:
+    """A connection that can be hung up on."""
+
+    peer = "test"
+
+    def __init__(self) -> None:
+        self.closed: tuple[int, str] | None = None
+
+    async def receive(self) -> Batch:
+        raise LinkClosed("nobody speaks here")
+
+    async def send(self, data: bytes | str) -> None:
+        pass
+
+    async def close(self, code: int, text: str) -> None:
+        self.closed = (code, text)
+
+
+@pytest.fixture
+async def store() -> MemoryKeys:
+    return MemoryKeys()
+
+
+@pytest.fixture
+async def door(store: MemoryKeys) -> WorkerAdmission:
+    return await opened(store)
+
+
+async def opened(store: MemoryKeys) -> WorkerAdmission:
+    return WorkerAdmission(await load_join_tokens(store), store, LoopClock(lambda: NOW))
+
+
+async def make(
+    door: WorkerAdmission,
+    name: str = "lab",
+    *,
+    expires_at: float | None = None,
+    uses_max: int | None = None,
+    models: tuple[str, ...] = (),
+) -> JoinToken:
+    """Make a token; it is ``jt-`` and its name."""
+    token = JoinToken(
+        f"token_{name}",
+        name,
+        digest_of(f"jt-{name}"),
+        0.0,
+        expires_at,
+        None,
+        uses_max,
+        models,
+    )
+    await door.tokens.add(token)
+    return token
+
+
+def knock(
+    door: WorkerAdmission,
+    token: str,
+    name: str = "w",
+    model: str = "m",
+    static: str = "first",
+    address: str = AWAY,
+) -> AdmissionGrant:
+    admit = door.policy_for("wire", static)
+    return admit(JoinRequest(token, name, frozenset({model}), address))
+
+
+async def test_first_token_lets_in_everybody_by_no_join_token(
+    door: WorkerAdmission,
+) -> None:
+    assert knock(door, "first") == AdmissionGrant()
+    assert knock(door, "first", "another") == AdmissionGrant()
+
+
+async def test_no_first_token_lets_in_everybody(door: WorkerAdmission) -> None:
+    assert knock(door, "whatever", static="") == AdmissionGrant()
+
+
+async def test_join_token_lets_in_beside_the_first(door: WorkerAdmission) -> None:
+    await make(door)
+
+    assert knock(door, "jt-lab") == AdmissionGrant("token_lab", "wire:w")
+
+
+@pytest.mark.parametrize("token", ["first", "jt-lab"])
+async def test_certificate_that_a_token_names_does_not_matter_here(
+    door: WorkerAdmission, token: str
+) -> None:
+    await make(door)
+
+    # Also one that was renewed since: a node of another make presents what it has.
+    assert knock(door, with_fingerprint(token, FINGERPRINT)) == knock(door, token)
+
+
+@pytest.mark.parametrize("token", ["", "jt-", "jt-labx", "lab", "token_lab", "\ud800"])
+async def test_wrong_token_is_refused(door: WorkerAdmission, token: str) -> None:
+    await make(door)
+
+    with pytest.raises(NotAdmitted, match=r"^Invalid token$"):
+        knock(door, token)
+
+
+async def test_expired_token_is_refused_and_said_to_be_that(
+    door: WorkerAdmission,
+) -> None:
+    await make(door, "old", expires_at=NOW)
+    await make(door, "young", expires_at=NOW + 1)
+
+    knock(door, "jt-young")
+    with pytest.raises(NotAdmitted, match="has expired"):
+        knock(door, "jt-old")
+
+
+async def test_token_for_some_models_is_for_no_others(door: WorkerAdmission) -> None:
+    await make(door, models=("qwen*", "tiny"))
+
+    knock(door, "jt-lab", model="qwen3-8b")
+    with pytest.raises(NotAdmitted, match="not for this model"):
+        knock(door, "jt-lab", model="llama3")
+
+
+async def test_token_of_one_use_is_its_first_workers(door: WorkerAdmission) -> None:
+    await make(door, uses_max=1)
+    knock(door, "jt-lab", "first one")
+
+    knock(door, "jt-lab", "first one")
+    with pytest.raises(NotAdmitted, match="used by other workers"):
+        knock(door, "jt-lab", "second one")
+
+
+async def test_worker_with_two_models_uses_a_token_once(door: WorkerAdmission) -> None:
+    await make(door, uses_max=1)
+
+    assert knock(door, "jt-lab", model="a") == knock(door, "jt-lab", model="b")
+
+
+async def test_worker_that_was_there_comes_back_after_its_token_has_expired(
+    door: WorkerAdmission,
+) -> None:
+    token = await make(door, uses_max=2, expires_at=NOW + 1)
+    knock(door, "jt-lab", "old")
+    door.tokens.update(replace(door.tokens.find("lab"), expires_at=NOW))
+
+    assert knock(door, "jt-lab", "old") == AdmissionGrant(token.id, "wire:old")
+    with pytest.raises(NotAdmitted, match="has expired"):
+        knock(door, "jt-lab", "new")
+
+
+async def test_use_that_was_recorded_is_known_after_a_restart(
+    door: WorkerAdmission, store: MemoryKeys
+) -> None:
+    await make(door, uses_max=1)
+    await door.record_use(knock(door, "jt-lab", "first one"))
+
+    again = await opened(store)
+
+    knock(again, "jt-lab", "first one")
+    with pytest.raises(NotAdmitted, match="used by other workers"):
+        knock(again, "jt-lab", "second one")
+
+
+async def test_token_for_any_number_does_not_remember_them(
+    door: WorkerAdmission, store: MemoryKeys
+) -> None:
+    await make(door)
+
+    for number in range(100):
+        await door.record_use(knock(door, "jt-lab", f"w{number}"))
+
+    (token,) = await store.tokens()
+    assert token.workers == frozenset()
+
+
+async def test_revoking_hangs_up_on_those_who_joined_by_the_token(
+    door: WorkerAdmission,
+) -> None:
+    lab, other = await make(door), await make(door, "other")
+    lines = [Line(), Line(), Line(), Line()]
+    passes = [
+        knock(door, "jt-lab", "a"),
+        knock(door, "jt-lab", "b"),
+        knock(door, "jt-other", "c"),
+        knock(door, "first", "d"),
+    ]
+    blocks = [
+        door.track(admitted, line) for admitted, line in zip(passes, lines, strict=True)
+    ]
+    for block in blocks:
+        block.__enter__()
+    assert (door.count_connected(lab), door.count_connected(other)) == (2, 1)
+
+    revoked = await door.revoke(lab)
+
+    assert revoked.revoked_at == NOW
+    gone = (POLICY_VIOLATION, REVOKED)
+    assert [line.closed for line in lines] == [gone, gone, None, None]
+    for block in blocks:
+        block.__exit__(None, None, None)
+    assert (door.count_connected(lab), door.count_connected(other)) == (0, 0)
+    assert not door._links
+    with pytest.raises(NotAdmitted, match="was revoked"):
+        knock(door, "jt-lab", "a")
+
+
+async def test_worker_whose_token_is_revoked_on_the_way_in_does_not_get_in(
+    door: WorkerAdmission,
+) -> None:
+    token = await make(door, uses_max=1)
+    admitted = knock(door, "jt-lab")
+    await door.record_use(admitted)
+
+    await door.revoke(token)
+
+    with pytest.raises(NotAdmitted, match="was revoked"):
+        door.track(admitted, Line()).__enter__()
+
+
+async def test_address_that_goes_on_guessing_is_barred(door: WorkerAdmission) -> None:
+    await make(door)
+    for number in range(BLOCK_AFTER):
+        with pytest.raises(NotAdmitted):
+            knock(door, f"guess {number}")
+
+    with pytest.raises(TooManyFailures):
+        door.check(AWAY)
+    door.check("192.0.2.8")
+
+
+async def test_own_machine_can_always_join_by_a_right_token(
+    door: WorkerAdmission,
+) -> None:
+    await make(door)
+    for number in range(BLOCK_AFTER):
+        with pytest.raises(NotAdmitted):
+            knock(door, f"guess {number}", address="127.0.0.1")
+
+    with pytest.raises(TooManyFailures):
+        knock(door, "guess", address="127.0.0.1")
+
+    door.check("127.0.0.1")
+    knock(door, "jt-lab", address="127.0.0.1")
+    knock(door, "first", address="127.0.0.1")
+
+
+async def test_who_presents_no_token_does_not_guess(door: WorkerAdmission) -> None:
+    admit = door.policy_for("wire", "first")
+
+    for _ in range(2 * BLOCK_AFTER):
+        with pytest.raises(NotAdmitted):
+            admit(JoinRequest("", "w", frozenset(), AWAY))
+        door.check(AWAY)
+
+
+async def test_token_that_has_ended_is_no_guess(door: WorkerAdmission) -> None:
+    await make(door, expires_at=NOW)
+    for _ in range(2 * BLOCK_AFTER):
+        with pytest.raises(NotAdmitted, match="expired"):
+            knock(door, "jt-lab")
+
+    door.check(AWAY)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "token", "name", "command"),
+    [
+        (None, "t", "", "shoal join URL --token t"),
+        (None, "", "", "shoal join URL"),
+        (None, "t", "otter", "shoal join URL --token t --name otter"),
+        (b"\0" * 32, "t", "", f"shoal join URL --token t.sha256-{'A' * 43}"),
+        (b"\0" * 32, "", "", f"shoal join URL --token any.sha256-{'A' * 43}"),
+    ],
+)
+async def test_invitation_can_be_pasted(
+    door: WorkerAdmission,
+    fingerprint: bytes | None,
+    token: str,
+    name: str,
+    command: str,
+) -> None:
+    door.url = "URL"
+    door.fingerprint = fingerprint
+
+    assert door.invitation(token, name) == command
+
+
+async def test_wrong_passcodes_count_like_wrong_tokens(door: WorkerAdmission) -> None:
+    for _ in range(BLOCK_AFTER + 5):
+        door.failed(AWAY)
+
+    with pytest.raises(TooManyFailures):
+        door.check(AWAY)

@@ -1,0 +1,518 @@
+"""A job's text on its way from workers to whoever asked."""
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.coordinator.answer import (
+    ANSWER_MAX,
+    TOKENS_MAX,
+    Answer,
+    ReaderTooSlow,
+    UnusableOutput,
+)
+from shoal.coordinator.answer_reader import (
+    DELTA_COST,
+    JOIN_AT,
+    SLOW_SECONDS,
+    UNREAD_CEILING,
+    UNREAD_MAX,
+    AnswerCursor,
+)
+from shoal.domain.errors import Cancelled, JobError
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from simulation import virtual
+
+ONE, TWO, THREE = LeaseNumber(1), LeaseNumber(2), LeaseNumber(3)
+A, B = WorkerId("a"), WorkerId("b")
+WHOLE = "The fish, übrigens: 😀."
+SPLITS = range(len(WHOLE) + 1)
+
+
+def begun(*pieces: AnswerPiece, read: bool = True) -> tuple[Answer, AnswerCursor]:
+    """Return an answer of which a first worker has written something, and a reader."""
+    answer = Answer(JobId("j"))
+    reading = answer.open_reader()
+    answer.grant(ONE, A, continues=False)
+    for piece in pieces:
+        answer.append([piece], 0.0)
+    if read:
+        assert read_now(reading) == list(pieces)
+    return answer, reading
+
+
+def read_now(reading: AnswerCursor) -> list[AnswerPiece]:
+    """Read what is there, without waiting."""
+    return virtual.run(reading.read())
+
+
+def text_now(reading: AnswerCursor) -> str:
+    return "".join(map(str, read_now(reading)))
+
+
+def cut(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+def test_text_is_read_once_and_kept_whole() -> None:
+    answer, reading = begun("one ", "two ")
+    answer.append(["three"], 0.0)
+
+    assert read_now(reading) == ["three"]
+    assert answer.text == "one two three"
+
+
+def test_only_the_first_text_of_a_lease_is_the_first() -> None:
+    answer, _ = begun(read=False)
+
+    assert [answer.append([text], 0.0) for text in "abc"] == [True, False, False]
+    answer.grant(TWO, B, continues=True)
+    assert [answer.append([text], 0.0) for text in "def"] == [True, False, False]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("at", SPLITS)
+def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
+    at: int, size: int
+) -> None:
+    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+    given = text_now(reading) if at else ""
+
+    assert answer.grant(TWO, B, continues=False) == ""
+    for piece in cut(WHOLE, size):
+        answer.append([piece], 1.0)
+    answer.check_complete()
+
+    rest = text_now(reading) if at < len(WHOLE) else ""
+    assert given + rest == WHOLE == answer.text
+
+
+@pytest.mark.parametrize("at", SPLITS)
+def test_worker_that_continues_just_adds(at: int) -> None:
+    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+    given = text_now(reading) if at else ""
+
+    assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
+    if at < len(WHOLE):
+        answer.append([WHOLE[at:]], 1.0)
+    answer.check_complete()
+
+    rest = text_now(reading) if at < len(WHOLE) else ""
+    assert given + rest == WHOLE
+
+
+@given(st.data())
+def test_asker_sees_the_text_once_however_often_workers_are_lost(
+    data: st.DataObject,
+) -> None:
+    text = data.draw(st.text(min_size=1, max_size=40))
+    answer = Answer(JobId("j"))
+    reading = answer.open_reader()
+    seen = ""
+
+    for lease in range(1, data.draw(st.integers(1, 4)) + 1):
+        continues = data.draw(st.booleans())
+        at = len(answer.text) if continues else 0
+        answer.grant(LeaseNumber(lease), A, continues=continues)
+        end = data.draw(st.integers(at, len(text)))
+        while at < end:
+            step = data.draw(st.integers(1, end - at))
+            before = len(answer.text)
+            answer.append([text[at : at + step]], 0.0)
+            at += step
+            if len(answer.text) > before and data.draw(st.booleans()):
+                seen += text_now(reading)
+    answer.grant(LeaseNumber(9), B, continues=False)
+    answer.append([text], 0.0)
+    answer.check_complete()
+    answer.finish(Outcome(text))
+
+    assert seen + text_now(reading) == text == answer.text
+
+
+@pytest.mark.parametrize("size", [1, 4, 100])
+@pytest.mark.parametrize("at", range(5))
+def test_worker_that_takes_over_with_another_text_spoils_the_answer(
+    at: int, size: int
+) -> None:
+    answer, _ = begun("abcde")
+    answer.grant(TWO, B, continues=False)
+    other = "abcde"[:at] + "X" + "abcde"[at + 1 :] + " and so on"
+
+    def take_over() -> None:
+        for piece in cut(other, size):
+            answer.append([piece], 1.0)
+
+    with pytest.raises(UnusableOutput, match="another answer") as caught:
+        take_over()
+
+    assert caught.value.lost
+
+
+@pytest.mark.parametrize("shorter", ["", "a", "abcd"])
+def test_worker_that_ends_before_the_lost_one_had_been_spoils_the_answer(
+    shorter: str,
+) -> None:
+    answer, _ = begun("abcde")
+    answer.grant(TWO, B, continues=False)
+    if shorter:
+        answer.append([shorter], 1.0)
+
+    with pytest.raises(UnusableOutput, match="ended before") as caught:
+        answer.check_complete()
+
+    assert caught.value.lost
+
+
+def test_answer_that_nobody_has_seen_may_begin_anew() -> None:
+    answer, reading = begun("a first draft", read=False)
+
+    answer.grant(TWO, B, continues=False)
+    answer.append(["another"], 1.0)
+
+    answer.check_complete()
+    assert read_now(reading) == ["another"]
+    assert answer.text == "another"
+
+
+def test_repeating_a_long_answer_in_small_pieces_costs_no_square() -> None:
+    # If each piece cost a copy of the rest, this would take minutes.
+    long = "0123456789" * 400_000
+    answer, reading = begun(long)
+    answer.grant(TWO, B, continues=False)
+
+    for piece in cut(long + "!", 4):
+        answer.append([piece], 1.0)
+
+    assert read_now(reading) == ["!"]
+
+
+def test_too_long_an_answer_is_spoilt() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
+    answer.append(["x" * ANSWER_MAX], 0.0)
+
+    with pytest.raises(UnusableOutput, match="exceeds the limit") as caught:
+        answer.append(["x"], 0.0)
+
+    assert not caught.value.lost
+
+
+@pytest.mark.parametrize(
+    ("said", "believed"), [(-1, 0), (7, 7), (2**53, TOKENS_MAX), (10**30, TOKENS_MAX)]
+)
+def test_a_worker_is_not_believed_any_usage(said: int, believed: int) -> None:
+    outcome = Answer(JobId("j")).assemble("stop", Usage(said, said))
+
+    assert outcome.usage == Usage(believed, believed)
+
+
+def test_much_unread_text_is_borne_for_a_while() -> None:
+    answer, _ = begun("x" * (UNREAD_MAX + 1), read=False)
+
+    answer.append(["y"], SLOW_SECONDS)
+
+    with pytest.raises(ReaderTooSlow):
+        answer.append(["z"], SLOW_SECONDS + 0.1)
+
+
+def test_reading_ends_the_patience_that_had_begun() -> None:
+    answer, reading = begun("x" * (UNREAD_MAX + 1), read=False)
+    read_now(reading)
+
+    answer.append(["y" * (UNREAD_MAX + 1)], SLOW_SECONDS + 1.0)
+    answer.append(["z"], 2 * SLOW_SECONDS)
+
+
+def test_far_too_much_unread_text_is_too_slow_at_once() -> None:
+    answer, _ = begun("x" * UNREAD_CEILING, read=False)
+
+    with pytest.raises(ReaderTooSlow):
+        answer.append(["x"], 0.0)
+
+
+def test_unread_text_below_the_limit_is_held_for_ever() -> None:
+    answer, reading = begun("x" * UNREAD_MAX, read=False)
+
+    answer.append([""], 1e9)
+
+    assert text_now(reading) == "x" * UNREAD_MAX
+
+
+def test_many_unread_pieces_are_joined() -> None:
+    pieces = [f"{number} " for number in range(3 * JOIN_AT)]
+    _, reading = begun(*pieces, read=False)
+
+    read = read_now(reading)
+
+    assert "".join(map(str, read)) == "".join(pieces)
+    assert len(read) <= JOIN_AT
+
+
+def test_nobody_reads_and_the_answer_comes_all_the_same() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
+
+    for _ in range(20):
+        answer.append(["x" * UNREAD_MAX], 0.0)
+
+    assert len(answer.text) == 20 * UNREAD_MAX
+
+
+async def test_reader_waits_for_text_and_for_the_end() -> None:
+    answer, reading = begun(read=False)
+    waiting = asyncio.ensure_future(reading.read())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    answer.append(["a"], 0.0)
+    assert await waiting == ["a"]
+    ending = asyncio.ensure_future(reading.read())
+    await asyncio.sleep(0)
+    answer.finish(Outcome("a"))
+
+    assert await ending == []
+    assert await reading.read() == []
+    assert await reading.outcome() == Outcome("a")
+
+
+async def test_outcome_waits_past_all_text() -> None:
+    answer, reading = begun("a", read=False)
+    waiting = asyncio.ensure_future(reading.outcome())
+    await asyncio.sleep(0)
+    answer.append(["b"], 0.0)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+
+    answer.finish(Outcome("ab", "length"))
+
+    assert await waiting == Outcome("ab", "length")
+
+
+async def test_text_before_the_end_can_still_be_read_after_it() -> None:
+    answer, reading = begun("a", read=False)
+    answer.fail(JobError("boom"))
+
+    assert await reading.read() == ["a"]
+    assert await reading.read() == []
+    with pytest.raises(JobError, match="boom"):
+        await reading.outcome()
+
+
+async def test_first_end_counts() -> None:
+    answer, reading = begun(read=False)
+    assert not answer.ended
+
+    answer.finish(Outcome("whole"))
+    answer.fail(JobError("too late"))
+
+    assert answer.ended
+    assert await reading.outcome() == Outcome("whole")
+
+
+async def test_reader_that_was_cancelled_may_read_again() -> None:
+    answer, reading = begun(read=False)
+    waiting = asyncio.ensure_future(reading.read())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+
+    answer.append(["a"], 0.0)
+
+    assert await reading.read() == ["a"]
+
+
+# Answers that are more than text.
+
+CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]})
+
+
+def test_deltas_are_read_and_put_together_in_order() -> None:
+    answer, reading = begun("Let me see. ", read=False)
+    answer.append([CALL], 0.0)
+    answer.append(["So."], 0.0)
+
+    assert read_now(reading) == ["Let me see. ", CALL, "So."]
+    (choice,) = answer.assemble("stop", None).choices
+    assert choice.fields["content"] == "Let me see. So."
+    assert choice.fields["tool_calls"]
+
+
+def test_deltas_that_nobody_has_seen_may_begin_anew() -> None:
+    answer, reading = begun("text", CALL, read=False)
+
+    assert answer.grant(TWO, B, continues=True) == ""
+    answer.append(["another"], 1.0)
+
+    assert read_now(reading) == ["another"]
+    assert answer.assemble("stop", None) == Outcome("another")
+
+
+@pytest.mark.parametrize("continues", [True, False])
+def test_deltas_that_were_seen_can_be_taken_over_by_nobody(continues: bool) -> None:
+    answer, _ = begun("text", CALL)
+
+    with pytest.raises(UnusableOutput, match="more than text") as caught:
+        answer.grant(TWO, B, continues=continues)
+
+    assert caught.value.lost
+
+
+def test_delta_where_text_has_to_be_repeated_is_another_answer() -> None:
+    answer, _ = begun("text")
+    answer.grant(TWO, B, continues=False)
+
+    with pytest.raises(UnusableOutput, match="another answer"):
+        answer.append([CALL], 1.0)
+
+
+def test_whoever_waits_for_the_end_has_seen_nothing_yet() -> None:
+    async def scenario() -> Outcome:
+        answer = Answer(JobId("j"))
+        answer.grant(ONE, A, continues=False)
+        waiting = asyncio.ensure_future(answer.open_reader().outcome())
+        await asyncio.sleep(0)
+        answer.append([CALL], 0.0)
+        answer.grant(TWO, B, continues=False)
+        answer.append(["whole"], 1.0)
+        answer.finish(answer.assemble("stop", None))
+        return await waiting
+
+    assert virtual.run(scenario()) == Outcome("whole")
+
+
+def test_empty_deltas_without_end_are_too_long_an_answer() -> None:
+    answer = Answer(JobId("j"))
+    answer.grant(ONE, A, continues=False)
+
+    def write() -> None:
+        for _ in range(ANSWER_MAX // DELTA_COST + 1):
+            answer.append([Delta()], 0.0)
+
+    with pytest.raises(UnusableOutput, match="exceeds the limit"):
+        write()
+
+
+def test_size_is_what_was_written_and_not_what_it_costs() -> None:
+    answer, _ = begun("text", Delta(0, {"content": "more"}), read=False)
+    assert answer.size == 8
+
+    answer.grant(TWO, B, continues=False)
+
+    assert answer.size == 0
+
+
+# Several readers.
+
+
+def test_each_reader_is_given_everything_from_the_beginning() -> None:
+    answer, first = begun("one ", "two ")
+
+    second = answer.open_reader()
+    answer.append(["three"], 0.0)
+
+    assert text_now(first) == "three"
+    assert text_now(second) == "one two three"
+
+
+def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
+    answer, slow = begun("x" * UNREAD_CEILING, read=False)
+    quick = answer.open_reader()
+    assert len(text_now(quick)) == UNREAD_CEILING
+
+    answer.append(["yz"], 0.0)
+
+    assert text_now(quick) == "yz"
+    assert text_now(slow) == ""
+    with pytest.raises(Cancelled, match="reads too slowly"):
+        virtual.run(slow.outcome())
+    answer.remove_reader(slow)
+    assert answer.has_readers
+
+
+def test_last_asker_that_is_slow_ends_the_answer_whoever_looks_on() -> None:
+    answer, _ = begun("x" * UNREAD_CEILING, read=False)
+    onlooker = answer.open_reader(asked=False)
+    assert len(text_now(onlooker)) == UNREAD_CEILING
+
+    with pytest.raises(ReaderTooSlow):
+        answer.append(["yz"], 0.0)
+
+    assert not answer.has_readers
+
+
+def test_onlooker_that_is_slow_ends_nothing() -> None:
+    answer, reading = begun(read=False)
+    answer.open_reader(asked=False)
+    for _ in range(9):
+        answer.append(["x" * (UNREAD_CEILING // 8)], 0.0)
+        read_now(reading)
+
+    assert answer.has_readers
+
+
+def test_answer_of_a_job_that_was_done_earlier_is_read_again() -> None:
+    choices = (Choice({"content": "a"}), Choice({"content": "b"}, "length"))
+    outcome = Outcome("a", choices=choices)
+
+    text, rich = (
+        Answer.completed(JobId("j"), each).open_reader()
+        for each in (Outcome("whole"), outcome)
+    )
+
+    assert read_now(text) == ["whole"]
+    assert read_now(rich) == [
+        Delta(0, {"content": "a"}, finish_reason="stop"),
+        Delta(1, {"content": "b"}, finish_reason="length"),
+    ]
+    assert virtual.run(rich.outcome()) == outcome
+
+
+# Two workers at once.
+
+
+@pytest.mark.parametrize(("first", "second", "worker"), [(ONE, TWO, A), (TWO, ONE, B)])
+def test_of_two_leases_the_one_that_writes_first_goes_on(
+    first: LeaseNumber, second: LeaseNumber, worker: WorkerId
+) -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    assert answer.accepts_lease(first)
+    assert not answer.accepts_lease(second)
+    assert answer.accepts_lease(first)
+    assert (answer.lease, answer.worker_id) == (first, worker)
+
+
+@pytest.mark.parametrize(("over", "stays"), [(ONE, TWO), (TWO, ONE)])
+def test_of_two_leases_the_one_that_is_left_goes_on(
+    over: LeaseNumber, stays: LeaseNumber
+) -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    answer.unhedge(over)
+
+    assert answer.accepts_lease(stays)
+    assert not answer.accepts_lease(over)
+
+
+def test_second_lease_that_comes_after_the_first_piece_writes_nothing() -> None:
+    answer, _ = begun("text", read=False)
+
+    answer.hedge(TWO, B)
+    assert not answer.accepts_lease(TWO)
+    answer.unhedge(TWO)
+
+    assert answer.lease == ONE
+
+
+def test_lease_that_was_never_given_writes_nothing() -> None:
+    answer, _ = begun(read=False)
+    answer.hedge(TWO, B)
+
+    assert not answer.accepts_lease(THREE)
+    assert answer.accepts_lease(TWO)

@@ -1,0 +1,498 @@
+"""What jobs cost, and what is signed about them."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from coordinator.hubs import (
+    Client,
+    Coordinator,
+    Member,
+    SlowStore,
+    coordinator,
+    moment,
+    play,
+)
+from protocols.settings import SIGNER
+from shoal.domain.errors import InsufficientFunds, JobError
+from shoal.domain.facts import (
+    JobCompleted,
+    LateResult,
+    ReceiptPresented,
+    WorkerMarked,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.receipts import SignedReceipt, Verdict
+from shoal.domain.vocabulary import Completed, Failed, ReceiptSent
+from shoal.domain.work import JobKind, JobTerms, Privacy
+from shoal.ledger import bundle, checkpoint
+from shoal.ledger.bundle import ReceiptBundle
+from shoal.ledger.keys import Signer, verify
+from shoal.ledger.merkle import inclusion_path, nodes_for_inclusion
+from shoal.ledger.receipts import PREFIX
+from shoal.ledger.worker_receipts import output_hash_of
+from shoal.pool.inputs import AccountTopUp, BudgetSet, WorkerPaired
+from shoal.store.ledger import LoggedReceipt
+
+WORKER = Signer.from_seed(b"w" * 32)
+OTHER = Signer.from_seed(b"o" * 32)
+OUTPUT = '{"text":"hi","model":"m"}'
+PRICED = JobTerms(price=10_000)
+FEE = 500  # basis points: five percent
+
+W = WorkerId("wire:w")
+WORKER_ACCOUNT = f"worker:{WORKER.public_key.hex()}"
+
+
+def receipt(
+    job_id: JobId,
+    output: str = OUTPUT,
+    signer: Signer = WORKER,
+    key: Signer = WORKER,
+    prefix: str = "",
+) -> SignedReceipt:
+    claims = {
+        "job_id": job_id,
+        "provider_pubkey": key.public_key.hex(),
+        "output_hash": prefix + output_hash_of(output.encode()).removeprefix("sha256:"),
+        "completed_at": "2026-02-09T12:00:05.000Z",
+        "payment_ref": None,
+    }
+    body = json.dumps(claims, separators=(",", ":")).encode()
+    return SignedReceipt(body, signer.sign(body))
+
+
+async def signing(its: Coordinator) -> Member:
+    return await its.join("w", public_key=WORKER.public_key.hex())
+
+
+async def only_receipt(its: Coordinator, job_id: JobId) -> LoggedReceipt:
+    (filed,) = await its.store.ledger.receipts_of(job_id)
+    return filed
+
+
+async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
+    async with coordinator(fee=FEE) as its:
+        worker = await its.join()
+        client = await its.ask(owner="al", terms=replace(PRICED, user="u 1"))
+        books = its.hub.books
+
+        assert books.balance("user:al/u%201") == -10_000
+        assert books.balance("pool:held") == 10_000
+
+        worker.write("hi")
+        worker.complete()
+        await moment()
+
+        assert client.outcome is not None
+        assert books.balance("worker:wire:w") == 9_500
+        assert books.balance("pool:fees") == 500
+        assert books.balance("pool:held") == 0
+        assert books.total() == 0
+
+
+@pytest.mark.parametrize("how", ["failed", "cancelled"])
+async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
+    async with coordinator() as its:
+        worker = await its.join()
+        client = await its.ask(owner="al", terms=PRICED)
+        if how == "failed":
+            run = worker.runs[-1]
+            worker.say(Failed(run.job_id, run.lease, "out of memory"))
+        else:
+            await client.leave()
+        await moment()
+
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance("pool:held") == 0
+        assert await its.store.ledger.receipts_of(worker.runs[-1].job_id) == []
+
+
+@pytest.mark.parametrize("prefix", ["", "sha256:"])
+async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
+    prefix: str,
+) -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        signed = receipt(client.job_id, prefix=prefix)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+        assert filed.claims.worker_receipt == signed
+        assert filed.claims.output_hash == output_hash_of(OUTPUT.encode())
+        assert verify(SIGNER.public_key, filed.signature, PREFIX + filed.body)
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert client.outcome is not None
+        assert client.outcome.output == OUTPUT
+
+
+BAD: dict[str, tuple[SignedReceipt, Verdict]] = {
+    "another job": (receipt(JobId("other")), Verdict.WRONG_JOB),
+    "another key": (receipt(JobId("job1"), key=OTHER), Verdict.WRONG_WORKER),
+    "another output": (receipt(JobId("job1"), "{}"), Verdict.WRONG_OUTPUT),
+    "another signer": (receipt(JobId("job1"), signer=OTHER), Verdict.BAD_SIGNATURE),
+    "no receipt at all": (SignedReceipt(b"", b""), Verdict.MALFORMED),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
+    name: str,
+) -> None:
+    signed, verdict = BAD[name]
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        assert client.outcome is not None  # the job is done all the same
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is verdict
+        assert filed.claims.price == 0
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 0
+        (mark,) = await its.store.penalties_since(0.0)
+        assert isinstance(mark.fact, WorkerMarked)
+        assert mark.fact.about == client.job_id
+
+
+async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        for number in range(1, 4):
+            await its.ask()
+            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+
+        assert len(worker.runs) == 3
+
+
+async def test_marks_are_known_after_a_restart() -> None:
+    store = SlowStore()
+    async with coordinator(store) as its:
+        worker = await signing(its)
+        for number in range(1, 4):
+            await its.ask()
+            worker.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+    async with coordinator(store) as its:
+        worker = await signing(its)
+        await its.ask()
+
+        assert worker.runs == []
+
+
+async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
+    async with coordinator(fee=FEE) as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        books = its.hub.books
+
+        assert (await only_receipt(its, client.job_id)).claims.verdict is (
+            Verdict.MISSING
+        )
+        assert books.balance("pool:unproven") == 10_000
+
+        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
+        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
+        await moment()
+
+        assert books.balance("pool:unproven") == 0
+        assert books.balance(WORKER_ACCOUNT) == 9_500
+        _, later = await its.store.ledger.receipts_of(client.job_id)
+        assert later.claims.verdict is Verdict.VALID
+        presented = ReceiptPresented(client.job_id, W, Verdict.VALID)
+        assert (await its.story(client.job_id))[-1] == presented
+
+
+@pytest.mark.parametrize("proven", [True, False])
+async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
+    async with coordinator() as its:
+        worker = await its.join("w", public_key=WORKER.public_key.hex(), proven=proven)
+        (known,) = its.hub.pool.workers.values()
+        known.offer = replace(known.offer, receipts=False)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        books = its.hub.books
+
+        claims = (await only_receipt(its, client.job_id)).claims
+        assert claims.verdict is Verdict.UNSIGNED
+        payee = WORKER_ACCOUNT if proven else f"worker:{W}"
+        assert books.balance(payee) == 10_000
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_receipt_is_about_the_answer_that_was_first_of_two(
+    order: tuple[int, int],
+) -> None:
+    signers = (WORKER, OTHER)
+    outputs = (OUTPUT, '{"text":"hi","model":"other"}')
+
+    async def script(its: Coordinator) -> None:
+        workers = [
+            await its.join(str(number), public_key=signer.public_key.hex())
+            for number, signer in enumerate(signers)
+        ]
+        client = await its.ask(terms=PRICED)
+        await asyncio.sleep(6.0)
+        for which in order:
+            signer = signers[which]
+            signed = receipt(client.job_id, outputs[which], signer, signer)
+            workers[which].give(outputs[which], signed)
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        first = order[0]
+        key = signers[first].public_key.hex()
+        assert client.outcome is not None
+        assert client.outcome.output == outputs[first]
+        assert filed.claims.output_hash == output_hash_of(outputs[first].encode())
+        assert filed.claims.verdict is Verdict.VALID
+        assert filed.claims.worker_receipt == receipt(
+            client.job_id, outputs[first], signers[first], signers[first]
+        )
+        assert its.hub.books.balance(f"worker:{key}") == 10_000
+
+    play(script, hedge_after=5.0)
+
+
+async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+
+        worker.give(OUTPUT)
+        worker.say(ReceiptSent(client.job_id, receipt(client.job_id)))
+        worker.say(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
+        await moment()
+
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+        assert its.hub.books.balance("pool:unproven") == 0
+
+
+async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        thief = await its.join("thief", "n", public_key=OTHER.public_key.hex())
+        signed = receipt(client.job_id, signer=OTHER, key=OTHER)
+        thief.say(ReceiptSent(client.job_id, signed))
+        thief.say(ReceiptSent(JobId("never was"), signed))
+        await moment()
+
+        assert its.hub.books.balance("pool:unproven") == 10_000
+        assert len(await its.store.ledger.receipts_of(client.job_id)) == 1
+
+
+async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        first = await its.ask(terms=PRICED)
+        signed = receipt(first.job_id)
+        worker.give(OUTPUT, signed)
+        await moment()
+        second = await its.ask(terms=PRICED)
+        worker.give(OUTPUT, signed)
+        await moment()
+
+        filed = await only_receipt(its, second.job_id)
+        assert filed.claims.verdict is Verdict.WRONG_JOB
+        assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
+
+
+async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(terms=PRICED)
+        late = await its.join("late", public_key=OTHER.public_key.hex())
+        signed = receipt(client.job_id, '{"text":"forged"}', OTHER, OTHER)
+        none = LeaseNumber(0)
+        late.say(Completed(client.job_id, none, rest=("forged",), receipt=signed))
+        await moment()
+        worker.give(OUTPUT, receipt(client.job_id))
+        await moment()
+
+        assert client.text == "hi"
+        story = await its.story(client.job_id)
+        assert [type(fact) for fact in story[-2:]] == [LateResult, JobCompleted]
+        assert (await only_receipt(its, client.job_id)).claims.worker == "wire:w"
+        assert its.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
+
+
+async def test_task_is_done_and_its_output_signed() -> None:
+    async with coordinator() as its:
+        tasks = frozenset({JobKind.TASK})
+        key = WORKER.public_key.hex()
+        worker = await its.join("w", kinds=tasks, public_key=key)
+        client = await its.ask(kind=JobKind.TASK)
+        output = '{"sentiment":"positive","confidence":0.5}'
+        worker.give(output, receipt(client.job_id, output))
+        await moment()
+
+        assert client.text == output
+        filed = await only_receipt(its, client.job_id)
+        assert filed.claims.verdict is Verdict.VALID
+
+
+async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
+    async with coordinator() as its:
+        await its.join(slots=100)
+        await its.hub.process(AccountTopUp("user:al", 35_000, "default"))
+        await its.hub.process(BudgetSet("user:al", 0, "default"))
+        clients = [
+            Client(its.hub, its.job(owner="al", terms=replace(PRICED, user=f"u{n}")))
+            for n in range(100)
+        ]
+        await moment()
+
+        accepted = [client for client in clients if client.accepted]
+        refused = [c for c in clients if isinstance(c.error, InsufficientFunds)]
+        assert (len(accepted), len(refused)) == (3, 97)
+        assert its.hub.books.total_of("user:al") == 5_000
+        assert its.hub.books.total() == 0
+
+
+async def test_books_go_on_after_a_restart() -> None:
+    store = SlowStore()
+    async with coordinator(store) as its:
+        worker = await its.join()
+        await its.hub.process(BudgetSet("user:al", 15_000, "default"))
+        first = await its.ask(owner="al", terms=PRICED)
+        worker.write("hi")
+        worker.complete()
+        await moment()
+        assert first.outcome is not None
+    async with coordinator(store) as its:
+        worker = await its.join()
+        again = await its.ask(owner="al", terms=PRICED)
+        assert isinstance(again.error, InsufficientFunds)
+        other = await its.ask(owner="bo", terms=PRICED)
+        worker.write("hi")
+        worker.complete()
+        await moment()
+
+        head = await its.store.ledger.head()
+        assert head is not None
+        assert head.size == 2
+        filed = await only_receipt(its, other.job_id)
+        nodes = await its.store.ledger.nodes(nodes_for_inclusion(filed.index, 2))
+        path = inclusion_path(filed.index, 2, lambda *place: nodes[place])
+        made = ReceiptBundle(
+            SIGNER.public_key.hex(),
+            filed.body.decode(),
+            filed.signature,
+            filed.index,
+            tuple(path),
+            head.note,
+        )
+        checks = bundle.verify(bundle.write(made), SIGNER.public_key)
+        assert all(check.ok for check in checks), checks
+        assert checkpoint.verify(head.note, SIGNER.public_key).size == 2
+
+
+async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
+    private = JobTerms(privacy=Privacy.PRIVATE, user="u1")
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        await its.join("public")
+        alone = await its.ask(owner="al", terms=private)
+        assert isinstance(alone.error, JobError)
+        assert str(alone.error).startswith("no_trusted_worker")
+
+        await its.hub.process(WorkerPaired("al", "u1", key))
+        unproven = await its.join("unproven", public_key=key)
+        still = await its.ask(owner="al", terms=private)
+        assert isinstance(still.error, JobError)
+
+        proven = await its.join("proven", public_key=key, proven=True)
+        client = await its.ask(owner="al", terms=private)
+        others = await its.ask(owner="bo", terms=private)
+
+        assert [run.job_id for run in proven.runs] == [client.job_id]
+        assert unproven.runs == []
+        assert isinstance(others.error, JobError)
+
+
+async def test_pairing_is_known_after_a_restart() -> None:
+    store = SlowStore()
+    key = WORKER.public_key.hex()
+    async with coordinator(store) as its:
+        await its.hub.process(WorkerPaired("al", "u1", key))
+        await its.hub.process(WorkerPaired("al", "u1", key))
+    async with coordinator(store) as its:
+        worker = await its.join(public_key=key, proven=True)
+        await its.ask(owner="al", terms=JobTerms(privacy=Privacy.PRIVATE, user="u1"))
+
+        assert len(worker.runs) == 1
+
+
+async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
+    async with coordinator() as its:
+        worker = await signing(its)
+        client = await its.ask(owner="al", terms=PRICED)
+        worker.give(OUTPUT)
+        await moment()
+        worker.say(ReceiptSent(client.job_id, receipt(client.job_id, "{}")))
+        await moment()
+
+        assert its.hub.books.balance("user:al") == 0
+        assert its.hub.books.balance("pool:unproven") == 0
+        _, later = await its.store.ledger.receipts_of(client.job_id)
+        assert later.claims.verdict is Verdict.WRONG_OUTPUT
+        assert later.claims.price == 0
+
+
+async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
+    store = SlowStore()
+    async with coordinator(store, queue_max=3) as its:
+        await its.join(slots=2)
+        # More at once than the queue holds, so that the rest of the batch is put off.
+        clients = [Client(its.hub, its.job()) for _ in range(5)]
+        await asyncio.sleep(0)
+        await its.hub.process(AccountTopUp("user:al", 5, "default"))
+
+        assert (await store.ledger.load()).accounts["user:al"].balance == 5
+        assert len(clients) == 5
+
+
+async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        proven = await its.join("proven", public_key=key, proven=True)
+        for number in range(1, 4):
+            await its.ask()
+            proven.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+        again = await its.join("proven/unproven", public_key=key)
+
+        assert again.runs == []
+
+
+async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
+    key = WORKER.public_key.hex()
+    async with coordinator() as its:
+        impostor = await its.join("w/unproven", public_key=key)
+        for number in range(1, 4):
+            await its.ask()
+            impostor.give(OUTPUT, receipt(JobId(f"job{number}"), "{}"))
+            await moment()
+        await its.ask()
+        owner = await its.join("w", public_key=key, proven=True)
+
+        assert len(impostor.runs) == 3
+        assert len(owner.runs) == 1

@@ -1,0 +1,163 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from shoal.coordinator import credential_cache as module
+from shoal.coordinator.credential_cache import CredentialCache
+from shoal.domain.credentials import Key, Scope, digest_of
+from shoal.domain.errors import InvalidRequest, NotFound, StoreError
+from shoal.store.memory_keys import MemoryKeys
+
+
+class FullDisk(MemoryKeys):
+    """A store that takes nothing."""
+
+    async def add_key(self, key: Key) -> None:
+        raise StoreError("database or disk is full")
+
+    async def revoke_key(self, key_id: str, at: float) -> None:
+        raise StoreError("database or disk is full")
+
+
+def key(name: str, number: int = 1) -> Key:
+    secret = f"sk-{number}"
+    return Key(f"key_{number}", name, digest_of(secret), "", Scope.USE, 0.0)
+
+
+def opened(store: MemoryKeys, *kept: Key) -> CredentialCache[Key]:
+    return CredentialCache("key", kept, store.add_key, store.revoke_key, ("default",))
+
+
+async def test_key_is_found_by_its_secret_its_id_and_its_name() -> None:
+    book = opened(MemoryKeys())
+    alice = key("alice")
+
+    await book.add(alice)
+
+    assert book.by_secret("sk-1") == book.by_id("key_1") == alice
+    assert book.find("alice") == book.find("key_1") == alice
+    assert (book.by_secret("sk-2"), book.by_id("key_2")) == (None, None)
+    with pytest.raises(NotFound, match="there is no key bob"):
+        book.find("bob")
+
+
+async def test_what_was_added_is_stored() -> None:
+    store = MemoryKeys()
+
+    await opened(store).add(key("alice"))
+
+    assert list(opened(store, *await store.keys())) == [key("alice")]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "expected up to 64 letters"),
+        ("a b", "expected up to 64 letters"),
+        ("x" * 10_000, "expected up to 64 letters"),
+        ("default", "default means something else here"),
+        ("alice", "there is a key alice already; revoke it first"),
+    ],
+)
+async def test_name_that_cannot_be_is_refused(name: str, said: str) -> None:
+    book = opened(MemoryKeys(), key("alice"))
+
+    with pytest.raises(InvalidRequest, match=said) as caught:
+        await book.add(key(name, 2))
+
+    assert caught.value.field == "name"
+    assert len(str(caught.value)) < 200
+    assert len(list(book)) == 1
+
+
+async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it() -> None:
+    book = opened(MemoryKeys())
+
+    results = await asyncio.gather(
+        *(book.add(key("alice", number)) for number in range(5)),
+        return_exceptions=True,
+    )
+
+    assert sum(result is None for result in results) == 1
+    assert len(list(book)) == 1
+
+
+async def test_revoked_key_is_still_known_but_its_name_is_free() -> None:
+    store = MemoryKeys()
+    book = opened(store)
+    await book.add(key("alice"))
+
+    revoked = await book.revoke(book.find("alice"), 5.0)
+
+    assert revoked.revoked_at == 5.0
+    assert book.by_secret("sk-1") == book.find("key_1") == revoked
+    with pytest.raises(NotFound):
+        book.find("alice")
+    await book.add(key("alice", 2))
+    assert book.find("alice").id == "key_2"
+    assert await book.revoke(revoked, 9.0) == revoked
+    assert [each.revoked_at for each in await store.keys()] == [5.0, None]
+
+
+async def test_key_that_could_not_be_stored_is_none() -> None:
+    book = opened(FullDisk())
+
+    with pytest.raises(StoreError, match="full"):
+        await book.add(key("alice"))
+
+    assert book.by_secret("sk-1") is None
+    book.check_name("alice")
+
+
+async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now() -> None:
+    book = opened(FullDisk(), key("alice"))
+
+    with pytest.raises(StoreError, match="full"):
+        await book.revoke(book.find("alice"), 5.0)
+
+    found = book.by_secret("sk-1")
+    assert found is not None
+    assert found.revoked_at == 5.0
+
+
+async def test_revoking_is_tried_again_until_it_is_for_good() -> None:
+    store = MemoryKeys()
+    await store.add_key(key("alice"))
+    disk = FullDisk()
+    book = opened(disk, key("alice"))
+    with pytest.raises(StoreError, match="full"):
+        await book.revoke(book.find("alice"), 5.0)
+    with pytest.raises(InvalidRequest, match="already"):
+        book.check_name("alice")
+
+    with pytest.raises(StoreError, match="full"):
+        await book.revoke(book.find("alice"), 6.0)
+    book._revoke = store.revoke_key  # there is room again
+    await book.revoke(book.find("alice"), 7.0)
+
+    (kept,) = await store.keys()
+    assert kept.revoked_at is not None
+    book.check_name("alice")
+
+
+async def test_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CREDENTIALS_MAX", 2)
+    book = opened(MemoryKeys(), key("a", 1), key("b", 2))
+
+    with pytest.raises(InvalidRequest, match="revoke some"):
+        await book.add(key("c", 3))
+
+
+def test_what_ended_long_ago_is_forgotten() -> None:
+    expired = replace(key("a", 1), expires_at=5.0)
+    revoked = replace(key("b", 2), revoked_at=8.0)
+    book = opened(MemoryKeys(), expired, revoked, key("c", 3))
+
+    book.drop_ended(6.0)
+    assert [each.name for each in book] == ["b", "c"]
+    book.drop_ended(9.0)
+    assert [each.name for each in book] == ["c"]
+
+    assert book.by_secret("sk-1") is None
+    book.check_name("a")

@@ -1,0 +1,133 @@
+"""Facts on one line each."""
+
+import logging
+
+import pytest
+
+from shoal.coordinator.fact_log import FactLog, describe, fields_of
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobExpired,
+    JobFailed,
+    JobHedged,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    JobUnhedged,
+    LateResult,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+    WorkerLeft,
+    WorkerLoadChanged,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Call, Chat, Job, JobKind, TimeLimit
+from shoal.domain.worker import Offer, WorkerLoad
+
+J, W, TWO = JobId("7f3a"), WorkerId("wire:w/m"), LeaseNumber(2)
+CHAT = Chat("m", ({"role": "user", "content": "a secret"},))
+
+
+@pytest.mark.parametrize(
+    ("fact", "line"),
+    [
+        (JobSubmitted(Job(J, CHAT)), "fact=JobSubmitted job=7f3a model='m' key=''"),
+        (
+            JobLeased(J, W, TWO, "least busy", (PassedOver("busy", 9),)),
+            "fact=JobLeased job=7f3a worker='wire:w/m' lease=2 reason='least busy'",
+        ),
+        (
+            JobHedged(J, W, TWO, "silent"),
+            "fact=JobHedged job=7f3a worker='wire:w/m' lease=2 reason='silent'",
+        ),
+        (
+            JobUnhedged(J, TWO, "quicker", cut=True),
+            "fact=JobUnhedged job=7f3a lease=2 reason='quicker' lost=False cut=True",
+        ),
+        (JobStarted(J, TWO), "fact=JobStarted job=7f3a lease=2"),
+        (
+            JobRequeued(J, TWO, "loading", W),
+            "fact=JobRequeued job=7f3a lease=2 reason='loading' refused_by='wire:w/m'",
+        ),
+        (
+            JobCompleted(J, TWO, Outcome("a secret")),
+            "fact=JobCompleted job=7f3a lease=2 verdict=unsigned",
+        ),
+        (
+            JobFailed(J, "two\nlines", lost=True),
+            r"fact=JobFailed job=7f3a error='two\nlines' lost=True cut=False"
+            " fault=worker",
+        ),
+        (
+            JobCancelled(J, "left", 9),
+            "fact=JobCancelled job=7f3a reason='left' written=9",
+        ),
+        (
+            JobExpired(J, TimeLimit.FIRST_OUTPUT, "late"),
+            "fact=JobExpired job=7f3a limit=first_output error='late' written=0",
+        ),
+        (
+            LateResult(J, TWO, W, "completed"),
+            "fact=CameLate job=7f3a lease=2 worker='wire:w/m' what='completed'",
+        ),
+        (
+            WorkerJoined(W, Offer(frozenset({JobKind.CHAT})), cancels=True),
+            "fact=WorkerJoined worker='wire:w/m' cancels=True",
+        ),
+        (
+            WorkerDraining(W, "bye"),
+            "fact=WorkerDraining worker='wire:w/m' reason='bye'",
+        ),
+        (
+            WorkerLoadChanged(
+                W, WorkerLoad("is too hot", 3, 0.5), fitness_changed=True
+            ),
+            "fact=WorkerConditioned worker='wire:w/m' unfit='is too hot' queued=3"
+            " speed=0.5",
+        ),
+        (WorkerLeft(W, "reset"), "fact=WorkerLost worker='wire:w/m' reason='reset'"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> None:
+    assert describe(fields_of(fact)) == line
+
+
+@pytest.mark.parametrize(("turned", "level"), [(True, "INFO"), (False, "DEBUG")])
+def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
+    turned: bool, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+        FactLog().on_fact(WorkerLoadChanged(W, WorkerLoad(queued=1), turned))
+
+    assert [record.levelname for record in caplog.records] == [level]
+
+
+def test_what_happens_to_calls_is_for_those_who_look_closely(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    facts = FactLog()
+
+    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+        facts.on_fact(JobSubmitted(Job(J, Call("f", b"", b""))))
+        facts.on_fact(JobLeased(J, W, LeaseNumber(1), ""))
+        facts.on_fact(JobCompleted(J, LeaseNumber(1), Outcome("")))
+
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        JobSubmitted(Job(J, Chat("m\nfact=Forged", ()))),
+        WorkerLeft(WorkerId("wire:w\nfact=Forged"), ""),
+    ],
+    ids=["model", "worker"],
+)
+def test_names_that_others_choose_cannot_forge_a_line(fact: Fact) -> None:
+    assert "\n" not in describe(fields_of(fact))

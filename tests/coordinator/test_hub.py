@@ -1,0 +1,1203 @@
+"""The coordinator's centre: stimulus, facts, store, actions."""
+
+import asyncio
+import logging
+
+import pytest
+
+from coordinator.hubs import (
+    CONTINUES,
+    NOTHING,
+    SECRET,
+    Client,
+    Coordinator,
+    Member,
+    SlowStore,
+    coordinator,
+    moment,
+    play,
+)
+from shoal.coordinator.answer_reader import UNREAD_CEILING
+from shoal.coordinator.fact_recorder import RECORD_WITHIN
+from shoal.coordinator.hub import GOING_AWAY
+from shoal.coordinator.recovery import RESTART_GRACE
+from shoal.domain.errors import (
+    Cancelled,
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    NoFirstOutput,
+    NoWorker,
+    OutputStalled,
+    QueueFull,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    TimedOut,
+    TookTooLong,
+    UnknownModel,
+    WorkerLost,
+)
+from shoal.domain.facts import (
+    Fact,
+    JobCancelled,
+    JobCompleted,
+    JobLeased,
+    JobRequeued,
+    JobStarted,
+    JobSubmitted,
+    LateResult,
+)
+from shoal.domain.outcome import Delta, Fault, Outcome
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Dismiss,
+    Draining,
+    Failed,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Chat, Feature, Job, JobKind, TimeLimits
+from shoal.pool.eligibility import FUNCTION_KINDS
+from shoal.pool.inputs import AccountTopUp
+from shoal.pool.lifecycle import JobState
+from simulation import virtual
+
+DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only give out work
+NO_CANCEL: frozenset[type] = frozenset({RunJob, Dismiss})
+
+
+def kinds(facts: list[Fact]) -> list[type[Fact]]:
+    return [type(fact) for fact in facts]
+
+
+# From the question to the answer.
+
+
+def test_job_goes_to_a_worker_and_its_text_comes_back() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("Hello, ", "world")
+        await moment()
+        assert client.text == "Hello, world"
+        assert client.outcome is None
+
+        worker.complete()
+        await moment()
+
+        assert client.outcome == Outcome("Hello, world")
+        assert kinds(await its.story(client.job_id)) == [
+            JobSubmitted,
+            JobLeased,
+            JobStarted,
+            JobCompleted,
+        ]
+        assert its.hub.pool.jobs == {}
+
+    play(script)
+
+
+def test_job_waits_for_a_worker_that_is_gone_for_the_moment() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join()
+        first.port.on_disconnect("restarted")
+        await moment()
+        client = await its.ask()
+        assert client.accepted
+
+        worker = await its.join()
+        worker.write("here")
+        worker.complete()
+        await moment()
+
+        assert client.text == "here"
+
+    play(script)
+
+
+def test_worker_that_rejects_passes_the_job_to_another() -> None:
+    async def script(its: Coordinator) -> None:
+        first, second = await its.join("a"), await its.join("b")
+        client = await its.ask()
+        run = first.runs[0]
+
+        first.say(Rejected(run.job_id, run.lease, "loading"))
+        await moment()
+        second.write("done")
+        second.complete()
+        await moment()
+
+        assert client.text == "done"
+        assert [run.lease, second.runs[0].lease] == [1, 2]
+
+    play(script)
+
+
+def test_failed_work_is_not_tried_again() -> None:
+    async def script(its: Coordinator) -> None:
+        first, second = await its.join("a"), await its.join("b")
+        client = await its.ask()
+        run = first.runs[0]
+
+        first.say(Failed(run.job_id, run.lease, "the prompt is too long"))
+        await moment()
+
+        assert isinstance(client.error, JobError)
+        assert str(client.error) == "the prompt is too long"
+        assert second.runs == []
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [
+        (Fault.WORKER, JobError),
+        (Fault.REQUEST, InvalidRequest),
+        (Fault.CONTEXT, ContextExceeded),
+    ],
+)
+def test_failure_is_the_error_of_whose_fault_it_is(
+    fault: Fault, error: type[ShoalError]
+) -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        run = worker.runs[0]
+
+        worker.say(Failed(run.job_id, run.lease, "too long", fault))
+        await moment()
+
+        assert type(client.error) is error
+        assert str(client.error) == "too long"
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in JobKind if each not in FUNCTION_KINDS]
+)
+def test_work_of_every_kind_goes_to_a_worker_that_does_it(kind: JobKind) -> None:
+    async def script(its: Coordinator) -> None:
+        others = frozenset(JobKind) - {kind}
+        other = await its.join("other", kinds=others)
+        worker = await its.join("worker", kinds=frozenset({kind}))
+
+        client = await its.ask(kind=kind)
+        worker.write("done")
+        worker.complete()
+        await moment()
+
+        assert other.runs == []
+        assert worker.runs[0].work.kind is kind
+        assert client.outcome == Outcome("done")
+
+    play(script)
+
+
+def test_work_that_nobody_does_is_refused_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+
+        client = await its.ask(kind=JobKind.EMBEDDING)
+
+        assert isinstance(client.error, CannotDo)
+        assert not client.accepted
+
+    play(script)
+
+
+def test_draining_worker_finishes_and_gets_nothing_new() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(slots=2)
+        client = await its.ask()
+        worker.say(Draining("bye"))
+        await moment()
+
+        other = await its.ask()
+        worker.write("last words")
+        worker.complete()
+        await moment()
+
+        assert client.text == "last words"
+        assert len(worker.runs) == 1
+        assert other.outcome is None
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("models", "asked", "said"),
+    [
+        ([], "m", "no worker has the model m: no worker has joined yet"),
+        (["llama-3"], "lama-3", "no worker has the model lama-3: did you mean llama-3"),
+        (["x"], "m", "no worker has the model m: there is x"),
+    ],
+)
+def test_unknown_model_is_refused_with_a_hint(
+    models: list[str], asked: str, said: str
+) -> None:
+    async def script(its: Coordinator) -> None:
+        for model in models:
+            await its.join(model=model)
+
+        client = await its.ask(asked)
+
+        assert isinstance(client.error, UnknownModel)
+        assert str(client.error).startswith(said)
+
+    play(script)
+
+
+# Losing workers.
+
+
+@pytest.mark.parametrize(
+    ("features", "beginning"), [(CONTINUES, "Hello, "), (NOTHING, "")]
+)
+def test_other_worker_goes_on_where_the_lost_one_was(
+    features: frozenset[Feature], beginning: str
+) -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask()
+        first.write("Hello, ")
+        await moment()
+        second = await its.join("b", features=features)
+
+        first.port.on_disconnect("connection reset")
+        await moment()
+        assert second.runs[0].continues == beginning
+        rest = "Hello, world"[len(beginning) :]
+        second.write(*rest)
+        second.complete()
+        await moment()
+
+        assert client.text == "Hello, world"
+        assert client.outcome == Outcome("Hello, world")
+
+    play(script)
+
+
+def test_other_answer_after_a_loss_ends_in_an_error_and_a_cancel() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask()
+        first.write("Hello")
+        await moment()
+        first.port.on_disconnect("connection reset")
+        second = await its.join("b")
+
+        second.write("Good day")
+        await moment()
+
+        assert isinstance(client.error, WorkerLost)
+        assert client.text == "Hello"
+        assert second.cancelled == [client.job_id]
+
+    play(script)
+
+
+def test_shorter_answer_after_a_loss_ends_in_an_error() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask()
+        first.write("Hello")
+        await moment()
+        first.port.on_disconnect("connection reset")
+        second = await its.join("b")
+
+        second.write("Hell")
+        second.complete()
+        await moment()
+
+        assert isinstance(client.error, WorkerLost)
+        assert client.outcome is None
+
+    play(script)
+
+
+CALL = Delta(0, {"tool_calls": [{"index": 0, "function": {"name": "f"}}]})
+
+
+def test_answer_that_is_more_than_text_comes_piece_by_piece_and_whole() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+
+        worker.write("Hm. ", CALL)
+        worker.complete()
+        await moment()
+
+        assert client.pieces == ["Hm. ", CALL]
+        assert client.outcome is not None
+        (choice,) = client.outcome.choices
+        assert choice.fields["content"] == "Hm. "
+        assert client.outcome.text == "Hm. "
+        stored = await its.store.job(client.job_id)
+        assert stored is not None
+        assert stored.outcome == client.outcome
+
+    play(script)
+
+
+def test_lost_answer_that_is_more_than_text_ends_in_an_error() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask()
+        first.write("Hm. ", CALL)
+        await moment()
+        second = await its.join("b", features=CONTINUES, accepts=NO_CANCEL)
+
+        first.port.on_disconnect("connection reset")
+        await moment()
+
+        assert isinstance(client.error, WorkerLost)
+        assert "more than text" in str(client.error)
+        # It was told of nothing, so its slot is free though it cannot be called back.
+        assert second.told == []
+        (in_pool,) = its.hub.pool.workers.values()
+        assert in_pool.free_slots == 1
+
+    play(script)
+
+
+def test_lost_answer_that_nobody_has_seen_begins_anew() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        async with its.hub.run_job(its.job()) as reader:
+            whole = asyncio.create_task(reader.outcome())
+            await moment()
+            first.write("Hm. ", CALL)
+            await moment()
+            second = await its.join("b", features=CONTINUES)
+
+            first.port.on_disconnect("connection reset")
+            await moment()
+            assert second.runs[0].continues == ""
+            second.write("Something else.")
+            second.complete()
+
+            assert await whole == Outcome("Something else.")
+
+    play(script)
+
+
+def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
+    async def script(its: Coordinator) -> None:
+        can = CONTINUES | {Feature.TOOLS}
+        first = await its.join("a", features=can)
+        messages = ({"role": "user", "content": "hi"},)
+        chat = Chat("m", messages, options={"tools": []})
+        async with its.hub.run_job(Job(its.hub.new_id(), chat)) as reader:
+            await moment()
+            first.write("Let me see")
+            assert await reader.read() == ["Let me see"]
+            second = await its.join("b", features=can)
+
+            first.port.on_disconnect("connection reset")
+            await moment()
+            assert second.runs[0].continues == ""
+            second.write("Let me see.")
+            second.complete()
+
+            assert await reader.read() == ["."]
+
+    play(script)
+
+
+def test_job_that_loses_three_workers_is_given_up() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join("w0")
+        client = await its.ask()
+
+        for number in range(1, 4):
+            worker.port.on_disconnect("killed")
+            worker = await its.join(f"w{number}")
+
+        assert isinstance(client.error, WorkerLost)
+        assert str(client.error) == "lost 3 workers, the last one: killed"
+        assert worker.runs == []
+
+    play(script)
+
+
+def test_newer_connection_takes_the_place_of_the_older() -> None:
+    async def script(its: Coordinator) -> None:
+        older = await its.join("w")
+        client = await its.ask()
+        older.write("from the ")
+        await moment()
+
+        newer = await its.join("w", features=CONTINUES)
+        older.complete()  # it does not know yet
+        older.port.on_disconnect("dismissed")
+        await moment()
+        assert client.outcome is None
+        newer.write("newer")
+        newer.complete()
+        await moment()
+
+        assert older.told[-1] == Dismiss("replaced by a newer connection")
+        assert client.text == "from the newer"
+        assert len(its.hub.pool.workers) == 1
+
+    play(script)
+
+
+def test_older_connection_that_cannot_be_dismissed_is_hung_up_on() -> None:
+    async def script(its: Coordinator) -> None:
+        older = await its.join("w", accepts=DEAF)
+
+        await its.join("w", accepts=DEAF)
+
+        ((reason, _),) = older.hung_up
+        assert reason == "replaced by a newer connection"
+
+    play(script)
+
+
+def test_worker_that_comes_and_goes_in_one_moment_leaves_nothing() -> None:
+    async def script(its: Coordinator) -> None:
+        for _ in range(5):
+            member = Member(its.hub, "w")
+            member.port.on_disconnect("flapping")
+        await moment()
+        last = await its.join("w")
+        client = await its.ask()
+
+        assert list(its.hub.pool.workers) == ["wire:w"]
+        assert [run.job_id for run in last.runs] == [client.job_id]
+
+    play(script)
+
+
+def test_result_of_a_lease_that_is_over_is_recorded_and_not_delivered() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(accepts=NO_CANCEL)
+        limits = TimeLimits(first_output=5.0)
+        client = await its.ask(limits=limits)
+        await asyncio.sleep(6.0)
+        assert isinstance(client.error, TimedOut)
+
+        worker.write("too late")
+        worker.complete()
+        await moment()
+
+        story = await its.story(client.job_id)
+        assert isinstance(story[-1], LateResult)
+        assert client.text == ""
+        stored = await its.store.job(client.job_id)
+        assert stored is not None
+        assert (stored.state, stored.outcome) == (JobState.EXPIRED, None)
+
+    play(script)
+
+
+# Nothing is acted on before it is stored.
+
+
+def test_job_is_neither_accepted_nor_given_out_before_it_is_stored() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        its.store.working.clear()
+        client = await its.ask()
+        await asyncio.sleep(20.0)
+        assert not client.accepted
+        assert worker.told == []
+
+        its.store.working.set()
+        await moment()
+
+        assert client.accepted
+        assert len(worker.runs) == 1
+
+    play(script)
+
+
+def test_end_is_not_delivered_before_it_is_stored() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("all of it")
+        await moment()
+        its.store.working.clear()
+
+        worker.complete()
+        await asyncio.sleep(20.0)
+        assert client.text == "all of it"
+        assert client.outcome is None
+        its.store.working.set()
+        await moment()
+
+        assert client.outcome == Outcome("all of it")
+
+    play(script)
+
+
+def test_text_does_not_wait_for_the_store() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        its.store.working.clear()
+
+        worker.write("a", "b", "c")
+        await moment()
+
+        assert client.text == "abc"
+        its.store.working.set()
+
+    play(script)
+
+
+def test_word_that_a_job_has_begun_is_stored_soon_though_nothing_follows() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("a")
+        await moment()
+        before = kinds(await its.story(client.job_id))
+
+        await asyncio.sleep(2 * RECORD_WITHIN)
+
+        assert JobStarted not in before
+        assert kinds(await its.story(client.job_id)) == [*before, JobStarted]
+
+    play(script)
+
+
+def test_what_was_decided_for_a_lost_worker_reaches_its_successor() -> None:
+    async def script(its: Coordinator) -> None:
+        older = await its.join("w")
+        its.store.working.clear()
+        client = await its.ask()  # its lease is being stored
+        older.port.on_disconnect("connection reset")
+        newer = Member(its.hub, "w")
+
+        its.store.working.set()
+        await moment()
+        newer.write("here")
+        newer.complete()
+        await moment()
+
+        assert client.text == "here"
+        assert [run.lease for run in newer.runs] == [2]
+
+    play(script)
+
+
+# Limits of the queue and of time.
+
+
+def test_burst_beyond_slots_and_queue_is_refused() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(slots=2)
+
+        clients = [Client(its.hub, its.job()) for _ in range(7)]
+        await moment()
+
+        refused = [isinstance(client.error, QueueFull) for client in clients]
+        assert refused == [False] * 5 + [True] * 2
+        assert len(worker.runs) == 2
+        assert len(await its.store.open_jobs()) == 5
+        worker.complete(run=0)
+        await moment()
+        assert (await its.ask()).accepted
+
+    play(script, queue_max=3)
+
+
+def test_refused_jobs_leave_nothing_behind() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+        for _ in range(3):
+            await its.ask()
+
+        refused = await its.ask()
+        await moment()
+
+        assert isinstance(refused.error, QueueFull)
+        assert str(refused.error) == "2 jobs are waiting already"
+        assert len(await its.store.open_jobs()) == len(its.hub.pool.jobs) == 3
+
+    play(script, queue_max=2)
+
+
+FOUR = TimeLimits(queue=10.0, first_output=20.0, silence=5.0, total=60.0)
+
+
+def test_job_that_nobody_takes_expires_and_says_why() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+        await its.ask()
+        client = await its.ask(limits=FOUR)
+        await asyncio.sleep(9.0)
+        assert client.error is None
+
+        await asyncio.sleep(2.0)
+
+        assert isinstance(client.error, NoWorker)
+        assert "all slots busy (1)" in str(client.error)
+
+    play(script)
+
+
+def test_worker_that_never_begins_is_cancelled() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask(limits=FOUR)
+        await asyncio.sleep(19.0)
+        assert client.error is None
+
+        await asyncio.sleep(2.0)
+
+        assert isinstance(client.error, NoFirstOutput)
+        assert worker.cancelled == [client.job_id]
+
+    play(script)
+
+
+def test_silence_between_texts_is_limited_and_each_text_ends_it() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask(limits=FOUR)
+        for _ in range(4):
+            worker.write("x")
+            await asyncio.sleep(4.5)
+        assert client.error is None
+
+        await asyncio.sleep(1.0)
+
+        assert isinstance(client.error, OutputStalled)
+        assert "waiting for more output" in str(client.error)
+
+    play(script)
+
+
+def test_endless_answer_is_cut_at_the_limit_for_all_of_it() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask(limits=FOUR)
+        for _ in range(61):
+            worker.write("x")
+            await asyncio.sleep(1.0)
+
+        assert isinstance(client.error, TookTooLong)
+        assert "running in all" in str(client.error)
+        assert worker.cancelled == [client.job_id]
+
+    play(script)
+
+
+def test_silence_of_a_lost_worker_is_not_held_against_the_next() -> None:
+    async def script(its: Coordinator) -> None:
+        first = await its.join("a")
+        client = await its.ask(limits=FOUR)
+        first.write("Hello, ")
+        second = await its.join("b", features=CONTINUES)
+        await asyncio.sleep(4.5)
+        its.store.working.clear()
+        first.port.on_disconnect(
+            "connection reset"
+        )  # and the disk is slow to take note
+        await asyncio.sleep(1.0)
+        its.store.working.set()
+        await moment()
+
+        assert client.error is None
+        second.write("world")
+        second.complete()
+        await moment()
+
+        assert client.text == "Hello, world"
+
+    play(script)
+
+
+def test_slow_reader_is_cut_off_and_the_others_read_on() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        quick = await its.ask()
+        with its.hub.observe_job(quick.job_id) as slow:
+            assert slow is not None
+            for _ in range(9):
+                worker.write("x" * (UNREAD_CEILING // 8))
+                await moment()
+            with pytest.raises(Cancelled, match="reads too slowly"):
+                await slow.outcome()
+        worker.complete()
+        await moment()
+
+        assert len(quick.text) == 9 * (UNREAD_CEILING // 8)
+        assert quick.outcome is not None
+        assert worker.cancelled == []
+
+    play(script)
+
+
+def test_onlooker_reads_from_the_beginning_and_keeps_nothing_going() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("Hello, ")
+        await moment()
+
+        with its.hub.observe_job(client.job_id) as reader:
+            assert reader is not None
+            assert await reader.read() == ["Hello, "]
+            await client.leave()
+            with pytest.raises(Cancelled, match="the client left"):
+                await reader.outcome()
+
+        assert worker.cancelled == [client.job_id]
+        with its.hub.observe_job(client.job_id) as reader:
+            assert reader is None
+
+    play(script)
+
+
+def test_client_that_does_not_read_is_cut_off() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        async with its.hub.run_job(its.job()) as reader:
+            await moment()
+            run = worker.runs[0]
+            piece = "x" * (UNREAD_CEILING // 8)
+            for _ in range(9):
+                worker.say(AnswerChunk(run.job_id, run.lease, [piece]))
+            await moment()
+
+            with pytest.raises(Cancelled, match="reads too slowly"):
+                await reader.outcome()
+
+        assert worker.cancelled == [run.job_id]
+
+    play(script)
+
+
+# Clients that leave.
+
+
+@pytest.mark.parametrize("when", ["leased", "streaming"])
+def test_client_that_leaves_frees_its_worker(when: str) -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        if when == "streaming":
+            worker.write("some text")
+            await moment()
+
+        await client.leave()
+
+        lease = worker.runs[0].lease
+        assert worker.told[-1] == CancelJob(client.job_id, lease)
+        assert isinstance((await its.story(client.job_id))[-1], JobCancelled)
+        (in_pool,) = its.hub.pool.workers.values()
+        assert in_pool.free_slots == 1
+
+    play(script)
+
+
+def test_client_that_leaves_the_queue_is_never_served() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        first, second = await its.ask(), await its.ask()
+
+        await second.leave()
+        worker.complete()
+        await moment()
+
+        assert first.outcome is not None
+        assert len(worker.runs) == 1
+        assert await its.store.open_jobs() == []
+
+    play(script)
+
+
+def test_client_that_leaves_before_it_is_accepted_is_never_served() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        its.store.working.clear()
+        client = await its.ask()
+
+        await client.leave()
+        its.store.working.set()
+        await moment()
+
+        # The lease may be on its way to the disk by then, but not without its end.
+        assert [run.job_id for run in worker.runs] == worker.cancelled
+        assert await its.store.open_jobs() == []
+        assert its.hub.pool.jobs == {}
+
+    play(script)
+
+
+def test_client_that_asks_and_leaves_in_one_breath_leaves_nothing_behind() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = Client(its.hub, its.job())
+        await asyncio.sleep(0)
+
+        client.task.cancel()
+        await moment()
+
+        assert [run.job_id for run in worker.runs] == worker.cancelled
+        assert its.hub.pool.jobs == {}
+
+    play(script)
+
+
+def test_slot_stays_taken_where_nobody_can_be_told() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(accepts=NO_CANCEL)
+        client = await its.ask()
+        await client.leave()
+        waiting = await its.ask()
+        assert len(worker.runs) == 1
+
+        worker.say(Completed(worker.runs[0].job_id, worker.runs[0].lease))
+        await moment()
+        worker.write("now you")
+        worker.complete()
+        await moment()
+
+        assert waiting.text == "now you"
+
+    play(script)
+
+
+def test_operator_can_cancel_what_is_open_and_nothing_else() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+
+        assert its.hub.cancel(client.job_id, "cancelled by an operator")
+        await moment()
+
+        assert isinstance(client.error, Cancelled)
+        assert worker.cancelled == [client.job_id]
+        assert not its.hub.cancel(client.job_id, "again")
+
+    play(script)
+
+
+def test_all_jobs_of_an_owner_can_be_cancelled_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        running = await its.ask(owner="al")
+        waiting = await its.ask(owner="al", key="k")
+        other = await its.ask(owner="bo")
+
+        assert its.hub.cancel_all_of("al", "the key was revoked") == 2
+        await moment()
+        worker.write("for bo")
+        worker.complete()
+        await moment()
+
+        for client in (running, waiting):
+            assert isinstance(client.error, Cancelled)
+            assert str(client.error) == "the key was revoked"
+        assert worker.cancelled == [running.job_id]
+        assert other.text == "for bo"
+        assert its.hub.cancel_all_of("al", "again") == 0
+
+    play(script)
+
+
+def test_client_that_leaves_while_a_burst_is_given_out_leaks_no_slot() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join(slots=2, accepts=NO_CANCEL)
+
+        # While something else is being stored, three ask: the third finds the queue
+        # full, so the first two are given out.  And in the same moment the first
+        # leaves, of which its worker cannot be told.
+        its.store.working.clear()
+        await its.join("another", "another model")
+        clients = [Client(its.hub, its.job()) for _ in range(3)]
+        await moment()
+        clients[0].task.cancel()
+        await moment()
+        its.store.working.set()
+        await moment()
+        assert len(worker.runs) == 2
+        for run in (0, 1):
+            worker.complete(run=run)
+        await moment()
+        worker.complete()
+        await moment()
+
+        assert all(not each.leases for each in its.hub.pool.workers.values())
+        assert [client.outcome is not None for client in clients[1:]] == [True, True]
+
+    play(script, queue_max=2)
+
+
+# A store that fails.
+
+
+def test_failing_store_ends_every_job_with_its_error() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        streaming = await its.ask()
+        worker.write("some")
+        await moment()
+        waiting = await its.ask()
+        its.store.full = True
+
+        submitting = await its.ask()
+        await moment()
+
+        for client in (streaming, waiting, submitting):
+            assert isinstance(client.error, StoreError), client.error
+        assert not submitting.accepted
+        assert len(worker.runs) == 1
+        assert its.task.done()
+        assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
+        assert isinstance((await its.ask()).error, StoreError)
+
+    play(script)
+
+
+def test_who_leaves_before_the_store_fails_spares_the_others() -> None:
+    async def script(its: Coordinator) -> None:
+        its.store.working.clear()
+        leaving = asyncio.create_task(its.hub.process(AccountTopUp("a", 1, "admin")))
+        staying = asyncio.create_task(its.hub.process(AccountTopUp("b", 1, "admin")))
+        await moment()
+        leaving.cancel()
+        its.store.full = True
+
+        its.store.working.set()
+        await moment()
+
+        with pytest.raises(StoreError):
+            await staying
+        assert leaving.cancelled()
+        assert its.task.done()
+        assert its.hub.unavailable_reason == "shoal.db: disk I/O error"
+
+    play(script)
+
+
+def test_words_after_the_store_has_failed_do_no_harm() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        await its.ask()
+        its.store.full = True
+        await its.ask()
+
+        worker.write("text")
+        worker.complete()
+        worker.port.on_disconnect("connection reset")
+        late = await its.join("other")
+        await asyncio.sleep(10_000.0)
+
+        assert late.told == []
+
+    play(script)
+
+
+def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+        await its.ask()
+        its.store.full = True
+        await its.ask()
+
+        async with asyncio.timeout(1.0):
+            await its.hub.drain()
+
+    play(script)
+
+
+# Beginning and end.
+
+
+def test_open_jobs_are_taken_up_again_after_a_restart() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        async with coordinator(store) as its:
+            worker = await its.join()
+            begun, queued = await its.ask(), await its.ask()
+            worker.write("lost")
+            await moment()
+
+        async with coordinator(store) as its:
+            await asyncio.sleep(RESTART_GRACE)  # longer than a job may usually wait
+            worker = await its.join(slots=2)
+            assert [(run.job_id, run.lease) for run in worker.runs] == [
+                (begun.job_id, 2),
+                (queued.job_id, 1),
+            ]
+            for run in (0, 1):
+                worker.write("anew", run=run)
+                worker.complete(run=run)
+            await moment()
+
+            story = await its.story(begun.job_id)
+
+        assert [JobRequeued, JobLeased, JobStarted, JobCompleted] == kinds(story)[-4:]
+        for client in (begun, queued):
+            stored = await store.job(client.job_id)
+            assert stored is not None
+            assert stored.outcome == Outcome("anew")
+
+    virtual.run(scenario())
+
+
+def test_models_of_before_a_restart_are_waited_for() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        async with coordinator(store) as its:
+            await its.join(model="m")
+
+        async with coordinator(store) as its:
+            client = await its.ask("m")
+            unknown = await its.ask("never heard of")
+            worker = await its.join(model="m")
+            worker.write("back")
+            worker.complete()
+            await client.task
+
+            assert client.text == "back"
+            assert isinstance(unknown.error, UnknownModel)
+
+    virtual.run(scenario())
+
+
+def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        async with coordinator(store) as its:
+            worker = await its.join()
+            client = await its.ask()
+            old = worker.runs[0]
+
+        async with coordinator(store) as its:
+            worker = await its.join()
+            worker.say(Completed(old.job_id, old.lease))
+            await moment()
+            stored = await store.job(client.job_id)
+            assert stored is not None
+            assert stored.state is JobState.LEASED
+
+            worker.complete()
+            await moment()
+
+            story = await its.story(client.job_id)
+            assert [LateResult, JobCompleted] == kinds(story)[-2:]
+
+    virtual.run(scenario())
+
+
+def test_job_that_nobody_takes_after_a_restart_expires() -> None:
+    async def scenario() -> None:
+        store = SlowStore()
+        async with coordinator(store) as its:
+            await its.join()
+            await its.ask(limits=FOUR)
+        async with coordinator(store) as its:
+            await asyncio.sleep(RESTART_GRACE + FOUR.queue + 1.0)
+
+            assert its.hub.pool.jobs == {}
+        assert await store.open_jobs() == []
+
+    virtual.run(scenario())
+
+
+def test_draining_finishes_what_is_open_and_takes_nothing_new() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+
+        draining = asyncio.create_task(its.hub.drain())
+        await moment()
+        refused = await its.ask()
+        assert isinstance(refused.error, ShuttingDown)
+        assert its.hub.unavailable_reason == "stopping"
+        assert not draining.done()
+        worker.complete()
+        await draining
+
+        assert client.outcome is not None
+
+    play(script)
+
+
+def test_draining_waits_for_a_job_that_is_just_being_accepted() -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        its.store.working.clear()
+        client = await its.ask()
+
+        draining = asyncio.create_task(its.hub.drain())
+        await moment()
+        assert not draining.done()
+        its.store.working.set()
+        await moment()
+        assert not draining.done()
+        worker.complete()
+        await draining
+
+        assert client.outcome is not None
+
+    play(script)
+
+
+def test_draining_with_nothing_open_is_done_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+        refused = await its.ask("unknown")
+        assert isinstance(refused.error, UnknownModel)
+
+        async with asyncio.timeout(1.0):
+            await its.hub.drain()
+
+    play(script)
+
+
+def test_draining_after_a_refusal_is_done_at_once() -> None:
+    async def script(its: Coordinator) -> None:
+        await its.join()
+        assert isinstance((await its.ask()).error, QueueFull)
+
+        async with asyncio.timeout(1.0):
+            await its.hub.drain()
+
+    play(script, queue_max=0)
+
+
+def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
+    async def script(its: Coordinator) -> None:
+        workers = [await its.join(name) for name in "abc"]
+
+        its.hub.disconnect_all("the coordinator is stopping")
+
+        for worker in workers:
+            assert worker.hung_up == [("the coordinator is stopping", GOING_AWAY)]
+
+    play(script)
+
+
+def test_log_tells_every_fact_and_no_prompt_or_answer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(its: Coordinator) -> None:
+        worker = await its.join()
+        client = await its.ask()
+        worker.write("a private answer")
+        worker.complete()
+        await moment()
+        assert client.outcome is not None
+
+    with caplog.at_level(logging.DEBUG):
+        play(script)
+
+    lines = [record.getMessage() for record in caplog.records]
+    for fact in ("WorkerJoined", "JobSubmitted", "JobLeased", "JobCompleted"):
+        assert sum(f"fact={fact}" in line for line in lines) == 1
+    assert not any(SECRET in line or "private" in line for line in lines)

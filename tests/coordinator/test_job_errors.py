@@ -1,0 +1,59 @@
+"""Which error the end of a job is."""
+
+import pytest
+
+from shoal.coordinator.job_errors import FAULT_ERRORS, LIMIT_ERRORS, error_of
+from shoal.domain.errors import (
+    Cancelled,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    NoFirstOutput,
+    NoWorker,
+    OutputStalled,
+    ShoalError,
+    TimedOut,
+    TookTooLong,
+    WorkerLost,
+)
+from shoal.domain.facts import JobCancelled, JobExpired, JobFailed
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Fault
+from shoal.domain.work import TimeLimit
+
+J = JobId("j")
+
+
+@pytest.mark.parametrize(
+    ("fact", "error"),
+    [
+        (JobFailed(J, "boom"), JobError),
+        (JobFailed(J, "boom", cut=True), JobError),
+        (JobFailed(J, "boom", lost=True), WorkerLost),
+        (JobFailed(J, "boom", lost=True, fault=Fault.REQUEST), WorkerLost),
+        (JobFailed(J, "boom", fault=Fault.REQUEST), InvalidRequest),
+        (JobFailed(J, "boom", fault=Fault.CONTEXT), ContextExceeded),
+        (JobCancelled(J, "boom"), Cancelled),
+        (JobExpired(J, TimeLimit.QUEUE, "boom"), NoWorker),
+        (JobExpired(J, TimeLimit.FIRST_OUTPUT, "boom"), NoFirstOutput),
+        (JobExpired(J, TimeLimit.SILENCE, "boom"), OutputStalled),
+        (JobExpired(J, TimeLimit.TOTAL, "boom"), TookTooLong),
+    ],
+)
+def test_every_end_is_an_error_of_its_own(
+    fact: JobFailed | JobCancelled | JobExpired, error: type[ShoalError]
+) -> None:
+    raised = error_of(fact)
+
+    assert type(raised) is error
+    assert str(raised) == "boom"
+
+
+def test_every_fault_and_every_limit_has_an_error() -> None:
+    assert FAULT_ERRORS.keys() == set(Fault)
+    assert LIMIT_ERRORS.keys() == set(TimeLimit)
+    assert all(
+        issubclass(error, TimedOut)
+        for limit, error in LIMIT_ERRORS.items()
+        if limit is not TimeLimit.QUEUE
+    )

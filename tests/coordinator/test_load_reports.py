@@ -1,0 +1,167 @@
+"""Workers that say how much they can take, and how often."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from coordinator.hubs import Coordinator, Member, play
+from shoal.coordinator.load_reports import (
+    QUEUED_MAX,
+    REPORT_INTERVAL,
+    SPEED_MIN,
+    UNFIT_MAX,
+)
+from shoal.domain.facts import Fact, WorkerLoadChanged
+from shoal.domain.vocabulary import Joined, LoadChanged
+from shoal.domain.worker import CHAT_ONLY, Offer, WorkerLoad
+
+HOT = LoadChanged(WorkerLoad("is too hot"))
+FIT = LoadChanged(WorkerLoad())
+
+
+def with_worker(
+    script: Callable[[Coordinator, Member, list[WorkerLoadChanged]], Awaitable[None]],
+) -> None:
+    async def whole(its: Coordinator) -> None:
+        facts: list[WorkerLoadChanged] = []
+
+        def saw(fact: Fact) -> None:
+            if isinstance(fact, WorkerLoadChanged):
+                facts.append(fact)
+
+        its.hub.subscribe(saw)
+        await script(its, await its.join(), facts)
+
+    play(whole)
+
+
+def condition(its: Coordinator) -> WorkerLoad:
+    (worker,) = its.hub.pool.workers.values()
+    return worker.load
+
+
+def test_worker_that_is_fit_again_gets_what_waits() -> None:
+    async def script(its: Coordinator, w: Member, facts: object) -> None:
+        w.say(HOT)
+        client = await its.ask()
+        assert w.runs == []
+
+        w.say(FIT)
+        await asyncio.sleep(REPORT_INTERVAL)
+
+        assert len(w.runs) == 1
+        w.complete()
+        await asyncio.sleep(0.05)
+        assert client.outcome is not None
+
+    with_worker(script)
+
+
+def test_change_counts_at_once_and_what_follows_too_soon_a_little_later() -> None:
+    async def script(
+        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+    ) -> None:
+        for number in range(1000):
+            w.say(HOT if number % 2 == 0 else FIT)
+        await asyncio.sleep(0.05)
+        assert [fact.load.unfit for fact in facts] == ["is too hot"]
+
+        await asyncio.sleep(REPORT_INTERVAL)
+
+        assert [fact.load.unfit for fact in facts] == ["is too hot", ""]
+        assert condition(its) == WorkerLoad()
+
+    with_worker(script)
+
+
+def test_what_changes_nothing_is_no_fact() -> None:
+    async def script(
+        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+    ) -> None:
+        for _ in range(5):
+            w.say(HOT)
+            await asyncio.sleep(1.0)
+
+        assert len(facts) == 1
+        assert facts[0].fitness_changed
+
+    with_worker(script)
+
+
+def test_conditions_are_not_stored() -> None:
+    async def script(its: Coordinator, w: Member, facts: object) -> None:
+        its.store.working.clear()  # else it would wait for the disk
+
+        w.say(HOT)
+        await asyncio.sleep(0.05)
+
+        assert condition(its).unfit
+        its.store.working.set()
+
+    with_worker(script)
+
+
+def test_beginnings_that_wait_are_stored_though_conditions_come_between() -> None:
+    async def script(its: Coordinator, w: Member, facts: object) -> None:
+        client = await its.ask()
+        w.write("hi")
+        for queued in range(20):
+            w.say(LoadChanged(WorkerLoad(queued=queued)))
+            await asyncio.sleep(0.05)
+
+        names = [type(fact).__name__ for fact in await its.story(client.job_id)]
+        assert names == ["JobSubmitted", "JobLeased", "JobStarted"]
+
+    with_worker(script)
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"),
+    [
+        (WorkerLoad(speed=0.0), WorkerLoad(speed=SPEED_MIN)),
+        (WorkerLoad(speed=-1.0), WorkerLoad(speed=SPEED_MIN)),
+        (WorkerLoad(speed=7.0, queued=1), WorkerLoad(queued=1)),
+        (WorkerLoad(speed=math.nan, queued=1), WorkerLoad(queued=1)),
+        (WorkerLoad(queued=-3, speed=0.5), WorkerLoad(speed=0.5)),
+        (WorkerLoad(queued=1 << 70), WorkerLoad(queued=QUEUED_MAX)),
+        (WorkerLoad("x" * 1000), WorkerLoad("x" * UNFIT_MAX)),
+    ],
+)
+def test_condition_that_cannot_be_is_taken_for_the_nearest(
+    said: WorkerLoad, taken: WorkerLoad
+) -> None:
+    async def script(its: Coordinator, w: Member, facts: object) -> None:
+        w.say(LoadChanged(said))
+        await asyncio.sleep(0.05)
+
+        assert condition(its) == taken
+
+    with_worker(script)
+
+
+def test_worker_that_joins_anew_is_as_fit_as_any() -> None:
+    async def script(its: Coordinator, w: Member, facts: object) -> None:
+        w.say(HOT, FIT)  # the second is still to be passed on
+        w.say(Joined("w", Offer(CHAT_ONLY, frozenset({"m"}))))
+        w.say(LoadChanged(WorkerLoad(queued=3)))
+        await asyncio.sleep(2 * REPORT_INTERVAL)
+
+        assert condition(its) == WorkerLoad(queued=3)
+
+    with_worker(script)
+
+
+def test_worker_that_has_gone_says_nothing_more() -> None:
+    async def script(
+        its: Coordinator, w: Member, facts: list[WorkerLoadChanged]
+    ) -> None:
+        w.say(HOT, FIT)
+        w.port.on_disconnect("cut off")
+        await asyncio.sleep(2 * REPORT_INTERVAL)
+
+        assert its.hub.pool.workers == {}
+        assert len(facts) <= 1
+
+    with_worker(script)

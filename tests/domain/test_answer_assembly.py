@@ -1,0 +1,247 @@
+"""How the pieces of an answer become a whole."""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.answer_assembly import (
+    CALLS_MAX,
+    CHOICES_MAX,
+    assemble,
+    describe_invalid_fields,
+    disassemble,
+)
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.domain.work import JSON
+
+USAGE = Usage(3, 4)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A tool call, as it is in the end."""
+
+    id: str
+    name: str
+    arguments: str
+
+    @property
+    def whole(self) -> JSON:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+calls = st.builds(Call, st.text(min_size=1), st.text(min_size=1), st.text())
+choices = st.tuples(
+    st.text(), st.text(), st.lists(calls, max_size=3), st.lists(st.integers())
+)
+
+
+def cut(data: st.DataObject, text: str) -> list[str]:
+    """Split a text anywhere."""
+    places = data.draw(st.lists(st.integers(0, len(text))))
+    ends = sorted({0, len(text), *places})
+    return [text[a:b] for a, b in itertools.pairwise(ends)]
+
+
+def deltas_of(
+    data: st.DataObject,
+    choice: int,
+    parts: tuple[str, str, list[Call], list[int]],
+) -> list[Delta]:
+    """Cut a choice into pieces: any way that keeps the order within each part."""
+    content, reasoning, tools, tokens = parts
+    lanes: list[list[Delta]] = [
+        [Delta(choice, {"content": text}) for text in cut(data, content)],
+        [Delta(choice, {"reasoning_content": t}) for t in cut(data, reasoning)],
+        [Delta(choice, logprobs={"content": [{"token": t}]}) for t in tokens],
+    ]
+    for index, call in enumerate(tools):
+        named = {"name": call.name, "arguments": ""}
+        begin: JSON = {"index": index, "id": call.id, "function": named}
+        lane = [Delta(choice, {"tool_calls": [begin]})]
+        for text in cut(data, call.arguments):
+            more: JSON = {"index": index, "function": {"arguments": text}}
+            lane.append(Delta(choice, {"tool_calls": [more]}))
+        lanes.append(lane)
+    return [*shuffled(data, lanes), Delta(choice, finish_reason="length")]
+
+
+def shuffled(data: st.DataObject, lanes: Sequence[Sequence[Delta]]) -> list[Delta]:
+    """Put the pieces of several lanes in any order that each lane allows."""
+    turns = [number for number, lane in enumerate(lanes) for _ in lane]
+    rests = [iter(lane) for lane in lanes]
+    return [next(rests[number]) for number in data.draw(st.permutations(turns))]
+
+
+def whole_of(parts: tuple[str, str, list[Call], list[int]]) -> Choice:
+    content, reasoning, tools, tokens = parts
+    fields: dict[str, JSON] = {"content": content or None}
+    if reasoning:
+        fields["reasoning_content"] = reasoning
+    if tools:
+        fields["tool_calls"] = [call.whole for call in tools]
+    logprobs: JSON = {"content": [{"token": t} for t in tokens]} if tokens else None
+    return Choice(fields, "length", logprobs)
+
+
+@given(st.data(), st.lists(choices, min_size=1, max_size=3))
+def test_pieces_cut_any_way_make_the_same_whole(
+    data: st.DataObject, made: list[tuple[str, str, list[Call], list[int]]]
+) -> None:
+    lanes = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
+
+    outcome = assemble(shuffled(data, lanes), "stop", USAGE)
+
+    assert outcome.choices == tuple(whole_of(parts) for parts in made)
+    assert (outcome.text, outcome.finish_reason) == (made[0][0], "length")
+    assert outcome.usage == USAGE
+
+
+@given(st.lists(st.text()))
+def test_texts_alone_are_joined_and_make_no_choices(texts: list[str]) -> None:
+    assert assemble(texts, "length", USAGE) == Outcome("".join(texts), "length", USAGE)
+
+
+@given(st.data(), st.lists(choices, min_size=1, max_size=3))
+def test_a_whole_taken_apart_is_put_together_again(
+    data: st.DataObject, made: list[tuple[str, str, list[Call], list[int]]]
+) -> None:
+    lanes = [deltas_of(data, index, parts) for index, parts in enumerate(made)]
+    outcome = assemble(shuffled(data, lanes), "stop", USAGE)
+
+    assert assemble(disassemble(outcome), "stop", USAGE) == outcome
+
+
+@pytest.mark.parametrize("outcome", [Outcome(""), Outcome("text", "length", USAGE)])
+def test_text_taken_apart_is_put_together_again(outcome: Outcome) -> None:
+    pieces = disassemble(outcome)
+
+    assert assemble(pieces, outcome.finish_reason, outcome.usage) == outcome
+
+
+@pytest.mark.parametrize(
+    ("pieces", "fields"),
+    [
+        (["a", Delta(0, {"content": "b"}), "c"], {"content": "abc"}),
+        ([Delta(0, {"content": "a"}), "b"], {"content": "ab"}),
+        ([Delta(0, {"role": "assistant", "content": None})], {"content": None}),
+        ([Delta(0, {"refusal": "n"}), Delta(0, {"refusal": "o"})], {"content": None,
+                                                                    "refusal": "no"}),
+        ([Delta(0, {"audio": {"id": 1}})], {"content": None, "audio": {"id": 1}}),
+        ([Delta(0, {"embedding": "AACAPw=="})], {"content": None,
+                                                 "embedding": "AACAPw=="}),
+    ],
+)  # fmt: skip
+def test_fields_are_joined_if_they_are_texts_and_kept_if_not(
+    pieces: list[AnswerPiece], fields: dict[str, JSON]
+) -> None:
+    (choice,) = assemble(pieces).choices
+
+    assert choice.fields == fields
+
+
+def test_calls_without_a_number_are_counted() -> None:
+    made: list[JSON] = [
+        {"id": name, "index": None, "function": {"name": name, "arguments": "{}"}}
+        for name in "ab"
+    ]
+
+    (choice,) = assemble([Delta(0, {"tool_calls": made})]).choices
+
+    assert choice.fields["tool_calls"] == [Call(n, n, "{}").whole for n in "ab"]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [5, None, {"index": -1}, {"index": CALLS_MAX}, {"index": "0"}, {"index": 0.5}],
+)
+def test_what_is_no_call_is_left_out(call: JSON) -> None:
+    (choice,) = assemble(["a", Delta(0, {"tool_calls": [call]})]).choices
+
+    assert choice == Choice({"content": "a"})
+
+
+def test_call_that_says_nothing_of_a_function_is_empty() -> None:
+    (choice,) = assemble([Delta(0, {"tool_calls": [{"index": 0, "id": 5}]})]).choices
+
+    assert choice.fields["tool_calls"] == [Call("", "", "").whole]
+
+
+@pytest.mark.parametrize("choice", [-1, CHOICES_MAX])
+def test_choices_beyond_the_limit_are_left_out(choice: int) -> None:
+    assert assemble([Delta(choice, {"content": "x"}), "a"]).choices == (
+        Choice({"content": "a"}),
+    )
+
+
+def test_choice_that_never_spoke_is_none_if_others_did() -> None:
+    outcome = assemble([Delta(1, {"content": "b"}), Delta(2, {"content": "c"})])
+
+    assert [choice.fields["content"] for choice in outcome.choices] == ["b", "c"]
+
+
+def test_choice_that_only_ended_is_one() -> None:
+    outcome = assemble([Delta(0, finish_reason="stop"), Delta(1, {"content": "b"})])
+
+    assert [choice.fields["content"] for choice in outcome.choices] == [None, "b"]
+
+
+def test_choices_without_an_end_of_their_own_have_that_of_the_answer() -> None:
+    outcome = assemble(
+        [Delta(0, {"content": "a"}), Delta(1, {"content": "b"}, None, "tool_calls")],
+        "length",
+    )
+
+    ends = [choice.finish_reason for choice in outcome.choices]
+    assert ends == ["length", "tool_calls"]
+
+
+def test_logprobs_of_a_completion_are_joined_list_by_list() -> None:
+    first: JSON = {"tokens": ["a"], "token_logprobs": [-1], "text_offset": [0]}
+    second: JSON = {"tokens": ["b"], "token_logprobs": [None], "top_logprobs": None}
+
+    (choice,) = assemble([Delta(0, logprobs=first), Delta(0, logprobs=second)]).choices
+
+    assert choice.logprobs == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-1, None],
+        "text_offset": [0],
+        "top_logprobs": None,
+    }
+
+
+def test_assembling_changes_no_piece() -> None:
+    listed: list[JSON] = [1]
+    pieces = [Delta(0, logprobs={"content": listed}) for _ in range(3)]
+
+    assemble(pieces)
+
+    assert listed == [1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "fault"),
+    [
+        ({}, None),
+        ({"content": None, "tool_calls": None, "strange": [1]}, None),
+        ({"tool_calls": [{"index": CALLS_MAX - 1}, {"id": "no index"}]}, None),
+        ({"content": 5}, "a int for text"),
+        ({"tool_calls": "abc"}, "a str for tool calls"),
+        ({"tool_calls": {"a": 1}}, "a dict for tool calls"),
+        ({"tool_calls": [None]}, "a NoneType for a tool call"),
+        ({"tool_calls": [{"index": -1}]}, "a tool call with the index -1"),
+        ({"tool_calls": [{"index": 10**60}]}, f"a tool call with the index {10**39}"),
+        ({"tool_calls": [{"index": "0"}]}, "a tool call with the index 0"),
+        ({"tool_calls": [{"index": CALLS_MAX}]}, "a tool call with the index 1024"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_with_fields_is_said(
+    fields: Mapping[str, JSON], fault: str | None
+) -> None:
+    assert describe_invalid_fields(fields) == fault

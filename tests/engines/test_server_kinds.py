@@ -1,0 +1,45 @@
+"""What the names of models give away."""
+
+import pytest
+
+from shoal.domain.work import Feature
+from shoal.engines.server_kinds import EMBEDDINGS, TEXT, guess_kinds, guess_modalities
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("nomic-embed-text:latest", "mxbai-embed-large", "text-embedding-3-small"),
+        *("BAAI/bge-m3", "bge-small-en", "intfloat/e5-large-v2", "all-minilm:l6-v2"),
+        *("Alibaba-NLP/gte-large", "jinaai/jina-v3", "Qwen/Qwen3-Embedding-0.6B"),
+    ],
+)
+def test_models_for_embeddings_are_called_so(name: str) -> None:
+    assert guess_kinds(name) == EMBEDDINGS
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3.2", "Qwen3-8B", "model-e5x", "smollm2", "gteam-7b", "tiny"]
+)
+def test_other_models_are_for_text(name: str) -> None:
+    assert guess_kinds(name) == TEXT
+    assert guess_modalities(name) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("name", "senses"),
+    [
+        ("Qwen2.5-VL-3B", {Feature.IMAGES}),
+        ("qwen3-vl:8b", {Feature.IMAGES}),
+        ("llama3.2-vision", {Feature.IMAGES}),
+        ("gemma3:4b", {Feature.IMAGES}),
+        ("gemma3:1b", set()),
+        ("internvl2", {Feature.IMAGES}),
+        ("pixtral-12b", {Feature.IMAGES}),
+        ("voxtral-mini", {Feature.AUDIO}),
+        ("qwen2.5-omni", {Feature.IMAGES, Feature.AUDIO}),
+        ("vllm-test", set()),
+    ],
+)
+def test_models_that_see_or_hear_are_called_so(name: str, senses: set[Feature]) -> None:
+    assert guess_modalities(name) == senses

@@ -1,0 +1,186 @@
+"""Join tokens over HTTP: made, joined by, revoked, and asked for wrongly."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession, WSServerHandshakeError
+
+from gateway.keys import CHAT, ask
+from gateway.serving import KEY, Pool, eventually
+from shoal.app.server import run_coordinator
+from shoal.config import ServeConfig
+from shoal.coordinator.auth_throttle import BLOCK_AFTER
+
+
+async def make(pool: Pool, name: str = "lab", **wanted: Any) -> dict[str, Any]:
+    status, shown = await ask(pool, "POST", "/admin/tokens", {"name": name, **wanted})
+    assert status == 200, shown
+    made: dict[str, Any] = shown
+    return made
+
+
+def path(token: str, name: str = "n1", model: str = "m1") -> str:
+    return f"/ws?name={name}&model={model}&token={token}&max_concurrency=1"
+
+
+async def refusal(pool: Pool, path_: str) -> tuple[int, str]:
+    """Join; return with what the connection was closed."""
+    async with pool.node(path=path_) as node:
+        await eventually(lambda: node.closed is not None)
+    assert node.closed is not None
+    return node.closed
+
+
+async def test_token_is_told_once_with_the_command_for_it(pool: Pool) -> None:
+    shown = await make(pool, uses=3, expires_in=60, models=["m*", "tiny"])
+
+    token, join = shown.pop("token"), shown.pop("join")
+    assert token.startswith("jt-")
+    assert f"--token {token}" in join
+    assert shown["expires_at"] == shown["created_at"] + 60
+    assert shown == shown | {
+        "name": "lab",
+        "revoked_at": None,
+        "uses": 3,
+        "models": ["m*", "tiny"],
+        "workers": [],
+        "present": 0,
+    }
+    assert (await ask(pool, "GET", "/admin/tokens"))[1] == {"data": [shown]}
+
+
+async def test_worker_of_a_token_is_bound_to_it(pool: Pool) -> None:
+    shown = await make(pool, uses=1)
+    assert shown["join"].endswith(f"--token {shown['token']} --name lab")
+
+    async with pool.node(path=path(shown["token"])):
+        await pool.joined()
+        _, listed = await ask(pool, "GET", "/admin/tokens")
+        (token,) = listed["data"]
+        assert (token["workers"], token["present"]) == (["grandsage:n1"], 1)
+
+        closed = await refusal(pool, path(shown["token"], "n2"))
+        assert closed == (4002, "The token has been used by other workers")
+    await pool.joined(0)
+    async with pool.node(path=path(shown["token"])):
+        await pool.joined()
+
+
+async def test_use_of_a_token_is_on_disk_before_the_worker_is_served(
+    pool: Pool,
+) -> None:
+    shown = await make(pool, uses=1)
+
+    async with pool.node(path=path(shown["token"])):
+        await pool.joined()
+
+        assert pool.gateway is not None
+        (token,) = await pool.gateway.keys.tokens()
+        assert token.workers == {"grandsage:n1"}
+
+
+async def test_token_for_other_models_says_so(pool: Pool) -> None:
+    shown = await make(pool, models=["qwen*"])
+
+    closed = await refusal(pool, path(shown["token"], model="llama"))
+
+    assert closed == (4002, "The token is not for this model")
+
+
+async def test_expired_token_says_so(pool: Pool) -> None:
+    shown = await make(pool, expires_in=1e-6)
+
+    closed = await refusal(pool, path(shown["token"]))
+
+    assert closed == (4002, "The token has expired")
+
+
+async def test_revoked_token_ends_the_connections_made_by_it(pool: Pool) -> None:
+    one, other = await make(pool, "one"), await make(pool, "other")
+    async with (
+        pool.node("a", path=path(one["token"], "a")) as gone,
+        pool.node("b", path=path(other["token"], "b")) as stays,
+        pool.node("c") as first,
+    ):
+        await pool.joined(3)
+
+        status, shown = await ask(pool, "DELETE", "/admin/tokens/one")
+
+        assert (status, shown["present"]) == (200, 0)
+        await pool.joined(2)
+        assert gone.closed == (1008, "the join token was revoked")
+        assert (stays.closed, first.closed) == (None, None)
+    closed = await refusal(pool, path(one["token"], "a"))
+    assert closed == (4002, "The token was revoked")
+
+
+async def test_jobs_of_a_worker_whose_token_is_revoked_go_to_others(
+    pool: Pool,
+) -> None:
+    shown = await make(pool)
+    async with pool.node(path=path(shown["token"], "a")) as gone:
+        await pool.joined()
+        async with pool.node("b") as heir:
+            asking = asyncio.create_task(
+                ask(pool, "POST", "/v1/chat/completions", CHAT)
+            )
+            await eventually(lambda: bool(gone.tasks or heir.tasks))
+
+            await ask(pool, "DELETE", "/admin/tokens/lab")
+            await heir.answer("text")
+
+            assert (await asking)[0] == 200
+
+
+async def test_guessing_tokens_is_barred_but_not_the_right_one(tmp_path: Path) -> None:
+    config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token="nt")
+    async with run_coordinator(config) as running, ClientSession() as session:
+        pool = Pool(running.url, running.hub, session)
+        for number in range(BLOCK_AFTER):
+            closed = await refusal(pool, path(f"guess{number}"))
+            assert closed == (4002, "Invalid token")
+
+        with pytest.raises(WSServerHandshakeError) as caught:
+            await session.ws_connect(pool.url + path("again"))
+
+        assert caught.value.status == 429
+        assert caught.value.headers is not None
+        assert int(caught.value.headers["Retry-After"]) > 0
+        async with pool.node():
+            await pool.joined()
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "name"),
+        ({"name": "a b"}, "name"),
+        ({"name": "a", "uses": 0}, "uses"),
+        ({"name": "a", "uses": -1}, "uses"),
+        ({"name": "a", "uses": 10**9}, "uses"),
+        ({"name": "a", "uses": "1"}, "uses"),
+        ({"name": "a", "expires_in": 0}, "expires_in"),
+        ({"name": "a", "models": "a*"}, "models"),
+        ({"name": "a", "models": [""]}, "models[0]"),
+        ({"name": "a", "models": ["x" * 257]}, "models[0]"),
+        ({"name": "a", "models": ["x"] * 101}, "models"),
+        ({"name": "a", "scope": "use"}, None),
+    ],
+    ids=str,
+)
+async def test_token_that_cannot_be_is_refused_by_field(
+    pool: Pool, body: Any, param: str | None
+) -> None:
+    status, answer = await ask(pool, "POST", "/admin/tokens", body)
+
+    assert status == 400, answer
+    assert answer["error"]["param"] == param
+
+
+async def test_token_that_never_was_is_not_found(pool: Pool) -> None:
+    status, answer = await ask(pool, "DELETE", "/admin/tokens/none")
+
+    assert status == 404
+    assert answer["error"]["message"] == "there is no join token none"

@@ -1,0 +1,71 @@
+"""What operators see of the nodes that a wire looks after."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from gateway.serving import Pool
+from shoal.protocols.seam.multi_peer import ListedNode, OutgoingConnection, Probe
+
+HERE = ListedNode("me", "", "here", None, 10.0, 1, 0.25)
+
+
+class Looking:
+    """Rounds that have found what a test says."""
+
+    deadline = None
+
+    def __init__(self, *found: ListedNode) -> None:
+        self.found = found
+
+    def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
+        return ()
+
+    def dropped(self) -> Sequence[OutgoingConnection]:
+        return ()
+
+    def nodes(self) -> Sequence[ListedNode]:
+        return self.found
+
+
+async def get(pool: Pool, path: str) -> Any:
+    async with pool.session.get(pool.url + path, headers=pool.headers()) as response:
+        assert response.status == 200
+        return await response.json()
+
+
+async def test_nodes_are_shown_with_their_wire_and_since_when(pool: Pool) -> None:
+    assert pool.gateway is not None
+    clock = pool.gateway.clock
+    there = ListedNode("b", "192.0.2.1:5", "alive", clock.now(), 30.0, 0, 0.75, True)
+    pool.gateway.rounds.append(("wire", Looking(HERE, there)))
+
+    ours, theirs = (await get(pool, "/admin/nodes"))["data"]
+
+    assert theirs.pop("since") == pytest.approx(clock.wall(), abs=5.0)
+    assert theirs == {
+        "wire": "wire",
+        "name": "b",
+        "address": "192.0.2.1:5",
+        "state": "alive",
+        "score": 30.0,
+        "rank": 0,
+        "weight": 0.75,
+        "coordinator": True,
+        "remark": "",
+    }
+    assert (ours["name"], ours["since"]) == ("me", None)
+    assert len((await get(pool, "/admin/status"))["nodes"]) == 2
+
+
+async def test_who_is_alone_is_not_shown(pool: Pool) -> None:
+    assert pool.gateway is not None
+    pool.gateway.rounds.append(("wire", Looking(HERE)))
+
+    assert (await get(pool, "/admin/nodes"))["data"] == []
+
+
+async def test_nodes_are_for_those_who_may_read(pool: Pool) -> None:
+    async with pool.session.get(pool.url + "/admin/nodes") as response:
+        assert response.status == 401

@@ -1,0 +1,295 @@
+"""What operators ask of a coordinator put together as it is for real."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.serving import KEY, Pool, eventually
+from peers.played_peers import PlayedSession, offer
+from shoal import __version__
+from shoal.app.server import run_coordinator
+from shoal.config import ServeConfig
+from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.domain.vocabulary import LoadChanged, OffersChanged
+from shoal.domain.worker import WorkerLoad
+from shoal.peers.connections import PeerConnections
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
+from shoal.store.memory_keys import MemoryKeys
+from shoal.transports.clock import LoopClock
+from transports.memory_links import MemoryLink
+
+BODY = {"model": "m1", "messages": [{"role": "user", "content": "the secret"}]}
+HEALTHY = {"status": "ok", "shoal": __version__, "direct": {}}
+
+
+async def get(pool: Pool, path: str, status: int = 200) -> Any:
+    async with pool.session.get(pool.url + path, headers=pool.headers()) as response:
+        assert response.status == status
+        return await response.json()
+
+
+async def chat(pool: Pool) -> tuple[int, Any]:
+    async with pool.session.post(
+        f"{pool.url}/v1/chat/completions", json=BODY, headers=pool.headers()
+    ) as response:
+        return response.status, await response.json()
+
+
+async def delete(pool: Pool, job: str) -> tuple[int, Any]:
+    async with pool.session.delete(
+        f"{pool.url}/admin/jobs/{job}", headers=pool.headers()
+    ) as response:
+        return response.status, await response.json()
+
+
+async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
+    async with pool.node(slots="2") as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        asked = [tasks.create_task(chat(pool)) for _ in range(3)]
+        await eventually(lambda: pool.hub.pool.queued == 1)
+
+        status = await get(pool, "/admin/status")
+        for number in range(3):
+            await node.answer("a", number=number)
+
+    assert all(answer.result()[0] == 200 for answer in asked)
+    assert status["version"]
+    assert status["ready"] is True
+    assert status["models"] == ["m1"]
+    assert status["jobs"] == {"queued": 1, "running": 2}
+    assert status["workers"] == [
+        {
+            "id": "grandsage:n1/m1",
+            "models": ["m1"],
+            "slots": 2,
+            "busy": 2,
+            "draining": "",
+            "remark": "",
+            "kinds": ["chat"],
+            "features": [],
+            "context": 0,
+            "only_for": [],
+            "tokens_per_second": None,
+            "cancels": True,
+            "tasks": [],
+            "device": None,
+            "public_key": None,
+            "proven": False,
+            "price": "",
+            "points": 0,
+            "cpu": None,
+            "memory": None,
+            "unfit": "",
+            "queued": 0,
+            "speed": 1.0,
+            "neighbour": False,
+            "peer": None,
+            "protection": None,
+        }
+    ]
+
+
+async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
+    pool: Pool,
+) -> None:
+    keys = MemoryKeys()
+    clock = LoopClock()
+    crowds = PeerConnections(
+        pool.hub, clock, WorkerAdmission(await load_join_tokens(keys), keys, clock)
+    )
+    opening = [
+        PeerMessage("1", PeerJoined("mac/1")),
+        PeerMessage("1", OffersChanged((offer(neighbour=True),))),
+        PeerMessage("1", LoadChanged(WorkerLoad("is too hot", 2, 0.5))),
+    ]
+    link = MemoryLink()
+    serving = asyncio.create_task(
+        crowds.serve("wire", PlayedSession([], opening), link)
+    )
+    await eventually(lambda: any(w.load.unfit for w in pool.hub.pool.workers.values()))
+    # The pool knows of it a moment before the store does, and others after that.
+    await eventually(lambda: all(map(pool.hub.peer_route_of, pool.hub.pool.workers)))
+
+    (shown,) = (await get(pool, "/admin/status"))["workers"]
+    async with pool.session.get(
+        f"{pool.url}/metrics", headers=pool.headers()
+    ) as response:
+        metrics = await response.text()
+    link.cut()
+    await serving
+
+    assert shown["id"] == "wire:mac%2F1/m"
+    assert (shown["peer"], shown["protection"]) == ("mac/1", "plain")
+    assert (shown["unfit"], shown["queued"], shown["speed"]) == ("is too hot", 2, 0.5)
+    assert shown["neighbour"]
+    assert 'shoal_workers{state="unfit"} 1.0' in metrics
+    assert 'shoal_workers{state="serving"} 0.0' in metrics
+
+
+async def test_a_job_can_be_shown_by_either_name(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        asked = tasks.create_task(chat(pool))
+        await node.answer("the answer")
+
+    _, answer = asked.result()
+    assert answer["id"] == "chatcmpl-job1"
+    shown = await get(pool, f"/admin/jobs/{answer['id']}")
+    assert shown == await get(pool, "/admin/jobs/job1")
+    assert shown["id"] == "job1"
+    assert shown["state"] == "done"
+    assert shown["model"] == "m1"
+    assert shown["owner"] == "default"
+    assert shown["attempts"] == 1
+    assert shown["submitted_at"] <= shown["ended_at"]
+    assert shown["outcome"]["text"] == "the answer"
+    assert shown["error"] is None
+
+
+async def test_a_job_is_explained_without_what_was_said(pool: Pool) -> None:
+    async with pool.node("n1") as one, pool.node("n2") as two:
+        await pool.joined(2)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(chat(pool))
+            await eventually(lambda: bool(one.tasks or two.tasks))
+            victim, heir = (one, two) if one.tasks else (two, one)
+            first, second = ("n1", "n2") if one.tasks else ("n2", "n1")
+            victim.kill()
+            await heir.answer("the answer")
+
+    told = await get(pool, "/admin/jobs/job1/explain")
+    assert told["job"] == "job1"
+    story = [line[25:] for line in told["lines"]]
+    assert story[0] == "submitted by default for m1"
+    assert story[1].startswith(f"given to grandsage:{first}/m1, attempt 1: ")
+    assert story[2].startswith(f"  passed over: grandsage:{second}/m1: another was ")
+    assert any(line.startswith("back in the queue") for line in story)
+    given = f"given to grandsage:{second}/m1, attempt 2: "
+    assert any(line.startswith(given) for line in story)
+    assert story[-1] == "done by attempt 2: stop"
+    assert not any("the secret" in line or "the answer" in line for line in story)
+
+
+async def test_a_job_can_be_cancelled_once(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        asked = tasks.create_task(chat(pool))
+        task = await node.task()
+
+        first = await delete(pool, "chatcmpl-job1")
+        await node.told_to_stop(task["id"])
+        await eventually(lambda: not pool.hub.pool.jobs)
+        second = await delete(pool, "job1")
+
+    assert first == (200, {"id": "job1", "cancelled": True})
+    assert second[0] == 400
+    assert second[1]["error"]["message"] == "job job1 has ended: cancelled"
+    assert asked.result()[0] == 499
+
+
+async def test_jobs_that_never_were_are_not_found(pool: Pool) -> None:
+    for path in ("/admin/jobs/x", "/admin/jobs/x/explain"):
+        error = (await get(pool, path, 404))["error"]
+        assert "no job x" in error["message"]
+    assert (await delete(pool, "x"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/admin/status"),
+        ("GET", "/admin/jobs/x"),
+        ("GET", "/admin/jobs/x/explain"),
+        ("DELETE", "/admin/jobs/x"),
+    ],
+)
+async def test_strangers_are_told_nothing(pool: Pool, method: str, path: str) -> None:
+    async with pool.session.request(method, pool.url + path) as response:
+        assert response.status == 401
+
+
+async def test_health_needs_no_key_and_readiness_says_why_not(pool: Pool) -> None:
+    async def ask(path: str) -> tuple[int, Any]:
+        async with pool.session.get(pool.url + path) as response:
+            return response.status, await response.json()
+
+    assert await ask("/healthz") == (200, HEALTHY)
+    assert await ask("/readyz") == (200, {"status": "ready"})
+
+    await pool.hub.drain()
+
+    assert await ask("/healthz") == (200, HEALTHY)
+    status, told = await ask("/readyz")
+    assert status == 503
+    assert told == {"status": "not ready", "reason": "stopping"}
+    code, answer = await chat(pool)
+    assert code == 503
+    assert answer["error"]["code"] == "shutting_down"
+
+
+async def test_the_coordinator_is_put_together_with_this_gateway(
+    tmp_path: Path,
+) -> None:
+    config = ServeConfig(port=0, data_dir=tmp_path, api_key=KEY, join_token="nt")
+    async with (
+        run_coordinator(config) as running,
+        ClientSession() as session,
+    ):
+        pool = Pool(running.url, running.hub, session)
+        async with pool.node() as node, asyncio.TaskGroup() as tasks:
+            await pool.joined()
+            asked = tasks.create_task(chat(pool))
+            await node.answer("a")
+
+    status, answer = asked.result()
+    assert status == 200
+    assert answer["choices"][0]["message"]["content"] == "a"
+
+
+async def test_jobs_are_listed_newest_first(pool: Pool) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        for number in range(2):
+            asked = tasks.create_task(chat(pool))
+            await node.answer("a", number=number)
+            await asked
+        left = asyncio.create_task(chat(pool))
+        await node.task(2)
+        left.cancel()
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+    listed = (await get(pool, "/admin/jobs"))["data"]
+    done = (await get(pool, "/admin/jobs?state=done&limit=1"))["data"]
+    nobodys = (await get(pool, "/admin/jobs?owner=nobody"))["data"]
+    assert [(job["id"], job["state"]) for job in listed] == [
+        ("job3", "cancelled"),
+        ("job2", "done"),
+        ("job1", "done"),
+    ]
+    assert [job["id"] for job in done] == ["job2"]
+    assert nobodys == []
+    assert "outcome" not in listed[0]
+
+
+@pytest.mark.parametrize(
+    ("query", "field"),
+    [
+        ("limit=0", "limit"),
+        ("limit=x", "limit"),
+        ("state=asleep", "state"),
+        ("limit=1&limit=2", "limit"),
+        ("limits=1", None),
+    ],
+)
+async def test_a_list_that_cannot_be_is_refused_by_name(
+    pool: Pool, query: str, field: str | None
+) -> None:
+    async with pool.session.get(
+        f"{pool.url}/admin/jobs?{query}", headers=pool.headers()
+    ) as got:
+        told = (await got.json())["error"]
+
+    assert (got.status, told["param"]) == (400, field)

@@ -1,0 +1,326 @@
+"""What a key allows, over HTTP and with the official client."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from aiohttp import ClientResponse
+
+from gateway.keys import CHAT, ask, client, made
+from gateway.serving import KEY, Node, Pool, eventually, serving
+from shoal.coordinator.auth_throttle import BLOCK_AFTER
+from shoal.domain.credentials import KeyUsage, day_of
+from shoal.gateway.http.access import ANSWER_GUESS
+
+TEXT = "12345678"  # two tokens, where nobody counts
+
+
+@pytest.fixture
+async def node(pool: Pool) -> AsyncIterator[Node]:
+    async with pool.node() as each:
+        await pool.joined()
+        yield each
+
+
+async def answered(pool: Pool, node: Node, key: str, number: int) -> ClientResponse:
+    """Ask with a key, and let the node answer its task of that number."""
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(post(pool, key))
+        tasks.create_task(node.answer(TEXT, number=number))
+    return asking.result()
+
+
+async def post(pool: Pool, key: str, **more: Any) -> ClientResponse:
+    async with pool.session.post(
+        f"{pool.url}/v1/chat/completions", json=CHAT | more, headers=pool.headers(key)
+    ) as response:
+        await response.read()
+        return response
+
+
+async def test_reader_may_look_but_not_ask(pool: Pool, node: Node) -> None:
+    key = await made(pool, scope="read")
+    async with client(pool, key) as reader:
+        assert [model.id for model in (await reader.models.list()).data] == ["m1"]
+        assert (await ask(pool, "GET", "/admin/status", key=key))[0] == 200
+
+        with pytest.raises(openai.PermissionDeniedError) as caught:
+            await reader.chat.completions.create(**CHAT)
+
+    assert caught.value.code == "insufficient_permissions"
+    assert caught.value.type == "invalid_request_error"
+    assert "alice has the scope read" in caught.value.message
+    assert "the scope use" in caught.value.message
+    assert not pool.hub.pool.jobs
+
+
+async def test_user_may_ask_but_not_make_keys(pool: Pool, node: Node) -> None:
+    key = await made(pool)
+
+    assert (await answered(pool, node, key, 0)).status == 200
+
+    for method, path in (
+        ("GET", "/admin/keys"),
+        ("POST", "/admin/keys"),
+        ("GET", "/admin/keys/alice"),
+        ("DELETE", "/admin/keys/alice"),
+        ("GET", "/admin/tokens"),
+        ("POST", "/admin/tokens"),
+        ("DELETE", "/admin/tokens/x"),
+    ):
+        status, answer = await ask(pool, method, path, {"name": "x"}, key=key)
+        assert (status, answer["error"]["code"]) == (403, "insufficient_permissions")
+
+
+async def test_jobs_of_others_are_nobody_elses(pool: Pool, node: Node) -> None:
+    alice, bob = await made(pool, "alice"), await made(pool, "bob", scope="use")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(post(pool, alice))
+        await node.task()
+        (job_id,) = pool.hub.pool.jobs
+        for method, path in (
+            ("GET", f"/admin/jobs/{job_id}"),
+            ("GET", f"/admin/jobs/{job_id}/explain"),
+            ("DELETE", f"/admin/jobs/{job_id}"),
+        ):
+            assert (await ask(pool, method, path, key=bob))[0] == 403
+        assert (await ask(pool, "GET", f"/admin/jobs/{job_id}", key=alice))[0] == 200
+        assert (await ask(pool, "GET", f"/admin/jobs/{job_id}", key=KEY))[0] == 200
+
+        status, _ = await ask(pool, "DELETE", f"/admin/jobs/{job_id}", key=alice)
+
+    assert status == 200
+
+
+async def test_reader_may_not_cancel_even_what_is_its_own(
+    pool: Pool, node: Node
+) -> None:
+    reader = await made(pool, scope="read")
+
+    status, _ = await ask(pool, "DELETE", "/admin/jobs/x", key=reader)
+
+    assert status == 403
+
+
+async def test_requests_of_a_minute_are_counted_and_told(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, requests_per_minute=2)
+
+    first = await answered(pool, node, key, 0)
+    second = await answered(pool, node, key, 1)
+    third = await post(pool, key)
+
+    assert [each.status for each in (first, second, third)] == [200, 200, 429]
+    assert first.headers["x-ratelimit-limit-requests"] == "2"
+    assert first.headers["x-ratelimit-remaining-requests"] == "1"
+    assert second.headers["x-ratelimit-remaining-requests"] == "0"
+    assert second.headers["x-ratelimit-reset-requests"].endswith("s")
+    assert "x-ratelimit-limit-tokens" not in first.headers
+    assert 0 < int(third.headers["Retry-After"]) <= 30
+    assert (await third.json())["error"]["code"] == "rate_limit_exceeded"
+    # Others are none the wiser.
+    assert (await answered(pool, node, KEY, 2)).status == 200
+
+
+async def test_stream_tells_what_is_left_as_well(pool: Pool, node: Node) -> None:
+    key = await made(pool, requests_per_minute=2, tokens_per_minute=1000)
+
+    async with asyncio.TaskGroup() as tasks:
+        asking = tasks.create_task(post(pool, key, stream=True))
+        tasks.create_task(node.answer(TEXT))
+
+    headers = asking.result().headers
+    assert headers["x-ratelimit-remaining-requests"] == "1"
+    assert headers["x-ratelimit-limit-tokens"] == "1000"
+    assert int(headers["x-ratelimit-remaining-tokens"]) == 1000 - 50 - 1
+
+
+async def test_official_client_sees_a_rate_limit(pool: Pool, node: Node) -> None:
+    key = await made(pool, tokens_per_minute=60)
+    assert (await answered(pool, node, key, 0)).status == 200
+    # A second one fits, for the first took less than it might have.
+    assert (await answered(pool, node, key, 1)).status == 200
+
+    async with client(pool, key) as limited:
+        with pytest.raises(openai.RateLimitError) as caught:
+            await limited.chat.completions.create(**{**CHAT, "max_tokens": 59})
+
+    assert caught.value.code == "rate_limit_exceeded"
+    assert caught.value.response.headers["x-ratelimit-limit-tokens"] == "60"
+
+
+async def test_request_larger_than_the_limit_is_told_that_it_never_fits(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, tokens_per_minute=60)
+    async with client(pool, key) as limited:
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            await limited.chat.completions.create(**{**CHAT, "max_tokens": 61})
+
+
+async def test_budget_is_spent_once_and_for_all(pool: Pool, node: Node) -> None:
+    key = await made(pool, budget=55)
+    # Each takes 51 at first, and uses 3.
+    assert (await answered(pool, node, key, 0)).status == 200
+    assert (await answered(pool, node, key, 1)).status == 200
+    assert (await post(pool, key)).status == 429
+
+    # A new key of the name goes on where the old one was.
+    await ask(pool, "DELETE", "/admin/keys/alice")
+    assert (await post(pool, await made(pool, budget=56))).status == 429
+    await ask(pool, "DELETE", "/admin/keys/alice")
+    assert (await answered(pool, node, await made(pool, budget=57), 2)).status == 200
+
+
+async def test_budget_that_is_spent_says_so_to_the_official_client(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, budget=50)
+    async with client(pool, key) as limited:
+        with pytest.raises(openai.RateLimitError) as caught:
+            await limited.chat.completions.create(**CHAT)
+
+    assert caught.value.code == "insufficient_quota"
+    assert caught.value.type == "insufficient_quota"
+    assert "has 50 of its 50 tokens left" in caught.value.message
+    headers = caught.value.response.headers
+    assert headers["x-should-retry"] == "false"
+    assert "retry-after" not in headers
+
+
+async def test_day_that_is_spent_ends_at_midnight(pool: Pool, node: Node) -> None:
+    key = await made(pool, tokens_per_day=50)
+
+    response = await post(pool, key)
+
+    assert response.status == 429
+    assert 0 < int(response.headers["Retry-After"]) <= 86_400
+    error = (await response.json())["error"]
+    assert error["code"] == "insufficient_quota"
+    assert "midnight UTC" in error["message"]
+
+
+async def test_a_hundred_at_once_spend_no_more_than_the_budget(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool, pool.node(slots="200") as node:
+        await pool.joined()
+        key = await made(pool, budget=510)
+        async with asyncio.TaskGroup() as tasks:
+            asked = [tasks.create_task(post(pool, key)) for _ in range(100)]
+            await eventually(lambda: sum(each.done() for each in asked) == 90)
+            await eventually(lambda: len(node.tasks) == 10)
+            for number in range(10):
+                await node.answer("x" * 200, number=number)
+
+        statuses = [each.result().status for each in asked]
+        assert sorted(statuses) == [200] * 10 + [429] * 90
+        assert pool.gateway is not None
+        today = day_of(pool.gateway.clock.wall())
+        used = await pool.gateway.keys.usage_of("alice", today)
+        assert used == KeyUsage(10, 10, 500, 510)
+        assert (await post(pool, key)).status == 429
+
+
+async def test_request_that_came_to_nothing_takes_no_tokens(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, tokens_per_minute=51)
+    for _ in range(3):
+        assert (await post(pool, key, model="none")).status == 404
+
+    assert (await answered(pool, node, key, 0)).status == 200
+
+
+async def test_limits_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
+    key = await made(pool, requests_per_minute=1)
+    assert (await answered(pool, node, key, 0)).status == 200
+
+    async with pool.session.post(
+        f"{pool.url}/api/chat", json=CHAT, headers=pool.headers(key)
+    ) as response:
+        assert response.status == 200  # as ever there
+        line = await response.json(content_type=None)
+
+    assert line == {"err": "too many requests"}
+
+
+async def test_scopes_hold_on_the_other_face_too(pool: Pool, node: Node) -> None:
+    key = await made(pool, scope="read")
+
+    async with pool.session.post(
+        f"{pool.url}/api/chat", json=CHAT, headers=pool.headers(key)
+    ) as response:
+        assert await response.json(content_type=None) == {"err": "unauthorized"}
+
+
+async def test_answer_without_a_limit_is_taken_for_a_usual_one(
+    pool: Pool, node: Node
+) -> None:
+    key = await made(pool, tokens_per_minute=ANSWER_GUESS)
+
+    response = await post(pool, key, max_tokens=None)
+
+    assert response.status == 400
+    assert f"about {ANSWER_GUESS + 1} tokens" in await response.text()
+
+
+async def test_wrong_keys_are_slowed_down_and_then_barred(pool: Pool) -> None:
+    for number in range(BLOCK_AFTER):
+        status, _ = await ask(pool, "GET", "/v1/models", key=f"sk-{number}")
+        assert status == 401
+
+    async with pool.session.get(
+        f"{pool.url}/v1/models", headers=pool.headers("sk-again")
+    ) as response:
+        assert response.status == 429
+        assert 0 < int(response.headers["Retry-After"]) <= 60
+        error = (await response.json())["error"]
+    assert error["code"] == "too_many_failures"
+    # This is the user's own machine.
+    assert (await ask(pool, "GET", "/v1/models", key=KEY))[0] == 200
+
+
+async def test_old_keys_and_no_key_are_no_guesses(pool: Pool) -> None:
+    key = await made(pool)
+    await ask(pool, "DELETE", "/admin/keys/alice")
+
+    for _ in range(2 * BLOCK_AFTER):
+        status, answer = await ask(pool, "GET", "/v1/models", key=key)
+        assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
+        async with pool.session.get(f"{pool.url}/v1/models") as response:
+            assert response.status == 401
+
+
+async def test_own_machine_needs_a_key_unless_told_otherwise(pool: Pool) -> None:
+    async with pool.session.get(f"{pool.url}/v1/models") as response:
+        assert response.status == 401
+
+
+async def test_own_machine_needs_no_key_where_that_is_asked_for(tmp_path: Path) -> None:
+    async with serving(tmp_path, open_loopback=True) as pool, pool.node() as node:
+        await pool.joined()
+        async with asyncio.TaskGroup() as tasks:
+            url = f"{pool.url}/v1/chat/completions"
+            asking = tasks.create_task(pool.session.post(url, json=CHAT))
+            await node.answer(TEXT)
+        assert asking.result().status == 200
+
+        status, shown = await ask(pool, "GET", "/admin/jobs/job1")
+        assert (status, shown["owner"]) == (200, "loopback")
+        for headers, status in (
+            ({"Authorization": "Bearer sk-wrong"}, 401),
+            ({"Authorization": ""}, 401),
+            ({"Host": "evil.example"}, 401),
+            ({"Origin": "https://evil.example"}, 401),
+            ({"X-Forwarded-For": "192.0.2.7"}, 401),
+            ({}, 200),
+        ):
+            async with pool.session.get(
+                f"{pool.url}/v1/models", headers=headers
+            ) as response:
+                assert response.status == status, headers
+        async with pool.session.get(f"{pool.url}/admin/keys") as response:
+            assert response.status == 403

@@ -1,0 +1,181 @@
+"""Bodies that come slowly, or all at once."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from gateway.keys import CHAT, ask, made
+from gateway.serving import Pool, eventually
+from shoal.domain.ids import JobId
+
+PATH = "/v1/chat/completions"
+MEGABYTE = 1 << 20
+
+
+class Trickle:
+    """A body that comes a byte at a time, when it is told to, and never ends."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._rest = asyncio.Event()
+        self.begun = asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for at in range(len(self._data) - 1):
+            yield self._data[at : at + 1]
+        self.begun.set()
+        await self._rest.wait()
+        yield self._data[-1:]
+
+    def finish(self) -> None:
+        self._rest.set()
+
+
+async def post(pool: Pool, path: str, body: Any, key: str = "") -> tuple[int, Any]:
+    headers = pool.headers(key) if key else pool.headers()
+    if isinstance(body, bytes):
+        body = BytesIO(body)
+    async with pool.session.post(pool.url + path, data=body, headers=headers) as got:
+        return got.status, await got.json(content_type=None)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        (PATH, 408, {"code": "request_timeout", "type": "invalid_request_error"}),
+        ("/v1/embeddings", 408, {"code": "request_timeout"}),
+        ("/admin/keys", 408, {"code": "request_timeout"}),
+    ],
+)
+async def test_a_body_that_trickles_in_ends_at_its_limit(
+    pool: Pool,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    status: int,
+    said: dict[str, str],
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.body.BODY_TIMEOUT", 0.1)
+    assert pool.gateway is not None
+
+    got, answer = await post(pool, path, Trickle(b'{"model": "m1"'))
+
+    assert got == status
+    assert answer["error"].items() >= said.items()
+    assert "did not arrive within 0.1 s" in answer["error"]["message"]
+    await eventually(lambda: pool.gateway.bodies.held_bytes == 0)  # type: ignore[union-attr]  # see above
+
+
+async def test_the_old_face_says_so_in_a_line(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.body.BODY_TIMEOUT", 0.1)
+
+    answer = await post(pool, "/api/chat", Trickle(b'{"model": "m1"'))
+
+    assert answer == (200, {"err": "request timeout"})
+
+
+async def test_the_old_face_takes_small_bodies_only(pool: Pool) -> None:
+    answer = await post(pool, "/api/chat", b"[" + b"[]," * MEGABYTE + b"1]")
+
+    assert answer == (200, {"err": "request too large"})
+
+
+async def test_all_bodies_together_have_a_limit(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.body.BODIES_MAX", 3 * MEGABYTE)
+    assert pool.gateway is not None
+    bodies = pool.gateway.bodies
+    large = json.dumps(CHAT | {"metadata": "x" * 2 * MEGABYTE}).encode()
+    async with pool.node() as node:
+        await pool.joined()
+        # It counts until it is answered, though it was decoded long ago.
+        first = asyncio.create_task(post(pool, PATH, large))
+        await node.task()
+        assert bodies.held_bytes == len(large)
+
+        status, answer = await post(pool, PATH, large)
+        assert (status, answer["error"]["code"]) == (429, "queue_full")
+        small = asyncio.create_task(post(pool, PATH, json.dumps(CHAT)))
+        await node.answer("small", number=1)
+        assert (await small)[0] == 200
+
+        await node.answer("large")
+        assert (await first)[0] == 200
+        await eventually(lambda: bodies.held_bytes == 0)
+        again = asyncio.create_task(post(pool, PATH, large))
+        await node.answer("again", number=2)
+        assert (await again)[0] == 200
+
+
+async def test_what_a_client_that_left_has_sent_is_forgotten(pool: Pool) -> None:
+    assert pool.gateway is not None
+    bodies = pool.gateway.bodies
+    trickle = Trickle(b"x" * 1000)
+    asking = asyncio.create_task(post(pool, PATH, trickle))
+    await trickle.begun.wait()
+    await eventually(lambda: bodies.held_bytes > 0)
+
+    asking.cancel()
+
+    await eventually(lambda: bodies.held_bytes == 0)
+
+
+@pytest.mark.parametrize("path", ["/admin/keys", "/admin/tokens"])
+async def test_a_body_that_comes_slowly_does_not_outlive_its_key(
+    pool: Pool, path: str
+) -> None:
+    key = await made(pool, "chief", scope="admin")
+    trickle = Trickle(b'{"name": "heir"}')
+    sending = asyncio.create_task(post(pool, path, trickle, key))
+    await trickle.begun.wait()
+    # It is let in by now, as is whoever asks later.
+    assert (await ask(pool, "GET", "/v1/models", key=key))[0] == 200
+
+    assert (await ask(pool, "DELETE", "/admin/keys/chief"))[0] == 200
+    trickle.finish()
+
+    status, answer = await sending
+    assert (status, answer["error"]["code"]) == (401, "revoked_api_key")
+    _, listed = await ask(pool, "GET", path)
+    assert "heir" not in {each["name"] for each in listed["data"]}
+
+
+async def test_a_result_that_is_waited_for_is_not_told_to_a_revoked_key(
+    pool: Pool,
+) -> None:
+    key = await made(pool, "chief", scope="admin")
+    async with pool.node() as node:
+        await pool.joined()
+        asking = asyncio.create_task(post(pool, PATH, json.dumps(CHAT)))
+        await node.task()
+        waiting = asyncio.create_task(ask(pool, "GET", f"{PATH}/job1", key=key))
+        answer = pool.hub._answers[JobId("job1")]
+        await eventually(lambda: len(answer._readings) == 2)
+
+        assert (await ask(pool, "DELETE", "/admin/keys/chief"))[0] == 200
+        await node.answer("a")
+
+        assert (await asking)[0] == 200
+        status, refused = await waiting
+        assert (status, refused["error"]["code"]) == (401, "revoked_api_key")
+
+
+async def test_revoking_a_key_again_ends_no_jobs_of_the_next_one(pool: Pool) -> None:
+    await made(pool, "alice")
+    _, old = await ask(pool, "DELETE", "/admin/keys/alice")
+    key = await made(pool, "alice")
+    async with pool.node() as node:
+        await pool.joined()
+        asking = asyncio.create_task(post(pool, PATH, json.dumps(CHAT), key))
+        await node.task()
+
+        assert (await ask(pool, "DELETE", f"/admin/keys/{old['id']}"))[0] == 200
+        await node.answer("a")
+
+        assert (await asking)[0] == 200

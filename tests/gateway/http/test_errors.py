@@ -1,0 +1,150 @@
+"""Each fault has a status, and each status an exception of OpenAI's client."""
+
+import json
+
+import openai as sdk
+import pytest
+
+from gateway.serving import Pool
+from shoal.domain import errors
+from shoal.domain.errors import ShoalError
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.errors import (
+    ERROR_STATUSES,
+    error_body,
+    error_response,
+    error_status,
+)
+
+EXAMPLES: list[tuple[ShoalError, int, str]] = [
+    (errors.InvalidRequest("x", "top_p"), 400, "invalid_request"),
+    (errors.CannotDo("x", "tools"), 400, "unsupported_value"),
+    (errors.ContextExceeded("x", "messages"), 400, "context_length_exceeded"),
+    (errors.Unauthorized("x"), 401, "invalid_api_key"),
+    (errors.KeyExpired("x"), 401, "expired_api_key"),
+    (errors.KeyRevoked("x"), 401, "revoked_api_key"),
+    (errors.Forbidden("x"), 403, "insufficient_permissions"),
+    (errors.NotFound("x"), 404, "not_found"),
+    (errors.UnknownModel("x"), 404, "model_not_found"),
+    (errors.TooSlow("x"), 408, "request_timeout"),
+    (errors.PaymentDue("x", {}), 402, "payment_required"),
+    (errors.AlreadyEnded("x"), 409, "already_ended"),
+    (errors.TooLarge("x"), 413, "request_too_large"),
+    (errors.QueueFull("x", 7), 429, "queue_full"),
+    (errors.UnknownTask("x"), 404, "task_not_found"),
+    (errors.RateLimited("x", 7), 429, "rate_limit_exceeded"),
+    (errors.DaySpent("x", 7), 429, "insufficient_quota"),
+    (errors.BudgetSpent("x"), 429, "insufficient_quota"),
+    (errors.TooManyFailures("x", 7), 429, "too_many_failures"),
+    (errors.Cancelled("x"), 499, "cancelled"),
+    (errors.JobError("x"), 502, "job_failed"),
+    (errors.WorkerLost("x"), 502, "worker_lost"),
+    (errors.NoWorker("x"), 503, "no_worker"),
+    (errors.PaymentsDown("x"), 503, "payments_unavailable"),
+    (errors.ShuttingDown("x"), 503, "shutting_down"),
+    (errors.StoreError("x"), 503, "store_failed"),
+    (errors.KeyReused("x"), 422, "idempotency_key_reused"),
+    (errors.StillRunning("x"), 503, "still_running"),
+    (errors.TimedOut("x"), 504, "timed_out"),
+    (errors.NoFirstOutput("x"), 504, "first_output_timed_out"),
+    (errors.OutputStalled("x"), 504, "output_stalled"),
+    (errors.TookTooLong("x"), 504, "total_timed_out"),
+    (errors.ConfigError("x"), 500, "internal_error"),
+    (errors.LimitExceeded("x", 2, 1), 500, "internal_error"),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES)
+async def test_errors_have_a_status_and_a_code(
+    error: ShoalError, status: int, code: str
+) -> None:
+    answer = error_response(error)
+
+    assert answer.status == status
+    assert answer.content_type == "application/json"
+    told = json.loads(error_body(error))["error"]
+    assert told.keys() == {"message", "type", "param", "code"}
+    assert told["message"] == str(error)
+    assert told["code"] == code
+
+
+def test_every_row_has_an_example() -> None:
+    assert {code for _, _, code in EXAMPLES} == {
+        row.code for row in ERROR_STATUSES.values()
+    }
+
+
+async def test_what_may_work_later_says_when() -> None:
+    assert error_response(errors.QueueFull("x", 7)).headers["Retry-After"] == "7"
+    for error in (errors.NoWorker("x"), errors.StoreError("x"), errors.TimedOut("x")):
+        assert int(error_response(error).headers["Retry-After"]) > 0
+
+
+async def test_what_would_fail_again_is_not_to_be_tried_again() -> None:
+    assert error_response(errors.JobError("x")).headers["x-should-retry"] == "false"
+
+
+def test_the_field_is_told() -> None:
+    told = json.loads(error_body(errors.InvalidRequest("x", "messages[0].role")))
+
+    assert told["error"]["param"] == "messages[0].role"
+
+
+def test_messages_may_quote_anything() -> None:
+    error = errors.UnknownModel("no \ud800, \x00")
+
+    assert json.loads(error_body(error))["error"]["message"] == "no \ufffd, \x00"
+
+
+def test_a_new_kind_of_error_gets_the_row_of_its_kin() -> None:
+    class Strange(errors.NoWorker):
+        pass
+
+    assert error_status(Strange("x")) == ERROR_STATUSES[errors.NoWorker]
+
+
+EXCEPTIONS: dict[int, type[sdk.APIStatusError]] = {
+    400: sdk.BadRequestError,
+    401: sdk.AuthenticationError,
+    402: sdk.APIStatusError,
+    403: sdk.PermissionDeniedError,
+    404: sdk.NotFoundError,
+    408: sdk.APIStatusError,
+    409: sdk.ConflictError,
+    413: sdk.APIStatusError,
+    422: sdk.UnprocessableEntityError,
+    429: sdk.RateLimitError,
+    499: sdk.APIStatusError,
+    500: sdk.InternalServerError,
+    502: sdk.InternalServerError,
+    503: sdk.InternalServerError,
+    504: sdk.InternalServerError,
+}
+
+
+@pytest.mark.parametrize(("error", "status", "code"), EXAMPLES)
+async def test_official_client_raises_its_exception_for_each(
+    pool: Pool,
+    openai: sdk.AsyncOpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    error: ShoalError,
+    status: int,
+    code: str,
+) -> None:
+    async def refuse(*_: object, **__: object) -> ApiCaller:
+        raise error
+
+    monkeypatch.setattr(pool.access, "authorize", refuse)
+
+    with pytest.raises(sdk.APIStatusError) as caught:
+        await openai.chat.completions.create(
+            model="m1", messages=[{"role": "user", "content": "hi"}]
+        )
+
+    assert type(caught.value) is EXCEPTIONS[status]
+    assert (caught.value.status_code, caught.value.code) == (status, code)
+    assert caught.value.type == error_status(error).type
+    assert caught.value.param == getattr(error, "field", None)
+    assert caught.value.request_id == caught.value.response.headers["x-request-id"]
+    if status in (429, 503, 504) and not isinstance(error, errors.BudgetSpent):
+        assert int(caught.value.response.headers["Retry-After"]) > 0

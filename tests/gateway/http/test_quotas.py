@@ -1,0 +1,202 @@
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.credentials import DAY, Key, KeyUsage, Quota, Scope, digest_of
+from shoal.domain.errors import BudgetSpent, DaySpent, InvalidRequest, RateLimited
+from shoal.gateway.http.quotas import KeyLimiter, KeyLimiters, TokenBucket
+
+KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
+
+
+def allowance(**limits: int) -> KeyLimiter:
+    return KeyLimiter.of(Quota(**limits), 0.0)
+
+
+def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
+    limited = allowance(requests_per_minute=3)
+    for _ in range(3):
+        limited.reserve(10, 0.0)
+
+    with pytest.raises(
+        RateLimited, match="3 requests a minute: try again in 20 s"
+    ) as e:
+        limited.reserve(10, 0.0)
+
+    assert e.value.retry_after == 20
+    with pytest.raises(RateLimited):
+        limited.reserve(10, 19.9)
+    limited.reserve(10, 20.0)
+    with pytest.raises(RateLimited):
+        limited.reserve(10, 20.0)
+
+
+def test_tokens_are_taken_by_estimate_and_corrected_at_the_end() -> None:
+    limited = allowance(tokens_per_minute=1000)
+    taken = limited.reserve(900, 0.0)
+    with pytest.raises(RateLimited, match="1000 tokens a minute"):
+        limited.reserve(200, 0.0)
+
+    limited.settle(taken, 100, 0.0)
+
+    limited.reserve(900, 0.0)
+
+
+def test_answer_longer_than_its_estimate_is_paid_for_by_waiting() -> None:
+    limited = allowance(tokens_per_minute=600)
+    limited.settle(limited.reserve(100, 0.0), 1200, 0.0)
+
+    with pytest.raises(RateLimited) as caught:
+        limited.reserve(1, 0.0)
+
+    assert caught.value.retry_after == 61
+
+
+def test_request_that_nobody_counted_keeps_what_it_took() -> None:
+    limited = allowance(tokens_per_minute=100)
+
+    limited.settle(limited.reserve(100, 0.0), None, 0.0)
+
+    with pytest.raises(RateLimited):
+        limited.reserve(1, 0.0)
+
+
+def test_request_that_is_refused_takes_nothing() -> None:
+    limited = allowance(requests_per_minute=1, tokens_per_minute=100)
+    limited.settle(limited.reserve(100, 0.0), 100, 0.0)
+
+    for _ in range(10):
+        with pytest.raises(RateLimited):
+            limited.reserve(100, 59.0)
+
+    limited.reserve(100, 60.0)
+
+
+def test_request_that_never_fits_is_told_so() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"about 101 tokens.*100 a minute"
+    ) as caught:
+        allowance(tokens_per_minute=100).reserve(101, 0.0)
+
+    assert caught.value.field == "max_tokens"
+
+
+def test_day_begins_anew_at_midnight() -> None:
+    limited = allowance(tokens_per_day=100)
+    taken = limited.reserve(50, 0.0)
+
+    limited.check_budget(taken, KeyUsage(9, 500, 500, 50), at=3 * DAY + 1.0)
+    with pytest.raises(DaySpent, match="has 49 of its 100 tokens a day left") as caught:
+        limited.check_budget(taken, KeyUsage(9, 500, 500, 51), at=4 * DAY - 100.0)
+
+    assert caught.value.retry_after == 100
+
+
+def test_budget_in_all_never_comes_back() -> None:
+    limited = allowance(budget=1000)
+    taken = limited.reserve(100, 0.0)
+
+    limited.check_budget(taken, KeyUsage(1, 450, 450, 0), at=0.0)
+    with pytest.raises(BudgetSpent, match=r"has 50 of its 1000 tokens left.*about 100"):
+        limited.check_budget(taken, KeyUsage(1, 450, 500, 0), at=0.0)
+
+
+def test_what_others_have_taken_is_not_there_twice() -> None:
+    limited = allowance(budget=1000)
+    taken = [limited.reserve(300, 0.0) for _ in range(4)]
+
+    for each in taken[:3]:
+        limited.check_budget(each, KeyUsage(), at=0.0)
+    with pytest.raises(BudgetSpent):
+        limited.check_budget(taken[3], KeyUsage(), at=0.0)
+
+    limited.settle(taken[3], 0, 0.0)
+    limited.settle(taken[0], 300, 0.0)
+    again = limited.reserve(100, 0.0)
+    limited.check_budget(again, KeyUsage(1, 150, 150, 300), at=0.0)
+
+
+def test_headers_are_those_that_clients_of_openai_know() -> None:
+    limited = allowance(requests_per_minute=60, tokens_per_minute=600_000)
+    limited.reserve(75_300, 0.0)
+
+    assert limited.headers(0.0) == {
+        "x-ratelimit-limit-requests": "60",
+        "x-ratelimit-remaining-requests": "59",
+        "x-ratelimit-reset-requests": "1s",
+        "x-ratelimit-limit-tokens": "600000",
+        "x-ratelimit-remaining-tokens": "524700",
+        "x-ratelimit-reset-tokens": "7.53s",
+    }
+
+
+@pytest.mark.parametrize(
+    ("level", "reset"),
+    [(60.0, "0ms"), (59.9, "100ms"), (0.0, "1m0s"), (-30.0, "1m30s"), (59.0, "1s")],
+)
+def test_reset_is_written_as_go_does(level: float, reset: str) -> None:
+    limited = allowance(requests_per_minute=60)
+    limited.requests = TokenBucket(60, level, 0.0)
+
+    assert limited.headers(0.0)["x-ratelimit-reset-requests"] == reset
+    remaining = int(limited.headers(0.0)["x-ratelimit-remaining-requests"])
+    assert remaining == max(0, int(level))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 10), st.integers(1, 100)), min_size=1, max_size=200)
+)
+def test_no_more_is_used_than_a_minutes_worth_beyond_the_first(
+    asked: list[tuple[float, int]],
+) -> None:
+    limited, now, used = allowance(tokens_per_minute=100), 0.0, 0
+    for pause, tokens in asked:
+        now += pause
+        with suppress(RateLimited):
+            limited.reserve(tokens, now)
+            used += tokens
+
+    assert used <= 100 + 100 * now / 60 + 1e-6
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**6), st.floats(0, 1e6))
+def test_whoever_waits_as_told_is_let_in(limit: int, asked: int, now: float) -> None:
+    limited = KeyLimiter.of(Quota(tokens_per_minute=limit), now)
+    asked = min(limit, asked)
+    limited.reserve(limit, now)
+
+    with pytest.raises(RateLimited) as caught:
+        limited.reserve(asked, now)
+
+    limited.reserve(asked, now + caught.value.retry_after)
+
+
+def test_key_without_limits_has_no_allowance() -> None:
+    assert KeyLimiters().of(KEY, 0.0) is None
+
+
+def test_keys_do_not_share_what_they_may_use() -> None:
+    known = KeyLimiters()
+    one = replace(KEY, quota=Quota(requests_per_minute=1))
+    other = replace(one, id="key_2")
+    for key in (one, other):
+        each = known.of(key, 0.0)
+        assert each is not None
+        each.reserve(1, 0.0)
+
+    again = known.of(one, 0.0)
+    assert again is not None
+    with pytest.raises(RateLimited):
+        again.reserve(1, 0.0)
+    known.retain(["key_2"])  # the other's id
+    fresh = known.of(one, 0.0)
+    assert fresh is not None
+    fresh.reserve(1, 0.0)
+
+    known.forget(one)
+    anew = known.of(one, 0.0)
+    assert anew is not None
+    anew.reserve(1, 0.0)

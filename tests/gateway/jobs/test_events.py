@@ -1,0 +1,244 @@
+"""What happens to a job, told as it happens, and again from anywhere in its story."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientResponse
+
+from gateway.keys import ask, made
+from gateway.providers import COMMIT, call, committed, provider, shown, written
+from gateway.serving import Pool, eventually, serving
+from shoal.domain.errors import QueueFull
+from shoal.domain.facts import JobStarted
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.gateway.jobs import events
+from shoal.gateway.jobs.events import SUBSCRIBERS_MAX, EventSubscriptions
+from shoal.protocols.dispatch import Config
+
+JOB = JobId("j")
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires) as running:
+        yield running
+
+
+@dataclass(slots=True)
+class Listener:
+    """A client that listens, and what it has heard: ids, names and what was told."""
+
+    response: ClientResponse
+    text: str = ""
+    heard: list[tuple[int, str, Any]] = field(default_factory=list)
+    ended: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        return [name for _, name, _ in self.heard]
+
+    async def read(self) -> None:
+        async for data in self.response.content.iter_any():
+            self.text += data.decode()
+            *whole, _ = self.text.split("\n\n")
+            self.heard = [_event(each) for each in whole if each.startswith("id: ")]
+        self.ended = True
+
+    async def hears(self, *names: str) -> None:
+        """Wait until exactly these events have come."""
+        await eventually(lambda: self.names == list(names))
+
+
+def _event(text: str) -> tuple[int, str, Any]:
+    fields = dict(line.split(": ", 1) for line in text.split("\n"))
+    return int(fields["id"]), fields["event"], json.loads(fields["data"])
+
+
+@asynccontextmanager
+async def listening(
+    pool: Pool, job_id: str, after: int | None = None, key: str = ""
+) -> AsyncIterator[Listener]:
+    """Listen to a job until the block ends."""
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    if key:
+        headers |= pool.headers(key)
+    async with pool.session.get(
+        f"{pool.url}/v1/jobs/{job_id}/events", headers=headers
+    ) as response:
+        listener = Listener(response)
+        reading = asyncio.create_task(listener.read())
+        try:
+            yield listener
+        finally:
+            reading.cancel()
+            await asyncio.wait([reading])
+
+
+async def test_story_of_a_job_is_told_as_it_happens(pool: Pool) -> None:
+    job_id = await committed(pool)
+    async with listening(pool, job_id) as listener:
+        await listener.hears("queued")
+        async with provider(pool) as worker:
+            job = await worker.job()
+            await listener.hears("queued", "assigned")
+            await worker.complete(job["job_id"], {"ok": 1})
+            await listener.hears("queued", "assigned", "completed")
+            await eventually(lambda: listener.ended)
+
+    assert listener.response.status == 200
+    assert listener.response.content_type == "text/event-stream"
+    assert [number for number, _, _ in listener.heard] == [1, 2, 3]
+    queued, assigned, completed = (told for _, _, told in listener.heard)
+    assert queued.keys() == {"job_id", "at"}
+    assert (assigned["attempt"], assigned["job_id"]) == (1, job_id)
+    assert assigned["worker"].startswith("dispatch:")
+    assert completed["verdict"] == "valid"
+
+
+async def test_job_that_goes_from_worker_to_worker_says_so(pool: Pool) -> None:
+    job_id = await committed(pool)
+    async with listening(pool, job_id) as listener:
+        async with provider(pool) as worker:
+            await worker.job()
+        await listener.hears("queued", "assigned", "requeued")
+        async with provider(pool) as worker:
+            job = await worker.job()
+            reject = {"type": "job_reject", "job_id": job["job_id"], "reason": "busy"}
+            await worker.say(written(reject))
+            await eventually(lambda: len(listener.heard) == 5)
+        await call(pool, "DELETE", f"/v1/jobs/{job_id}")
+        await eventually(lambda: listener.ended)
+
+    assert listener.names[-3:] == ["assigned", "requeued", "cancelled"]
+    details = [told.get("detail") for _, _, told in listener.heard]
+    assert "worker lost" in details[2]
+    assert details[4] == "busy"
+    assert listener.heard[-1][2]["error"] == "cancelled"
+
+
+async def test_worker_that_streams_is_told_of_when_it_begins(pool: Pool) -> None:
+    async with pool.node() as node:
+        await pool.joined()
+        job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
+        async with listening(pool, job_id) as listener:
+            task = await node.task()
+            await node.say(task["id"], "once")
+            await listener.hears("queued", "assigned", "running")
+            await node.end(task["id"])
+            await listener.hears("queued", "assigned", "running", "completed")
+
+
+async def test_job_that_failed_is_told_in_a_word_and_in_many(pool: Pool) -> None:
+    path = "/v1/jobs/commit/fast"
+    _, answer = await call(pool, "POST", path, COMMIT | {"privacy_class": "PRIVATE"})
+
+    async with listening(pool, answer["job_id"]) as listener:
+        await eventually(lambda: listener.ended)
+
+    assert listener.names == ["queued", "failed"]
+    told = listener.heard[-1][2]
+    assert told["error"] == "no_trusted_worker"
+    assert "no worker is paired" in told["detail"]
+
+
+async def test_whoever_comes_back_is_told_the_rest(pool: Pool) -> None:
+    job_id = await committed(pool)
+    async with provider(pool) as worker:
+        job = await worker.job()
+        async with listening(pool, job_id, after=1) as listener:
+            await listener.hears("assigned")
+            await worker.complete(job["job_id"], {"ok": 1})
+            await eventually(lambda: listener.ended)
+    assert [number for number, _, _ in listener.heard] == [2, 3]
+
+    async with listening(pool, job_id, after=2) as listener:
+        await eventually(lambda: listener.ended)
+    assert listener.names == ["completed"]
+
+
+async def test_whoever_has_heard_all_is_told_not_to_come_back(pool: Pool) -> None:
+    job_id = await committed(pool)
+    await call(pool, "DELETE", f"/v1/jobs/{job_id}")
+
+    for seen in (2, 3, 10**14):
+        async with listening(pool, job_id, after=seen) as listener:
+            assert listener.response.status == 204
+
+
+async def test_id_beyond_the_story_of_an_open_job_is_its_end(pool: Pool) -> None:
+    job_id = await committed(pool)
+    async with listening(pool, job_id, after=99) as listener:
+        await call(pool, "DELETE", f"/v1/jobs/{job_id}")
+        await eventually(lambda: listener.ended)
+
+    assert listener.names == ["cancelled"]
+
+
+@pytest.mark.parametrize("seen", ["x", "-1", "1.5", "9" * 16, "²"])
+async def test_id_that_is_none_is_refused(pool: Pool, seen: str) -> None:
+    job_id = await committed(pool)
+
+    status, answer = await call(
+        pool, "GET", f"/v1/jobs/{job_id}/events", **{"Last-Event-ID": seen}
+    )
+
+    assert status == 400
+    assert answer["error"].startswith("Last-Event-ID: expected the id of an event")
+
+
+async def test_listener_that_leaves_does_not_stop_the_job(pool: Pool) -> None:
+    job_id = await committed(pool)
+    async with listening(pool, job_id) as listener:
+        await listener.hears("queued")
+
+    assert (await shown(pool, job_id))["status"] == "pending"
+
+
+async def test_silence_is_filled_with_comments(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "KEEPALIVE", 0.01)
+    job_id = await committed(pool)
+    async with listening(pool, job_id) as listener:
+        await eventually(lambda: listener.text.count(": keep-alive\n\n") > 1)
+
+    assert listener.names == ["queued"]
+
+
+async def test_listener_whose_key_is_revoked_hears_no_more(pool: Pool) -> None:
+    key = await made(pool)
+    _, answer = await ask(pool, "POST", "/v1/jobs/commit/fast", COMMIT, key=key)
+    async with listening(pool, answer["job_id"], key=key) as listener:
+        await listener.hears("queued")
+        assert (await ask(pool, "DELETE", "/admin/keys/alice"))[0] == 200
+        await eventually(lambda: listener.ended)
+
+    assert "event: error" in listener.text
+    assert "the key was revoked" in listener.text
+
+
+async def test_nothing_is_kept_of_jobs_that_nobody_listens_to() -> None:
+    listeners = EventSubscriptions()
+    with listeners.subscribe(JOB) as one, listeners.subscribe(JOB) as other:
+        listeners.on_fact(JobStarted(JobId("another"), LeaseNumber(1)))
+        assert not one.is_set()
+        listeners.on_fact(JobStarted(JOB, LeaseNumber(1)))
+        assert one.is_set()
+        assert other.is_set()
+
+    assert listeners == EventSubscriptions()
+
+
+async def test_only_so_many_listen_at_a_time() -> None:
+    listeners = EventSubscriptions()
+    with listeners.subscribe(JOB):
+        listeners._count = SUBSCRIBERS_MAX
+        with pytest.raises(QueueFull), listeners.subscribe(JOB):
+            pass

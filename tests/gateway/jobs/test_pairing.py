@@ -1,0 +1,284 @@
+"""Pairing codes: made, claimed once, and not to be guessed."""
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.keys import ask, made
+from gateway.providers import COMMIT, call, committed, provider
+from gateway.serving import Pool, serving
+from protocols.dispatch.recorded import SIGNERS
+from shoal.coordinator.auth_throttle import BLOCK_AFTER
+from shoal.gateway.jobs import pairing
+from shoal.gateway.jobs.pairing import LIFETIME, WAITING_MAX
+from shoal.protocols.dispatch import Config
+from shoal.store.pairing import PairingCode
+
+A, B = (SIGNERS[name].public_key.hex() for name in "AB")
+CREATE, CLAIM, LIST = ("/v1/trust/create", "/v1/trust/claim", "/v1/trust/list")
+UNSOUND = "00" * 32  # a key of small order: any signature fits it
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires) as running:
+        yield running
+
+
+async def code_of(pool: Pool, user: str = "u1") -> str:
+    """Make a code; return it."""
+    status, answer = await call(pool, "POST", CREATE, {"user_id": user})
+    assert status == 201, answer
+    return str(answer["pairing_code"])
+
+
+async def claim(pool: Pool, code: str, key: str = A) -> tuple[int, Any]:
+    body = {"pairing_code": code, "provider_pubkey": key}
+    return await call(pool, "POST", CLAIM, body)
+
+
+async def partners(pool: Pool, user: str = "u1") -> list[str]:
+    status, answer = await call(pool, "GET", f"{LIST}?user_id={user}")
+    assert status == 200, answer
+    return [each["provider_pubkey"] for each in answer["providers"]]
+
+
+async def test_worker_that_claims_a_code_gets_private_jobs(pool: Pool) -> None:
+    code = await code_of(pool)
+    assert re.fullmatch("[0-9A-F]{6}", code)
+
+    status, answer = await claim(pool, code)
+
+    assert (status, answer["user_id"]) == (200, "u1")
+    assert await partners(pool) == [A]
+    async with provider(pool, proven=True) as worker:
+        job_id = await committed(pool, privacy_class="PRIVATE")
+        assert (await worker.job())["job_id"] == job_id
+
+
+async def test_code_is_claimed_once(pool: Pool) -> None:
+    code = await code_of(pool)
+    assert (await claim(pool, code))[0] == 200
+
+    assert await claim(pool, code) == (400, {"error": "already_claimed"})
+    assert await claim(pool, code, B) == (400, {"error": "already_claimed"})
+    assert await partners(pool) == [A]
+
+
+async def test_of_two_that_claim_at_once_one_is_paired(pool: Pool) -> None:
+    code = await code_of(pool)
+
+    answers = await asyncio.gather(*(claim(pool, code, key) for key in (A, B)))
+
+    assert sorted(status for status, _ in answers) == [200, 400]
+    assert len(await partners(pool)) == 1
+
+
+async def test_code_expires(pool: Pool) -> None:
+    assert pool.gateway is not None
+    past = pool.gateway.clock.wall() - 1
+    old = PairingCode("ABCDEF", "open", "u1", past)
+    await pool.gateway.store.pairing.add(old)
+
+    assert await claim(pool, "ABCDEF") == (400, {"error": "expired"})
+    assert await partners(pool) == []
+
+
+async def test_code_lives_for_an_hour(pool: Pool) -> None:
+    assert pool.gateway is not None
+    before = pool.gateway.clock.wall()
+
+    found = await pool.gateway.store.pairing.find(await code_of(pool))
+
+    assert found is not None
+    assert LIFETIME == 3600
+    assert 0 <= found.expires_at - LIFETIME - before < 60
+
+
+async def test_code_is_read_in_any_case(pool: Pool) -> None:
+    code = await code_of(pool)
+
+    assert (await claim(pool, f" {code.lower()} ", A.upper()))[0] == 200
+    assert await partners(pool) == [A]
+
+
+async def test_claim_that_was_cut_off_is_made_good_by_the_next(pool: Pool) -> None:
+    assert pool.gateway is not None
+    code = await code_of(pool)
+    # As if the coordinator had been killed just then.
+    pairing, at = pool.gateway.store.pairing, pool.gateway.clock.wall()
+    assert await pairing.claim(code, A, at)
+    assert await partners(pool) == []
+
+    assert await claim(pool, code) == (400, {"error": "already_claimed"})
+
+    assert await partners(pool) == [A]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "Missing pairing_code or provider_pubkey"),
+        ([], "the body: expected"),
+        ({"pairing_code": "ABCDEF"}, "Missing pairing_code or provider_pubkey"),
+        ({"provider_pubkey": A}, "Missing pairing_code or provider_pubkey"),
+        ({"pairing_code": "", "provider_pubkey": A}, "Missing pairing_code"),
+        ({"pairing_code": 5, "provider_pubkey": A}, "pairing_code: expected"),
+        ({"pairing_code": "ABCDEF", "provider_pubkey": 5}, "provider_pubkey: expected"),
+    ],
+)
+async def test_claim_that_makes_no_sense_is_refused(
+    pool: Pool, body: Any, said: str
+) -> None:
+    status, answer = await call(pool, "POST", CLAIM, body)
+
+    assert status == 400
+    assert said in answer["error"]
+
+
+@pytest.mark.parametrize("key", ["p", A[:-1], A + "0", "g" * 64, f" {A}", UNSOUND])
+async def test_key_that_is_none_is_refused_and_the_code_stays_good(
+    pool: Pool, key: str
+) -> None:
+    code = await code_of(pool)
+
+    status, answer = await claim(pool, code, key)
+
+    assert status == 400
+    assert answer["error"].startswith("provider_pubkey: ")
+    assert (await claim(pool, code))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({}, "Missing user_id"),
+        ({"user_id": ""}, "Missing user_id"),
+        ({"user_id": None}, "Missing user_id"),
+        ({"user_id": {}}, "user_id: expected"),
+        ({"user_id": "u" * 257}, "user_id: more than 256 characters"),
+    ],
+)
+async def test_code_for_nobody_is_refused(pool: Pool, body: Any, said: str) -> None:
+    status, answer = await call(pool, "POST", CREATE, body)
+
+    assert status == 400
+    assert said in answer["error"]
+
+
+async def test_list_of_nobodys_workers_is_refused(pool: Pool) -> None:
+    for query in ("", "?user_id=", "?other=1"):
+        expected = (400, {"error": "Missing user_id query param"})
+        assert await call(pool, "GET", LIST + query) == expected
+
+
+async def test_guesses_are_refused_after_a_few(pool: Pool) -> None:
+    code = await code_of(pool)
+    guess = f"{int(code, 16) ^ 1:06X}"
+
+    for _ in range(BLOCK_AFTER):
+        assert await claim(pool, guess) == (400, {"error": "invalid_code"})
+    status, answer = await claim(pool, guess)
+
+    assert (status, list(answer)) == (429, ["error"])
+    assert "try again in" in answer["error"]
+
+
+async def test_address_that_guessed_is_banned_whatever_it_presents(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On loopback what is right always works: so this is somebody else's address.
+    monkeypatch.setattr(
+        "shoal.coordinator.auth_throttle.is_loopback", lambda address: False
+    )
+    code = await code_of(pool)
+    failures = pool.access._failures
+    for _ in range(BLOCK_AFTER):
+        failures.record_failure("127.0.0.1", pool.access._clock.now())
+
+    assert (await claim(pool, code))[0] == 429
+    assert await partners(pool) == []
+
+
+async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
+    assert pool.gateway is not None
+    at = pool.gateway.clock.wall() + 60
+    for number in range(WAITING_MAX):
+        code = PairingCode(f"{number:06X}", "open", "u1", at)
+        assert await pool.gateway.store.pairing.add(code)
+
+    status, answer = await call(pool, "POST", CREATE, {"user_id": "u2"})
+
+    assert status == 429
+    assert "100 pairing codes of this key wait" in answer["error"]
+    # Others have their own.
+    assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
+
+
+async def test_workers_of_a_key_are_bounded(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairing, "PAIRED_MAX", 1)
+    assert (await claim(pool, await code_of(pool)))[0] == 200
+
+    status, answer = await call(pool, "POST", CREATE, {"user_id": "u2"})
+
+    assert status == 400
+    assert "1 workers are paired with the users of this key" in answer["error"]
+    assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
+
+
+@pytest.mark.parametrize("path", [CREATE, CLAIM])
+async def test_strangers_cannot_have_much_read(pool: Pool, path: str) -> None:
+    status, answer = await call(pool, "POST", path, {"pairing_code": "a" * 5000})
+
+    assert status == 413
+    assert "4096 bytes" in answer["error"]
+
+
+async def test_code_that_is_taken_is_drawn_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert pool.gateway is not None
+    drawn = iter(["abcdef", "abcdef", "123456"])
+    gateway = replace(pool.gateway, new_secret=lambda: next(drawn))
+
+    codes = [await pairing._new_code(gateway, "open", "u", 1e12) for _ in range(2)]
+
+    assert [each.code for each in codes] == ["ABCDEF", "123456"]
+
+
+async def test_workers_of_others_are_nobody_elses(pool: Pool) -> None:
+    key = await made(pool)
+    status, answer = await ask(pool, "POST", CREATE, {"user_id": "u1"}, key=key)
+    assert status == 201
+    assert (await claim(pool, answer["pairing_code"]))[0] == 200
+
+    assert await partners(pool) == []
+    status, mine = await ask(pool, "GET", f"{LIST}?user_id=u1", key=key)
+    assert [each["provider_pubkey"] for each in mine["providers"]] == [A]
+    async with provider(pool, proven=True):
+        private = COMMIT | {"privacy_class": "PRIVATE"}
+        assert (await call(pool, "POST", "/v1/jobs/commit/fast", private))[0] == 422
+        path = "/v1/jobs/commit/fast"
+        assert (await ask(pool, "POST", path, private, key=key))[0] == 201
+
+
+async def test_trust_survives_a_restart(tmp_path: Path) -> None:
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires) as pool:
+        await claim(pool, await code_of(pool))
+        left = await code_of(pool)
+    async with serving(tmp_path, wires=wires) as pool:
+        await pool.hub.restore()
+        assert await partners(pool) == [A]
+        assert (await claim(pool, left, B))[0] == 200
+        async with provider(pool, proven=True) as worker:
+            await committed(pool, privacy_class="PRIVATE")
+            await worker.job()

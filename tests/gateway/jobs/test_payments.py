@@ -1,0 +1,526 @@
+"""Jobs that are paid for by x402, before a local facilitator and over real sockets."""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from gateway.facilitator import SOLANA, Facilitator, facilitating
+from gateway.providers import provider
+from gateway.serving import Pool, eventually, serving
+from protocols.dispatch.recorded import CASES
+from shoal.domain.errors import ConfigError
+from shoal.domain.ids import JobId
+from shoal.gateway.jobs.x402 import Seller, X402Payments
+from shoal.pool.inputs import WorkerPaired
+from shoal.protocols.dispatch import Config
+
+WIRES = {"dispatch": Config(open=True)}
+PAY_TO = "4Nd1mBQtrMJVYVfKf2PJy9NZUZdTAsp7D4xWLs4gDB4T"
+ASSET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"
+CHAT = '{"job_type":"LLM_INFER","user_id":"u","payload":{"prompt":"x"}}'
+FAST = "/v1/jobs/commit/fast"
+PAID = CASES["x402-solana-paid"]["request"]["headers"]["decoded"]
+NOTHING_ACCEPTED: dict[str, Any] = {"jobs": [], "next": None}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was answered, with the headers of payments decoded."""
+
+    status: int
+    body: str
+    headers: Mapping[str, str]
+
+    @property
+    def required(self) -> Any:
+        return self._decoded("PAYMENT-REQUIRED")
+
+    @property
+    def paid(self) -> Any:
+        return self._decoded("PAYMENT-RESPONSE")
+
+    def _decoded(self, name: str) -> Any:
+        text = self.headers.get(name)
+        return None if text is None else json.loads(base64.b64decode(text))
+
+
+@asynccontextmanager
+async def selling(
+    folder: Path, facilitator: Facilitator, **options: Any
+) -> AsyncIterator[Pool]:
+    """Run a coordinator whose jobs are paid for."""
+    payments = X402Payments(
+        Seller(facilitator.url, PAY_TO, facilitator.network, ASSET, **options)
+    )
+    try:
+        async with serving(folder, wires=WIRES, payments=payments) as pool:
+            yield pool
+    finally:
+        await payments.close()
+
+
+@pytest.fixture
+async def facilitator() -> AsyncIterator[Facilitator]:
+    async with facilitating() as running:
+        yield running
+
+
+@pytest.fixture
+async def pool(tmp_path: Path, facilitator: Facilitator) -> AsyncIterator[Pool]:
+    async with selling(tmp_path, facilitator) as running:
+        yield running
+
+
+def encoded(payment: object) -> str:
+    return base64.b64encode(json.dumps(payment).encode()).decode()
+
+
+async def commit(
+    pool: Pool,
+    body: str = CHAT,
+    path: str = FAST,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
+    async with pool.session.post(
+        pool.url + path,
+        data=body,
+        headers={"Content-Type": "application/json"} | dict(headers or {}),
+    ) as response:
+        return Answer(response.status, await response.text(), response.headers)
+
+
+async def pay(pool: Pool, payment: object = PAID, **more: str) -> Answer:
+    return await commit(pool, headers={"PAYMENT-SIGNATURE": encoded(payment)} | more)
+
+
+async def accepted(pool: Pool) -> Any:
+    async with pool.session.get(f"{pool.url}/v1/jobs") as response:
+        return await response.json()
+
+
+def balance(pool: Pool, account: str) -> int:
+    return pool.hub.books.balance(account)
+
+
+SAME = [
+    "x402-solana-fast-unpaid",
+    "x402-solana-cheap-unpaid",
+    "x402-solana-x-payment-ignored",
+    "x402-solana-paid",
+    "x402-solana-invalid-payment",
+    "x402-solana-wrong-amount",
+]
+"""The recorded exchanges that go as they did."""
+
+
+@pytest.mark.parametrize("name", SAME)
+async def test_exchange_goes_as_recorded(
+    pool: Pool, facilitator: Facilitator, name: str
+) -> None:
+    case = CASES[name]
+    asked, answered = case["request"], case["response"]
+    headers = {}
+    if asked["headers"] is not None:
+        headers = {asked["headers"]["name"]: encoded(asked["headers"]["decoded"])}
+    if name == "x402-solana-invalid-payment":
+        facilitator.refuses = "insufficient_funds"
+
+    answer = await commit(pool, asked["body"], asked["path"], headers)
+
+    assert answer.status == answered["status"]
+    assert answer.headers["Content-Type"].startswith("application/json")
+    if answered["status"] == 201:
+        assert json.loads(answer.body).keys() == {"job_id"}
+    else:
+        assert answer.body == answered["body"]
+        assert await accepted(pool) == NOTHING_ACCEPTED
+    required = answered["payment_required_header_decoded"]
+    if required is not None:
+        host = pool.url.removeprefix("http://")
+        url = required["resource"]["url"].replace("<host>", host)
+        required = required | {"resource": required["resource"] | {"url": url}}
+    assert answer.required == required
+    assert answer.paid == answered["payment_response_header_decoded"]
+    assert facilitator.calls == [each["path"] for each in case["facilitator_calls"]]
+
+
+async def test_every_recorded_exchange_is_tried_here() -> None:
+    recorded = {name for name, case in CASES.items() if case["kind"] == "x402"}
+
+    assert recorded == {
+        *SAME,
+        "x402-solana-paid-task-on-fast",
+        "x402-solana-paid-bad-body",
+        "x402-monad-fast-unpaid",
+    }
+
+
+async def test_price_is_that_of_the_job_and_not_of_the_path(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    # The original takes the price of a chat for it, three times its own quote.
+    asked = CASES["x402-solana-paid-task-on-fast"]["request"]
+    dear = {"PAYMENT-SIGNATURE": encoded(asked["headers"]["decoded"])}
+
+    answer = await commit(pool, asked["body"], asked["path"], dear)
+
+    assert answer.status == 402
+    (terms,) = answer.required["accepts"]
+    assert terms["amount"] == "3000"
+    assert facilitator.calls == []
+    payment = PAID | {"accepted": terms}
+    headers = {"PAYMENT-SIGNATURE": encoded(payment)}
+    assert (await commit(pool, asked["body"], asked["path"], headers)).status == 201
+
+
+async def test_nobody_pays_for_a_bad_request(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    case = CASES["x402-solana-paid-bad-body"]
+    headers = {"PAYMENT-SIGNATURE": encoded(PAID)}
+
+    answer = await commit(pool, case["request"]["body"], FAST, headers)
+
+    assert answer.status == case["response"]["status"]
+    assert answer.body == case["response"]["body"]
+    assert answer.paid is None
+    # The original asks for the payment first.
+    assert facilitator.calls == []
+
+
+async def test_chain_that_ends_the_original_is_asked_for(
+    tmp_path: Path, facilitator: Facilitator
+) -> None:
+    facilitator.network = "eip155:10143"
+    domain = {"name": "USDC", "version": "2"}
+    async with selling(tmp_path, facilitator, extra=domain) as pool:
+        answer = await commit(pool)
+
+    assert answer.status == 402
+    (terms,) = answer.required["accepts"]
+    assert (terms["network"], terms["asset"]) == ("eip155:10143", ASSET)
+    assert terms["extra"] == domain
+
+
+async def test_facilitator_is_given_the_payment_and_its_terms(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    await pay(pool)
+
+    verified, settled = facilitator.bodies
+    assert verified == settled
+    assert verified["x402Version"] == 2
+    assert verified["paymentPayload"]["payload"] == {"transaction": "AAAA"}
+    assert verified["paymentRequirements"] == PAID["accepted"]
+
+
+async def test_receipt_names_the_payment(pool: Pool) -> None:
+    async with provider(pool) as worker:
+        job_id = json.loads((await pay(pool)).body)["job_id"]
+        await worker.complete((await worker.job())["job_id"], {"text": "y"})
+        async with pool.session.get(f"{pool.url}/v1/jobs/{job_id}") as response:
+            receipt = (await response.json())["coordinator_receipt"]
+
+    assert json.loads(receipt["body"])["payment_ref"] == "TX"
+
+
+async def test_payment_is_credited_to_the_account_that_is_charged(pool: Pool) -> None:
+    await pay(pool)
+
+    assert balance(pool, "user:open/u") == 0
+    assert balance(pool, "pool:held") == 10_000
+    assert balance(pool, "world") == -10_000
+
+
+async def test_payment_of_a_job_that_fails_stays_in_the_accounts(pool: Pool) -> None:
+    job_id = json.loads((await pay(pool)).body)["job_id"]
+
+    await pool.session.delete(f"{pool.url}/v1/jobs/{job_id}")
+
+    assert balance(pool, "user:open/u") == 10_000
+    assert balance(pool, "pool:held") == 0
+
+
+BROKEN = {
+    "no base64": "%%%",
+    "no JSON": base64.b64encode(b"{").decode(),
+    "no object": encoded([1]),
+    "another version": encoded({"x402Version": 1, "scheme": "exact"}),
+    "nothing in it": encoded({"x402Version": 2}),
+    "nested deep": base64.b64encode(b"[" * 4000).decode(),
+    "no text": base64.b64encode(b"\xff\xfe").decode(),
+    "empty": "",
+}
+
+
+@pytest.mark.parametrize("header", BROKEN.values(), ids=BROKEN)
+async def test_payment_that_cannot_be_read_is_asked_for_again(
+    pool: Pool, facilitator: Facilitator, header: str
+) -> None:
+    answer = await commit(pool, headers={"PAYMENT-SIGNATURE": header})
+
+    assert (answer.status, answer.body) == (402, "{}")
+    assert "expected an x402 version 2 payment" in answer.required["error"]
+    assert facilitator.calls == []
+
+
+OTHERS = {
+    "less": {"amount": "9999"},
+    "more": {"amount": "10001"},
+    "to another": {"payTo": ASSET},
+    "in another token": {"asset": PAY_TO},
+    "on another chain": {"network": "solana:other"},
+    "by another scheme": {"scheme": "upto"},
+    "for longer": {"maxTimeoutSeconds": 301},
+    "fees by another": {"extra": {"feePayer": PAY_TO}},
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+async def test_payment_on_other_terms_is_refused(
+    pool: Pool, facilitator: Facilitator, change: dict[str, Any]
+) -> None:
+    answer = await pay(pool, PAID | {"accepted": PAID["accepted"] | change})
+
+    assert answer.status == 402
+    assert answer.required["error"] == "No matching payment requirements"
+    assert facilitator.calls == []
+
+
+async def test_payment_that_does_not_settle_buys_nothing(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    facilitator.settlement = {
+        "success": False,
+        "errorReason": "transaction_failed",
+        "transaction": "",
+    }
+
+    answer = await pay(pool)
+
+    assert (answer.status, answer.body) == (402, "{}")
+    assert answer.required["error"] == "transaction_failed"
+    assert answer.paid["success"] is False
+    assert await accepted(pool) == NOTHING_ACCEPTED
+    assert balance(pool, "world") == 0
+
+
+async def test_one_payment_pays_for_one_job(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    # A facilitator that settles again what was settled, and says so.
+    first = await pay(pool)
+
+    second = await pay(pool)
+
+    assert (first.status, second.status) == (201, 402)
+    assert second.required["error"] == "payment_already_used"
+    assert len((await accepted(pool))["jobs"]) == 1
+    assert balance(pool, "world") == -10_000
+
+
+async def test_two_who_pay_with_the_same_at_once_get_one_job(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    facilitator.holds = True
+
+    async with asyncio.TaskGroup() as tasks:
+        both = [tasks.create_task(pay(pool)) for _ in range(2)]
+        await eventually(lambda: facilitator.calls.count("/settle") == 2)
+        facilitator.settling.set()
+
+    assert sorted(each.result().status for each in both) == [201, 402]
+
+
+async def test_payment_is_used_up_after_a_restart_too(
+    tmp_path: Path, facilitator: Facilitator
+) -> None:
+    async with selling(tmp_path, facilitator) as pool:
+        await pay(pool)
+    async with selling(tmp_path, facilitator) as pool:
+        again = await pay(pool)
+
+    assert again.status == 402
+
+
+async def test_asking_again_under_one_key_is_not_paid_again(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    first = await pay(pool, **{"Idempotency-Key": "k"})
+
+    second = await commit(pool, headers={"Idempotency-Key": "k"})
+
+    assert (first.status, second.status) == (201, 201)
+    assert first.body == second.body
+    assert facilitator.calls == ["/verify", "/settle"]
+
+
+async def test_nobody_pays_twice_at_once_under_one_key(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    facilitator.holds = True
+    other = PAID | {"payload": {"transaction": "BBBB"}}
+    key = {"Idempotency-Key": "k"}
+
+    async with asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(pay(pool, **key))
+        await eventually(lambda: "/settle" in facilitator.calls)
+        second = await pay(pool, other, **key)
+        facilitator.settling.set()
+    third = await pay(pool, other, **key)
+
+    assert (first.result().status, second.status, third.status) == (201, 503, 201)
+    assert third.body == first.result().body
+    assert facilitator.calls == ["/verify", "/settle"]
+
+
+async def test_client_that_leaves_gets_what_it_pays_for(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    facilitator.holds = True
+    async with ClientSession() as leaving:
+        asking = asyncio.ensure_future(
+            leaving.post(
+                pool.url + FAST,
+                data=CHAT,
+                headers={
+                    "Content-Type": "application/json",
+                    "PAYMENT-SIGNATURE": encoded(PAID),
+                },
+            )
+        )
+        await eventually(lambda: "/settle" in facilitator.calls)
+        asking.cancel()
+        await asyncio.wait([asking])
+
+    facilitator.settling.set()
+
+    await eventually(lambda: len(pool.hub.pool.jobs) == 1)
+    (opened,) = pool.hub.pool.jobs.values()
+    assert opened.job.terms.payment_ref == "TX"
+
+
+async def test_nobody_pays_for_a_private_job_that_nobody_may_have(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    body = json.dumps(json.loads(CHAT) | {"privacy_class": "PRIVATE"})
+
+    answer = await commit(pool, body, headers={"PAYMENT-SIGNATURE": encoded(PAID)})
+
+    assert answer.status == 422
+    assert facilitator.calls == []
+
+
+async def test_private_job_is_paid_for_when_somebody_may_have_it(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    body = json.dumps(json.loads(CHAT) | {"privacy_class": "PRIVATE"})
+    async with provider(pool, proven=True):
+        (worker,) = pool.hub.pool.workers.values()
+        await pool.hub.process(WorkerPaired("open", "u", worker.offer.public_key))
+
+        answer = await commit(pool, body, headers={"PAYMENT-SIGNATURE": encoded(PAID)})
+
+    assert answer.status == 201
+    assert facilitator.calls == ["/verify", "/settle"]
+
+
+async def test_nobody_pays_for_what_the_queue_has_no_room_for(
+    tmp_path: Path, facilitator: Facilitator
+) -> None:
+    payments = X402Payments(Seller(facilitator.url, PAY_TO, SOLANA, ASSET))
+    try:
+        async with serving(
+            tmp_path, wires=WIRES, payments=payments, queue_max=1
+        ) as pool:
+            await pay(pool)
+            facilitator.calls.clear()
+            answer = await pay(pool)
+    finally:
+        await payments.close()
+
+    assert answer.status == 429
+    assert facilitator.calls == []
+
+
+@pytest.mark.parametrize("path", ["/supported", "/verify", "/settle"])
+@pytest.mark.parametrize("status", [500, 302, 404])
+async def test_facilitator_that_is_not_well_stops_jobs_with_a_word(
+    pool: Pool, facilitator: Facilitator, path: str, status: int
+) -> None:
+    facilitator.statuses[path] = status
+
+    answer = await pay(pool)
+
+    assert answer.status == 503
+    assert "Retry-After" in answer.headers
+    text = json.loads(answer.body)["error"]
+    assert text.startswith("payments cannot be checked, the facilitator fails:")
+    assert str(status) in text
+    assert ("may have gone through" in text) == (path == "/settle")
+    assert await accepted(pool) == NOTHING_ACCEPTED
+
+
+async def test_facilitator_that_is_down_stops_jobs_until_it_is_back(
+    tmp_path: Path,
+) -> None:
+    absent = Facilitator(url="http://127.0.0.1:1")
+    async with selling(tmp_path, absent) as pool:
+        answer = await pay(pool)
+
+        assert answer.status == 503
+        assert await accepted(pool) == NOTHING_ACCEPTED
+
+
+async def test_address_of_a_facilitator_that_is_none_is_named() -> None:
+    payments = X402Payments(Seller("http://[::1", PAY_TO, SOLANA, ASSET))
+    try:
+        with pytest.raises(ConfigError, match=r"--x402-facilitator http://\[::1:"):
+            await payments.prepare()
+    finally:
+        await payments.close()
+
+
+async def test_facilitator_without_the_chain_is_a_fault_of_the_configuration(
+    facilitator: Facilitator,
+) -> None:
+    payments = X402Payments(Seller(facilitator.url, PAY_TO, "eip155:8453", ASSET))
+    try:
+        with pytest.raises(ConfigError, match="takes no exact payments on eip155:8453"):
+            await payments.prepare()
+    finally:
+        await payments.close()
+
+
+@pytest.mark.parametrize(
+    ("decimals", "amount"), [(6, "10000"), (18, "10000000000000000"), (2, "1")]
+)
+def test_price_is_in_the_smallest_units_of_the_token(
+    decimals: int, amount: str
+) -> None:
+    seller = Seller("http://f", PAY_TO, SOLANA, ASSET, decimals)
+
+    assert seller.amount(10_000) == amount
+
+
+def test_part_of_a_unit_is_paid_as_a_whole_one() -> None:
+    assert Seller("http://f", PAY_TO, SOLANA, ASSET, 2).amount(10_001) == "2"
+
+
+async def test_quotes_and_reading_cost_nothing(
+    pool: Pool, facilitator: Facilitator
+) -> None:
+    for path in ("/v1/health", "/v1/quote?job_type=TASK", "/v1/jobs"):
+        async with pool.session.get(pool.url + path) as response:
+            assert response.status == 200
+
+    assert facilitator.calls == []
+    assert await pool.gateway.store.job(JobId("job1")) is None  # type: ignore[union-attr]  # a pool of `serving` has one

@@ -1,0 +1,208 @@
+"""Receipts, the log and accounts over HTTP, of a coordinator as it is for real."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gateway.keys import ask, made
+from gateway.providers import committed, provider
+from gateway.serving import KEY, Pool, serving
+from protocols.dispatch.recorded import SIGNERS
+from protocols.settings import SIGNER
+from shoal.ledger import bundle, consistency
+from shoal.ledger.checks import VerificationStep
+from shoal.protocols.dispatch import Config
+
+OUTPUT = {"sentiment": "positive", "confidence": 0.5}
+WORKER = SIGNERS["A"].public_key.hex()
+
+
+@pytest.fixture
+async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
+    """A coordinator that lets workers in without a token, and jobs without a key."""
+    wires = {"dispatch": Config(open=True)}
+    async with serving(tmp_path, wires=wires) as running:
+        yield running
+
+
+async def fetched(pool: Pool, path: str, key: str = KEY) -> bytes:
+    async with pool.session.get(pool.url + path, headers=pool.headers(key)) as response:
+        assert response.status == 200, await response.text()
+        return await response.read()
+
+
+async def done(pool: Pool, **fields: Any) -> str:
+    """Have a job done, and return its id."""
+    async with provider(pool) as worker:
+        number = len(worker.jobs)
+        job_id = await committed(pool, **fields)
+        await worker.job(number)
+        await worker.complete(job_id, OUTPUT)
+    return job_id
+
+
+async def test_exported_receipt_verifies_with_the_public_key_alone(pool: Pool) -> None:
+    job_id = await done(pool)
+
+    log = json.loads(await fetched(pool, "/v1/log"))
+    assert log["public_key"] == SIGNER.public_key.hex()
+    assert log["size"] == 1
+    data = await fetched(pool, f"/v1/receipts/{job_id}")
+    checks = bundle.verify(data, bytes.fromhex(log["public_key"]))
+    assert all(check.ok for check in checks)
+    assert {VerificationStep.OUTPUT, VerificationStep.WORKER} <= {
+        check.step for check in checks
+    }
+
+
+async def test_receipts_are_listed_the_newest_first(pool: Pool) -> None:
+    jobs = [await done(pool) for _ in range(3)]
+
+    _, listed = await ask(pool, "GET", "/v1/receipts?limit=2")
+    assert [each["job_id"] for each in listed["data"]] == jobs[:0:-1]
+    first = listed["data"][0]
+    assert (first["index"], first["verdict"], first["price"]) == (2, "valid", 1_000)
+    assert first["worker_key"] == WORKER
+
+
+async def test_log_is_shown_to_have_only_grown(pool: Pool) -> None:
+    for _ in range(3):
+        await done(pool)
+
+    data = await fetched(pool, "/v1/log/growth?since=1&to=3")
+    assert all(check.ok for check in consistency.verify(data, SIGNER.public_key))
+    assert data == await fetched(pool, "/v1/log/growth?since=1")
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/v1/receipts/nope", 404, "no receipt"),
+        ("/v1/log/growth?since=7", 404, "no checkpoint yet"),
+        ("/v1/log/growth", 400, "since"),
+        (f"/v1/log/growth?since={2**63}", 400, "since"),
+        (f"/v1/log/growth?since=0&to={10**30}", 400, "to"),
+        ("/v1/receipts?limit=0", 400, "limit"),
+        ("/v1/receipts?limit=1&limit=2", 400, "more than once"),
+    ],
+)
+async def test_what_is_not_there_or_makes_no_sense_is_said(
+    pool: Pool, path: str, status: int, says: str
+) -> None:
+    found, answer = await ask(pool, "GET", path)
+
+    assert found == status
+    assert says in answer["error"]["message"]
+
+
+async def test_receipts_are_shown_to_those_whose_jobs_they_are_of(pool: Pool) -> None:
+    job_id = await done(pool)  # of nobody's key
+    other = await made(pool, "al")
+
+    assert (await ask(pool, "GET", f"/v1/receipts/{job_id}", key=other))[0] == 403
+    _, listed = await ask(pool, "GET", "/v1/receipts", key=other)
+    assert listed["data"] == []
+
+
+async def test_accounts_show_what_a_job_cost_whom(pool: Pool) -> None:
+    job_id = await done(pool)
+
+    _, listed = await ask(pool, "GET", "/admin/accounts")
+    balances = {each["name"]: each["balance"] for each in listed["data"]}
+    assert balances["user:open/u1"] == -1_000
+    assert balances[f"worker:{WORKER}"] == 1_000
+    assert listed["total"] == 0
+    _, user = await ask(pool, "GET", "/admin/accounts/user:open%2Fu1")
+    (moved,) = user["transfers"]
+    assert (moved["why"], moved["job_id"]) == ("reserved", job_id)
+    _, key = await ask(pool, "GET", "/admin/accounts/open")
+    assert (key["balance"], key["standing"]) == (0, -1_000)
+
+
+async def test_account_is_topped_up_and_bounded(pool: Pool) -> None:
+    _, topped = await ask(
+        pool, "POST", "/admin/accounts/open/credit", {"amount": 1_500}
+    )
+    _, bounded = await ask(pool, "PUT", "/admin/accounts/open/budget", {"budget": 0})
+    await done(pool)
+
+    assert topped["balance"] == 1_500
+    assert bounded["budget"] == 0
+    async with pool.session.post(
+        f"{pool.url}/v1/jobs/commit/cheap",
+        json={"job_type": "TASK", "user_id": "u2", "payload": {"input": "a"}},
+    ) as response:
+        assert response.status == 429
+        assert "$0.0005 left to spend" in (await response.json())["error"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "says"),
+    [
+        ("POST", "credit", {"amount": 0}, "amount"),
+        ("POST", "credit", {"amount": -1}, "amount"),
+        ("POST", "credit", {"amount": 1.5}, "amount"),
+        ("POST", "credit", {"amount": 10**18}, "amount"),
+        ("POST", "credit", {}, "amount"),
+        ("PUT", "budget", {"budget": -1}, "budget"),
+        ("PUT", "budget", {"budget": "5"}, "budget"),
+    ],
+)
+async def test_amounts_that_make_no_sense_are_refused(
+    pool: Pool, method: str, path: str, body: Any, says: str
+) -> None:
+    status, answer = await ask(pool, method, f"/admin/accounts/al/{path}", body)
+
+    assert status == 400
+    assert says in answer["error"]["message"]
+    assert pool.hub.books.account_names() == []
+
+
+@pytest.mark.parametrize("name", ["pool:fees", "worker:w", "world", "other:x"])
+async def test_only_accounts_of_keys_are_topped_up(pool: Pool, name: str) -> None:
+    path = f"/admin/accounts/{name}/credit"
+    status, answer = await ask(pool, "POST", path, {"amount": 1})
+
+    assert status == 400
+    assert "only accounts of keys" in answer["error"]["message"]
+
+
+async def test_others_accounts_take_an_operators_key(pool: Pool) -> None:
+    await done(pool)
+    other = await made(pool, "al")
+
+    assert (await ask(pool, "GET", "/admin/accounts/open", key=other))[0] == 403
+    _, listed = await ask(pool, "GET", "/admin/accounts", key=other)
+    assert listed == {"data": [], "total": 0}
+    path = "/admin/accounts/al/credit"
+    assert (await ask(pool, "POST", path, {"amount": 1}, key=other))[0] == 403
+    assert (await ask(pool, "GET", "/admin/accounts/bo"))[0] == 404
+
+
+async def test_job_that_waits_is_explained_by_why_nobody_takes_it(pool: Pool) -> None:
+    async with provider(pool):
+        job_id = await committed(pool)
+        other = await committed(pool, payload={"task_type": "fly"})
+        _, told = await ask(pool, "GET", f"/admin/jobs/{other}/explain")
+        _, given = await ask(pool, "GET", f"/admin/jobs/{job_id}/explain")
+
+    assert told["lines"][-1] == (
+        "still waiting: no worker for the task 'fly': all slots busy (1)"
+    )
+    assert not any("still waiting" in line for line in given["lines"])
+
+
+async def test_status_shows_how_a_workers_machine_is(pool: Pool) -> None:
+    async with provider(pool) as worker:
+        metrics = {"cpu_pct": 45.2, "mem_pct": 62.1, "active_jobs": 1}
+        heartbeat = {"type": "heartbeat", "provider_pubkey": WORKER, "metrics": metrics}
+        await worker.say(json.dumps(heartbeat))
+        _, status = await ask(pool, "GET", "/admin/status")
+
+    (shown,) = status["workers"]
+    assert (shown["cpu"], shown["memory"]) == (45.2, 62.1)
+    assert (shown["public_key"], shown["proven"]) == (WORKER, False)
+    assert shown["device"] == "desktop"

@@ -1,0 +1,348 @@
+"""Webhooks are called, by a whole coordinator, over real sockets."""
+
+import asyncio
+import base64
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from gateway.receiver import Receiver, receiving, verified
+from gateway.serving import Pool, eventually, serving
+from shoal.domain.errors import StoreError
+from shoal.domain.ids import JobId
+from shoal.domain.work import Chat, Job, JobTerms, Webhook
+from shoal.gateway.jobs.egress_policy import EgressPolicy
+from shoal.gateway.jobs.endpoints import encode_job
+from shoal.gateway.jobs.webhook_sender import (
+    CONCURRENT_MAX,
+    CONCURRENT_PER_HOST_MAX,
+    WebhookSender,
+)
+from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX
+from shoal.store.memory import MemoryStore
+from shoal.store.webhooks import DeliveryState
+from shoal.transports.clock import Timer
+
+KEY = b"a key of the receiver's"
+SECRET = "whsec_" + base64.b64encode(KEY).decode()
+STUCK = 0.25  # seconds that a receiver gets that never answers
+
+
+class Hasty:
+    """A clock for which nobody waits: what is due later is due at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._skipped = 0.0
+
+    def now(self) -> float:
+        return self._loop.time() + self._skipped
+
+    def wall(self) -> float:
+        return time.time() + self._skipped
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Timer:
+        def ring() -> None:
+            self._skipped += max(0.0, when - self.now())
+            call()
+
+        return self._loop.call_soon(ring)
+
+
+@asynccontextmanager
+async def calling(
+    pool: Pool, reach: EgressPolicy = EgressPolicy.ANY, patience: float = 10.0
+) -> AsyncIterator[WebhookSender]:
+    """Call the webhooks of a pool for the length of the block."""
+    assert pool.gateway is not None
+    its = WebhookSender(
+        pool.hub,
+        pool.gateway.store,
+        Hasty(),
+        partial(encode_job, pool.gateway),
+        reach,
+        lambda: 0.5,
+        patience,
+    )
+    running = asyncio.create_task(its.run())
+    try:
+        yield its
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+async def have_done(
+    pool: Pool, url: str, name: str = "j", secret: str = SECRET
+) -> None:
+    """Have a job done that has a webhook."""
+    work = Chat("m1", ({"role": "user", "content": "hi"},))
+    terms = JobTerms(detached=True, webhook=Webhook(url, secret))
+    async with (
+        pool.node(name) as node,
+        pool.hub.run_job(Job(JobId(name), work, owner="default", terms=terms)) as its,
+    ):
+        await node.answer("Hello")
+        await its.outcome()
+
+
+async def over(pool: Pool, name: str = "j") -> DeliveryState:
+    """Wait until nobody will be called any more because of a job."""
+    assert pool.gateway is not None
+    calls = pool.gateway.store.webhooks
+    async with asyncio.timeout(10):
+        while (  # noqa: ASYNC110  # nothing tells when it is
+            tried := await calls.state_of(JobId(name))
+        ) is None or tried.due_at:
+            await asyncio.sleep(0.001)
+    return tried
+
+
+async def test_receiver_is_told_what_became_of_a_job(tmp_path: Path) -> None:
+    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    ((headers, body),) = receiver.told
+    (message,) = receiver.messages
+    assert (tried.attempts, tried.error) == (1, None)
+    assert verified(headers, body, KEY)
+    assert headers["Content-Type"] == "application/json"
+    assert abs(int(headers["webhook-timestamp"]) - time.time()) < 60
+    assert message["id"] == headers["webhook-id"] == "msg_j"
+    assert message["type"] == "job.completed"
+    assert message["data"]["id"] == "j"
+    assert message["data"]["status"] == "completed"
+    assert message["data"]["result"] == {"model": "m1", "text": "Hello"}
+
+
+async def test_message_shows_the_job_as_it_is_fetched(tmp_path: Path) -> None:
+    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+        await have_done(pool, receiver.url)
+        await over(pool)
+        fetched = await pool.session.get(
+            f"{pool.url}/v1/jobs/j", headers=pool.headers()
+        )
+
+        assert await fetched.json() == receiver.messages[0]["data"]
+
+
+async def test_job_that_was_cancelled_is_told_of(tmp_path: Path) -> None:
+    async with receiving() as receiver, serving(tmp_path) as pool, calling(pool):
+        work = Chat("m1", ({"role": "user", "content": "hi"},))
+        terms = JobTerms(detached=True, webhook=Webhook(receiver.url, SECRET))
+        async with pool.node() as node:
+            async with pool.hub.run_job(Job(JobId("j"), work, terms=terms)):
+                await node.task()
+            pool.hub.cancel(JobId("j"), "not wanted any more")
+            await over(pool)
+
+    (message,) = receiver.messages
+    assert message["type"] == "job.cancelled"
+    assert message["data"]["result"] == {"error": "cancelled"}
+
+
+async def test_receiver_that_failed_is_told_again_under_the_same_id(
+    tmp_path: Path,
+) -> None:
+    async with (
+        receiving(500, 503, 204) as receiver,
+        serving(tmp_path) as pool,
+        calling(pool),
+    ):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    assert (tried.attempts, tried.error) == (3, None)
+    assert {headers["webhook-id"] for headers, _ in receiver.told} == {"msg_j"}
+    assert all(verified(headers, body, KEY) for headers, body in receiver.told)
+
+
+async def test_receiver_is_given_up_after_eight_attempts(tmp_path: Path) -> None:
+    async with receiving(500) as receiver, serving(tmp_path) as pool, calling(pool):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    assert len(receiver.told) == tried.attempts == ATTEMPTS_MAX
+    assert tried.error == "HTTP 500"
+    assert tried.delivery.webhook.secret == ""
+
+
+async def test_receiver_that_is_gone_is_not_told_again(tmp_path: Path) -> None:
+    async with receiving(410) as receiver, serving(tmp_path) as pool, calling(pool):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    assert (len(receiver.told), tried.error) == (1, "HTTP 410")
+
+
+async def test_redirects_are_not_followed(tmp_path: Path) -> None:
+    async with (
+        receiving(307, 410) as receiver,
+        serving(tmp_path) as pool,
+        calling(pool),
+    ):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    assert (len(receiver.told), tried.attempts) == (2, 2)
+
+
+async def test_receiver_that_never_answers_is_left_in_time(tmp_path: Path) -> None:
+    async with (
+        receiving(None) as receiver,
+        serving(tmp_path) as pool,
+        calling(pool, patience=STUCK),
+    ):
+        await have_done(pool, receiver.url)
+        tried = await over(pool)
+
+    assert (len(receiver.told), tried.attempts) == (ATTEMPTS_MAX, ATTEMPTS_MAX)
+    assert tried.error == f"no answer within {STUCK} s"
+
+
+async def test_host_that_does_not_answer_leaves_room_for_others(tmp_path: Path) -> None:
+    stuck_jobs = [f"stuck{number}" for number in range(CONCURRENT_MAX)]
+    async with (
+        receiving(None) as stuck,
+        receiving() as other,
+        serving(tmp_path) as pool,
+        calling(pool),
+    ):
+        for name in stuck_jobs:
+            await have_done(pool, stuck.url, name)
+        # Hosts are told apart by their names, and this is another one.
+        await have_done(pool, other.url.replace("127.0.0.1", "localhost"), "j")
+        tried = await over(pool)
+
+    assert tried.error is None
+    assert len(other.told) == 1
+    assert stuck.open_most == CONCURRENT_PER_HOST_MAX
+
+
+async def test_what_was_not_delivered_is_delivered_after_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with receiving(None, 200) as receiver:
+        async with serving(tmp_path) as pool, calling(pool):
+            await have_done(pool, receiver.url)
+            await eventually(lambda: receiver.open == 1)
+        async with serving(tmp_path) as pool, calling(pool):
+            tried = await over(pool)
+
+    assert (tried.attempts, tried.error) == (1, None)
+    first, second = receiver.messages
+    assert first == second
+
+
+async def test_job_that_ends_after_a_restart_is_told_of(tmp_path: Path) -> None:
+    work = Chat("m1", ({"role": "user", "content": "hi"},))
+    async with receiving() as receiver:
+        async with serving(tmp_path) as pool, pool.node() as node:
+            terms = JobTerms(detached=True, webhook=Webhook(receiver.url, SECRET))
+            async with pool.hub.run_job(Job(JobId("j"), work, terms=terms)):
+                await node.task()
+        async with serving(tmp_path) as pool:
+            await pool.hub.restore()
+            async with calling(pool), pool.node() as node:
+                await node.answer("Hello")
+                await over(pool)
+
+    assert [each["type"] for each in receiver.messages] == ["job.completed"]
+
+
+INSIDE = {
+    "an address": "127.0.0.1",
+    "a name": "localhost",
+    "another way to write it": "0x7f.0.0.1",
+    "this machine": "0.0.0.0",
+    "IPv4 in IPv6": "[::ffff:127.0.0.1]",
+    "IPv6": "[::1]",
+}
+
+
+@pytest.mark.parametrize("host", INSIDE.values(), ids=INSIDE)
+async def test_nobody_inside_is_called(tmp_path: Path, host: str) -> None:
+    async with (
+        receiving() as receiver,
+        serving(tmp_path) as pool,
+        calling(pool, EgressPolicy.PUBLIC),
+    ):
+        await have_done(pool, receiver.url.replace("127.0.0.1", host))
+        tried = await over(pool)
+
+    assert receiver.told == []
+    assert tried.attempts == ATTEMPTS_MAX
+    assert "is not a public address (--webhooks public)" in (tried.error or "")
+
+
+@pytest.mark.parametrize("host", ["127.1", "2130706433"])
+async def test_odd_ways_to_write_an_address_lead_nowhere(
+    tmp_path: Path, host: str
+) -> None:
+    async with (
+        receiving() as receiver,
+        serving(tmp_path) as pool,
+        calling(pool, EgressPolicy.PUBLIC),
+    ):
+        await have_done(pool, receiver.url.replace("127.0.0.1", host))
+        tried = await over(pool)
+
+    assert (receiver.told, tried.attempts) == ([], 1)
+    assert tried.error == "the address is no good"
+
+
+async def test_neither_secret_nor_url_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    odd = "http://127.0.0.1:1/hook?token=t0p"
+    async with (
+        receiving(500, 200) as receiver,
+        serving(tmp_path) as pool,
+        calling(pool),
+    ):
+        await have_done(pool, receiver.url, "a")
+        await have_done(pool, odd, "b")
+        await over(pool, "a")
+        tried = await over(pool, "b")
+
+    assert tried.error == "connection refused"
+    lines = [each.getMessage() for each in caplog.records if "webhooks" in each.name]
+    assert any("told job=a" in line for line in lines)
+    assert any("gave up job=b" in line for line in lines)
+    assert not any("t0p" in line or SECRET in line for line in lines)
+
+
+async def test_store_that_fails_ends_calling_with_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(MemoryStore):
+        async def job(self, job_id: JobId) -> None:
+            raise StoreError("shoal.db: disk I/O error")
+
+    receiver = Receiver()
+    async with serving(tmp_path) as pool:
+        assert pool.gateway is not None
+        await have_done(pool, "http://127.0.0.1:1/")
+        store = Failing()
+        store.webhooks = pool.gateway.store.webhooks  # type: ignore[assignment]  # SQLite's
+        its = WebhookSender(
+            pool.hub,
+            store,
+            Hasty(),
+            partial(encode_job, pool.gateway),
+            EgressPolicy.ANY,
+            lambda: 0.5,
+        )
+        async with asyncio.timeout(10):
+            await its.run()
+
+    assert receiver.told == []
+    assert "webhooks wait for a restart: shoal.db: disk I/O error" in caplog.text

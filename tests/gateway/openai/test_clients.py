@@ -1,0 +1,302 @@
+"""Clients that leave, do not read, send too much, or send nonsense."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gateway.serving import KEY, Pool, eventually, serving
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {
+    "model": "m1",
+    "messages": [{"role": "user", "content": "hi"}],
+}
+
+
+async def test_the_worker_of_a_client_that_leaves_a_stream_is_stopped(
+    pool: Pool,
+) -> None:
+    async with pool.node() as node:
+        await pool.joined()
+        asking = asyncio.create_task(_post(pool, BODY | {"stream": True}))
+        task = await node.task()
+        await node.say(task["id"], "a")
+        await _text_came(pool)
+
+        asking.cancel()
+
+        await node.told_to_stop(task["id"])
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+
+async def test_the_worker_of_a_client_that_leaves_a_plain_request_is_stopped(
+    pool: Pool,
+) -> None:
+    async with pool.node() as node:
+        await pool.joined()
+        asking = asyncio.create_task(_post(pool, BODY))
+        task = await node.task()
+        await node.say(task["id"], "a")
+        await _text_came(pool)
+
+        asking.cancel()
+
+        await node.told_to_stop(task["id"])
+        await eventually(lambda: not pool.hub.pool.jobs)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_no_worker_gets_the_job_of_a_client_that_left_the_queue(
+    pool: Pool, stream: bool
+) -> None:
+    async with pool.node(slots="1") as node:
+        await pool.joined()
+        first = asyncio.create_task(_post(pool, BODY))
+        await node.task()
+        second = asyncio.create_task(_post(pool, BODY | {"stream": stream}))
+        await eventually(lambda: pool.hub.pool.queued == 1)
+
+        second.cancel()
+        await eventually(lambda: pool.hub.pool.queued == 0)
+        await node.answer("a")
+
+        assert json.loads(await first)["choices"][0]["message"]["content"] == "a"
+        assert len(node.tasks) == 1
+
+
+@pytest.mark.parametrize("path", [CHAT, "/api/chat"])
+async def test_a_client_that_never_reads_is_hung_up_on(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr("shoal.gateway.http.responses.WRITE_TIMEOUT", 0.2)
+    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE", 0.3)
+    body = json.dumps(BODY | {"stream": True}).encode()
+    async with pool.node() as node:
+        await pool.joined()
+        with _unread(pool) as client:
+            loop = asyncio.get_running_loop()
+            await loop.sock_sendall(client, _request(path, len(body)) + body)
+            task = await node.task()
+
+            # Less than the hub calls slow by itself.
+            await node.say(task["id"], *["x" * 100_000] * 70)
+
+            await node.told_to_stop(task["id"])
+            await eventually(lambda: not pool.hub.pool.jobs)
+            assert not (await _read_all(client)).endswith(b"\r\n0\r\n\r\n")
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_of_100_megabytes_is_refused(pool: Pool, announced: bool) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(100):
+            yield b" " * 1_000_000
+
+    length = {"Content-Length": "100000000"} if announced else {}
+    async with pool.session.post(
+        pool.url + CHAT, data=body(), headers=pool.headers() | length
+    ) as response:
+        error = (await response.json())["error"]
+
+    assert response.status == 413
+    assert error["code"] == "request_too_large"
+
+
+async def test_a_strangers_body_is_not_read(pool: Pool) -> None:
+    with _unread(pool) as client:
+        loop = asyncio.get_running_loop()
+        head = _request(CHAT, 1000).replace(KEY.encode(), b"wrong")
+        await loop.sock_sendall(client, head)
+
+        answer = await loop.sock_recv(client, 1 << 16)
+
+    assert answer.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "the body is empty"),
+        (b"{", "the body is not JSON"),
+        (b"[]", "the body: expected `object`"),
+        (b"null", "the body: expected `object`"),
+        (b"\xff\xfe", "the body is not UTF-8"),
+        (b'{"model":"\xff","messages":[]}', "the body is not UTF-8"),
+        (b'{"model":"m1"}', "messages: required, but missing"),
+        (b'{"a":' + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+async def test_a_body_that_is_no_request_is_a_bad_request(
+    pool: Pool, body: bytes, words: str
+) -> None:
+    async with pool.session.post(
+        pool.url + CHAT, data=body, headers=pool.headers()
+    ) as response:
+        error = (await response.json())["error"]
+
+    assert response.status == 400
+    assert words in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+async def test_a_damaged_body_is_a_bad_request(pool: Pool) -> None:
+    async with pool.session.post(
+        pool.url + CHAT,
+        data=b"this is not compressed",
+        headers=pool.headers() | {"Content-Encoding": "deflate"},
+    ) as response:
+        assert response.status == 400
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v1/nothing", 404),
+        ("GET", CHAT, 405),
+        ("OPTIONS", CHAT, 405),
+        ("HEAD", CHAT, 405),
+        ("DELETE", "/v1/models", 405),
+    ],
+)
+async def test_other_paths_and_methods_are_refused_in_openais_shape(
+    pool: Pool, method: str, path: str, status: int
+) -> None:
+    async with pool.session.request(method, pool.url + path) as response:
+        assert response.status == status
+        assert response.content_type == "application/json"
+        if method != "HEAD":
+            assert (await response.json())["error"]["message"].startswith(method)
+        if status == 405:
+            assert response.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False)],
+)
+async def test_every_answer_has_a_request_id(
+    pool: Pool, given: str, kept: bool
+) -> None:
+    for path in ("/healthz", "/nothing", "/v1/models"):
+        async with pool.session.get(
+            pool.url + path, headers={"x-request-id": given}
+        ) as response:
+            assert (response.headers["x-request-id"] == given) is kept
+            assert response.headers["x-request-id"]
+
+
+async def test_a_half_character_is_replaced(tmp_path: Path) -> None:
+    body = b'{"model":"m1","messages":[{"role":"user","content":"a\\ud800b"}]}'
+    async with serving(tmp_path) as pool, pool.node() as node:
+        await pool.joined()
+        async with asyncio.TaskGroup() as tasks:
+            asked = tasks.create_task(_post(pool, body))
+            await node.answer("a")
+
+    assert node.tasks[0]["messages"][0]["content"] == "a\ufffdb"
+    assert json.loads(asked.result())["object"] == "chat.completion"
+
+
+async def _post(pool: Pool, body: dict[str, Any] | bytes) -> bytes:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with pool.session.post(
+        pool.url + CHAT, data=data, headers=pool.headers()
+    ) as response:
+        return await response.read()
+
+
+async def _text_came(pool: Pool) -> None:
+    (job,) = pool.hub.pool.jobs.values()
+    await eventually(lambda: job.started)
+
+
+async def _read_all(client: socket.socket) -> bytes:
+    received = b""
+    while data := await asyncio.get_running_loop().sock_recv(client, 1 << 20):
+        received = received[-16:] + data
+    return received
+
+
+def _unread(pool: Pool) -> socket.socket:
+    """Connect without ever reading more than a little."""
+    address = urlsplit(pool.url)
+    assert address.port is not None
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", address.port))
+    client.setblocking(False)
+    return client
+
+
+def _request(path: str, size: int) -> bytes:
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    ).encode()
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "body", "error"),
+    [
+        (CHAT, "wrong", BODY, "invalid_api_key"),
+        (CHAT, KEY, BODY | {"messages": 5}, "invalid_request"),
+        (CHAT, KEY, BODY | {"model": "nobody's"}, "model_not_found"),
+        ("/nowhere", KEY, BODY, "not_found"),
+        ("/api/chat", "wrong", BODY, "invalid_api_key"),
+        ("/api/chat", KEY, BODY | {"messages": None}, "invalid_request"),
+    ],
+)
+async def test_a_request_is_logged_without_what_was_sent(
+    pool: Pool,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+    key: str,
+    body: dict[str, Any],
+    error: str,
+) -> None:
+    headers = {"Authorization": f"Bearer {key}"}
+    with caplog.at_level("INFO", logger="shoal.http"):
+        async with pool.session.post(
+            pool.url + path, json=body, headers=headers
+        ) as got:
+            await got.read()
+
+    (line,) = [
+        each.getMessage() for each in caplog.records if each.name == "shoal.http"
+    ]
+    assert f" method='POST' path={path!r} status={got.status} ms=" in line
+    assert f" error={error!r}" in line
+    assert key not in line
+
+
+async def test_an_answer_is_logged_with_who_gave_it(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with pool.node() as node, asyncio.TaskGroup() as tasks:
+        await pool.joined()
+        tasks.create_task(node.answer("a secret"))
+        with caplog.at_level("INFO", logger="shoal.http"):
+            async with pool.session.post(
+                pool.url + CHAT,
+                json=BODY | {"stream": True},
+                headers=pool.headers() | {"x-request-id": "mine"},
+            ) as got:
+                await got.read()
+
+    (record,) = [each for each in caplog.records if each.name == "shoal.http"]
+    fields = record.__dict__["fields"]
+    assert fields["request"] == got.headers["x-request-id"] == "mine"
+    assert fields["job"] == got.headers["x-shoal-job"] == "job1"
+    assert fields["worker"] == got.headers["x-shoal-worker"] == "grandsage:n1/m1"
+    assert got.headers["x-shoal-attempts"] == "1"
+    assert (fields["key"], fields["model"], fields["status"]) == ("default", "m1", 200)
+    assert fields["tokens_out"] == 2
+    assert {"ms", "first_output_ms", "tokens_in", "peer"} <= fields.keys()
+    assert "secret" not in record.getMessage()

@@ -1,0 +1,329 @@
+"""Getting a model from a peer, whatever the peer does."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from models.transfer_pair import Tamper, TransferPair, files
+from shoal.domain.errors import (
+    ConfigError,
+    PeerError,
+    TimedOut,
+    Unavailable,
+    UnknownModel,
+)
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelChunk,
+    ModelDone,
+    ModelMessage,
+    ModelQuery,
+    ModelRequest,
+)
+from shoal.models import download
+from shoal.models.download import DownloadRequest
+from shoal.models.library import CHUNK, Library
+from shoal.models.library_server import LibraryServer
+
+CONTENT = {"config.json": b"{}", "empty": b"", "weights.bin": b"weights" * CHUNK}
+
+
+@pytest.fixture
+async def tied(tmp_path: Path) -> AsyncIterator[TransferPair]:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name, content in CONTENT.items():
+        (theirs / name).write_bytes(content)
+    library = Library({"org/name": theirs})
+    async with LibraryServer(library) as sharing:
+        yield TransferPair(sharing, DownloadRequest("org/name", tmp_path / "ours"))
+
+
+async def test_model_is_here_as_it_is_there(tied: TransferPair, tmp_path: Path) -> None:
+    got = await tied.fetch().run()
+
+    assert got.path == tmp_path / "ours" / "org" / "name"
+    assert (got.size, got.files) == (sum(map(len, CONTENT.values())), 3)
+    assert files(got.path) == CONTENT
+    assert [type(word) for word in tied.sent] == [ModelQuery, ModelRequest]
+    assert not (tmp_path / "ours" / ".incoming").exists()
+
+
+async def test_progress_is_told(tied: TransferPair) -> None:
+    seen: list[tuple[int, int | None]] = []
+    fetch = tied.fetch()
+    fetch._progress = lambda received, size: seen.append((received, size))
+
+    got = await fetch.run()
+
+    assert seen[-1] == (got.size, got.size)
+    assert [received for received, _ in seen] == sorted(r for r, _ in seen)
+
+
+async def test_model_that_the_peer_does_not_have_is_said_to_be_missing(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    tied.wanted = replace(tied.wanted, model="another")
+
+    with pytest.raises(UnknownModel, match="the peer does not share another"):
+        await tied.fetch().run()
+
+    assert not (tmp_path / "ours").exists()
+
+
+async def test_model_that_is_here_already_is_not_asked_for(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    (tmp_path / "ours" / "org" / "name").mkdir(parents=True)
+
+    with pytest.raises(ConfigError, match="is there already"):
+        await tied.fetch().run()
+
+    assert [type(word) for word in tied.sent] == [ModelQuery]
+
+
+def changed(**how: object) -> Tamper:
+    """Change the second piece of the file in pieces."""
+
+    def tamper(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+            return [replace(word, **how)]  # type: ignore[arg-type]  # the tests' words
+        return [word]
+
+    return tamper
+
+
+def repeat(word: ModelMessage) -> list[ModelMessage]:
+    return [word, word] if isinstance(word, ModelChunk) and word.data else [word]
+
+
+def drop_a_piece(word: ModelMessage) -> list[ModelMessage]:
+    return [] if isinstance(word, ModelChunk) and word.offset == CHUNK else [word]
+
+
+def drop_the_last_piece(word: ModelMessage) -> list[ModelMessage]:
+    return [] if isinstance(word, ModelChunk) and word.last else [word]
+
+
+def drop_a_file(word: ModelMessage) -> list[ModelMessage]:
+    dropped = isinstance(word, ModelChunk) and word.file_name == "config.json"
+    return [] if dropped else [word]
+
+
+def understate(word: ModelMessage) -> list[ModelMessage]:
+    return [replace(word, size=10) if isinstance(word, ModelAnswer) else word]
+
+
+def end_another(word: ModelMessage) -> list[ModelMessage]:
+    return [replace(word, model="../x") if isinstance(word, ModelDone) else word]
+
+
+DEFECTS = {
+    "repeated": (repeat, "chunk at 0, expected 2"),
+    "gap": (drop_a_piece, "chunk at 2097152, expected 1048576"),
+    "cut": (drop_the_last_piece, "ended after"),
+    "lost file": (drop_a_file, "ended after"),
+    "too much": (understate, "exceeds the limit of 10"),
+    "moved": (changed(offset=7), "chunk at 7, expected 1048576"),
+    "other file": (changed(file_name="../../x"), "'../../x' cannot be the name"),
+    "absolute": (changed(file_name="/tmp/x"), "'/tmp/x' cannot be the name"),
+    "longer": (changed(data=b"x" * (CHUNK + 1)), "chunk at 2097152, expected 2097153"),
+    "another model": (end_another, "'../x' is complete"),
+}
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+async def test_nothing_is_left_of_a_defective_transfer(
+    tied: TransferPair, tmp_path: Path, defect: str
+) -> None:
+    tied.tamper, why = DEFECTS[defect]
+
+    with pytest.raises(PeerError, match=why):
+        await tied.fetch().run()
+
+    assert files(tmp_path / "ours") == {}
+    assert not (tmp_path / "x").exists()
+    assert not (tmp_path / "ours" / "org").exists()
+
+
+async def test_pieces_of_other_transfers_are_passed_over(tied: TransferPair) -> None:
+    def intrude(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelChunk):
+            return [replace(word, transfer_id="other", file_name="../x"), word]
+        if isinstance(word, ModelDone):
+            return [replace(word, transfer_id="other"), word]
+        return [word]
+
+    tied.tamper = intrude
+
+    assert files((await tied.fetch().run()).path) == CONTENT
+
+
+async def test_peer_that_capitalizes_numbers_is_understood(tied: TransferPair) -> None:
+    def capitals(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, (ModelChunk, ModelDone)):
+            return [replace(word, transfer_id=word.transfer_id.upper())]
+        return [word]
+
+    tied.tamper = capitals
+
+    assert files((await tied.fetch().run()).path) == CONTENT
+
+
+async def test_question_that_was_lost_is_asked_again(
+    tied: TransferPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
+    lost: list[ModelMessage] = []
+
+    def lose_one(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelAnswer) and not lost:
+            lost.append(word)
+            return []
+        return [word]
+
+    tied.tamper = lose_one
+
+    assert files((await tied.fetch().run()).path) == CONTENT
+
+
+async def test_peer_that_never_answers_is_given_up(
+    tied: TransferPair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "QUERY_TIMEOUT", 0.01)
+    tied.tamper = lambda word: []
+
+    with pytest.raises(TimedOut, match="it may not share models at all"):
+        await tied.fetch().run()
+
+    assert len(tied.sent) == download.QUERIES_MAX
+
+
+@pytest.mark.parametrize(
+    ("after", "why"), [(0, "folders in it"), (CHUNK, "the peer sent nothing of")]
+)
+async def test_peer_that_falls_silent_is_given_up(
+    tied: TransferPair,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+    why: str,
+) -> None:
+    monkeypatch.setattr(download, "SILENCE_TIMEOUT", 0.05)
+
+    def fall_silent(word: ModelMessage) -> list[ModelMessage]:
+        silent = isinstance(word, ModelDone) or (
+            isinstance(word, ModelChunk) and word.offset >= after
+        )
+        return [] if silent else [word]
+
+    tied.tamper = fall_silent
+
+    with pytest.raises(TimedOut, match=why):
+        await tied.fetch().run()
+
+    assert files(tmp_path / "ours") == {}
+
+
+async def test_refusal_in_the_middle_ends_the_wait(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    def refuse(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+            return [ModelAnswer("org/name", available=False)]
+        return [word]
+
+    tied.tamper = refuse
+
+    with pytest.raises(UnknownModel, match="does not send org/name now"):
+        await tied.fetch().run()
+
+    assert files(tmp_path / "ours") == {}
+
+
+async def test_nothing_is_left_when_the_connection_breaks(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    fetch = tied.fetch()
+
+    def break_off(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+            fetch.on_disconnect(Unavailable("the connection ended: reset"))
+            return []
+        return [word]
+
+    tied.tamper = break_off
+
+    with pytest.raises(Unavailable, match="reset"):
+        await fetch.run()
+
+    assert files(tmp_path / "ours") == {}
+
+
+async def test_nothing_is_left_when_it_is_cancelled(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    begun = asyncio.Event()
+
+    def notice(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelChunk) and word.offset == CHUNK:
+            begun.set()
+        return [word]
+
+    tied.tamper = notice
+    async with asyncio.TaskGroup() as tasks:
+        getting = tasks.create_task(tied.fetch().run())
+        await begun.wait()
+        getting.cancel()
+
+    assert getting.cancelled()
+    assert files(tmp_path / "ours") == {}
+
+
+async def test_peer_waits_for_a_slow_disk(tied: TransferPair) -> None:
+    fetch = tied.fetch()
+    had_room: list[bool] = []
+
+    def in_one_go(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelAnswer):
+            return [replace(word, size=18 * CHUNK)]
+        if isinstance(word, ModelDone):
+            return [word]
+        assert isinstance(word, ModelChunk)
+        if word.file_name != "config.json":
+            return []
+        for piece in range(18):
+            had_room.append(fetch._room.is_set())
+            fetch.receive(replace(word, offset=piece * CHUNK, data=bytes(CHUNK)))
+        return []
+
+    tied.tamper = in_one_go
+    got = await fetch.run()
+
+    assert (got.size, had_room) == (18 * CHUNK, [True] * 17 + [False])
+    await fetch.wait_for_room()
+
+
+async def test_peer_that_does_not_wait_is_cut_off(
+    tied: TransferPair, tmp_path: Path
+) -> None:
+    def flood(word: ModelMessage) -> list[ModelMessage]:
+        if isinstance(word, ModelAnswer):
+            return [replace(word, size=None)]
+        if isinstance(word, ModelChunk):
+            piece = bytes(16 << 20)
+            return [
+                ModelChunk(word.transfer_id, "flood", offset, piece)
+                for offset in range(0, 5 * len(piece), len(piece))
+            ]
+        return [word]
+
+    tied.tamper = flood
+
+    with pytest.raises(PeerError, match="unwritten data of 83886080 bytes"):
+        await tied.fetch().run()
+
+    assert files(tmp_path / "ours") == {}

@@ -1,0 +1,228 @@
+"""Copying a model over a wire: both ends are the real ones, only the cable is not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from models.transfer_pair import files
+from protocols.settings import setting
+from shoal.domain.errors import PeerError, Unavailable, UnknownModel
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.model_messages import (
+    ModelAnswer,
+    ModelChunk,
+    ModelMessage,
+    ModelQuery,
+)
+from shoal.domain.vocabulary import Rejected, RunJob
+from shoal.domain.work import Chat
+from shoal.domain.worker import ServedModel
+from shoal.ledger.keys import Signer
+from shoal.models.download import DownloadedModel, DownloadRequest
+from shoal.models.library import CHUNK, Library
+from shoal.models.library_server import LibraryServer
+from shoal.models.peer_download import download_model
+from shoal.protocols import discover
+from shoal.protocols.seam.multi_peer import (
+    Listener,
+    ListenerTls,
+    PeerJoined,
+    PeerMessage,
+    ToPeer,
+)
+from shoal.protocols.seam.protocol import AnyWireProtocol
+from shoal.protocols.seam.session import WorkerProfile
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import Driver
+from shoal.transports.local_link import LocalLink, local_links
+
+CONTENT = {"config.json": b"{}", "empty": b"", "weights.bin": b"weights" * CHUNK}
+GUEST = WorkerProfile(
+    "guest",
+    ServedModel(""),
+    0,
+    identity=Signer.from_seed(bytes(32)),
+    random_bytes=lambda size: bytes(range(1, size + 1)),
+)
+
+pytestmark = pytest.mark.parametrize(
+    "wire",
+    [protocol for protocol in discover().values() if protocol.peering is not None],
+    ids=lambda protocol: str(protocol.name),
+)
+
+
+@dataclass
+class Host:
+    """A peer with a library, on a connection; ``also`` sees what is said to it."""
+
+    driver: Driver[PeerMessage, ToPeer]
+    link: LocalLink  # the guest's end
+    wire: AnyWireProtocol
+    wanted: DownloadRequest
+    heard: list[PeerMessage] = field(default_factory=list)
+    also: Callable[[PeerMessage], None] = lambda heard: None
+
+    async def visit(self, passcode: str = "") -> DownloadedModel:
+        """Get the model, as a guest with this passcode."""
+        clock = LoopClock()
+        assert self.wire.peering is not None
+        guest = replace(GUEST, passcode=passcode)
+        outgoing = self.wire.peering("tcp://127.0.0.1:4000", guest)
+        session = outgoing.new_session(clock.now())
+        return await download_model(session, self.link, clock, self.wanted)
+
+
+@asynccontextmanager
+async def hosted(
+    wire: AnyWireProtocol, folder: Path, passcode: str = ""
+) -> AsyncIterator[Host]:
+    """Run a peer that shares CONTENT as org/name, until the block ends."""
+    clock = LoopClock()
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    for name, content in CONTENT.items():
+        (theirs / name).write_bytes(content)
+    config = wire.config(passcode=passcode)
+    (listener,) = [
+        endpoint
+        for endpoint in wire.endpoints(config, setting())
+        if isinstance(endpoint, Listener) and endpoint.security is ListenerTls.NONE
+    ]
+    ours, guests = local_links("host", "guest")
+    async with LibraryServer(Library({"org/name": theirs})) as sharing:
+
+        def told(message: PeerMessage) -> None:
+            host.heard.append(message)
+            host.also(message)
+            if isinstance(message.message, ModelMessage):
+                sharing.on_message(
+                    message.peer, message.message, say(message.peer), room
+                )
+
+        def say(peer: str) -> Callable[[ModelMessage], bool]:
+            return lambda word: driver.send(ToPeer(peer, word))
+
+        session = listener.accept("127.0.0.1", clock.now())
+        driver = Driver(session, ours, clock, told)
+        room = driver.wait_for_room
+        host = Host(driver, guests, wire, DownloadRequest("org/name", folder / "ours"))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(driver.run())
+            yield host
+            driver.disconnect("done")
+
+
+async def test_model_is_copied(wire: AnyWireProtocol, tmp_path: Path) -> None:
+    async with hosted(wire, tmp_path) as host:
+        got = await host.visit()
+
+    assert got.path == tmp_path / "ours" / "org" / "name"
+    assert files(got.path) == CONTENT
+    assert isinstance(host.heard[0].message, PeerJoined)
+
+
+async def test_passcode_opens_the_door(wire: AnyWireProtocol, tmp_path: Path) -> None:
+    async with hosted(wire, tmp_path, "cod") as host:
+        got = await host.visit("cod")
+
+    assert files(got.path) == CONTENT
+
+
+async def test_wrong_passcode_is_said_to_be_the_reason(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path, "cod") as host:
+        with pytest.raises(Unavailable, match="passcode"):
+            await host.visit("herring")
+
+    assert host.heard == []
+    assert not (tmp_path / "ours").exists()
+
+
+async def test_peer_that_hangs_up_without_a_word_may_want_a_passcode(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path) as host:
+        ours, host.link = local_links("no host of ours", "guest")
+        await ours.close(1000, "")
+        with pytest.raises(Unavailable, match="has a passcode wants it from us"):
+            await host.visit()
+
+
+async def test_port_of_something_else_is_said_to_be_one(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path) as host:
+        ours, host.link = local_links("web server", "guest")
+        await ours.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        with pytest.raises(Unavailable, match="something else answers there"):
+            await host.visit()
+
+
+async def test_model_that_is_not_shared_is_not_there(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path) as host:
+        host.wanted = replace(host.wanted, model="theirs")
+        with pytest.raises(UnknownModel, match="does not share theirs"):
+            await host.visit()
+
+
+async def test_host_that_goes_away_leaves_nothing_behind(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path) as host:
+
+        def leave(message: PeerMessage) -> None:
+            if not isinstance(message.message, (PeerJoined, ModelQuery)):
+                asyncio.get_running_loop().call_soon(host.driver.disconnect, "killed")
+
+        host.also = leave
+        with pytest.raises(Unavailable, match="the connection ended"):
+            await host.visit()
+
+    assert files(tmp_path / "ours") == {}
+
+
+async def test_guest_is_asked_in_vain(wire: AnyWireProtocol, tmp_path: Path) -> None:
+    chat = Chat("any", ({"role": "user", "content": "hi"},))
+    async with hosted(wire, tmp_path) as host:
+
+        def ask(message: PeerMessage) -> None:
+            if isinstance(message.message, ModelQuery):
+                host.driver.send(ToPeer(message.peer, ModelQuery("yours")))
+                job = RunJob(JobId("job"), LeaseNumber(1), chat)
+                host.driver.send(ToPeer(message.peer, job))
+
+        host.also = ask
+        await host.visit()
+
+    said = [heard.message for heard in host.heard]
+    assert ModelAnswer("yours", available=False) in said
+    assert [word.job_id for word in said if isinstance(word, Rejected)] == ["job"]
+
+
+async def test_host_that_sends_what_is_no_file_gets_nowhere(
+    wire: AnyWireProtocol, tmp_path: Path
+) -> None:
+    async with hosted(wire, tmp_path) as host:
+
+        def climb(message: PeerMessage) -> None:
+            number = getattr(message.message, "transfer_id", None)
+            if number is not None:
+                # The wire itself does not let this one through.
+                up = ModelChunk(number, "../../../escaped", 0, b"!")
+                device = ModelChunk(number, "CON", 0, b"!")
+                host.driver.send(ToPeer(message.peer, up))
+                host.driver.send(ToPeer(message.peer, device))
+
+        host.also = climb
+        with pytest.raises(PeerError, match="'CON' cannot be the name of a model's"):
+            await host.visit()
+
+    assert set(files(tmp_path)) == {f"theirs/{name}" for name in CONTENT}

@@ -1,0 +1,70 @@
+"""Peers in memory that are called, and what became of the calls."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from shoal.peers.outbound import OutboundConnections
+from shoal.protocols.seam.multi_peer import MultiPeerSession, OutgoingConnection
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import ConnectionEnd
+from shoal.transports.link import Link, LinkClosed
+from transports.memory_links import MemoryLink, ScriptedSession
+
+REFUSED: Callable[[], float] = lambda: -1.0  # noqa: E731  # reads as a constant
+
+
+@dataclass
+class Peers:
+    """Answers calls: each connection lasts as long as ``lasting`` says.
+
+    Below 0 it does not come about.
+    """
+
+    lasting: Callable[[], float] = REFUSED
+    calls: list[tuple[float, str]] = field(default_factory=list)  # when, whom
+    fingerprints: list[bytes | None] = field(default_factory=list)
+    served: int = 0
+    there: int = 0
+
+    @asynccontextmanager
+    async def dial(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        message_max: int,
+        *,
+        fingerprint: bytes | None = None,
+    ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
+        self.calls.append((asyncio.get_running_loop().time(), url))
+        self.fingerprints.append(fingerprint)
+        self._lasts = self.lasting()
+        if self._lasts < 0:
+            raise LinkClosed(f"cannot connect to {url}: connection refused")
+        yield MemoryLink(), {}
+
+    async def serve(
+        self, wire: str, session: MultiPeerSession, link: Link
+    ) -> ConnectionEnd:
+        self.served += 1
+        self.there += 1
+        try:
+            await asyncio.sleep(self._lasts)
+        finally:
+            self.there -= 1
+        return ConnectionEnd("over")
+
+    def calling(self) -> OutboundConnections:
+        return OutboundConnections(self.serve, self.dial, LoopClock(), Random(1))
+
+
+def scripted(now: float) -> Any:
+    """Open a session that says nothing."""
+    return ScriptedSession()
+
+
+def to(url: str, fingerprint: bytes | None = None) -> OutgoingConnection:
+    return OutgoingConnection(url, scripted, fingerprint=fingerprint)

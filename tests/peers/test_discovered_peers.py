@@ -1,0 +1,179 @@
+"""Services that come and go on the local network, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from peers.dialled_peers import Peers, to
+from shoal.peers import discovered_peers
+from shoal.peers.discovered_peers import DiscoveredPeers
+from shoal.peers.outbound import RETRY_MAX
+from shoal.protocols.seam.multi_peer import (
+    DiscoveredService,
+    OutgoingConnection,
+    ServiceBrowser,
+)
+from simulation import virtual
+
+HOUR = 3600.0
+
+
+def seen(
+    name: str = "studio", *addresses: str, port: int = 1, text: str = ""
+) -> DiscoveredService:
+    return DiscoveredService(name, addresses or ("10.0.0.1",), port, {"n": text})
+
+
+def meet(sighting: DiscoveredService, now: float) -> OutgoingConnection | None:
+    if sighting.text["n"] == "ourselves":
+        return None
+    return to(f"tcp://{sighting.addresses[0]}:{sighting.port}")
+
+
+@asynccontextmanager
+async def meetings(
+    peers: Peers,
+    meet: Callable[[DiscoveredService, float], OutgoingConnection | None] = meet,
+) -> AsyncIterator[DiscoveredPeers]:
+    calls = peers.calling()
+    async with asyncio.TaskGroup() as tasks:
+        made = DiscoveredPeers("wire", ServiceBrowser("_x._tcp", meet), calls, tasks)
+        yield made
+        calls.stop()
+        for each in made.connections:
+            each.cancel()
+
+
+def in_virtual_time(
+    test: Callable[[], Coroutine[Any, Any, None]],
+) -> Callable[[], None]:
+    def run() -> None:
+        virtual.run(test())
+
+    run.__name__ = test.__name__
+    return run
+
+
+@in_virtual_time
+async def test_each_service_is_met_once_while_it_is_there() -> None:
+    peers = Peers(lambda: HOUR)
+    async with meetings(peers) as made:
+        for _ in range(3):
+            made.on_found(seen())
+            made.on_found(seen("other", "10.0.0.2"))
+            await asyncio.sleep(5.0)
+
+        assert sorted(url for _, url in peers.calls) == [
+            "tcp://10.0.0.1:1",
+            "tcp://10.0.0.2:1",
+        ]
+
+
+@in_virtual_time
+async def test_service_is_met_again_when_its_connection_ended() -> None:
+    peers = Peers(lambda: 60.0)
+    async with meetings(peers) as made:
+        made.on_found(seen())
+        await asyncio.sleep(100.0)
+
+        assert len(peers.calls) == 2
+
+
+@in_virtual_time
+async def test_service_that_has_gone_is_not_called_until_it_comes_back() -> None:
+    peers = Peers(lambda: 1.0)
+    async with meetings(peers) as made:
+        made.on_found(seen())
+        await asyncio.sleep(0.5)
+        made.on_lost("studio")
+        made.on_lost("never seen")
+        await asyncio.sleep(100.0)
+        assert len(peers.calls) == 1
+        assert not made.connections
+
+        made.on_found(seen(port=2))
+        await asyncio.sleep(0.5)
+        assert peers.calls[1][1] == "tcp://10.0.0.1:2"
+
+
+@in_virtual_time
+async def test_connection_outlasts_the_word_that_its_service_has_gone() -> None:
+    peers = Peers(lambda: HOUR)
+    async with meetings(peers) as made:
+        made.on_found(seen())
+        await asyncio.sleep(1.0)
+        made.on_all_lost()
+        await asyncio.sleep(60.0)
+
+        assert peers.there == 1
+        made.on_found(seen())
+        await asyncio.sleep(60.0)
+        assert len(peers.calls) == 1
+
+
+@in_virtual_time
+async def test_all_addresses_are_tried_in_turn() -> None:
+    peers = Peers()
+    async with meetings(peers) as made:
+        made.on_found(seen("studio", "10.0.0.1", "10.0.0.2", "10.0.0.3"))
+        await asyncio.sleep(20.0)
+
+        hosts = [url[6:14] for _, url in peers.calls[:4]]
+        assert hosts == ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]
+
+
+@in_virtual_time
+async def test_service_that_changes_is_called_soon_but_not_for_each_change() -> None:
+    peers = Peers()
+    async with meetings(peers) as made:
+        made.on_found(seen())
+        await asyncio.sleep(10 * RETRY_MAX)
+        before = len(peers.calls)
+        made.on_found(seen(port=2))
+        await asyncio.sleep(1.0)
+        assert peers.calls[before][1].endswith(":2")
+
+        before = len(peers.calls)
+        for number in range(1000):
+            made.on_found(seen(text=str(number)))
+            await asyncio.sleep(0.01)
+        assert len(peers.calls) - before <= 80
+
+
+@in_virtual_time
+async def test_who_is_not_to_be_met_is_asked_about_again_later() -> None:
+    answers = iter([None, None, to("tcp://10.0.0.1:1")])
+    peers = Peers(lambda: HOUR)
+    async with meetings(peers, lambda sighting, now: next(answers)) as made:
+        made.on_found(seen())
+        await asyncio.sleep(5.0)
+
+        assert len(peers.calls) == 1
+
+
+@in_virtual_time
+async def test_we_do_not_call_ourselves() -> None:
+    peers = Peers()
+    async with meetings(peers) as made:
+        made.on_found(seen(text="ourselves"))
+        made.on_found(DiscoveredService("nowhere", (), 1, {"n": ""}))
+        await asyncio.sleep(HOUR)
+
+        assert peers.calls == []
+
+
+def test_inventing_services_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovered_peers, "DISCOVERED_MAX", 4)
+
+    async def test() -> None:
+        peers = Peers()
+        async with meetings(peers) as made:
+            for number in range(100):
+                made.on_found(seen(f"s{number}"))
+                await asyncio.sleep(0.0)
+            assert len(made.connections) == 4
+
+    virtual.run(test())

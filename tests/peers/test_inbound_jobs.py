@@ -1,0 +1,463 @@
+"""Peers that ask: their jobs are done in our pool, and in no third one."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import pytest
+
+from coordinator.hubs import Member, coordinator, moment
+from peers.played_peers import Line, Place, asks, offer, place, tied
+from shoal.coordinator.answer_reader import SLOW_SECONDS
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    InvalidRequest,
+    JobError,
+    NoWorker,
+    QueueFull,
+    ShoalError,
+    ShuttingDown,
+    StoreError,
+    UnknownModel,
+    WorkerLost,
+)
+from shoal.domain.facts import JobSubmitted
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.moderation import UNCHECKED_MAX, Moderation
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Event,
+    Failed,
+    OffersChanged,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import JobKind, Policy, Task, TimeLimits
+from shoal.peers.connections import ANNOUNCE_INTERVAL
+from shoal.peers.inbound_jobs import (
+    DEFAULT_POLICY,
+    JOBS_MAX,
+    PeerJobPolicy,
+    rejection_of,
+)
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft
+from simulation import virtual
+
+ONE = LeaseNumber(1)
+ASKS = PeerJoined("mac", submits_jobs=True)
+
+
+def play(
+    script: Callable[[Place, Line, Member], Awaitable[None]],
+    queue_max: int = 1000,
+    house: PeerJobPolicy = DEFAULT_POLICY,
+) -> None:
+    """Run a script with a peer 'a' that may ask, and a worker of our own."""
+
+    async def scenario() -> None:
+        async with coordinator(queue_max=queue_max) as its:
+            here = await place(its, house)
+            own = await its.join("own", slots=100)
+            line = await here.line()
+            line.says("a", ASKS)
+            await moment()
+            await script(here, line, own)
+
+    virtual.run(scenario())
+
+
+async def says(line: Line, *words: RunJob | CancelJob | PeerLeft) -> None:
+    line.says("a", *words)
+    await moment()
+
+
+def answers(line: Line) -> list[Event]:
+    """Return the ends that the peer was told of."""
+    kinds: tuple[type[Event], ...] = (Completed, Rejected, Failed)
+    return [end for kind in kinds for end in line.heard("a", kind)]
+
+
+def test_answer_to_a_neighbour_comes_piece_by_piece_under_its_own_number() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks("theirs"))
+        own.write("one ", "two")
+        await moment()
+        assert line.heard("a", AnswerChunk) == [
+            AnswerChunk(JobId("theirs"), ONE, ["one ", "two"])
+        ]
+
+        own.complete()
+        await moment()
+
+        assert answers(line) == [Completed(JobId("theirs"), ONE)]
+
+    play(script)
+
+
+def test_job_of_a_neighbour_has_its_owner_price_and_limits() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        facts: list[object] = []
+        here.its.hub.subscribe(facts.append)
+
+        await says(line, asks())
+
+        (job,) = [fact.job for fact in facts if isinstance(fact, JobSubmitted)]
+        assert job.owner == "wire:mac"
+        assert job.terms.near
+        assert job.terms.price == DEFAULT_POLICY.prices.price(Policy.FAST, JobKind.CHAT)
+        assert job.limits == DEFAULT_POLICY.limits
+        assert job.id != "theirs"
+
+    play(script)
+
+
+def test_job_without_a_model_is_done_by_any() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks(model=""))
+
+        assert [run.work.model for run in own.runs] == ["*"]
+
+    play(script)
+
+
+def test_owner_of_a_neighbours_jobs_is_nobody_elses_account() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        line.says("b", PeerJoined("default/user", submits_jobs=True), asks())
+        await moment()
+
+        (job,) = here.its.hub.pool.jobs.values()
+        assert job.job.owner == "wire:default%2Fuser"
+
+    play(script)
+
+
+def test_neighbour_that_cancels_frees_the_worker() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks("x"), asks("y"))
+
+        await says(line, CancelJob(JobId("x"), ONE), CancelJob(JobId("?"), ONE))
+
+        assert len(own.cancelled) == 1
+        assert len(here.its.hub.pool.jobs) == 1
+        assert answers(line) == []
+        await says(line, asks("x"))  # the number is free again
+        assert len(here.its.hub.pool.jobs) == 2
+
+    play(script)
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "replaced"])
+def test_neighbour_that_goes_leaves_no_jobs(how: str) -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks("x"), asks("y"))
+        assert len(here.its.hub.pool.jobs) == 2
+
+        if how == "gone":
+            await says(line, PeerLeft("bye"))
+        elif how == "cut":
+            await line.end()
+        else:
+            line.says("b", ASKS)
+            await moment()
+
+        assert not here.its.hub.pool.jobs
+        assert len(own.cancelled) == 2
+
+    play(script)
+
+
+def test_job_that_is_asked_for_twice_is_done_once() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks("x"), asks("x"))
+        own.complete()
+        await moment()
+
+        assert len(own.runs) == 1
+        assert len(answers(line)) == 1
+
+    play(script)
+
+
+def test_peer_that_may_not_ask_is_told_how_it_may() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        line.says("b", PeerJoined("worker"), asks())
+        await moment()
+
+        (rejected,) = line.heard("b", Rejected)
+        assert "passcode" in rejected.reason
+        assert own.runs == []
+
+    play(script)
+
+
+def test_answer_that_has_begun_is_refused() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks(continues="once upon"))
+
+        (rejected,) = line.heard("a", Rejected)
+        assert "begun" in rejected.reason
+
+    play(script)
+
+
+def test_peer_has_so_many_jobs_open_and_no_more() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, *(asks(f"job {number}") for number in range(JOBS_MAX + 1)))
+
+        (rejected,) = line.heard("a", Rejected)
+        assert rejected.job_id == f"job {JOBS_MAX}"
+        assert str(JOBS_MAX) in rejected.reason
+        own.complete()
+        await moment()
+        await says(line, asks("another"))
+        assert len(line.heard("a", Rejected)) == 1
+
+    play(script)
+
+
+def test_full_queue_is_told() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await here.its.join("slow", "n")
+        for number in range(3):
+            await says(line, asks(f"job {number}", "n"))
+
+        (rejected,) = line.heard("a", Rejected)
+        assert rejected.job_id == "job 2"
+
+    play(script, queue_max=1)
+
+
+def test_what_only_other_pools_have_is_refused_at_once() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        line.says(
+            "b", PeerJoined("pool"), OffersChanged((offer("far", neighbour=True),))
+        )
+        await moment()
+
+        await says(line, asks("x", "far"))
+
+        (rejected,) = line.heard("a", Rejected)
+        assert "only other pools have far" in rejected.reason
+        assert line.heard("b", RunJob) == []
+
+    play(script)
+
+
+def test_failure_of_a_worker_is_passed_on() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks())
+        (run,) = own.runs
+        own.say(Failed(run.job_id, run.lease, "too long", Fault.CONTEXT))
+        await moment()
+
+        assert answers(line) == [
+            Failed(JobId("theirs"), ONE, "too long", Fault.CONTEXT)
+        ]
+
+    play(script)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (QueueFull("x"), None),
+        (NoWorker("x"), None),
+        (UnknownModel("x"), None),
+        (CannotDo("x"), None),
+        (ShuttingDown("x"), None),
+        (WorkerLost("x"), None),
+        (StoreError("x"), None),
+        (JobError("x"), Fault.WORKER),
+        (InvalidRequest("x"), Fault.REQUEST),
+        (ContextExceeded("x"), Fault.CONTEXT),
+    ],
+    ids=lambda each: type(each).__name__ if isinstance(each, ShoalError) else "",
+)
+def test_whatever_may_go_well_elsewhere_is_rejected(
+    error: ShoalError, kind: Fault | None
+) -> None:
+    end = rejection_of(asks("x"), error)
+
+    if kind is None:
+        assert end == Rejected(JobId("x"), ONE, "x")
+    else:
+        assert end == Failed(JobId("x"), ONE, "x", kind)
+
+
+def test_neighbour_that_does_not_read_loses_its_job_and_nobody_else_does() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks("x"))
+        line.link.taking.clear()
+        client = await here.its.ask()
+        piece = "x" * (256 << 10)
+
+        for _ in range(40):
+            own.write(piece, run=0)
+            own.write("y", run=1)
+            await asyncio.sleep(SLOW_SECONDS / 20)
+        own.complete(run=1)
+        line.link.taking.set()
+        await moment()
+
+        assert client.text == "y" * 40
+        (failed,) = line.heard("a", Failed)
+        assert "reads too slowly" in failed.error
+        assert len(own.cancelled) == 1
+
+    play(script)
+
+
+def test_tasks_are_done_for_neighbours_as_well() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        doer = await here.its.join("doer", "t", kinds=frozenset({JobKind.TASK}))
+        task = replace(asks("x"), work=Task("classify", {"input": "text"}))
+
+        await says(line, task)
+        doer.write('{"label":"a"}')
+        doer.complete()
+        await moment()
+
+        assert line.heard("a", AnswerChunk)[0].pieces == ['{"label":"a"}']
+
+    play(script)
+
+
+def test_limits_of_the_house_hold() -> None:
+    async def scenario() -> None:
+        async with coordinator() as its:
+            here = await place(
+                its, replace(DEFAULT_POLICY, limits=TimeLimits(queue=2.0))
+            )
+            await its.join("w", "n")
+            line = await here.line()
+            line.says("a", ASKS, asks("x", "n"), asks("y", "n"))
+            await asyncio.sleep(3.0)
+
+            (rejected,) = line.heard("a", Rejected)
+            assert rejected.job_id == "y"
+            assert "over the limit of 2 s" in rejected.reason
+
+    virtual.run(scenario())
+
+
+# Two coordinators that are each other's neighbours.
+
+
+def two_pools(script: Callable[[Place, Place], Awaitable[None]]) -> None:
+    async def scenario() -> None:
+        async with coordinator() as one, coordinator() as other:
+            here, there = await place(one), await place(other)
+            async with tied(here, there):
+                await script(here, there)
+
+    virtual.run(scenario())
+
+
+def test_pool_does_what_its_neighbour_cannot() -> None:
+    async def script(here: Place, there: Place) -> None:
+        worker = await there.its.join("w", "m")
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+        assert here.workers == ["wire:other/m"]
+
+        client = await here.its.ask()
+        worker.write("from ", "there")
+        worker.complete()
+        await moment()
+
+        assert client.text == "from there"
+        assert client.outcome is not None
+
+    two_pools(script)
+
+
+def test_no_job_goes_in_a_circle() -> None:
+    async def script(here: Place, there: Place) -> None:
+        worker = await there.its.join("w", "m")
+        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+        assert there.workers == ["wire:w"]  # what is its own is not offered back
+
+        client = await here.its.ask()
+        worker.port.on_disconnect("cut off")
+        await asyncio.sleep(2 * ANNOUNCE_INTERVAL)
+
+        # It waits there for somebody who has the model, and nobody is asked for it.
+        (mirror,) = here.its.hub.pool.workers.values()
+        assert mirror.draining == "not loaded any more"
+        assert there.workers == []
+        assert len(there.its.hub.pool.jobs) == 1
+
+        await asyncio.sleep(TimeLimits().queue * 3)
+
+        assert isinstance(client.error, NoWorker)
+        assert here.workers == there.workers == []
+        assert not here.its.hub.pool.jobs
+        assert not there.its.hub.pool.jobs
+
+    two_pools(script)
+
+
+def test_both_may_have_the_same_model_and_help_each_other() -> None:
+    async def script(here: Place, there: Place) -> None:
+        near, far = await here.its.join("w"), await there.its.join("w")
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+        clients = [await here.its.ask() for _ in range(3)]
+
+        assert (len(near.runs), len(far.runs)) == (1, 1)
+        assert far.runs[0].terms.near
+        for member in (near, far):
+            member.complete()
+        await moment()
+        near.complete()
+        far.complete()
+        await moment()
+
+        assert sum(client.outcome is not None for client in clients) == 3
+
+    two_pools(script)
+
+
+def test_client_that_leaves_frees_the_neighbours_worker() -> None:
+    async def script(here: Place, there: Place) -> None:
+        worker = await there.its.join("w")
+        await asyncio.sleep(ANNOUNCE_INTERVAL)
+        client = await here.its.ask()
+        assert len(worker.runs) == 1
+
+        await client.leave()
+        await moment()
+
+        assert len(worker.cancelled) == 1
+        assert not here.its.hub.pool.jobs
+        assert not there.its.hub.pool.jobs
+
+    two_pools(script)
+
+
+def test_request_on_the_moderation_list_is_refused() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks())
+
+        (failed,) = answers(line)
+        assert isinstance(failed, Failed)
+        assert failed.fault is Fault.REQUEST
+        assert "moderation" in failed.error
+        assert not own.runs
+
+    play(script, house=PeerJobPolicy(moderation=Moderation(".*")))
+
+
+def test_answer_on_the_moderation_list_ends_there_and_frees_the_worker() -> None:
+    async def script(here: Place, line: Line, own: Member) -> None:
+        await says(line, asks())
+
+        own.write("x" * UNCHECKED_MAX, "secret")
+        await moment()
+
+        assert answers(line) == [Completed(JobId("theirs"), ONE, "content_filter")]
+        assert any(isinstance(word, CancelJob) for word in own.told)
+
+    play(script, house=PeerJobPolicy(moderation=Moderation("secret")))

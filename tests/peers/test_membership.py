@@ -1,0 +1,275 @@
+"""Rounds as they are run: in virtual time, and over real sockets."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.serving import eventually
+from peers.dialled_peers import Peers, scripted
+from shoal.peers.membership import CHECK_INTERVAL, EXCHANGES_MAX, MembershipRunner
+from shoal.peers.outbound import OutboundConnections
+from shoal.protocols.seam.multi_peer import (
+    ListedNode,
+    MembershipProber,
+    OutgoingConnection,
+    Probe,
+)
+from shoal.protocols.seam.session import Close, Send
+from shoal.transports.clock import LoopClock
+from shoal.transports.dialer import dial
+from simulation import virtual
+from transports.memory_links import ScriptedSession
+
+Said = tuple[float, str]
+
+
+@dataclass
+class Plan:
+    """Rounds as a test plans them: whom to call at which tick."""
+
+    plan: list[Sequence[Probe | OutgoingConnection]]
+    every: float | None = 1.0
+    ticks: list[float] = field(default_factory=list)
+    to_drop: list[OutgoingConnection] = field(default_factory=list)
+    over: list[Said] = field(default_factory=list)
+    rows: list[ListedNode] = field(default_factory=list)
+    due: float | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        if self.due is not None or self.every is None:
+            return self.due
+        return self.ticks[-1] + self.every if self.ticks else 0.0
+
+    def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
+        self.due = None
+        self.ticks.append(now)
+        return self.plan.pop(0) if self.plan else ()
+
+    def dropped(self) -> Sequence[OutgoingConnection]:
+        dropped, self.to_drop = self.to_drop, []
+        return dropped
+
+    def nodes(self) -> Sequence[ListedNode]:
+        return self.rows
+
+    def exchange(
+        self, url: str, open: Callable[[float], Any] = scripted, within: float = 2.0
+    ) -> Probe:
+        return Probe(
+            OutgoingConnection(url, open),
+            within,
+            lambda why, now: self.over.append((now, why)),
+        )
+
+
+@asynccontextmanager
+async def running(rounds: Plan, peers: Peers) -> AsyncIterator[MembershipRunner]:
+    assert isinstance(rounds, MembershipProber)
+    async with asyncio.TaskGroup() as tasks:
+        calls = peers.calling()
+        run = MembershipRunner("wire", rounds, calls, peers.dial, LoopClock(), tasks)
+        walking = tasks.create_task(run.run())
+        try:
+            yield run
+        finally:
+            walking.cancel()
+            calls.stop()
+            for each in [*run.connections]:
+                each.cancel()
+
+
+def made(rounds: Plan, peers: Peers, seconds: float) -> None:
+    """Make the rounds for so long."""
+
+    async def test() -> None:
+        async with running(rounds, peers):
+            await asyncio.sleep(seconds)
+
+    virtual.run(test())
+
+
+def test_ticks_come_at_their_deadlines() -> None:
+    rounds = Plan([])
+    made(rounds, Peers(), 3.5)
+
+    assert rounds.ticks == pytest.approx([0.0, 1.0, 2.0, 3.0], abs=0.05)
+
+
+def test_deadline_that_moves_is_noticed() -> None:
+    rounds = Plan([], every=None)
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(5.0)
+            rounds.due = 5.5
+            await asyncio.sleep(5.0)
+
+    virtual.run(test())
+
+    assert len(rounds.ticks) == 2
+    assert 5.5 <= rounds.ticks[1] <= 5.5 + CHECK_INTERVAL
+
+
+def test_whom_it_does_not_reach_is_told_at_once_and_once() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1")]]
+    made(rounds, Peers(), 5.0)
+
+    ((when, why),) = rounds.over
+    assert when < 0.1
+    assert "connection refused" in why
+
+
+def test_who_does_not_answer_in_time_is_told_then() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", within=2.0)]]
+    made(rounds, Peers(lambda: 60.0), 5.0)
+
+    ((when, why),) = rounds.over
+    assert 2.0 <= when <= 2.1
+    assert why == "no answer from tcp://far:1 within 2 s"
+
+
+def test_exchanges_are_made_at_the_same_time_but_not_without_end() -> None:
+    rounds = Plan([])
+    many = [
+        rounds.exchange(f"tcp://far:{n}", within=2.0) for n in range(2 * EXCHANGES_MAX)
+    ]
+    rounds.plan = [many]
+    peers = Peers(lambda: 60.0)
+    made(rounds, peers, 10.0)
+
+    begun = [when for when, _ in peers.calls]
+    assert [sum(when < 1.0 for when in begun), len(begun)] == [EXCHANGES_MAX, len(many)]
+    assert len(rounds.over) == len(many)
+
+
+def test_end_of_an_exchange_is_news() -> None:
+    rounds = Plan([], every=10.0)
+
+    def over(why: str, now: float) -> None:
+        rounds.due = now
+
+    exchange = Probe(OutgoingConnection("tcp://far:1", scripted), 2.3, over)
+    rounds.plan = [[exchange]]
+    made(rounds, Peers(lambda: 60.0), 5.0)
+
+    assert rounds.ticks[:2] == pytest.approx([0.0, 2.3], abs=0.05)
+
+
+def test_exchange_that_is_cut_off_is_told_of_too() -> None:
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", within=60.0)]]
+    made(rounds, Peers(lambda: 60.0), 1.0)
+
+    assert [why for _, why in rounds.over] == ["cut off"]
+
+
+def test_bug_in_an_exchange_stays_there(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(now: float) -> Any:
+        raise RuntimeError("a bug")
+
+    rounds = Plan([])
+    rounds.plan = [[rounds.exchange("tcp://far:1", broken)]]
+    made(rounds, Peers(lambda: 60.0), 3.5)
+
+    assert [why for _, why in rounds.over] == ["internal error"]
+    assert len(rounds.ticks) == 4
+    assert "a bug" in caplog.text
+
+
+def test_call_is_kept_up_until_it_is_unwanted() -> None:
+    outgoing = OutgoingConnection("tcp://far:1", scripted)
+    rounds, peers = Plan([[outgoing]]), Peers(lambda: 1.0)
+
+    async def test() -> None:
+        async with running(rounds, peers) as run:
+            await asyncio.sleep(60.0)
+            assert peers.served > 2
+            assert len(run.connections) == 1
+            rounds.to_drop.append(outgoing)
+            await asyncio.sleep(5.0)
+            served = peers.served
+            assert not run.connections
+            await asyncio.sleep(60.0)
+            assert peers.served == served
+
+    virtual.run(test())
+
+
+def test_change_of_a_nodes_state_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = Plan([], rows=[ListedNode("b", "192.0.2.1:5", "alive", 0.0)])
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(3.0)
+            rounds.rows = [ListedNode("b", "192.0.2.1:5", "failed", 3.0, note="why")]
+            await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.INFO):
+        virtual.run(test())
+
+    assert [record.getMessage() for record in caplog.records] == [
+        "node wire=wire name='b' address=192.0.2.1:5 state='alive' remark=''",
+        "node wire=wire name='b' address=192.0.2.1:5 state='failed' remark='why'",
+    ]
+
+
+def test_this_machine_among_the_nodes_is_no_news(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rounds = Plan([], rows=[ListedNode("us", "", "here", 0.0)])
+
+    async def test() -> None:
+        async with running(rounds, Peers()):
+            await asyncio.sleep(3.0)
+
+    with caplog.at_level(logging.INFO):
+        virtual.run(test())
+
+    assert caplog.messages == []
+
+
+async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
+    async def answer(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        writer.write(b"to " + await reader.readline())
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    heard: list[Any] = []
+
+    def asking(now: float) -> Any:
+        def hear(data: Any) -> Any:
+            heard.append(data)
+            return [Close("answered")]
+
+        return ScriptedSession(hear, opening=[Send(b"you\n")])
+
+    async with (
+        asyncio.timeout(20),
+        await asyncio.start_server(answer, "127.0.0.1") as server,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        rounds = Plan([])
+        rounds.plan = [[rounds.exchange(f"tcp://127.0.0.1:{port}", asking)]]
+        async with asyncio.TaskGroup() as tasks:
+            calls = OutboundConnections(Peers().serve, dial, LoopClock(), Random(1))
+            run = MembershipRunner("wire", rounds, calls, dial, LoopClock(), tasks)
+            walking = tasks.create_task(run.run())
+            await eventually(lambda: bool(rounds.over))
+            walking.cancel()
+
+    assert heard == [b"to you\n"]
+    assert [why for _, why in rounds.over] == ["answered"]

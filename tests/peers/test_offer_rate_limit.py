@@ -1,0 +1,137 @@
+"""Peers that offer one thing after the other."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from shoal.domain.worker import CHAT_ONLY, Offer
+from shoal.peers import offer_rate_limit
+from shoal.peers.offer_rate_limit import (
+    CHANGES_AT_ONCE,
+    CHANGES_EVERY,
+    OfferRateLimiter,
+)
+
+Offers = tuple[Offer, ...]
+
+
+@dataclass
+class Due:
+    """A call that is due, unless it was cancelled."""
+
+    when: float
+    call: Callable[[], None]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@dataclass
+class Hands:
+    """A clock that is set by hand."""
+
+    time: float = 100.0
+    dues: list[Due] = field(default_factory=list)
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Due:
+        self.dues.append(Due(when, call))
+        return self.dues[-1]
+
+    def advance(self, seconds: float) -> None:
+        self.time += seconds
+        due = [each for each in self.dues if each.when <= self.time]
+        self.dues = [each for each in self.dues if each not in due]
+        for each in due:
+            if not each.cancelled:
+                each.call()
+
+
+def offer(name: str) -> Offers:
+    return (Offer(CHAT_ONLY, frozenset({name})),)
+
+
+@dataclass
+class Taken:
+    """What was passed on, each as ``changes`` models that changed."""
+
+    changes: int
+    offers: list[Offers] = field(default_factory=list)
+
+    def __call__(self, offers: Offers) -> int:
+        self.offers.append(offers)
+        return self.changes
+
+
+def test_what_comes_too_often_is_passed_on_later_and_only_the_last_of_it() -> None:
+    clock, taken = Hands(), Taken(changes=2 * CHANGES_AT_ONCE)
+    stock = OfferRateLimiter(clock)
+
+    for number in range(1000):
+        stock.submit("p", offer(str(number)), taken)
+
+    assert taken.offers == [offer("0")]
+    clock.advance(CHANGES_AT_ONCE * CHANGES_EVERY)
+    assert taken.offers == [offer("0"), offer("999")]
+    clock.advance(1000.0)
+    assert taken.offers == [offer("0"), offer("999")]
+
+
+def test_a_few_changes_are_passed_on_at_once() -> None:
+    clock, taken = Hands(), Taken(changes=2)
+    stock = OfferRateLimiter(clock)
+
+    for number in range(100):
+        stock.submit("p", offer(str(number)), taken)
+
+    assert len(taken.offers) == 100
+
+
+def test_in_the_long_run_there_are_only_so_many() -> None:
+    clock, taken = Hands(), Taken(changes=2)
+    stock = OfferRateLimiter(clock)
+
+    for number in range(10_000):
+        stock.submit("p", offer(str(number)), taken)
+        clock.advance(0.01)
+
+    at_most = (CHANGES_AT_ONCE + 100.0 / CHANGES_EVERY) / 2
+    assert at_most - 2 <= len(taken.offers) <= at_most + 2
+
+
+def test_one_that_comes_back_goes_on_where_it_was_and_others_do_not_wait() -> None:
+    clock = Hands()
+    before, back, other = (Taken(changes=2 * CHANGES_AT_ONCE) for _ in range(3))
+    stock = OfferRateLimiter(clock)
+    stock.submit("p", offer("a"), before)
+    stock.submit("p", offer("b"), before)
+    stock.on_peer_left("p")
+
+    stock.submit("p", offer("c"), back)
+    stock.submit("q", offer("d"), other)
+
+    assert before.offers == [offer("a")]
+    assert (back.offers, other.offers) == ([], [offer("d")])
+    clock.advance(1000.0)
+    assert (before.offers, back.offers) == ([offer("a")], [offer("c")])
+
+
+def test_those_that_may_change_again_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(offer_rate_limit, "PEERS_FIRST", 8)
+    clock, taken = Hands(), Taken(changes=1)
+    stock = OfferRateLimiter(clock)
+
+    for number in range(1000):
+        stock.submit(f"p{number}", offer("a"), taken)
+        clock.advance(1.0)
+
+    assert len(stock._stocks) <= 8

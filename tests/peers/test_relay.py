@@ -1,0 +1,276 @@
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import pytest
+
+from shoal.peers.relay import RelayRunner
+from shoal.protocols.seam.multi_peer import RelayBroadcast, RelaySend
+from shoal.protocols.seam.session import Data, UpgradeRequest
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import ConnectionEnd
+from shoal.transports.link import LinkClosed
+from shoal.transports.local_link import LocalLink, local_links
+from shoal.transports.outbox import OUTBOX_MAX
+
+Outputs = Sequence[RelaySend | RelayBroadcast]
+
+
+class Telephone:
+    """A switch on which ``NUMBER:TEXT`` goes to the link of that number.
+
+    ``all:A,B`` is spread to all links, to the first link only from ``B`` on, ``pause``
+    has nothing read for a while, ``close`` ends the link, and ``bug`` is one.
+    """
+
+    def __init__(self) -> None:
+        self.there: list[int] = []
+        self.left: list[int] = []
+        self.paused: float = 0.0
+        self.deadline: float | None = None
+        self.ticks: list[float] = []
+
+    def link_opened(self, link: int, hello: UpgradeRequest, now: float) -> Outputs:
+        self.there.append(link)
+        return [RelaySend(link, f"you are {link} of {hello.path}")]
+
+    def receive(self, link: int, batch: Sequence[Data], now: float) -> Outputs:
+        outputs: list[RelaySend | RelayBroadcast] = []
+        for data in batch:
+            to, _, text = str(data).partition(":")
+            match to:
+                case "all":
+                    firsts = [(each, int(each == 1)) for each in [*self.there, 99]]
+                    outputs.append(RelayBroadcast(tuple(text.split(",")), firsts))
+                case "pause":
+                    self.paused = 0.01
+                case "close":
+                    outputs += [RelaySend(link, "last"), RelaySend(link, text, 4000)]
+                case "tick":
+                    self.deadline = now + 0.01
+                case "bug":
+                    raise ZeroDivisionError
+                case number:
+                    outputs.append(RelaySend(int(number), text))
+        return outputs
+
+    def read_delay(self, link: int, now: float) -> float:
+        paused, self.paused = self.paused, 0.0
+        return paused
+
+    def link_closed(self, link: int, now: float) -> Outputs:
+        if link in self.there:
+            self.there.remove(link)
+        self.left.append(link)
+        return [RelaySend(each, f"{link} left") for each in self.there]
+
+    def tick(self, now: float) -> Outputs:
+        self.ticks.append(now)
+        self.deadline = None
+        return [RelaySend(each, "tick") for each in self.there]
+
+
+class Forgetful(Telephone):
+    """A switch that cannot be told that a link has gone."""
+
+    def link_closed(self, link: int, now: float) -> Outputs:
+        raise LookupError
+
+
+class Exchange:
+    """A switching with links in memory."""
+
+    def __init__(self, make: Callable[[], Telephone] = Telephone) -> None:
+        self.switch = make()
+        self.switching = RelayRunner("test", self.switch, LoopClock())
+        self.serving: list[asyncio.Task[ConnectionEnd]] = []
+
+    async def connect(self) -> LocalLink:
+        """Return the end of a new link, once the switch knows it."""
+        ours, theirs = local_links("switch", f"peer {len(self.serving) + 1}")
+        serving = self.switching.serve(theirs, UpgradeRequest("/x"))
+        self.serving.append(asyncio.create_task(serving))
+        (greeting,) = await ours.receive()
+        assert greeting == f"you are {len(self.serving)} of /x"
+        return ours
+
+    async def close(self) -> None:
+        self.switching.disconnect_all("the end")
+        await asyncio.gather(*self.serving)
+
+
+async def farewell(link: LocalLink) -> str:
+    """Return what a link was closed with."""
+    try:
+        while True:
+            await link.receive()
+    except LinkClosed as closed:
+        return closed.text
+
+
+async def test_messages_go_to_the_links_they_are_for_in_order() -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    first.write(["2:a", "2:b", "1:c"])
+
+    assert await second.receive() == ["a", "b"]
+    assert await first.receive() == ["c"]
+    await exchange.close()
+
+
+async def test_what_is_for_nobody_goes_nowhere() -> None:
+    exchange = Exchange()
+    first = await exchange.connect()
+
+    first.write(["77:lost", "1:here"])
+
+    assert await first.receive() == ["here"]
+    await exchange.close()
+
+
+async def test_what_is_for_all_reaches_each_from_its_place_on() -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    second.write(["all:a,b,c", "2:d"])
+
+    assert await first.receive() == ["b", "c"]
+    assert await second.receive() == ["a", "b", "c", "d"]
+    await exchange.close()
+
+
+async def test_a_link_that_ends_is_gone_for_the_switch_and_the_others() -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    await second.close(1000, "bye")
+    end = await exchange.serving[1]
+
+    assert end == ConnectionEnd("closed by peer: 1000 bye", 1000, "bye", by_peer=True)
+    assert await first.receive() == ["2 left"]
+    assert exchange.switch.left == [2]
+    assert len(exchange.switching) == 1
+    await exchange.close()
+
+
+async def test_a_link_that_the_switch_ends_hears_all_before_and_why() -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    second.write(["1:before", "close:enough"])
+
+    assert await second.receive() == ["last"]
+    with pytest.raises(LinkClosed) as raised:
+        await second.receive()
+    assert (raised.value.code, raised.value.text) == (4000, "enough")
+    assert await first.receive() == ["before", "2 left"]
+    await exchange.close()
+
+
+async def test_a_link_that_does_not_read_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.peers.relay.OUTBOX_MAX", 1 << 16)
+    exchange = Exchange()
+    first, deaf, third = [await exchange.connect() for _ in range(3)]
+
+    first.write([f"2:{'x' * 1000}"] * 100)
+    end = await exchange.serving[1]
+
+    assert end.reason == "peer stopped reading"
+    with pytest.raises(LinkClosed):
+        await deaf.receive()
+    for other in (first, third):
+        assert await other.receive() == ["2 left"]
+    first.write(["2:to nobody", "3:to somebody"])
+    assert await third.receive() == ["to somebody"]
+    await exchange.close()
+
+
+def test_what_a_link_may_leave_unread_is_limited() -> None:
+    assert OUTBOX_MAX == 16 << 20
+
+
+async def test_a_bug_in_the_switch_ends_the_link_that_met_it_alone(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    with caplog.at_level(logging.ERROR):
+        second.write(["bug"])
+        end = await exchange.serving[1]
+
+    assert end.reason == "internal error"
+    assert "ZeroDivisionError" in caplog.text
+    assert await first.receive() == ["2 left"]
+    first.write(["1:still here"])
+    assert await first.receive() == ["still here"]
+    await exchange.close()
+
+
+async def test_a_bug_about_a_link_that_has_gone_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    exchange = Exchange(Forgetful)
+    await exchange.connect()
+
+    with caplog.at_level(logging.ERROR):
+        await exchange.close()
+
+    assert "LookupError" in caplog.text
+    assert exchange.serving[0].result().reason == "the end"
+
+
+async def test_the_switch_is_ticked_at_its_deadline() -> None:
+    exchange = Exchange()
+    first = await exchange.connect()
+
+    first.write(["tick"])
+
+    assert await first.receive() == ["tick"]
+    assert len(exchange.switch.ticks) == 1
+    await exchange.close()
+
+
+async def test_a_link_that_is_paused_loses_nothing() -> None:
+    exchange = Exchange()
+    first, second = await exchange.connect(), await exchange.connect()
+
+    first.write(["pause"])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    first.write(["2:late"])
+    second.write(["2:now"])
+
+    assert await second.receive() == ["now"]
+    assert await second.receive() == ["late"]
+    await exchange.close()
+
+
+async def test_stopping_ends_all_links() -> None:
+    exchange = Exchange()
+    links = [await exchange.connect() for _ in range(3)]
+
+    exchange.switching.disconnect_all("the coordinator is stopping")
+    ends = await asyncio.gather(*exchange.serving)
+
+    assert {end.code for end in ends} == {1001}
+    assert [await farewell(link) for link in links] == [
+        "the coordinator is stopping"
+    ] * 3
+    assert len(exchange.switching) == 0
+
+
+async def test_a_link_whose_server_is_cancelled_is_gone() -> None:
+    exchange = Exchange()
+    await exchange.connect()
+
+    exchange.serving[0].cancel()
+    with suppress(asyncio.CancelledError):
+        await exchange.serving[0]
+
+    assert exchange.switch.left == [1]
+    assert len(exchange.switching) == 0

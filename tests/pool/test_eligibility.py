@@ -1,0 +1,251 @@
+"""Why a worker cannot take a job, in words that reach users."""
+
+from dataclasses import replace
+
+import pytest
+
+from pool.given import (
+    NOTHING,
+    conditioned,
+    hand_out,
+    job,
+    joined,
+    leased,
+    pool_after,
+    tell,
+)
+from shoal.domain.facts import (
+    JobRequeued,
+    JobSubmitted,
+    PassedOver,
+    WorkerDraining,
+    WorkerJoined,
+)
+from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.work import (
+    ANY_MODEL,
+    Chat,
+    Feature,
+    Job,
+    JobKind,
+    JobTerms,
+    Task,
+    Work,
+)
+from shoal.domain.worker import Offer
+from shoal.pool.eligibility import (
+    EXAMINED_MAX,
+    LISTED_MAX,
+    passed_over,
+    why_ineligible,
+    why_no_worker,
+)
+from shoal.pool.inputs import Submission
+
+J, W = JobId("j"), WorkerId("w")
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (joined(), None),
+        (joined("w", "m", "n", slots=9), None),
+        (joined("w", "other"), "does not have m"),
+        (joined(kinds=frozenset()), "does not run chat jobs"),
+        (joined(slots=0), "offers no slots"),
+        (
+            joined(slots=0, remark="max_concurrency=abc is no number"),
+            "offers no slots (max_concurrency=abc is no number)",
+        ),
+    ],
+)
+def test_offer_decides_who_can_take_a_job(
+    worker: WorkerJoined, reason: str | None
+) -> None:
+    pool = pool_after(worker, JobSubmitted(job()))
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+
+
+@pytest.mark.parametrize(
+    ("features", "reason"),
+    [
+        (NOTHING, "cannot do: stop"),
+        (frozenset({Feature.CONTINUE, Feature.OPTIONS}), "cannot do: stop"),
+        (frozenset({Feature.STOP}), None),
+    ],
+)
+def test_stop_strings_need_a_worker_that_obeys_them(
+    features: frozenset[Feature], reason: str | None
+) -> None:
+    pool = pool_after(joined(features=features), JobSubmitted(job(stop=True)))
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+
+
+@pytest.mark.parametrize(
+    ("worker", "reason"),
+    [
+        (joined(context=99), "reads 99 tokens, fewer than the request has"),
+        (joined(context=100), None),
+        (joined(context=0), None),
+        (joined(only_for=frozenset({"bo"})), "works for other keys only"),
+        (joined(only_for=frozenset({"al", "bo"})), None),
+        (joined(kinds=frozenset({JobKind.EMBEDDING})), "does not run chat jobs"),
+    ],
+)
+def test_length_and_owner_of_a_job_count(
+    worker: WorkerJoined, reason: str | None
+) -> None:
+    asked = job(owner="al", prompt="x" * 800)
+    pool = pool_after(worker, JobSubmitted(asked))
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == reason
+
+
+def test_worker_that_is_at_a_job_already_does_not_get_it_twice() -> None:
+    pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "is at it already"
+
+
+def test_draining_worker_takes_nothing() -> None:
+    pool = pool_after(joined(), WorkerDraining(W, ""), JobSubmitted(job()))
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "draining"
+
+
+def test_worker_that_refused_a_job_does_not_get_it_again() -> None:
+    requeued = JobRequeued(J, LeaseNumber(1), "too long", refused_by=W)
+    pool = pool_after(joined(), JobSubmitted(job()), leased(), requeued)
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "refused it: too long"
+    assert hand_out(pool) == []
+
+
+def test_full_worker_takes_nothing() -> None:
+    pool = pool_after(joined(), JobSubmitted(job()), leased(), JobSubmitted(job("k")))
+
+    assert why_ineligible(pool.jobs[JobId("k")], pool.workers[W]) == "all slots busy"
+
+
+def test_workers_passed_over_are_grouped_by_reason() -> None:
+    pool = pool_after(
+        joined("a"),
+        joined("b"),
+        joined("c", slots=0),
+        joined("d", "other"),
+        joined("e", "other"),
+        JobSubmitted(job()),
+    )
+
+    groups = passed_over(pool, pool.jobs[J], chosen=WorkerId("a"))
+
+    assert groups == (
+        PassedOver("another was expected to be quicker", 1, (WorkerId("b"),)),
+        PassedOver("offers no slots", 1, (WorkerId("c"),)),
+        PassedOver("does not have m", 2),
+    )
+
+
+def test_explanation_stays_small_in_a_large_pool() -> None:
+    crowd = [joined(f"w{number}", slots=0) for number in range(1000)]
+    pool = pool_after(*crowd, JobSubmitted(job()))
+
+    looked_at, others = passed_over(pool, pool.jobs[J])
+
+    assert (looked_at.count, len(looked_at.workers)) == (EXAMINED_MAX, LISTED_MAX)
+    assert others.count == 1000 - EXAMINED_MAX
+
+
+@pytest.mark.parametrize(
+    ("workers", "text"),
+    [
+        ([], "no worker for m: no worker is connected"),
+        ([joined("a", "x")], "no worker for m: does not have m (1)"),
+        (
+            [joined("a", slots=0), joined("b", slots=0), joined("c", "x")],
+            "no worker for m: offers no slots (2), does not have m (1)",
+        ),
+    ],
+)
+def test_refusal_says_in_one_line_what_is_missing(
+    workers: list[WorkerJoined], text: str
+) -> None:
+    pool = pool_after(*workers)
+    tell(pool, Submission(job()))
+
+    assert why_no_worker(pool, pool.jobs[J]) == text
+
+
+def test_nobody_is_passed_over_in_an_empty_pool() -> None:
+    pool = pool_after(JobSubmitted(job()))
+
+    assert passed_over(pool, pool.jobs[J]) == ()
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (Chat("m", ()), "no worker for m: does not have m (1)"),
+        (Chat(ANY_MODEL, ()), "no worker for any model: has no model that chats (1)"),
+        (Task("sum"), "no worker for the task 'sum': does not do the task 'sum' (1)"),
+        (Task(""), "no worker for a task without a name: does not do a task witho"),
+        (Task("x" * 9999), f"no worker for the task '{'x' * 64}': does not do the ta"),
+    ],
+)
+def test_refusal_names_what_was_looked_for(work: Work, said: str) -> None:
+    offer = Offer(frozenset({JobKind.TASK}), tasks=frozenset({"classify"}))
+    wanted = Job(J, work)
+    pool = pool_after(WorkerJoined(W, offer, cancels=True), JobSubmitted(wanted))
+
+    assert why_no_worker(pool, pool.jobs[J]).startswith(said)
+
+
+def test_unfit_worker_gets_nothing_and_says_why_in_its_words() -> None:
+    pool = pool_after(joined(), conditioned(unfit="is too hot"), JobSubmitted(job()))
+
+    assert why_ineligible(pool.jobs[J], pool.workers[W]) == "is too hot"
+    assert why_no_worker(pool, pool.jobs[J]) == "no worker for m: is too hot (1)"
+    assert hand_out(pool) == []
+
+
+def test_worker_that_is_fit_again_gets_what_waits() -> None:
+    pool = pool_after(joined(), conditioned(unfit="is paused"), JobSubmitted(job()))
+    assert hand_out(pool) == []
+
+    pool.apply(conditioned(), 1.0)
+
+    assert hand_out(pool) == [("j", "w")]
+
+
+def test_worker_that_becomes_unfit_keeps_what_it_has() -> None:
+    pool = pool_after(joined(slots=2), JobSubmitted(job()), leased())
+
+    pool.apply(conditioned(unfit="is too hot"), 1.0)
+    tell(pool, Submission(job("k")))
+
+    assert hand_out(pool) == []
+    assert pool.workers[W].leases == {J: 1}
+
+
+def test_job_from_another_pool_goes_to_no_third_one() -> None:
+    pool = pool_after(
+        joined("far", neighbour=True),
+        JobSubmitted(replace(job(), terms=JobTerms(near=True))),
+        JobSubmitted(job("k")),
+    )
+    far = pool.workers[WorkerId("far")]
+
+    reason = why_ineligible(pool.jobs[J], far)
+
+    assert reason == "is another pool, and the job came from one"
+    assert hand_out(pool) == [("k", "far")]
+
+
+def test_jobs_that_differ_in_where_they_come_from_are_not_taken_for_alike() -> None:
+    pool = pool_after(joined("far", slots=2, neighbour=True))
+    tell(pool, Submission(replace(job("a"), terms=JobTerms(near=True))))
+    tell(pool, Submission(job("b")))
+
+    assert hand_out(pool) == [("b", "far")]

@@ -1,0 +1,336 @@
+"""Which jobs are refused at once, in which words, and whose fault it is."""
+
+from dataclasses import replace
+
+import pytest
+
+from pool.given import CHAT_ONLY, chat, hand_out, job, joined, pool_after
+from shoal.domain.errors import (
+    CannotDo,
+    ContextExceeded,
+    Forbidden,
+    QueueFull,
+    ShoalError,
+    UnknownModel,
+)
+from shoal.domain.facts import (
+    JobCancelled,
+    JobCompleted,
+    JobSubmitted,
+    WorkerJoined,
+    WorkerLeft,
+)
+from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import (
+    JSON,
+    Chat,
+    Completion,
+    Embedding,
+    Feature,
+    Job,
+    JobKind,
+    JobTerms,
+    Priority,
+    TimeLimits,
+    Work,
+)
+from shoal.pool.job_admission import (
+    RETRY_MAX,
+    WORKERS_EXAMINED_MAX,
+    why_impossible,
+    why_not_queued,
+)
+from shoal.pool.roster import MODEL_MEMORY
+from shoal.pool.state import PoolState
+
+J = JobId("new")
+TOOLS = frozenset({Feature.TOOLS})
+SCHEMA = frozenset({Feature.SCHEMA})
+HI = ({"role": "user", "content": "hi"},)
+LONG = ({"role": "user", "content": "x" * 8001},)
+SEEN: JSON = [{"type": "image_url"}]
+PICTURE = ({"role": "user", "content": SEEN},)
+
+
+def asking(model: str = "m", **options: JSON) -> Job:
+    return Job(J, Chat(model, HI, options=options))
+
+
+def reason(error: ShoalError | None) -> tuple[type[ShoalError], str] | None:
+    return None if error is None else (type(error), str(error))
+
+
+@pytest.mark.parametrize(
+    ("workers", "asked", "said"),
+    [
+        ([], "m", "no worker has the model m: no worker has joined yet"),
+        (["llama-3"], "lama-3", "did you mean llama-3?"),
+        (["llama-3", "llama-4"], "llama-5", "did you mean llama-4 or llama-3?"),
+        (["x"], "m", "no worker has the model m: there is x"),
+    ],
+)
+def test_model_that_nobody_has_is_unknown_and_the_near_ones_are_named(
+    workers: list[str], asked: str, said: str
+) -> None:
+    pool = pool_after(*(joined(model, model) for model in workers))
+
+    error = why_impossible(pool, asking(asked), 0.0)
+
+    assert isinstance(error, UnknownModel)
+    assert said in str(error)
+
+
+def test_model_of_a_worker_that_has_just_gone_is_waited_for() -> None:
+    pool = pool_after(joined(), WorkerLeft(WorkerId("w"), ""))
+
+    assert why_impossible(pool, asking(), MODEL_MEMORY - 1.0) is None
+    error = why_impossible(pool, asking(), MODEL_MEMORY)
+    assert isinstance(error, UnknownModel)
+
+
+def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> None:
+    near = replace(asking(), terms=JobTerms(near=True))
+    far = pool_after(joined("far", neighbour=True))
+    both = pool_after(joined("far", neighbour=True), joined("own"))
+
+    error = why_impossible(far, near, 0.0)
+
+    assert isinstance(error, UnknownModel)
+    assert str(error) == "only other pools have m, and the job came from one"
+    assert why_impossible(both, near, 0.0) is None
+    assert why_impossible(far, asking(), 0.0) is None
+
+
+BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
+
+
+@pytest.mark.parametrize(
+    ("workers", "work", "error", "field", "said"),
+    [
+        ([joined()], Embedding("m", ("a",)), CannotDo, "model",
+         "m does not do embedding jobs here, but chat"),
+        ([joined(kinds=frozenset({JobKind.CHAT, JobKind.EMBEDDING}))],
+         Completion("m", "a"),
+         CannotDo, "model",
+         "m does not do completion jobs here, but chat and embedding"),
+        ([joined()], Chat("m", HI, options={"tools": []}), CannotDo, "tools",
+         "tools: none of the workers with m can do this (tools)"),
+        ([joined()], Chat("m", HI, options={"response_format": {}}), CannotDo,
+         "response_format",
+         "response_format: none of the workers with m can do this (schema)"),
+        ([joined()], Chat("m", HI, options={"n": 2, "logprobs": True}), CannotDo, "n",
+         "n: none of the workers with m can do this (choices)"),
+        ([joined()], Chat("m", HI, options={"stop": "."}), CannotDo, "stop",
+         "stop: none of the workers with m can do this (stop)"),
+        ([joined()], Chat("m", HI, options={"logit_bias": {}}), CannotDo, "logit_bias",
+         "logit_bias: none of the workers with m can do this (options)"),
+        ([joined()], Chat("m", PICTURE), CannotDo, "messages",
+         "messages: none of the workers with m can do this (images)"),
+        (BOTH, Chat("m", HI, options={"tools": [], "response_format": {}}), CannotDo,
+         "response_format",
+         "no worker with m can do all of response_format, tools together"),
+        ([joined(context=999), joined("v", context=500)], Chat("m", LONG),
+         ContextExceeded, "messages",
+         "the request has more than 1000 tokens, m reads 999 here"),
+    ],
+)  # fmt: skip
+def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
+    workers: list[WorkerJoined],
+    work: Work,
+    error: type[CannotDo | ContextExceeded],
+    field: str,
+    said: str,
+) -> None:
+    refused = why_impossible(pool_after(*workers), Job(J, work), 0.0)
+
+    assert isinstance(refused, error)
+    assert (refused.field, str(refused)) == (field, said)
+
+
+@pytest.mark.parametrize(
+    ("workers", "work"),
+    [
+        ([joined()], Chat("m", HI, options={"top_p": 0.5})),
+        ([joined(features=TOOLS)], Chat("m", HI, options={"tools": []})),
+        ([joined(), joined("v", features=TOOLS)], Chat("m", HI, options={"tools": []})),
+        ([joined(slots=0)], Chat("m", HI)),
+        ([joined(context=0)], Chat("m", LONG)),
+        ([joined(context=10), joined("v", context=1000)], Chat("m", LONG)),
+        ([joined(context=10), joined("v")], Chat("m", LONG)),
+    ],
+)
+def test_what_somebody_may_do_is_waited_for(
+    workers: list[WorkerJoined], work: Work
+) -> None:
+    assert why_impossible(pool_after(*workers), Job(J, work), 0.0) is None
+
+
+def test_worker_that_would_do_it_for_others_only_does_not_do_it() -> None:
+    mine, free = frozenset({"al"}), frozenset[str]()
+    pool = pool_after(joined("a", only_for=mine), joined("b", only_for=mine))
+
+    assert why_impossible(pool, job(owner="al"), 0.0) is None
+    assert reason(why_impossible(pool, job(owner="bo"), 0.0)) == (
+        Forbidden,
+        "the workers with m work for other keys only",
+    )
+    pool.apply(joined("c", only_for=free), 0.0)
+    assert why_impossible(pool, job(owner="bo"), 0.0) is None
+
+
+def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None:
+    crowd = [joined(f"w{number}") for number in range(WORKERS_EXAMINED_MAX + 1)]
+    tools = asking(tools=[])
+
+    assert why_impossible(pool_after(*crowd), tools, 0.0) is None
+    assert why_impossible(pool_after(*crowd[1:]), tools, 0.0) is not None
+
+
+# Queues.
+
+
+def measured(pool: PoolState, seconds: float) -> PoolState:
+    """Let one job have taken so long."""
+    pool.apply(JobSubmitted(job("first")), 0.0)
+    assert hand_out(pool) != []
+    end = JobCompleted(JobId("first"), pool.jobs[JobId("first")].lease, Outcome(""))
+    pool.apply(end, seconds)
+    return pool
+
+
+def full(pool: PoolState, waiting: int, owner: str = "al") -> PoolState:
+    """Let all slots be taken, and so many jobs wait."""
+    slots = sum(worker.offer.slots for worker in pool.workers.values())
+    for number in range(slots + waiting):
+        pool.apply(JobSubmitted(job(f"j{number}", owner=owner)), 0.0)
+        if number < slots:
+            hand_out(pool)
+    assert pool.queued == waiting
+    return pool
+
+
+def asked_by(owner: str, priority: Priority = Priority.NORMAL) -> Job:
+    return job("new", limits=TimeLimits(queue=10.0), owner=owner, priority=priority)
+
+
+def test_full_queue_takes_nobody() -> None:
+    pool = full(pool_after(joined()), waiting=3)
+
+    assert why_not_queued(pool, asked_by("bo"), queue_max=4) is None
+    assert reason(why_not_queued(pool, asked_by("bo"), queue_max=3)) == (
+        QueueFull,
+        "3 jobs are waiting already",
+    )
+
+
+def test_last_eighth_of_the_queue_is_for_owners_who_have_less_in_it() -> None:
+    pool = full(pool_after(joined()), waiting=14, owner="al")
+
+    assert why_not_queued(pool, asked_by("bo"), queue_max=16) is None
+    assert reason(why_not_queued(pool, asked_by("al"), queue_max=16)) == (
+        QueueFull,
+        "14 jobs of this key are waiting already; the rest of the queue is kept for "
+        "others",
+    )
+
+
+def test_wait_that_would_be_too_long_is_not_begun() -> None:
+    pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
+
+    refused = why_not_queued(pool, asked_by("al"), queue_max=1000)
+
+    assert reason(refused) == (
+        QueueFull,
+        "no worker for m: all slots busy (1); 6 jobs are to be done first, which takes "
+        "about 12 s: more than the 10 s that this one may wait",
+    )
+    assert isinstance(refused, QueueFull)
+    assert refused.retry_after == 2
+
+
+@pytest.mark.parametrize(
+    "asked", [asked_by("bo"), asked_by("al", Priority.HIGH)], ids=["other", "higher"]
+)
+def test_wait_is_short_for_whoever_goes_first(asked: Job) -> None:
+    pool = full(measured(pool_after(joined(slots=2)), 4.0), waiting=6)
+
+    assert why_not_queued(pool, asked, queue_max=1000) is None
+
+
+def test_jobs_that_are_too_much_to_remember_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shoal.pool.job_admission.SIZE_MAX", 80)
+    first = job("first", owner="al", prompt="x" * 40)
+    form = Job(JobId("form"), chat(), owner="al", terms=JobTerms(form="x" * 28))
+    pool = pool_after(JobSubmitted(first), JobSubmitted(form))
+
+    assert why_not_queued(pool, job("other", owner="bo", prompt="x" * 10), 1000) is None
+    assert reason(why_not_queued(pool, job("more", owner="al"), 1000)) == (
+        QueueFull,
+        "the open jobs of this key have 70 characters, and this one 2 more; the rest "
+        "of the room is kept for others",
+    )
+    assert reason(
+        why_not_queued(pool, job("all", owner="bo", prompt="x" * 11), 1000)
+    ) == (
+        QueueFull,
+        "the open jobs have 70 characters, and this one 11 more",
+    )
+
+    pool.apply(JobCancelled(form.id, ""), 1.0)
+    assert why_not_queued(pool, job("more", owner="al"), 1000) is None
+
+
+def test_where_nobody_is_there_nobody_knows_how_long_it_takes() -> None:
+    pool = measured(pool_after(joined()), 4.0)
+    (worker,) = pool.workers
+    pool.apply(WorkerLeft(worker, "gone"), 0.0)
+    for number in range(6):
+        pool.apply(JobSubmitted(job(f"j{number}", owner="al")), 0.0)
+
+    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+
+
+def test_nobody_knows_how_long_the_first_jobs_take() -> None:
+    pool = full(pool_after(joined()), waiting=500)
+
+    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+
+
+def test_empty_queue_is_joined_however_long_jobs_take() -> None:
+    pool = full(measured(pool_after(joined()), 1000.0), waiting=0)
+
+    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is None
+
+
+@pytest.mark.parametrize(
+    ("slots", "seconds", "retry_after"),
+    [(1, 3.2, 4), (4, 3.2, 1), (1, 1000.0, RETRY_MAX), (1, 0.001, 1)],
+)
+def test_retry_after_is_about_when_a_slot_is_free(
+    slots: int, seconds: float, retry_after: int
+) -> None:
+    pool = full(measured(pool_after(joined(slots=slots)), seconds), waiting=1)
+
+    refused = why_not_queued(pool, asked_by("al"), queue_max=1)
+
+    assert isinstance(refused, QueueFull)
+    assert refused.retry_after == retry_after
+
+
+def test_retry_after_is_a_guess_where_nothing_was_measured() -> None:
+    pool = full(pool_after(joined()), waiting=1)
+
+    refused = why_not_queued(pool, asked_by("al"), queue_max=1)
+
+    assert isinstance(refused, QueueFull)
+    assert refused.retry_after == 5
+
+
+def test_slots_of_workers_that_take_nothing_new_do_not_shorten_the_wait() -> None:
+    pool = pool_after(joined(slots=1), joined("none", slots=0, kinds=CHAT_ONLY))
+    full(measured(pool, 4.0), waiting=3)
+
+    assert why_not_queued(pool, asked_by("al"), queue_max=1000) is not None

@@ -1,0 +1,120 @@
+"""What both ends announce in a header."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.work import INFERENCE_KINDS, Feature, JobKind
+from shoal.domain.worker import CHAT_ONLY, ServedModel
+from shoal.protocols.grandsage.extension import (
+    CONTEXT_MAX,
+    ONLY_FOR_MAX,
+    Extensions,
+    read_extensions,
+    write_extensions,
+)
+
+NONE = frozenset[Feature]()
+
+
+@given(
+    kinds=st.frozensets(st.sampled_from(sorted(INFERENCE_KINDS, key=str)), min_size=1),
+    features=st.frozensets(st.sampled_from(Feature)),
+    context=st.integers(0, CONTEXT_MAX),
+    only_for=st.frozensets(st.text(min_size=1)),
+)
+def test_what_a_node_announces_is_read_as_it_was_written(
+    kinds: frozenset[JobKind],
+    features: frozenset[Feature],
+    context: int,
+    only_for: frozenset[str],
+) -> None:
+    written = write_extensions(ServedModel("m", kinds, features, context), only_for)
+
+    assert read_extensions(written) == Extensions(
+        True, kinds, features, context, only_for
+    )
+    # It stands in a header, between commas.
+    assert written.isascii()
+    assert written.isprintable()
+
+
+def test_the_header_is_as_documented() -> None:
+    model = ServedModel(
+        "m", INFERENCE_KINDS, frozenset({Feature.STOP, Feature.TOOLS}), 4096
+    )
+
+    assert write_extensions() == "shoal"
+    assert write_extensions(model, {"al", "bo, c=d é"}) == (
+        "shoal, chat, completion, embedding, stop, tools, context=4096, "
+        "only-for=al, only-for=bo%2C%20c%3Dd%20%C3%A9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "features"),
+    [
+        ("shoal, continue, options, stop",
+         {Feature.CONTINUE, Feature.OPTIONS, Feature.STOP}),
+        ("SHOAL,Stop , later", {Feature.STOP}),
+        ("shoal", NONE),
+        ("stop", NONE),  # another program's header of that name
+        ("", NONE),
+    ],
+)  # fmt: skip
+def test_features_are_what_is_announced(header: str, features: set[Feature]) -> None:
+    extensions = read_extensions(header)
+
+    assert extensions.features == features
+    assert extensions.known == ("shoal" in header.lower())
+
+
+@pytest.mark.parametrize(
+    ("header", "kinds"),
+    [
+        ("shoal, stop", CHAT_ONLY),  # a node from before there were others
+        ("shoal, chat", CHAT_ONLY),
+        ("shoal, embedding", {JobKind.EMBEDDING}),
+        ("shoal, completion, chat", {JobKind.CHAT, JobKind.COMPLETION}),
+        ("shoal, painting", CHAT_ONLY),
+        ("embedding", CHAT_ONLY),
+    ],
+)
+def test_kinds_are_what_is_announced(header: str, kinds: set[JobKind]) -> None:
+    assert read_extensions(header).kinds == kinds
+
+
+@pytest.mark.parametrize(
+    ("setting", "context"),
+    [
+        ("context=4096", 4096),
+        ("CONTEXT=1, context=2", 2),
+        ("context=99999999999", 0),
+        ("context=9999999999", CONTEXT_MAX),
+        ("context=-5", 0),
+        ("context=\u0661", 0),
+        ("context=many", 0),
+        ("context=", 0),
+        ("context", 0),
+    ],
+)
+def test_context_is_a_number_or_not_known(setting: str, context: int) -> None:
+    assert read_extensions(f"shoal, {setting}").context == context
+
+
+def test_keys_without_names_and_without_end_are_left_out() -> None:
+    many = ", ".join(f"only-for=k{number}" for number in range(ONLY_FOR_MAX + 1))
+
+    assert read_extensions("shoal, only-for=, only-for").only_for == frozenset()
+    assert len(read_extensions(f"shoal, {many}").only_for) == ONLY_FOR_MAX
+    assert read_extensions("shoal, only-for=%ff%ED%A0%80").only_for
+
+
+def test_half_a_character_in_a_key_is_replaced() -> None:
+    assert write_extensions(None, {"a\ud800"}) == "shoal, only-for=a%3F"
+
+
+@given(st.text())
+def test_any_header_is_read(header: str) -> None:
+    assert read_extensions(header).kinds
+    assert 0 <= read_extensions(f"shoal,{header}").context <= CONTEXT_MAX

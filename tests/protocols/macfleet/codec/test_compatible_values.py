@@ -1,0 +1,116 @@
+"""Values that Python's msgpack reads, and none that it does not."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shoal.protocols.macfleet.codec.values import (
+    DEPTH_MAX,
+    STEPS_MAX,
+    IncompatibleValue,
+    check_compatible,
+)
+
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text()
+    | st.binary()
+    | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=300))
+)
+keys = st.text() | st.binary() | st.integers(0, 9)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=30) | st.dictionaries(keys, inner),
+    max_leaves=60,
+)
+
+
+def is_read(data: bytes) -> bool:
+    """Say whether a real peer reads a value."""
+    try:
+        msgpack.unpackb(data, strict_map_key=True, raw=False)
+    except (ValueError, msgpack.UnpackException):
+        return False
+    return True
+
+
+def is_passed(data: bytes) -> bool:
+    try:
+        msgspec.msgpack.decode(data, type=msgspec.Raw)  # one value, and whole
+        check_compatible(memoryview(data))
+    except (IncompatibleValue, msgspec.MsgspecError):
+        return False
+    return True
+
+
+@settings(max_examples=300)
+@given(values)
+def test_values_pass_that_real_peers_read(value: Any) -> None:
+    data: bytes = msgpack.packb(value)
+
+    assert is_passed(data) == is_read(data)
+
+
+@settings(max_examples=300)
+@given(values, st.data())
+def test_damaged_values_pass_only_if_real_peers_read_them(
+    value: Any, data: st.DataObject
+) -> None:
+    damaged = bytearray(msgpack.packb(value))
+    place = data.draw(st.integers(0, len(damaged) - 1))
+    damaged[place] = data.draw(st.integers(0, 255))
+
+    assert is_read(bytes(damaged)) or not is_passed(bytes(damaged))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [*range(-20, 300), *range(2**16 - 20, 2**16 + 20), 2**40, -(2**40)],
+        [0.5] * 100_000,
+        {"a": [1.5] * 70_000, "b" * 300: b"\x81" * 70_000, "c" * 70_000: None},
+        [datetime(2026, 1, 1, tzinfo=UTC), datetime(2600, 1, 1, tzinfo=UTC)],
+        [[[], {}], {"": {}}] * 40_000,
+        {str(number): number for number in range(70_000)},
+    ],
+)
+def test_every_form_of_values_is_gone_through(value: Any) -> None:
+    check_compatible(memoryview(msgpack.packb(value, datetime=True)))
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\x81\x01\x02", "neither a text nor bytes"),
+        (b"\x92\x01\x81\xa1a\x81\xc0\x01", "neither a text nor bytes"),
+        (b"\xa2\xc3\x28", "UTF-8"),
+        (b"\xd9\x01\xff", "UTF-8"),
+        (b"\x81\xa1\xff\x01", "UTF-8"),
+        (b"\xc7\x05\xff12345", "imestamp"),
+        (b"\xd5\xff12", "imestamp"),
+        (b"\x91" * (DEPTH_MAX + 1) + b"\x01", "in each other"),
+    ],
+)
+def test_values_that_real_peers_stumble_over_are_odd(data: bytes, reason: str) -> None:
+    assert not is_read(data) or reason == "in each other"
+    with pytest.raises(IncompatibleValue, match=reason):
+        check_compatible(memoryview(data))
+
+
+def test_the_deepest_value_that_can_be_written_passes() -> None:
+    check_compatible(memoryview(b"\x91" * DEPTH_MAX + b"\x01"))
+
+
+def test_more_values_than_can_be_looked_through_are_odd() -> None:
+    data = b"\xdd" + (STEPS_MAX + 1).to_bytes(4) + b"\xa0" * (STEPS_MAX + 1)
+
+    with pytest.raises(IncompatibleValue, match="more than 1048576 values"):
+        check_compatible(memoryview(data))

@@ -1,0 +1,165 @@
+"""Frames as real peers write, take and refuse them."""
+
+import struct
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.macfleet.recorded import Case, recorded
+from shoal.domain.errors import LimitExceeded, PeerError, TooLarge
+from shoal.protocols.macfleet.codec import frames
+from shoal.protocols.macfleet.codec.frames import (
+    PAYLOAD_MAX,
+    Frame,
+    FrameReader,
+    FrameType,
+    crc32,
+    encode_frame,
+    frame_header,
+)
+from shoal.protocols.seam.framing import FramedMessage
+
+frame_values = st.builds(
+    Frame,
+    st.sampled_from(FrameType),
+    st.integers(0, 2**32 - 1),
+    st.integers(0, 2**16 - 1),
+    st.integers(0, 2**32 - 1),
+    st.binary(max_size=100),
+)
+
+
+def read(reader: FrameReader, stream: bytes) -> list[Frame]:
+    return [reader.read(whole) for whole in reader.split(stream)]
+
+
+@recorded("frame")
+def test_frames_are_written_as_real_peers_write_them(case: Case) -> None:
+    given_, payload = case["input"], bytes.fromhex(case["input"]["payload_hex"])
+    frame = Frame(
+        FrameType(given_["msg_type"]),
+        given_["stream_id"],
+        given_["flags"],
+        given_["sequence"],
+        payload,
+    )
+
+    assert encode_frame(frame).hex() == case["expect"]["wire_hex"]
+    assert crc32(payload) == case["expect"]["crc32"]
+    assert read(FrameReader(), encode_frame(frame)) == [frame]
+
+
+@recorded("crc32")
+def test_checksums_are_those_of_real_peers(case: Case) -> None:
+    data = case["input"]["payload_hex"]
+    payload = b"\x5a" * case["expect"]["size"] if data is None else bytes.fromhex(data)
+
+    assert len(payload) == case["expect"]["size"]
+    assert f"{crc32(payload):08x}" == case["expect"]["crc32_hex"]
+
+
+@recorded("frame_decode")
+def test_frames_are_taken_that_real_peers_take(case: Case) -> None:
+    stream, expected = bytes.fromhex(case["input"]["wire_hex"]), case["expect"]
+    reader = FrameReader()
+
+    if expected.get("error") in ("error", "IncompleteReadError") or (
+        "truncated" in case["name"]
+    ):
+        assert not [*reader.split(stream)]  # how a stream ends is the link's business
+    elif "error" in expected:
+        with pytest.raises(PeerError):
+            read(reader, stream)
+    else:
+        (frame,) = read(reader, stream)
+        accepted = expected["accepted"]
+        assert frame == (
+            accepted["msg_type"],
+            accepted["stream_id"],
+            accepted["flags"],
+            accepted["sequence"],
+            bytes.fromhex(accepted["payload_hex"]),
+        )
+
+
+@given(st.lists(frame_values, max_size=6), st.data())
+def test_frames_survive_any_split(said: list[Frame], data: st.DataObject) -> None:
+    stream = b"".join(map(encode_frame, said))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    reader = FrameReader()
+
+    heard = [
+        frame
+        for begin, end in zip([0, *cuts], [*cuts, len(stream)], strict=True)
+        for frame in read(reader, stream[begin:end])
+    ]
+
+    assert heard == said
+
+
+def test_a_payload_is_refused_by_its_head() -> None:
+    reader = FrameReader(limit=100)
+    head = frame_header(FrameType.TASK, bytes(101))
+
+    with pytest.raises(LimitExceeded):
+        reader.body_size(head)
+    reader.limit = 101
+    assert reader.body_size(head) == 101
+
+
+@pytest.mark.parametrize(
+    ("begin", "said"),
+    [(b"HTTP/1.1 400 Bad Request", "HTTP"), (b"\x16\x03\x01" + bytes(21), "TLS")],
+)
+def test_what_is_no_frame_is_called_by_its_name(begin: bytes, said: str) -> None:
+    with pytest.raises(PeerError, match=said):
+        FrameReader().body_size(begin[:24])
+
+
+def test_a_checksum_that_the_link_computed_is_taken() -> None:
+    frame = encode_frame(Frame(FrameType.TASK, 1, 0, 0, b"hello"))
+    head, body = frame[:24], memoryview(frame)[24:]
+    reader = FrameReader()
+
+    computed = reader.checksum(body[3:], reader.checksum(body[:3], 0))
+
+    assert reader.read(FramedMessage(head, body, computed)).payload == b"hello"
+    with pytest.raises(PeerError, match="fails its CRC32"):
+        reader.read(FramedMessage(head, body, computed ^ 1))
+
+
+def test_frames_are_the_same_where_there_is_no_isal() -> None:
+    program = (
+        "import sys, zlib\n"
+        "sys.modules['isal'] = sys.modules['isal.isal_zlib'] = None\n"
+        "from shoal.protocols.macfleet.codec.frames import crc32\n"
+        "sys.exit(crc32 is not zlib.crc32 or crc32(b'123456789') != 0xCBF43926)"
+    )
+
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_no_payload_is_copied_where_a_link_read_it() -> None:
+    buffer = bytearray(b"hello")
+    head = frame_header(FrameType.TASK, buffer)
+
+    frame = FrameReader().read(FramedMessage(head, memoryview(buffer)))
+
+    assert isinstance(frame.payload, memoryview)
+    assert frame.payload.obj is buffer
+
+
+def test_more_than_peers_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "PAYLOAD_MAX", 4)
+
+    with pytest.raises(TooLarge, match="send it in several"):
+        frame_header(FrameType.TASK, b"12345")
+
+
+def test_the_limit_is_that_of_real_peers() -> None:
+    head = struct.pack("!IHHIIII", 1, 8, 0, PAYLOAD_MAX, 0, 0, 0)
+
+    assert FrameReader().body_size(head) == 268_435_456

@@ -1,0 +1,106 @@
+"""What nodes say that they are made of."""
+
+import json
+from typing import Any
+
+import pytest
+
+from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.macfleet.codec.hardware import (
+    CHIP_NAME_MAX,
+    HARDWARE_MAX,
+    HardwareProfile,
+    decode_profile,
+    encode_profile,
+)
+
+# Real peers take these, and their elections break or are won by them.
+TIGHTENED = {
+    "hwparse/wrong types kept": "Expected `int`, got `str`",
+    "hwparse/infinity": "invalid character",
+}
+
+
+def profile_of(fields: dict[str, Any]) -> HardwareProfile:
+    names = {
+        "chip_name": "chip",
+        "memory_bandwidth_gbps": "bandwidth_gbps",
+        "mps_available": "mps",
+        "mlx_available": "mlx",
+    }
+    return HardwareProfile(
+        **{names.get(name, name): value for name, value in fields.items()}
+    )
+
+
+@recorded("hw_json")
+def test_profiles_are_written_as_real_peers_write_them(case: Case) -> None:
+    written = encode_profile(profile_of(case["input"]))
+
+    assert written.decode() == case["expect"]["json_text"]
+    assert written.hex() == case["expect"]["json_hex"]
+
+
+@recorded("hw_json_parse")
+def test_profiles_are_read_as_real_peers_read_them(case: Case) -> None:
+    data = bytes.fromhex(case["input"]["json_hex"])
+
+    if "error" in case["expect"] or case["name"] in TIGHTENED:
+        with pytest.raises(PeerError, match=TIGHTENED.get(case["name"], "profile")):
+            decode_profile(data)
+    else:
+        assert decode_profile(data) == profile_of(case["expect"]["accepted"])
+
+
+@pytest.mark.parametrize("name", TIGHTENED)
+def test_what_is_refused_beyond_real_peers_was_taken_by_them(name: str) -> None:
+    assert "accepted" in case_of(name)["expect"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"gpu_cores": -1}',
+        '{"gpu_cores": 1e999}',
+        '{"ram_gb": 1e999}',
+        '{"ram_gb": -0.1}',
+        '{"ram_gb": 1e10}',
+        '{"memory_bandwidth_gbps": NaN}',
+        '{"memory_bandwidth_gbps": 2e9}',
+        '{"gpu_cores": true}',
+        '{"has_ane": 1}',
+        '{"chip_name": null}',
+        '{"data_port": "50052"}',
+        '{"gpu_cores": ' + "9" * 400 + "}",
+        '{"gpu_cores": ' + "9" * 5000 + "}",
+        '{"x": ' + "[" * 4000,
+    ],
+)
+def test_values_that_cannot_be_are_refused(text: str) -> None:
+    with pytest.raises(PeerError, match="hardware profile"):
+        decode_profile(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "taken"), [(0, 0), (-1, 0), (65535, 65535), (65536, 0)]
+)
+def test_a_port_that_is_none_is_as_if_none_was_said(said: int, taken: int) -> None:
+    assert decode_profile(json.dumps({"data_port": said}).encode()).data_port == taken
+
+
+def test_whole_numbers_are_sizes_as_well() -> None:
+    assert decode_profile(b'{"ram_gb": 16}').ram_gb == 16.0
+
+
+def test_a_long_name_of_a_chip_is_cut() -> None:
+    profile = decode_profile(json.dumps({"chip_name": "x" * 500}).encode())
+
+    assert profile.chip == "x" * CHIP_NAME_MAX
+
+
+def test_more_than_real_peers_take_is_refused() -> None:
+    decode_profile(b"{}".ljust(HARDWARE_MAX))
+
+    with pytest.raises(LimitExceeded):
+        decode_profile(b"{}".ljust(HARDWARE_MAX + 1))

@@ -1,0 +1,78 @@
+"""What passes between JSON and MessagePack, and what does not."""
+
+import datetime
+
+import msgspec
+import pytest
+
+from protocols.calling import packed
+from shoal.domain.work import JSON, Task
+from shoal.protocols.macfleet.codec.values import (
+    NotConvertible,
+    is_plain_value,
+    task_arguments,
+    to_json,
+)
+
+
+@pytest.mark.parametrize(
+    ("payload", "args", "kwargs"),
+    [
+        ({"task_type": "f", "args": [1], "kwargs": {"a": 2}}, [1], {"a": 2}),
+        ({"task_type": "f", "args": [1]}, [1], {}),
+        ({"task_type": "f", "x": 1, "name": "n"}, [], {"x": 1, "name": "n"}),
+        (None, [], {}),
+        ([1, 2], [[1, 2]], {}),
+    ],
+)
+def test_fields_of_a_payload_are_arguments(
+    payload: JSON, args: object, kwargs: object
+) -> None:
+    assert task_arguments(Task("f", payload)) == (packed(args), packed(kwargs))
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ({"args": 1}, "payload.args"),
+        ({"kwargs": [1]}, "payload.kwargs"),
+        ({"args": [2**70]}, "payload"),
+    ],
+)
+def test_what_is_no_argument_is_named(payload: JSON, said: str) -> None:
+    with pytest.raises(NotConvertible, match=said):
+        task_arguments(Task("f", payload))
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        (packed([1, "é", b"\xc7\x01", 1.5, None]), True),
+        (packed(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)), True),
+        (packed([msgspec.msgpack.Ext(1, b"x")]), False),
+        (packed({"a": [msgspec.msgpack.Ext(2, bytes(32))]}), False),
+        (b"\xc7", True),  # no value at all
+    ],
+)
+def test_values_are_plain_that_messagepack_itself_has(
+    value: bytes, plain: bool
+) -> None:
+    assert is_plain_value(value) is plain
+
+
+def test_a_value_is_written_as_json_if_it_can_be() -> None:
+    assert to_json(packed({"a": [1, 1.5, None, "é"]})) == '{"a": [1, 1.5, null, "é"]}'
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (packed([b"x"]), "bytes"),
+        (packed(float("nan")), "float"),
+        (packed(msgspec.msgpack.Ext(1, b"x")), "array"),
+        (b"\xc1", "JSON"),
+    ],
+)
+def test_a_value_that_json_has_not_is_named(value: bytes, said: str) -> None:
+    with pytest.raises(NotConvertible, match=said):
+        to_json(value)

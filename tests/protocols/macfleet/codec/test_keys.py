@@ -1,0 +1,27 @@
+"""Keys of a fleet, and what it is called on a network."""
+
+import pytest
+
+from protocols.macfleet.recorded import Case, recorded
+from shoal.domain.errors import ConfigError
+from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
+
+
+@recorded("key_derivation")
+def test_keys_and_services_are_those_of_real_peers(case: Case) -> None:
+    token, fleet = case["input"]["token"], case["input"]["fleet_id"] or ""
+    expected = case["expect"]
+
+    if "error" in expected:
+        with pytest.raises(ConfigError, match="at least 8 characters"):
+            fleet_key(token, fleet)
+        return
+
+    key = None if token is None else fleet_key(token, fleet)
+    assert (None if key is None else key.hex()) == expected["fleet_key_hex"]
+    assert f"{service_type(key)}.local." == expected["mdns_service_type"]
+
+
+def test_a_token_that_is_no_text_is_refused() -> None:
+    with pytest.raises(ConfigError, match="UTF-8"):
+        fleet_key("12345678\udc80")

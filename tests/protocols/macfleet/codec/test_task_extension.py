@@ -1,0 +1,73 @@
+"""Calls in a lane, and what comes of them."""
+
+import msgspec
+import pytest
+
+from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.protocols.macfleet.codec import task_extension
+from shoal.protocols.macfleet.codec.task_extension import (
+    CALLS_MAX,
+    decode_calls,
+    decode_returns,
+    encode_calls,
+    encode_returns,
+)
+
+
+def test_calls_are_read_as_they_were_written() -> None:
+    calls = [StreamedCall(n, b"\x91\x01", b"\x81\xa1a\x02") for n in range(300)]
+
+    assert decode_calls(encode_calls(calls)) == calls
+    assert decode_calls(encode_calls([])) == []
+
+
+def test_returns_are_read_as_they_were_written() -> None:
+    returns = [CallResult(1, b"\x2a"), CallResult(2, b"", "Traceback: boom")]
+
+    assert decode_returns(encode_returns(returns)) == returns
+
+
+def test_a_badly_written_value_spoils_its_own_call_alone() -> None:
+    calls = [StreamedCall(1, b"\x92\x01", b""), StreamedCall(2, b"\x90", b"\x80")]
+
+    assert decode_calls(encode_calls(calls)) == calls
+
+
+def test_a_traceback_may_have_what_no_text_has() -> None:
+    (read,) = decode_returns(encode_returns([CallResult(1, b"", "no file \udcff")]))
+
+    assert read.error == "no file ?"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        {},
+        [1],
+        [[1, b""]],
+        [[-1, b"", b""]],
+        [["1", b"", b""]],
+        [[1, "", ""]],
+        [[1, b"", b"", b""]],
+        [[1, b"", b""]] * (CALLS_MAX + 1),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_is_neither_calls_nor_returns_is_refused(value: object) -> None:
+    data = msgspec.msgpack.encode(value)
+
+    with pytest.raises(PeerError, match="calls in a lane"):
+        decode_calls(data)
+    with pytest.raises(PeerError, match="returns in a lane"):
+        decode_returns(data)
+
+
+def test_too_many_bytes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_extension, "PAYLOAD_MAX", 10)
+
+    with pytest.raises(LimitExceeded):
+        decode_calls(bytes(11))
+    with pytest.raises(LimitExceeded):
+        decode_returns(bytes(11))

@@ -1,0 +1,216 @@
+"""Tasks and results as real peers write, take and refuse them."""
+
+from typing import Any
+
+import msgpack
+import msgspec
+import pytest
+
+from protocols.macfleet.recorded import Case, recorded
+from shoal.domain.errors import InvalidRequest, LimitExceeded, PeerError, TooLarge
+from shoal.protocols.macfleet.codec import tasks
+from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
+from shoal.protocols.macfleet.codec.tasks import (
+    ERROR_MAX,
+    NO_REASON,
+    decode_result,
+    decode_task,
+    encode_result,
+    encode_task,
+)
+
+# Real peers take what is of another type than the document says, and fail with it.
+TIGHTENED = {"taskdec/wrong types pass through": "Expected `str`, got `int`"}
+
+# What real peers cannot write does not come as far as here: it is no MessagePack.
+UNWRITABLE = {"task/int too big", "result/set not packable"}
+
+
+def plain(value: Any) -> Any:
+    """Return a value that a case holds, without its tags."""
+    match value:
+        case {"$bytes": str(digits)}:
+            return bytes.fromhex(digits)
+        case {"$map": [*pairs]}:
+            return {plain(key): plain(each) for key, each in pairs}
+        case dict():
+            return {key: plain(each) for key, each in value.items()}
+        case [*each]:
+            return [plain(one) for one in each]
+        case _:
+            return value
+
+
+def packed(value: Any) -> bytes:
+    data: bytes = msgpack.packb(plain(value))
+    return data
+
+
+@recorded("task_spec")
+def test_tasks_are_written_as_real_peers_write_them(case: Case) -> None:
+    said, expected = case["input"], case["expect"]
+    if case["name"] in UNWRITABLE:
+        with pytest.raises(OverflowError):
+            msgspec.msgpack.encode(plain(said["args"]))
+        return
+    args, kwargs = packed(said["args"]), packed(said["kwargs"])
+
+    # Real peers write keys that they do not read: we leave that.
+    strict = case["name"] != "task/int keys"
+    written = encode_task(
+        said["task_id"], said["name"], args, kwargs, said["timeout"], strict=strict
+    )
+
+    assert written.hex() == expected["payload_hex"]
+    frame = encode_frame(Frame(FrameType.TASK, 1, 0, 0, written))
+    assert frame.hex() == expected["task_frame_hex"]
+    asked = decode_task(written, strict=strict)
+    assert asked[:2] == (said["task_id"], said["name"])
+    assert (bytes(asked.args), bytes(asked.kwargs)) == (args, kwargs)
+    assert asked.timeout == said["timeout"]
+
+
+@recorded("task_result")
+def test_results_are_written_as_real_peers_write_them(case: Case) -> None:
+    said, expected = case["input"], case["expect"]
+    if case["name"] in UNWRITABLE:
+        assert said["value"] == "<set>"
+        return
+    value = packed(said["value"])
+
+    written = encode_result(said["task_id"], value, said["error"])
+
+    assert written.hex() == expected["payload_hex"]
+    frame = encode_frame(Frame(FrameType.RESULT, 1, 0, 0, written))
+    assert frame.hex() == expected["result_frame_hex"]
+    answered = decode_result(written)
+    assert (answered.task_id, answered.error) == (said["task_id"], said["error"])
+    assert bytes(answered.value) == value
+
+
+@recorded("TaskSpec_decode")
+def test_tasks_are_taken_that_real_peers_take(case: Case) -> None:
+    payload = bytes.fromhex(case["input"]["payload_hex"])
+
+    if "error" in case["expect"] or case["name"] in TIGHTENED:
+        with pytest.raises(PeerError, match=TIGHTENED.get(case["name"], "task: ")):
+            decode_task(payload)
+        return
+    accepted, asked = case["expect"]["accepted"], decode_task(payload)
+    assert asked[:2] == (accepted["task_id"], accepted["task_name"])
+    assert asked.timeout == accepted["timeout_sec"]
+    sent = msgpack.unpackb(payload)
+    assert bytes(asked.args) == msgpack.packb(sent.get("args") or [])
+    assert bytes(asked.kwargs) == msgpack.packb(sent.get("kwargs") or {})
+
+
+@recorded("TaskResult_decode")
+def test_results_are_taken_that_real_peers_take(case: Case) -> None:
+    payload = bytes.fromhex(case["input"]["payload_hex"])
+
+    if "error" in case["expect"]:
+        with pytest.raises(PeerError, match="result: "):
+            decode_result(payload)
+        return
+    accepted, answered = case["expect"]["accepted"], decode_result(payload)
+    assert answered.task_id == accepted["task_id"]
+    assert msgpack.unpackb(bytes(answered.value)) == accepted["value"]
+    assert answered.error == accepted["error"]
+
+
+def test_what_our_own_peers_say_besides_does_not_disturb_others() -> None:
+    written = encode_task("1", "f", b"\x90", b"\x80", None, b"\x93\x01\x02\x03")
+
+    asked = decode_task(written)
+
+    assert asked.extension is not None
+    assert bytes(asked.extension) == b"\x93\x01\x02\x03"
+    assert decode_task(encode_task("1", "f", b"\x90", b"\x80", None)).extension is None
+    assert msgpack.unpackb(written)["task_id"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "field"),
+    [
+        (b"", b"\x80", "args"),
+        (b"\x90\xa6kwargs", b"\x80", "args"),  # and so the rest of the map
+        (b"\x92\x01", b"\x80", "args"),
+        (b"\x01", b"\x80", "args"),
+        (b"\x90", b"\x90", "kwargs"),
+        (b"\x90", b"\x81\x01\x02", "kwargs"),
+        (b"\x91\xa1\xff", b"\x80", "args"),
+        (b"\x91" * 600 + b"\x01", b"\x80", "args"),
+        (b"\x91" * 9000 + b"\x01", b"\x80", "args"),
+    ],
+)
+def test_what_real_workers_cannot_read_is_not_written(
+    args: bytes, kwargs: bytes, field: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{field}: ") as caught:
+        encode_task("1", "f", args, kwargs, 1.0)
+
+    assert caught.value.field == field
+
+
+def test_our_own_peers_are_sent_what_real_workers_cannot_read() -> None:
+    args = packed([{"$map": [[1, "a"]]}])
+
+    written = encode_task("1", "f", args, b"\x80", 1.0, strict=False)
+
+    assert bytes(decode_task(written, strict=False).args) == args
+    with pytest.raises(PeerError, match="neither a text nor bytes"):
+        decode_task(written)
+
+
+@pytest.mark.parametrize(
+    ("timeout", "read"), [(float("inf"), None), (-3, 0.0), (0, 0.0), (2, 2.0)]
+)
+def test_odd_timeouts_are_taken_for_what_they_do(
+    timeout: float, read: float | None
+) -> None:
+    assert (
+        decode_task(packed({"task_id": "1", "name": "f", "timeout": timeout})).timeout
+        == read
+    )
+
+
+def test_a_timeout_that_is_no_number_is_refused() -> None:
+    with pytest.raises(PeerError, match="no number"):
+        decode_task(packed({"task_id": "1", "name": "f", "timeout": float("nan")}))
+
+
+def test_a_failure_without_a_word_is_a_failure() -> None:
+    assert decode_result(packed({"task_id": "1", "ok": False})).error == NO_REASON
+
+
+def test_of_a_long_error_the_end_is_written() -> None:
+    error = "x" * ERROR_MAX + "ValueError: zap \udcff"
+
+    read = decode_result(encode_result("1", None, error)).error
+
+    assert read is not None
+    assert len(read) == ERROR_MAX
+    assert read.endswith("ValueError: zap ?")
+
+
+@pytest.mark.parametrize("field", ["task_id", "name"])
+def test_endless_names_are_refused(field: str) -> None:
+    with pytest.raises(PeerError, match="are the limits"):
+        decode_task(packed({"task_id": "1", "name": "f"} | {field: "x" * 5000}))
+
+
+def test_sizes_are_checked_where_real_peers_check_them_and_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tasks, "TASK_MAX", 100)
+    monkeypatch.setattr(tasks, "RESULT_MAX", 100)
+    large = packed([bytes(100)])
+
+    with pytest.raises(TooLarge, match="by file or by blob"):
+        encode_task("1", "f", large, b"\x80", 1.0)
+    with pytest.raises(TooLarge, match="return less"):
+        encode_result("1", large)
+    with pytest.raises(LimitExceeded):
+        decode_task(bytes(101))
+    with pytest.raises(LimitExceeded):
+        decode_result(bytes(101))

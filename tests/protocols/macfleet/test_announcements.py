@@ -1,0 +1,83 @@
+"""How nodes are announced, and what is believed of it."""
+
+import pytest
+
+from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
+from shoal.protocols.macfleet.discovery import (
+    NodeAnnouncement,
+    decode_txt,
+    encode_secure_txt,
+    encode_txt,
+)
+from shoal.protocols.seam.multi_peer import DiscoveredService
+
+
+def sighting(**text: str) -> DiscoveredService:
+    return DiscoveredService("node-a", ("192.0.2.1",), 50051, text)
+
+
+@recorded("mdns")
+def test_nodes_are_announced_as_real_peers_are(case: Case) -> None:
+    said, expected = case["input"], case["expect"]
+    token, node_id, port = said["token"], said["node_id"], said["data_port"]
+    profile = HardwareProfile("Apple M4 Pro", 10, 16.0, bandwidth_gbps=200.0)
+
+    if token is None:
+        text = encode_txt(node_id, profile, port, ("wifi", "thunderbolt"))
+    else:
+        text = encode_secure_txt(node_id, port)
+
+    key = None if token is None else fleet_key(token, said["fleet_id"] or "")
+    kind = f"{service_type(key)}.local."
+    assert kind == expected["service_type"]
+    assert f"{node_id}.{kind}" == expected["instance"]
+    assert [[*each] for each in text.items()] == expected["txt"]
+
+
+def test_a_real_peer_is_read() -> None:
+    text = dict(case_of("mdns/open")["expect"]["txt"])
+
+    assert decode_txt(sighting(**text)) == NodeAnnouncement(
+        "node-a", 50052, HardwareProfile("Apple M4 Pro", 10, 16.0, data_port=50052)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "node_id", "data_port"),
+    [
+        ({}, "node-a", 50052),
+        ({"node_id": ""}, "node-a", 50052),
+        ({"node_id": "x", "data_port": "0"}, "x", 50052),
+        ({"node_id": "n\u00f8de", "data_port": "7"}, "n\u00f8de", 7),
+    ],
+)
+def test_what_is_not_said_follows_from_the_service(
+    text: dict[str, str], node_id: str, data_port: int
+) -> None:
+    read = decode_txt(sighting(**text))
+
+    assert (read.node_id, read.data_port) == (node_id, data_port)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        {"data_port": "x"},
+        {"data_port": "-1"},
+        {"data_port": "65536"},
+        {"data_port": "\u0663"},
+        {"gpu_cores": "many"},
+        {"gpu_cores": "9" * 5000},
+        {"ram_gb": "16.5"},
+        {"ram_gb": "inf"},
+        {"node_id": "a b"},
+        {"node_id": "x" * 300},
+    ],
+    ids=lambda text: repr(text)[:40],
+)
+def test_records_that_make_no_sense_are_refused(text: dict[str, str]) -> None:
+    with pytest.raises(PeerError, match="a node is announced"):
+        decode_txt(sighting(**text))

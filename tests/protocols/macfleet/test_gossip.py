@@ -1,0 +1,352 @@
+"""Who is there, asked round by round, under a clock that is a number."""
+
+from collections import Counter
+from random import Random
+
+import pytest
+
+from protocols.macfleet.simulated_fleet import SimulatedFleet, address_of, never_opened
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.gossip import (
+    CONTACT_DELAY_MAX,
+    FAILED_PING_INTERVAL,
+    PING_TIMEOUT,
+    PINGS_PER_ROUND,
+    REFUSED,
+    ROUND_INTERVAL,
+    WIRE,
+    FleetGossip,
+    TransportDialer,
+)
+from shoal.protocols.macfleet.membership import (
+    FAILED_AFTER,
+    MISSES_MAX,
+    NodeAddress,
+    NodeState,
+)
+from shoal.protocols.seam.multi_peer import OutgoingConnection, Probe
+from shoal.protocols.seam.peer_addresses import PeerAddress
+
+LOST_WITHIN = MISSES_MAX * (PING_TIMEOUT + ROUND_INTERVAL) + FAILED_AFTER  # seconds
+BACK_WITHIN = FAILED_PING_INTERVAL + PING_TIMEOUT + 2 * ROUND_INTERVAL
+FLAPS = 10_000
+
+
+def town_of(nodes: int) -> SimulatedFleet:
+    town = SimulatedFleet()
+    for number in range(nodes):
+        town.settle(number)
+        town.sight(number)
+    town.run(10.0)
+    assert {town.state(number) for number in range(nodes)} == {NodeState.ALIVE}
+    return town
+
+
+@pytest.mark.parametrize("key", [fleet_key("a long token"), None])
+def test_who_is_announced_and_answers_is_alive(key: bytes | None) -> None:
+    town = SimulatedFleet(key)
+    town.settle(1)
+    town.sight(1)
+
+    town.run(3.0)
+
+    assert town.state(1) is NodeState.ALIVE
+
+
+def test_who_is_announced_by_another_name_is_not_believed() -> None:
+    town = SimulatedFleet()
+    town.settle(1, "somebody")
+    town.sight(1)
+
+    town.run(60.0)
+
+    assert town.state(1) is NodeState.SIGHTED
+    assert town.fleet.get("somebody") is None
+
+
+def test_node_that_goes_is_suspected_then_fails_and_comes_back() -> None:
+    town = town_of(1)
+
+    town.away.add(address_of(0))
+    town.run(LOST_WITHIN)
+    assert town.state(0) is NodeState.FAILED
+
+    town.away.clear()
+    town.run(BACK_WITHIN)
+    assert town.state(0) is NodeState.ALIVE
+
+
+def test_node_that_is_back_before_it_failed_is_alive_at_once() -> None:
+    town = town_of(1)
+    town.away.add(address_of(0))
+    town.off = False
+    while town.state(0) is NodeState.ALIVE:
+        town.run(0.5)
+    assert town.state(0) is NodeState.SUSPECTED
+
+    town.away.clear()
+    town.run(ROUND_INTERVAL + 0.1)
+
+    assert town.state(0) is NodeState.ALIVE
+
+
+def test_one_missed_ping_changes_nothing() -> None:
+    town = town_of(1)
+    town.away.add(address_of(0))
+    town.run(PING_TIMEOUT + ROUND_INTERVAL)
+    town.away.clear()
+    town.run(5.0)
+
+    node = town.fleet.get("n0")
+    assert node is not None
+    assert (node.state, node.misses, node.since) == (NodeState.ALIVE, 0, node.since)
+    assert node.since < 10.0
+
+
+def test_node_that_does_not_answer_holds_up_nobody() -> None:
+    town = town_of(4)
+    town.away.update(map(address_of, range(3)))
+    town.pinged.clear()
+
+    town.run(5.0)
+
+    asked = [at for at, address in town.pinged if address == address_of(3)]
+    assert len(asked) >= 4
+
+
+def test_everybody_is_asked_in_turn_and_few_at_a_time() -> None:
+    town = town_of(9)
+    town.pinged.clear()
+
+    town.run(30.0)
+
+    rounds = Counter(at for at, _ in town.pinged)
+    assert max(rounds.values()) <= PINGS_PER_ROUND
+    assert set(Counter(address for _, address in town.pinged).values()) == {10}
+
+
+def test_node_that_has_failed_is_asked_now_and_then() -> None:
+    town = town_of(1)
+    town.away.add(address_of(0))
+    town.run(LOST_WITHIN + 2 * FAILED_PING_INTERVAL)
+    town.pinged.clear()
+
+    town.run(10 * FAILED_PING_INTERVAL)
+
+    assert 8 <= len(town.pinged) <= 11
+
+
+def test_lost_node_is_noticed_as_soon_however_many_there_are() -> None:
+    town = town_of(25)
+    town.away.add(address_of(7))
+
+    town.run(25 / PINGS_PER_ROUND + LOST_WITHIN)
+
+    assert town.state(7) is NodeState.FAILED
+    others = set(range(25)) - {7}
+    assert {town.state(number) for number in others} == {NodeState.ALIVE}
+
+
+# First contact.
+
+
+def contacting(*numbers: int) -> SimulatedFleet:
+    return SimulatedFleet(contacts=[address_of(number) for number in numbers])
+
+
+def test_whoever_answers_at_an_address_that_was_given_is_registered() -> None:
+    town = contacting(1)
+    town.settle(1, "unheard-of", HardwareProfile(gpu_cores=3, data_port=777))
+
+    town.run(2.0)
+
+    (node,) = town.fleet.nodes
+    assert (node.id, node.state, node.data_port) == ("unheard-of", NodeState.ALIVE, 777)
+
+
+def test_address_that_was_given_is_tried_until_somebody_answers() -> None:
+    town = contacting(1)
+    town.run(300.0)
+    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    assert (row.address, row.state) == (str(address_of(1)), "no answer")
+    assert row.note == "no answer"
+
+    town.settle(1)
+    town.run(CONTACT_DELAY_MAX + 10.0)
+
+    assert town.state(1) is NodeState.ALIVE
+    assert all(each.name for each in town.gossip.nodes())
+
+
+def test_address_where_nobody_is_is_tried_less_and_less_often() -> None:
+    town = contacting(1)
+    town.settle(1)
+    town.away.add(address_of(1))
+
+    town.run(600.0)
+
+    assert (
+        600 / (CONTACT_DELAY_MAX + 10.0)
+        <= len(town.pinged)
+        <= 600 / CONTACT_DELAY_MAX + 6
+    )
+
+
+def test_node_that_comes_back_by_another_name_is_met_anew() -> None:
+    town = contacting(1)
+    town.settle(1, "first-1a2b")
+    town.run(5.0)
+
+    town.settle(1, "first-3c4d")
+    town.run(LOST_WITHIN + CONTACT_DELAY_MAX)
+
+    assert town.fleet.has_failed("first-1a2b")
+    assert all(each.name and not each.note for each in town.gossip.nodes())
+    found = town.fleet.get("first-3c4d")
+    assert found is not None
+    assert found.state is NodeState.ALIVE
+
+
+def test_why_a_node_cannot_be_had_back_is_said_with_it() -> None:
+    town = contacting(1)
+    town.settle(1)
+    town.run(5.0)
+
+    town.away.add(address_of(1))
+    town.run(LOST_WITHIN + CONTACT_DELAY_MAX)
+
+    _, row = town.gossip.nodes()
+    assert (row.name, row.state, row.note) == ("n1", "failed", "no answer")
+
+
+def test_our_own_address_registers_nobody() -> None:
+    town = contacting(1)
+    town.people[address_of(1)] = town.own
+
+    town.run(60.0)
+
+    assert not town.fleet.nodes
+    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    assert "called ourselves" in row.note
+
+
+def test_mirror_registers_nobody() -> None:
+    town = contacting(1)
+    town.mirrors.add(address_of(1))
+
+    town.run(60.0)
+
+    assert not town.fleet.nodes
+
+
+def test_node_of_another_fleet_registers_nobody_and_it_is_said_why() -> None:
+    town = contacting(1)
+    town.key = fleet_key("another token")
+    town.settle(1)
+    town.key = town.own.key
+
+    town.run(60.0)
+
+    assert not town.fleet.nodes
+    (row,) = [each for each in town.gossip.nodes() if not each.name]
+    assert row.note == REFUSED
+
+
+# Calls.
+
+
+def test_transport_of_who_is_wanted_is_called_while_it_is_alive() -> None:
+    town = town_of(2)
+    town.wants = lambda node: node.id == "n1"
+
+    town.run(2.0)
+    (call,) = town.calls
+    assert call.url == "tls-any://10.0.0.1:5000"
+    town.run(60.0)
+    assert town.calls == [call]
+
+    town.away.add(address_of(1))
+    town.run(LOST_WITHIN)
+    assert not town.calls
+
+    town.away.clear()
+    town.run(BACK_WITHIN)
+    assert len(town.calls) == 1
+    town.wants = lambda node: False
+    town.run(2.0)
+    assert not town.calls
+
+
+def test_transport_that_has_moved_is_called_where_it_is_now() -> None:
+    town = town_of(1)
+    town.wants = lambda node: True
+    town.run(2.0)
+
+    town.settle(0, profile=HardwareProfile(data_port=6000))
+    town.run(3.0)
+
+    (call,) = town.calls
+    assert call.url == "tls-any://10.0.0.0:6000"
+
+
+def test_no_node_sticks_in_a_state_however_it_comes_and_goes() -> None:
+    random = Random(6)
+    town = town_of(20)
+    town.wants = lambda node: True
+
+    for flap in range(1, FLAPS + 1):
+        town.away ^= {address_of(random.randrange(20))}
+        town.run(random.uniform(0.0, 1.0))
+        if flap % 400 == 0:
+            town.run(20 / PINGS_PER_ROUND + max(LOST_WITHIN, 7 * BACK_WITHIN))
+            for number in range(20):
+                gone = address_of(number) in town.away
+                expected = NodeState.FAILED if gone else NodeState.ALIVE
+                assert town.state(number) is expected, (flap, number)
+            assert len(town.calls) == 20 - len(town.away)
+
+
+def asked_of(contact: PeerAddress, reason: str) -> PeerAddress:
+    """Ask an address once, and have that end for a reason."""
+    town = SimulatedFleet()
+    ways = TransportDialer(
+        lambda node: False, lambda node: OutgoingConnection("", never_opened)
+    )
+    where = NodeAddress("10.0.0.9", 50051)
+    gossip = FleetGossip(town.own, town.fleet, [], ways, {where: contact})
+    (exchange,) = (each for each in gossip.tick(0.0) if isinstance(each, Probe))
+    assert contact.probing == {WIRE}
+
+    exchange.on_end(reason, 1.0)
+
+    return contact
+
+
+@pytest.mark.parametrize(
+    ("reason", "free"),
+    [
+        ("closed by peer", True),
+        ("no answer from tls-any://10.0.0.9:50051 within 10 s", True),
+        ("tls-any://10.0.0.9:50051 does not speak TLS here", True),
+        ("cannot connect to tls-any://10.0.0.9:50051: connection refused", False),
+    ],
+)
+def test_others_may_ask_once_somebody_is_there_who_does_not_answer(
+    reason: str, free: bool
+) -> None:
+    contact = asked_of(PeerAddress("10.0.0.9:50051"), reason)
+
+    assert contact.may_dial("other") is free
+
+
+def test_address_that_speaks_another_wire_is_asked_no_more() -> None:
+    contact = PeerAddress("10.0.0.9:50051", wire="other")
+    town = SimulatedFleet()
+    ways = TransportDialer(
+        lambda node: False, lambda node: OutgoingConnection("", never_opened)
+    )
+    where = NodeAddress("10.0.0.9", 50051)
+    gossip = FleetGossip(town.own, town.fleet, [], ways, {where: contact})
+
+    assert gossip.tick(0.0) == []

@@ -1,0 +1,82 @@
+"""Which challenges a node answers, and which it remembers to have sent."""
+
+import pytest
+
+from protocols.macfleet.handshake_ends import AS_ORIGINALS, giving, node
+from shoal.protocols.macfleet.handshake import (
+    REMEMBERED_FOR,
+    REMEMBERED_MAX,
+    SentChallenges,
+    draw_challenge,
+    is_shoal_challenge,
+    resembles_heartbeat,
+)
+
+
+def test_a_challenge_of_ours_has_a_mark() -> None:
+    challenge = draw_challenge(node("a"))
+
+    assert len(challenge) == 32
+    assert is_shoal_challenge(challenge)
+
+
+def test_who_does_not_speak_the_strong_handshake_marks_nothing() -> None:
+    challenge = draw_challenge(
+        node("a", accepts=AS_ORIGINALS, draw=giving(b"\xff" * 32))
+    )
+
+    assert challenge == b"\xff" * 32
+    assert not is_shoal_challenge(challenge)
+
+
+@pytest.mark.parametrize(
+    ("challenge", "own_id", "like"),
+    [
+        (b"1234567:" + b"\xff" * 24, "a", False),  # shorter than any real id
+        (b"1234567:" + b"\xff" * 24, "1234567", True),  # but ours
+        (b"12345678:" + b"\xff" * 23, "a", True),
+        (b"1234 678:" + b"\xff" * 23, "a", False),  # no id has white space
+        (b"1234\x00678:" + b"\xff" * 23, "a", False),
+        (b"1234\xff678:" + b"\xff" * 23, "a", False),  # nor is it something else
+        (b":" + b"\xff" * 31, "a", False),
+        (b"x:" + b"\xff" * 30, "a", False),
+        (b"x:" + b"\xff" * 18 + b':{"ram": 1}', "a", True),
+        (b"x:" + b"\xff" * 18 + b":{ram: 1} \xff", "a", False),
+        (b"x" * 32, "a", True),
+        (bytes(range(32)), "a", False),
+        (b"\xff" * 32, "a", False),
+    ],
+)
+def test_what_could_be_a_heartbeat_is_told_from_the_rest(
+    challenge: bytes, own_id: str, like: bool
+) -> None:
+    assert resembles_heartbeat(challenge, own_id) == like
+
+
+def test_a_challenge_is_remembered_while_it_can_be_answered() -> None:
+    outstanding = SentChallenges()
+
+    outstanding.add(b"one", 0.0)
+    outstanding.add(b"two", REMEMBERED_FOR - 1)
+
+    assert b"one" in outstanding
+    assert b"three" not in outstanding
+
+
+def test_a_challenge_is_forgotten_when_nobody_waits_for_the_answer() -> None:
+    outstanding = SentChallenges()
+    outstanding.add(b"one", 0.0)
+
+    outstanding.add(b"two", REMEMBERED_FOR)
+
+    assert b"one" not in outstanding
+    assert b"two" in outstanding
+
+
+def test_when_there_are_too_many_the_oldest_goes() -> None:
+    outstanding = SentChallenges()
+    for number in range(REMEMBERED_MAX + 1):
+        outstanding.add(number.to_bytes(4), 0.0)
+
+    assert (0).to_bytes(4) not in outstanding
+    assert (1).to_bytes(4) in outstanding

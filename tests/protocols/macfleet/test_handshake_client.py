@@ -1,0 +1,158 @@
+"""The client's end, as real clients do it, and where it is stricter."""
+
+from protocols.macfleet.handshake_ends import (
+    AS_ORIGINALS,
+    HandshakeEnd,
+    client,
+    frame_of,
+    giving,
+    joining,
+    node,
+)
+from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.protocols.macfleet.codec.frames import Flag
+from shoal.protocols.macfleet.handshake import HandshakeStrength
+from shoal.protocols.macfleet.handshake_client import rejection
+
+STRICTER = {
+    "hsclient/ack prefix differs but suffix signed for expected": (
+        "the hardware has to be signed for the id that the answer begins with"
+    ),
+    "hsclient/v1 ack other id accepted": "an id that is expected is compared",
+}
+"""Cases that end otherwise with us, and why."""
+
+CALLED_OTHERWISE = {"hsclient/open any id accepted": "someone-else"}
+"""Servers that we know by what they say, and real clients by what they expected."""
+
+
+def recorded_client(case: Case) -> HandshakeEnd:
+    given = case["input"]
+    own = node(
+        given["client_id"],
+        given["token"],
+        profile=bytes.fromhex(given["client_hw_json_hex"]),
+        accepts=AS_ORIGINALS,
+        draw=giving(bytes.fromhex(given["challenge_a_hex"] or "")),
+    )
+    return client(own, given["expected_peer_id"]).open(b"")
+
+
+@recorded("handshake_client")
+def test_a_client_does_as_real_ones_do(case: Case) -> None:
+    end, expected = recorded_client(case), case["expect"]
+
+    if replies := case["input"]["server_replies_hex"]:
+        end.hear(bytes.fromhex(replies))
+    elif "hangs up" in case["name"]:
+        end.hang_up()
+    end.wait()
+
+    sent = [each.hex() for each in end.sent]
+    assert sent[0] == expected["client_first_hex"]
+    if case["name"] in STRICTER or "error" in expected:
+        assert end.refused is not None
+        assert len(sent) == 1
+        return
+    connected = CALLED_OTHERWISE.get(case["name"], expected["connected_as"])
+    assert "".join(sent[1:]) == expected["client_second_hex"]
+    assert end.agreed is not None
+    assert end.agreed.peer_id == connected
+    profile = end.agreed.profile
+    assert (profile and profile.gpu_cores) == expected["peer_hw_gpu_cores"]
+
+
+def test_who_answers_need_not_be_known_beforehand() -> None:
+    case = case_of("hsclient/v2 ok")
+    case = case | {"input": case["input"] | {"expected_peer_id": ""}}
+    end = recorded_client(case)
+
+    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
+
+    assert end.agreed is not None
+    assert end.agreed.peer_id == "node-a"
+    assert end.agreed.strength is HandshakeStrength.V2
+
+
+def test_a_wrong_token_is_named_and_what_to_do() -> None:
+    case = case_of("hsclient/ack other token")
+    end = recorded_client(case)
+
+    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
+
+    assert end.why.startswith(
+        "the fleet at 10.0.0.2:50052 has another token or another id: check --token"
+    )
+
+
+def test_the_strong_handshake_is_offered_with_that_of_others() -> None:
+    end = client(node("node-b")).open()
+
+    frame = frame_of(end.sent[0])
+
+    assert frame.flags == Flag.V2 | Flag.STRONG
+    assert bytes(frame.payload).startswith(b"node-b")
+    assert len(frame.payload) == 6 + 32
+
+
+def test_in_an_open_fleet_the_first_message_is_the_id_alone() -> None:
+    end = client(node("node-b", None)).open()
+
+    frame = frame_of(end.sent[0])
+
+    assert (frame.flags, bytes(frame.payload)) == (Flag.STRONG, b"node-b")
+
+
+def test_a_server_of_the_first_version_is_refused_if_nobody_has_allowed_it() -> None:
+    case = case_of("hsclient/v1 ack (downgrade accepted)")
+    end = client(node("node-b", draw=giving(bytes(24)))).open()
+
+    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
+
+    assert "speaks the handshake v1, which is not accepted here" in end.why
+    assert len(end.sent) == 1
+
+
+def test_who_dialled_one_of_ours_takes_no_other_handshake() -> None:
+    case = case_of("hsclient/v2 ok")
+    end = client(node("node-b"), ours=True).open()
+
+    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
+
+    assert "does not speak the handshake of Shoal's own nodes" in end.why
+    assert len(end.sent) == 1
+
+
+def test_who_has_a_token_is_not_content_with_an_open_fleet() -> None:
+    case = case_of("hsclient/open any id accepted")
+    end = client(joining("w", "join-token")).open()
+
+    end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
+
+    assert "leave --token out" in end.why
+
+
+def test_a_node_that_dials_itself_says_so() -> None:
+    case = case_of("handshake/open")
+    end = client(node("node-a", None)).open()
+
+    end.hear(bytes.fromhex(case["expect"]["server_frames_hex"][0]))
+
+    assert "has our own id, 'node-a'" in end.why
+
+
+def test_being_hung_up_on_after_the_last_message_is_being_rejected() -> None:
+    refusal = rejection("10.0.0.2:50052")
+
+    assert refusal.final
+    assert "another token" in str(refusal)
+    assert "check --token" in str(refusal)
+
+
+def test_an_end_before_any_answer_names_what_may_be_wrong() -> None:
+    for token, expected in ((None, "with a token"), ("long enough", "without a token")):
+        end = client(node("node-b", token)).open()
+
+        end.hang_up()
+
+        assert expected in end.why

@@ -1,0 +1,66 @@
+"""Hardware at the end of a handshake's messages."""
+
+import pytest
+
+from protocols.macfleet.codec.test_hardware import profile_of
+from protocols.macfleet.recorded import Case, recorded
+from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_suffix
+
+REASONS = {
+    "peel/wrong challenge": "not signed",
+    "peel/wrong id": "not signed",
+    "peel/wrong token": "not signed",
+    "peel/flipped hmac bit": "not signed",
+    "peel/flipped json bit": "not signed",
+    "peel/1 byte": "has no hardware",
+    "peel/block size zero": "cannot be 0 bytes",
+    "peel/block size 34": "cannot be 34 bytes",
+    "peel/block size past start": "cannot be 100 bytes",
+    "peel/block size over limit": "cannot be 8228 bytes",
+    "peel/hw_len mismatch": "hardware of 1 bytes is in a block of 232",
+    "peel/empty json": "hardware profile",
+    "peel/json list": "hardware profile",
+}
+
+
+@recorded("hw_suffix")
+def test_suffixes_are_written_as_real_peers_write_them(case: Case) -> None:
+    said = case["input"]
+
+    written = encode_suffix(
+        fleet_key(said["token"], said["fleet_id"] or ""),
+        bytes.fromhex(said["peer_challenge_hex"]),
+        said["node_id"],
+        bytes.fromhex(said["hw_json_hex"]),
+        said["wire_version"],
+    )
+
+    assert written.hex() == case["expect"]["suffix_hex"]
+
+
+@recorded("hw_suffix_peel")
+def test_suffixes_are_read_as_real_peers_read_them(case: Case) -> None:
+    said = case["input"]
+    given = (
+        fleet_key(said["token"]),
+        bytes.fromhex(said["sent_challenge_hex"]),
+        said["peer_id"],
+        bytes.fromhex(said["payload_hex"]),
+    )
+
+    if "error" in case["expect"]:
+        with pytest.raises(PeerError, match=REASONS[case["name"]]):
+            decode_suffix(*given)
+    else:
+        accepted = case["expect"]["accepted"]
+        peeled = decode_suffix(*given)
+        assert peeled.base.hex() == accepted["base_hex"]
+        assert peeled.hardware == profile_of(accepted["hw"])
+
+
+@pytest.mark.parametrize("size", range(40))
+def test_no_message_is_too_short_to_be_refused(size: int) -> None:
+    with pytest.raises(PeerError):
+        decode_suffix(bytes(32), bytes(32), "n", b"\0" * size)

@@ -1,0 +1,356 @@
+"""Both ends of a heartbeat, line by line as MacFleet's own programs were recorded."""
+
+import pytest
+
+from protocols.macfleet.fleet_members import (
+    AWAY,
+    KEY,
+    closed,
+    limiter,
+    member,
+    member_of,
+    sent,
+)
+from protocols.macfleet.recorded import Case, recorded
+from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.macfleet.codec.hardware import (
+    HardwareProfile,
+    decode_profile,
+    encode_profile,
+)
+from shoal.protocols.macfleet.codec.heartbeat_lines import (
+    LINE_MAX,
+    HeartbeatLine,
+    decode_ping,
+    decode_pong,
+    encode_ping,
+    encode_pong,
+)
+from shoal.protocols.macfleet.heartbeat import (
+    LINE_WITHIN,
+    REPLAYS_MAX,
+    FleetMember,
+    PingExchange,
+    PingSession,
+    Pong,
+    PongSession,
+    ReplayFilter,
+)
+from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER, FleetRateLimiter
+from shoal.protocols.seam.multi_peer import PeerMessage
+from shoal.protocols.seam.session import HandlesConnectionLoss, Output
+
+STRICTER = {
+    "hb/non utf8 not counted": (1, "else it is a free guess: it was read like others"),
+    "hb/70000 byte line not counted": (1, "else whoever floods is never slowed down"),
+    "hb/open silence": (0, "nothing is secret: idle connections must not bar a house"),
+}
+"""How many failures we count where real nodes count otherwise, and why."""
+
+
+def opened(
+    own: FleetMember, limits: FleetRateLimiter | None = None
+) -> tuple[PongSession, FleetRateLimiter]:
+    limits = limits or limiter()
+    assert limits.delay(AWAY, 0.0) is not None
+    session = PongSession(own, limits, AWAY)
+    assert not session.tick(0.0)
+    return session, limits
+
+
+def failures(limits: FleetRateLimiter) -> int:
+    record = limits._records.get(AWAY)
+    return 0 if record is None else record.failures
+
+
+def request_of(case: Case) -> bytes:
+    given = case["input"]
+    if given["request_rule"]:
+        return b"APING " + 70_000 * b"a" + b"\n"
+    return bytes.fromhex(given["request_hex"])
+
+
+@recorded("heartbeat_server")
+@pytest.mark.parametrize("split", [1 << 20, 1000, 7])
+def test_lines_are_answered_as_by_real_nodes(case: Case, split: int) -> None:
+    given, expected = case["input"], case["expect"]
+    nonce = given["response_nonce_hex"]
+    own = member_of(case, given["server_node_id"], given["server_hw_json_hex"], nonce)
+    session, limits = opened(own)
+    request = request_of(case)
+
+    said: list[PeerMessage | Output] = []
+    for begin in range(0, len(request), split):
+        said += session.receive([request[begin : begin + split]], 0.5)
+    if given["after_send"] == "half-close":
+        said += session.connection_lost(0.5)
+    if closed(said) is None:
+        assert expected["closed_within_s"] > LINE_WITHIN
+        assert session.deadline == LINE_WITHIN
+        said += session.tick(LINE_WITHIN)
+
+    assert sent(said).hex() == expected["reply_hex"]
+    assert closed(said) is not None
+    assert session.deadline is None
+    counted, _ = STRICTER.get(case["name"], (expected["auth_failures_recorded"], ""))
+    assert failures(limits) == counted
+    assert AWAY not in limits._pending
+
+
+def test_table_of_what_is_stricter_names_cases_that_there_are() -> None:
+    (mark,) = [recorded("heartbeat_server").mark]
+    cases = {case["name"]: case for case in mark.args[1]}
+
+    for name, (counted, _) in STRICTER.items():
+        assert cases[name]["expect"]["auth_failures_recorded"] != counted
+
+
+def test_session_wants_to_know_that_its_peer_has_hung_up() -> None:
+    assert isinstance(opened(member())[0], HandlesConnectionLoss)
+
+
+def test_line_is_answered_only_once_however_often_it_is_heard() -> None:
+    own = member()
+    line = encode_ping(KEY, HeartbeatLine("node-b", b"0123456789abcdef"))
+    first, limits = opened(own)
+    assert sent(first.receive([line], 0.0))
+
+    again, limits = opened(own, limits)
+    said = again.receive([line], 0.0)
+
+    assert not sent(said)
+    assert closed(said) == "the ping of 'node-b' was heard before"
+    assert failures(limits) == 1
+
+
+def test_line_that_stops_half_way_counts() -> None:
+    session, limits = opened(member())
+    session.receive([b"APING node-b 00"], 0.0)
+
+    said = session.connection_lost(0.1)
+
+    assert closed(said) is not None
+    assert not sent(said)
+    assert failures(limits) == 1
+
+
+def test_guesses_made_at_the_same_time_are_no_more_than_one_after_the_other() -> None:
+    own, limits = member(), limiter()
+    sessions = [opened(own, limits)[0] for _ in range(100)]
+    guess = encode_ping(b"another key", HeartbeatLine("node-b", b"0123456789abcdef"))
+    right = encode_ping(KEY, HeartbeatLine("node-b", b"0123456789abcdef"))
+
+    for session in sessions[:50]:
+        session.receive([guess], 0.0)
+    answers = [session.receive([right], 0.0) for session in sessions[50:]]
+
+    assert failures(limits) == BANNED_AFTER
+    assert {closed(said) for said in answers} == {"too many failures of this address"}
+    assert not any(map(sent, answers))
+    assert not limits._pending
+
+
+def test_right_line_forgives_what_was_wrong_before() -> None:
+    own, limits = member(), limiter()
+    for _ in range(BANNED_AFTER - 1):
+        session, _ = opened(own, limits)
+        session.receive([b"nonsense\n"], 0.0)
+    assert failures(limits) == BANNED_AFTER - 1
+
+    session, _ = opened(own, limits)
+    session.receive([encode_ping(KEY, HeartbeatLine("node-b", bytes(16)))], 0.0)
+
+    assert failures(limits) == 0
+
+
+def test_nothing_counts_in_an_open_fleet() -> None:
+    own, limits = member(key=None), limiter()
+    for wrong in (b"HELLO\n", b"\xff\n", (LINE_MAX + 1) * b"a", b""):
+        session, _ = opened(own, limits)
+        said = [*session.receive([wrong], 0.0), *session.tick(LINE_WITHIN)]
+        assert closed(said) is not None
+
+    assert not limits._records
+    assert not limits._pending
+
+
+def test_every_answer_has_a_nonce_of_its_own() -> None:
+    own = member()
+    nonces = set()
+    for number in range(5):
+        session, _ = opened(own)
+        ping = encode_ping(KEY, HeartbeatLine("node-b", bytes([number])))
+        said = session.receive([ping], 0.0)
+        nonces.add(decode_pong(KEY, sent(said)).nonce)
+
+    assert len(nonces) == 5
+
+
+def test_memory_of_what_is_held_of_a_line_is_bounded() -> None:
+    session, _ = opened(member())
+    for _ in range(LINE_MAX // 1000):
+        assert not session.receive([1000 * b"a"], 0.0)
+
+    assert closed(session.receive([1000 * b"a"], 0.0)) is not None
+    assert not session.receive([b"more\n"], 0.0)
+    assert not session.tick(9.0)
+
+
+def test_line_is_new_once_and_the_oldest_is_forgotten_first() -> None:
+    said = ReplayFilter()
+    lines = [
+        HeartbeatLine("b", number.to_bytes(16)) for number in range(REPLAYS_MAX + 1)
+    ]
+
+    assert not any(said.is_replay(KEY, each) for each in lines)
+    assert said.is_replay(KEY, lines[-1])
+    assert said.is_replay(KEY, lines[1])
+    assert not said.is_replay(KEY, lines[0])
+
+
+def test_lines_that_differ_in_anything_are_different() -> None:
+    said = ReplayFilter()
+    lines = [
+        HeartbeatLine("b", b"1"),
+        HeartbeatLine("c", b"1"),
+        HeartbeatLine("b", b"2"),
+        HeartbeatLine("b", b"1", b"{}"),
+    ]
+
+    assert not any(said.is_replay(KEY, each) for each in lines)
+
+
+def test_word_tells_the_hardware_as_it_is_and_only_if_asked() -> None:
+    profile = HardwareProfile(chip="M4", data_port=7)
+    own = member(profile=profile)
+
+    first, second = own.own_line(hardware=True), own.own_line(hardware=False)
+
+    assert first.hardware is not None
+    assert decode_profile(first.hardware) == profile
+    assert second.hardware is None
+    assert first.nonce != second.nonce
+    assert member(key=None).own_line(hardware=True) == HeartbeatLine("node-a")
+
+
+HARDWARE = HardwareProfile(chip="M4", gpu_cores=10, data_port=50052)
+
+OTHERWISE = {
+    "hbclient/reply is our own ping mirrored": "anybody can hand a ping back",
+    "hbclient/open prefix": "it names nobody, so that nobody could be registered",
+}
+"""Answers that real nodes believe and we do not, and why."""
+
+
+@recorded("heartbeat_client")
+def test_pongs_are_believed_as_by_real_nodes(case: Case) -> None:
+    given, expected = case["input"], case["expect"]
+    own = member_of(
+        case, given["node_id"], given["hw_json_hex"], given["nonce_hex"] or ""
+    )
+    exchange = PingExchange(own)
+    line = exchange.ping()
+    if given["token"] and not given["hw_json_hex"]:
+        # Ours always tell their hardware, as real agents do; others need not.
+        line = encode_ping(own.key, own.own_line(hardware=False))
+    assert line.hex() == expected["line_hex"]
+    heard: list[Pong] = []
+    session = PingSession(exchange, lambda pong, now: heard.append(pong))
+    session._sent = True
+    reply = bytes.fromhex(given["peer_reply_hex"])
+
+    try:
+        said = [*session.receive([reply], 0.0), *session.connection_lost(0.0)]
+    except PeerError:
+        assert not expected["believed_alive"] or case["name"] in OTHERWISE
+    else:
+        assert bool(heard) == expected["believed_alive"]
+        assert (closed(said) is not None) == bool(heard)
+    assert expected["believed_alive"] or not heard
+    delivered = [
+        (node_id, decode_profile(hardware.encode()))
+        for node_id, hardware in expected["peer_hw_delivered"]
+    ]
+    assert (case["name"] in OTHERWISE) or delivered == [
+        (pong.node_id, pong.profile) for pong in heard if pong.profile
+    ]
+
+
+def pong(
+    node_id: str = "node-b",
+    nonce: bytes = b"0123456789abcdef",
+    hardware: bytes | None = None,
+    key: bytes | None = KEY,
+) -> bytes:
+    return encode_pong(key, HeartbeatLine(node_id, nonce, hardware))
+
+
+def test_pong_tells_who_answers_and_what_it_is_made_of() -> None:
+    exchange = PingExchange(member(), "node-b")
+    exchange.ping()
+
+    assert exchange.receive_pong(pong(hardware=encode_profile(HARDWARE))) == Pong(
+        "node-b", HARDWARE
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        (pong("node-a"), "our own id"),
+        (pong(nonce=(1).to_bytes(16)), "our own ping, handed back"),
+        (pong("node-c"), "'node-c' answers where 'node-b' should"),
+        (pong("b" * 257), "1 to 256 bytes"),
+        (pong(""), "1 to 256 bytes"),
+        (pong(hardware=b'{"ram_gb": Infinity}'), "hardware profile"),
+        (pong(hardware=b'{"gpu_cores": "many"}'), "hardware profile"),
+        (pong(key=b"another"), "not signed for this fleet"),
+        (pong(key=None), "expected APONG"),
+    ],
+)
+def test_pong_that_says_nothing_about_the_node_is_refused(
+    line: bytes, why: str
+) -> None:
+    exchange = PingExchange(member(), "node-b")
+    exchange.ping()
+
+    with pytest.raises(PeerError, match=why):
+        exchange.receive_pong(line)
+
+
+def test_pong_that_was_heard_before_is_refused() -> None:
+    own = member()
+    PingExchange(own).receive_pong(pong())
+
+    with pytest.raises(PeerError, match="heard before"):
+        PingExchange(own).receive_pong(pong())
+
+
+def test_pong_of_an_open_fleet_can_be_the_same_each_time() -> None:
+    own = member(key=None)
+    for _ in range(2):
+        assert PingExchange(own).receive_pong(b"PONG node-b\n") == Pong("node-b", None)
+
+
+def test_session_asks_once_and_is_over_with_the_answer() -> None:
+    heard: list[tuple[Pong, float]] = []
+    session = PingSession(PingExchange(member()), lambda *each: heard.append(each))
+
+    assert decode_ping(KEY, sent(session.tick(1.0))).node_id == "node-a"
+    assert not session.tick(2.0)
+    for byte in pong():
+        assert not heard
+        said = session.receive([bytes([byte])], 3.0)
+
+    assert closed(said) == "answered"
+    assert heard == [(Pong("node-b", None), 3.0)]
+    assert not session.receive([pong()], 4.0)
+    assert not session.connection_lost(5.0)
+
+
+def test_answer_without_an_end_is_refused_before_it_is_held() -> None:
+    session = PingSession(PingExchange(member()), lambda pong, now: None)
+    session.tick(0.0)
+
+    with pytest.raises(LimitExceeded):
+        session.receive([(LINE_MAX + 1) * b"a"], 0.0)

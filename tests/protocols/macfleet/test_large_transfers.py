@@ -1,0 +1,155 @@
+"""Much at once between nodes of ours, over real sockets."""
+
+import asyncio
+import hashlib
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import Completed, RunJob, SendBlob
+from shoal.domain.work import Call
+from shoal.ledger.keys import Signer, verify
+from shoal.protocols.macfleet.codec.hardware import HardwareProfile
+from shoal.protocols.macfleet.codec.keys import fleet_key
+from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
+from shoal.protocols.macfleet.local_node import (
+    FleetConnectionInfo,
+    FleetLocalNode,
+    FleetRole,
+)
+from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
+from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import NoThrottle
+from shoal.transports.clock import LoopClock
+from shoal.transports.driver import Driver
+from shoal.transports.tcp import TcpLink
+from shoal.transports.tcp_client import dial
+from shoal.transports.tcp_server import ACCEPT_ALL, ConnectionPolicy, tcp_listener
+from shoal.transports.tls import self_signed_tls
+
+TOKEN = "fleet-token-of-tests"
+LEASE = LeaseNumber(1)
+BLOB = 200_000_000  # bytes
+SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments that go at once
+ROUNDS = 3
+PATIENCE = 60.0  # seconds until what should happen is taken not to
+
+
+def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerSession:
+    own = HandshakeSettings(
+        role.value,
+        fleet_key(TOKEN, "") if secure else None,
+        b"",
+        os.urandom,
+        SentChallenges(),
+        digest=hashlib.sha256(TOKEN.encode()).digest() if secure else b"",
+        identity=Signer.from_seed(os.urandom(32)),
+        verifies=verify,
+    )
+    return PeerSession(
+        FleetLocalNode(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
+        caller,
+    )
+
+
+@dataclass
+class Pair:
+    """A coordinator and its worker, which returns the arguments that it gets."""
+
+    coordinator: Driver[PeerMessage, ToPeer]
+    met: asyncio.Event = field(default_factory=asyncio.Event)
+    answers: asyncio.Queue[Completed] = field(default_factory=asyncio.Queue)
+    blobs: asyncio.Queue[SendBlob] = field(default_factory=asyncio.Queue)
+    order: list[str] = field(default_factory=list)  # of what was heard at either end
+
+    def hear(self, said: PeerMessage) -> None:
+        """Take what the coordinator hears."""
+        match said.message:
+            case PeerJoined():
+                self.met.set()
+            case Completed() as done:
+                self.order.append(str(done.job_id))
+                self.answers.put_nowait(done)
+            case _:
+                pass
+
+    async def call(self, number: int, size: int) -> Completed:
+        """Have a function called with so many bytes; return what came of it."""
+        args = b"\x91\xc6" + size.to_bytes(4, "big") + bytes([number]) * size
+        job = RunJob(JobId(str(number)), LEASE, Call("echo", args, b"\x80"))
+        assert self.coordinator.send(ToPeer(ALL_PEERS, job))
+        return await self.answers.get()
+
+
+@asynccontextmanager
+async def connected(*, secure: bool) -> AsyncIterator[Pair]:
+    entrance = ConnectionPolicy(tls=self_signed_tls("node")) if secure else ACCEPT_ALL
+    pair: Pair
+
+    async def serve(link: TcpLink) -> None:
+        def hear(said: PeerMessage) -> None:
+            match said.message:
+                case RunJob(job_id, lease, Call(args=args)):
+                    done = Completed(job_id, lease, value=args)
+                    worker.send(ToPeer(said.peer, done))
+                case SendBlob() as blob:
+                    pair.order.append("blob")
+                    pair.blobs.put_nowait(blob)
+                case _:
+                    pass
+
+        caller = FleetConnectionInfo(dialled=False, address=link.peer)
+        session = node(FleetRole.WORKER, caller, secure=secure)
+        worker = Driver[PeerMessage, ToPeer](session, link, LoopClock(), hear)
+        await worker.run()
+
+    async with tcp_listener("127.0.0.1", 0, serve, entrance) as bound:
+        scheme = "tls-any" if secure else "tcp"
+        async with dial(f"{scheme}://127.0.0.1:{bound.port}") as link:
+            caller = FleetConnectionInfo(
+                dialled=True, address=f"127.0.0.1:{bound.port}"
+            )
+            session = node(FleetRole.COORDINATOR, caller, secure=secure)
+            driver = Driver[PeerMessage, ToPeer](
+                session, link, LoopClock(), lambda said: pair.hear(said)
+            )
+            pair = Pair(driver)
+            async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
+                running = tasks.create_task(driver.run())
+                await pair.met.wait()
+                yield pair
+                driver.disconnect("done")
+                assert (await running).reason == "done"
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
+async def test_calls_are_answered_while_a_blob_is_on_its_way(secure: bool) -> None:
+    blob = os.urandom(1_000_000) * (BLOB // 1_000_000)
+    digest = hashlib.sha256(blob).digest()
+    sizes = [*enumerate(SIZES * ROUNDS)]
+
+    async with connected(secure=secure) as pair:
+        assert pair.coordinator.send(ToPeer(ALL_PEERS, SendBlob(digest, blob)))
+        returned = [await pair.call(number, size) for number, size in sizes]
+        given = await pair.blobs.get()
+
+    assert pair.order == [*(str(number) for number, _ in sizes), "blob"]
+    assert [len(each.value or b"") for each in returned] == [6 + n for _, n in sizes]
+    assert (given.digest, given.data) == (digest, blob)
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
+async def test_large_arguments_and_results_arrive_as_they_were(secure: bool) -> None:
+    sizes = (300_000, 0, 5_000_000, 262_144, 40_000_000, 70_000)
+
+    async with connected(secure=secure) as pair:
+        returned = [await pair.call(number, size) for number, size in enumerate(sizes)]
+
+    for number, (done, size) in enumerate(zip(returned, sizes, strict=True)):
+        assert done.value is not None
+        assert done.value[6:] == bytes([number]) * size

@@ -1,0 +1,77 @@
+"""Who may take the place of whom."""
+
+import gc
+
+import pytest
+
+from shoal.domain.errors import NotAdmitted
+from shoal.protocols.macfleet.local_node import FleetSeat, FleetSeatTable
+
+
+def seat(
+    key: bytes = b"", address: str = "a", heard: float = 0.0, *, outbound: bool = False
+) -> FleetSeat:
+    return FleetSeat("node", key, address, outbound, heard, 10.0 if key else None)
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "now"),
+    [
+        (seat(b"k"), seat(b"k", "b"), 1.0),  # the same machine, from elsewhere
+        (seat(b"k"), seat(b"other"), 11.0),  # which has gone silent
+        (seat(), seat(), 1.0),  # from the same address
+    ],
+)
+def test_a_newer_connection_takes_the_place(
+    older: FleetSeat, newer: FleetSeat, now: float
+) -> None:
+    desk = FleetSeatTable()
+    desk.claim(older, 0.0)
+
+    desk.claim(newer, now)
+    desk.release(older)
+
+    assert desk.has_inbound("node")
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "said"),
+    [
+        (seat(b"k"), seat(b"other"), "--name"),
+        (seat(b"k"), seat(), "--name"),
+        (seat(), seat(b"k"), "--name"),
+        (seat(), seat(address="b"), "from a"),
+    ],
+)
+def test_nobody_else_takes_the_place(
+    older: FleetSeat, newer: FleetSeat, said: str
+) -> None:
+    desk = FleetSeatTable()
+    desk.claim(older, 0.0)
+
+    with pytest.raises(NotAdmitted, match=said):
+        desk.claim(newer, 1.0)
+
+    desk.release(older)
+    desk.claim(newer, 1.0)
+
+
+def test_a_seat_is_free_when_its_connection_is_no_more() -> None:
+    desk = FleetSeatTable()
+    kept = seat(address="a")
+    desk.claim(kept, 0.0)
+
+    del kept
+    gc.collect()
+
+    assert not desk.has_inbound("node")
+    desk.claim(seat(address="b"), 0.0)
+
+
+def test_whom_we_called_has_not_called_us() -> None:
+    desk = FleetSeatTable()
+    kept = seat(outbound=True)
+
+    desk.claim(kept, 0.0)
+
+    assert not desk.has_inbound("node")

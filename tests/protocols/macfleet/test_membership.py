@@ -1,0 +1,194 @@
+"""What is known of nodes, by what is found out."""
+
+import pytest
+
+from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
+from shoal.protocols.macfleet.election import membership_table
+from shoal.protocols.macfleet.membership import (
+    ADDRESSES_MAX,
+    FAILED_AFTER,
+    FORGOTTEN_AFTER,
+    MISSES_MAX,
+    NODES_MAX,
+    FleetNode,
+    FleetRegistry,
+    NodeAddress,
+    NodeState,
+)
+
+HERE, THERE = NodeAddress("192.0.2.1", 50051), NodeAddress("192.0.2.2", 50051)
+SMALL = HardwareProfile(chip="small", gpu_cores=8, ram_gb=8.0, data_port=4000)
+LARGE = HardwareProfile(chip="large", gpu_cores=40, ram_gb=64.0)
+
+
+def fleet_of(**nodes: HardwareProfile) -> FleetRegistry:
+    """Return a fleet of ourselves, ``me``, and nodes that have answered."""
+    fleet = FleetRegistry("me", lambda: SMALL)
+    for number, (node_id, profile) in enumerate(nodes.items()):
+        fleet.on_pong(node_id, NodeAddress(f"10.0.0.{number}", 1), profile, 0.0)
+    return fleet
+
+
+def node(fleet: FleetRegistry, node_id: str = "a") -> FleetNode:
+    found = fleet.get(node_id)
+    assert found is not None
+    return found
+
+
+def miss(fleet: FleetRegistry, times: int, now: float, node_id: str = "a") -> NodeState:
+    for _ in range(times):
+        fleet.on_missed_pong(node_id, now)
+    return node(fleet, node_id).state
+
+
+def test_node_that_answers_is_alive_and_is_what_it_says() -> None:
+    fleet = fleet_of(a=LARGE)
+
+    assert node(fleet).state is NodeState.ALIVE
+    assert node(fleet).profile == LARGE
+    assert node(fleet).data_port == 2
+
+
+def test_port_that_is_told_is_that_of_its_transport() -> None:
+    assert node(fleet_of(a=SMALL)).data_port == 4000
+
+
+def test_answer_without_hardware_leaves_what_was_known() -> None:
+    fleet = fleet_of(a=SMALL)
+    fleet.on_pong("a", HERE, None, 1.0)
+
+    assert node(fleet).profile == SMALL
+    assert node(fleet).address == HERE
+
+
+def test_three_misses_make_a_node_suspected_and_ten_seconds_make_it_fail() -> None:
+    fleet = fleet_of(a=LARGE)
+
+    assert miss(fleet, MISSES_MAX - 1, 1.0) is NodeState.ALIVE
+    assert miss(fleet, 1, 3.0) is NodeState.SUSPECTED
+    fleet.expire(FAILED_AFTER)
+    assert node(fleet).state is NodeState.SUSPECTED
+    fleet.expire(FAILED_AFTER + 0.1)
+    assert node(fleet).state is NodeState.FAILED
+    assert node(fleet).since == FAILED_AFTER + 0.1
+    assert fleet.has_failed("a")
+
+
+@pytest.mark.parametrize("now", [4.0, 20.0], ids=["suspected", "failed"])
+def test_one_answer_brings_a_node_back(now: float) -> None:
+    fleet = fleet_of(a=LARGE)
+    miss(fleet, MISSES_MAX, now)
+    fleet.on_pong("a", HERE, None, now + 1.0)
+
+    assert node(fleet).state is NodeState.ALIVE
+    assert node(fleet).since == now + 1.0
+    assert miss(fleet, MISSES_MAX - 1, now + 2.0) is NodeState.ALIVE
+
+
+def test_we_are_never_a_node_of_our_own() -> None:
+    fleet = fleet_of(me=LARGE)
+    fleet.on_announced("me", [HERE], LARGE, 0.0)
+
+    assert not fleet.nodes
+    assert not fleet.has_failed("me")
+
+
+def test_sighting_proves_nothing() -> None:
+    fleet = fleet_of()
+    fleet.on_announced("a", [HERE], LARGE, 0.0)
+
+    assert node(fleet).state is NodeState.SIGHTED
+    assert not fleet.members()
+    assert miss(fleet, 100, 1.0) is NodeState.SIGHTED
+
+
+def test_node_that_answers_is_not_looked_for_where_others_say_it_is() -> None:
+    fleet = fleet_of(a=LARGE)
+    fleet.on_announced("a", [HERE], SMALL, 1.0, is_shoal=True)
+
+    assert node(fleet).addresses == (NodeAddress("10.0.0.0", 1),)
+    assert node(fleet).profile == LARGE
+    assert not node(fleet).is_shoal
+
+
+def test_node_that_fails_is_looked_for_wherever_it_may_be() -> None:
+    fleet = fleet_of(a=LARGE)
+    miss(fleet, MISSES_MAX, 20.0)
+    fleet.on_announced("a", [HERE, THERE], SMALL, 21.0)
+
+    tried = []
+    for _ in range(3):
+        tried.append(node(fleet).address)
+        miss(fleet, 1, 22.0)
+    assert tried == [NodeAddress("10.0.0.0", 1), HERE, THERE]
+    assert node(fleet).profile == LARGE
+
+    fleet.on_pong("a", THERE, None, 23.0)
+    assert node(fleet).address == THERE
+
+
+def test_number_of_addresses_is_bounded() -> None:
+    fleet = fleet_of()
+    for number in range(50):
+        fleet.on_announced("a", [NodeAddress("10.1.1.1", number)], UNKNOWN_PROFILE, 0.0)
+
+    assert len(node(fleet).addresses) == ADDRESSES_MAX
+
+
+def test_whoever_was_at_an_address_before_is_there_no_more() -> None:
+    fleet = fleet_of(a=LARGE)
+    fleet.on_pong("b", NodeAddress("10.0.0.0", 1), SMALL, 1.0)
+
+    assert node(fleet).state is NodeState.FAILED
+    assert node(fleet, "b").state is NodeState.ALIVE
+
+
+def test_who_is_long_gone_is_forgotten_and_who_is_there_is_not() -> None:
+    fleet = fleet_of(a=LARGE, b=LARGE)
+    fleet.on_announced("c", [HERE], SMALL, 0.0)
+    miss(fleet, MISSES_MAX, 20.0)
+
+    fleet.expire(21.0 + FORGOTTEN_AFTER)
+
+    assert [each.id for each in fleet.nodes] == ["b"]
+
+
+def test_more_nodes_than_there_is_room_for_push_out_those_that_are_not_there() -> None:
+    fleet = fleet_of(a=LARGE)
+    for number in range(2 * NODES_MAX):
+        fleet.on_announced(f"n{number}", [HERE], SMALL, float(number))
+
+    assert len(fleet.nodes) == NODES_MAX
+    assert fleet.get("a") is not None
+    assert fleet.get("n0") is None
+
+    for number in range(2 * NODES_MAX):
+        fleet.on_pong(f"m{number}", NodeAddress("10.2.2.2", number), SMALL, 1.0)
+    fleet.on_announced("late", [HERE], SMALL, 2.0)
+    assert len(fleet.members()) == NODES_MAX
+    assert fleet.get("late") is None
+
+
+def test_those_who_count_are_ranked_and_the_strongest_leads() -> None:
+    fleet = fleet_of(a=LARGE, b=LARGE, c=LARGE)
+    fleet.on_announced("d", [HERE], LARGE, 0.0)
+    miss(fleet, MISSES_MAX, 20.0, "c")
+
+    rows = {each.name: each for each in membership_table(fleet)}
+
+    assert {name: each.rank for name, each in rows.items()} == {
+        "a": 0,
+        "b": 1,
+        "me": 2,
+        "c": None,
+        "d": None,
+    }
+    assert [name for name, each in rows.items() if each.coordinator] == ["b"]
+    assert sum(each.weight for each in rows.values()) == pytest.approx(1.0)
+    assert rows["me"].state == "here"
+    assert rows["c"].state == "failed"
+    assert rows["a"].address == "10.0.0.0:1"
+
+
+def test_address_of_version_six_is_written_as_in_urls() -> None:
+    assert str(NodeAddress("fe80::1", 5)) == "[fe80::1]:5"

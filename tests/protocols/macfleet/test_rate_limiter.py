@@ -1,0 +1,139 @@
+import pytest
+
+from protocols.macfleet.fleet_members import AWAY, LOCAL, OtherGuesses, limiter
+from protocols.macfleet.recorded import Case, recorded
+from shoal.protocols.macfleet.rate_limiter import (
+    ADDRESSES_MAX,
+    BAN_DURATION,
+    BANNED_AFTER,
+    LOCAL_DELAY_MAX,
+    PENDING_MAX,
+    PENDING_TIMEOUT,
+    FleetRateLimiter,
+)
+
+
+def fail(
+    limits: FleetRateLimiter, times: int, now: float = 0.0, address: str = AWAY
+) -> None:
+    for _ in range(times):
+        limits.on_failure(address, now)
+
+
+@recorded("rate_limiter")
+def test_delays_and_the_ban_are_those_of_real_nodes(case: Case) -> None:
+    expected = case["expect"]
+    assert case["input"] == {
+        "base": 0.5,
+        "max_failures": BANNED_AFTER,
+        "ban_s": BAN_DURATION,
+    }
+    for step in expected["steps"]:
+        limits = limiter()
+        fail(limits, step["failures"])
+        assert limits.is_banned(AWAY, 0.0) == step["banned"]
+        # Nobody waits for a connection that is hung up on.
+        delay = None if step["banned"] else step["delay"]
+        assert limits.delay(AWAY, 0.0) == delay
+
+    limits = limiter()
+    fail(limits, BANNED_AFTER)
+    assert limits.is_banned(AWAY, BAN_DURATION) == expected["banned_at_exactly_300s"]
+    late = BAN_DURATION + 0.001
+    assert limits.is_banned(AWAY, late) == expected["banned_after_300s"]
+    assert limits.delay(AWAY, late) == expected["delay_after_expiry"]
+
+    limits = limiter()
+    fail(limits, BANNED_AFTER - 1)
+    limits.on_success(AWAY, 0.0)
+    assert limits.delay(AWAY, 0.0) == expected["delay_after_success"]
+
+
+def test_bar_counts_from_the_last_failure() -> None:
+    limits = limiter()
+    fail(limits, BANNED_AFTER)
+    limits.on_failure(AWAY, 200.0)
+
+    assert limits.is_banned(AWAY, 200.0 + BAN_DURATION)
+    assert not limits.is_banned(AWAY, 201.0 + BAN_DURATION)
+
+
+def test_connections_at_the_same_time_of_who_has_failed_wait_as_if_they_had() -> None:
+    limits = limiter()
+    fail(limits, 1)
+
+    delays = [limits.delay(AWAY, 0.0) for _ in range(6)]
+
+    assert delays == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
+
+
+def test_connection_that_is_decided_is_no_longer_counted() -> None:
+    limits = limiter()
+    fail(limits, 1)
+    limits.delay(AWAY, 0.0)
+    limits.on_abandoned(AWAY, 0.0)
+    limits.delay(AWAY, 0.0)
+    limits.failed(AWAY, 0.0)
+
+    assert limits.delay(AWAY, 0.0) == 0.5
+
+
+def test_honest_nodes_that_share_an_address_do_not_wait_for_each_other() -> None:
+    limits = limiter()
+
+    assert {limits.delay(AWAY, 0.0) for _ in range(100)} == {0.0}
+
+
+def test_connection_of_which_nothing_is_heard_is_not_waited_for_for_ever() -> None:
+    limits = limiter()
+    fail(limits, 1)
+    limits.delay(AWAY, 0.0)
+
+    assert limits.delay(AWAY, PENDING_TIMEOUT + 1.0) == 0.5
+
+
+def test_program_of_this_machine_waits_a_little_and_is_never_barred() -> None:
+    limits = limiter()
+    fail(limits, 100, address=LOCAL)
+
+    assert limits.delay(LOCAL, 0.0) == LOCAL_DELAY_MAX
+    assert not limits.is_banned(LOCAL, 0.0)
+
+
+def test_who_is_barred_by_other_wires_is_barred_here_and_failures_count_there() -> None:
+    others = OtherGuesses()
+    limits = FleetRateLimiter(others)
+    others.barred.add(AWAY)
+
+    assert limits.is_banned(AWAY, 0.0)
+    assert limits.delay(AWAY, 0.0) is None
+
+    limits.on_failure("192.0.2.8", 0.0)
+    assert others.counted == ["192.0.2.8"]
+
+
+@pytest.mark.parametrize("address", ["2001:db8::{:x}", "2001:db8::{:x}:1"])
+def test_network_of_one_owner_is_barred_as_a_whole(address: str) -> None:
+    limits = limiter()
+    for number in range(BANNED_AFTER):
+        limits.on_failure(address.format(number), 0.0)
+
+    assert limits.is_banned("2001:db8::ffff", 0.0)
+    assert not limits.is_banned("2001:db8:0:1::1", 0.0)
+
+
+def test_memory_is_bounded_and_who_failed_longest_ago_is_forgotten_first() -> None:
+    limits = limiter()
+    for number in range(ADDRESSES_MAX + 10):
+        address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"
+        limits.delay(address, 0.0)
+        limits.delay(address, 0.0)
+        fail(limits, BANNED_AFTER, address=address)
+
+    assert len(limits._records) == ADDRESSES_MAX
+    assert len(limits._pending) <= ADDRESSES_MAX
+    assert not limits.is_banned("10.0.0.1", 0.0)
+    assert limits.is_banned(address, 0.0)
+    for _ in range(2 * PENDING_MAX):
+        limits.delay(AWAY, 0.0)
+    assert len(limits._pending[AWAY]) == PENDING_MAX

@@ -1,0 +1,285 @@
+"""The handshake between nodes of ours: who gets in, by what, and what they learn."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.macfleet.handshake_ends import (
+    ANNE,
+    BELA,
+    TOKEN,
+    HandshakeEnd,
+    client,
+    drawing,
+    joining,
+    meet,
+    node,
+    server,
+)
+from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
+from shoal.domain.credentials import JoinToken, digest_of
+from shoal.domain.errors import NotAdmitted, Unavailable
+from shoal.protocols.macfleet.handshake import (
+    HandshakeRefused,
+    HandshakeSettings,
+    HandshakeStrength,
+)
+from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.store.memory_keys import MemoryKeys
+from shoal.transports.clock import LoopClock
+
+JOIN = "jt-lab"  # shorter than a fleet's may be
+
+
+def met(
+    one: HandshakeSettings, other: HandshakeSettings
+) -> tuple[HandshakeEnd, HandshakeEnd]:
+    """Return who dialled and who was dialled, when they have talked."""
+    dialling, dialled = client(one, ours=True).open(), server(other).open()
+    meet(dialling, dialled)
+    return dialling, dialled
+
+
+async def door(**changed: object) -> AdmissionCheck:
+    """Return who decides at a coordinator with a fleet's token and a join token."""
+    store = MemoryKeys()
+    door = WorkerAdmission(
+        await load_join_tokens(store), store, LoopClock(lambda: 1000.0)
+    )
+    kept = {"uses_max": None, "expires_at": None, "revoked_at": None} | changed
+    await door.tokens.add(JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept))  # type: ignore[arg-type]  # as JoinToken has them
+    return door.policy_for("macfleet", TOKEN)
+
+
+def refusing(error: Exception) -> AdmissionCheck:
+    def admit(applicant: JoinRequest) -> AdmissionGrant:
+        raise error
+
+    return admit
+
+
+def test_two_of_a_fleet_learn_who_the_other_is() -> None:
+    one = node("node-b", identity=BELA, features=frozenset({"lanes"}))
+    other = node("node-a", identity=ANNE)
+
+    dialling, dialled = met(one, other)
+
+    for end, peer, key, features in (
+        (dialling, "node-a", ANNE.public_key, frozenset()),
+        (dialled, "node-b", BELA.public_key, frozenset({"lanes"})),
+    ):
+        assert end.agreed is not None
+        assert end.agreed.peer_id == peer
+        assert end.agreed.strength is HandshakeStrength.STRONG
+        assert end.agreed.profile is not None
+        assert end.agreed.profile.chip == peer
+        strong = end.agreed.strong
+        assert strong is not None
+        assert strong.has_token
+        assert strong.public_key == key
+        assert strong.features == features
+        assert strong.admitted == AdmissionGrant()
+
+
+def test_two_of_an_open_fleet_prove_their_keys_alone() -> None:
+    dialling, dialled = met(
+        node("node-b", None, identity=BELA), node("node-a", None, identity=ANNE)
+    )
+
+    for end, key in ((dialling, ANNE.public_key), (dialled, BELA.public_key)):
+        assert end.agreed is not None
+        assert end.agreed.strong is not None
+        assert not end.agreed.strong.has_token
+        assert end.agreed.strong.public_key == key
+
+
+def test_who_cannot_verify_keys_knows_nobody_by_one() -> None:
+    dialling, _ = met(node("node-b", verifies=None), node("node-a", identity=ANNE))
+
+    assert dialling.agreed is not None
+    assert dialling.agreed.strong is not None
+    assert dialling.agreed.strong.public_key == b""
+
+
+async def test_a_join_token_lets_a_worker_in_that_knows_no_fleet() -> None:
+    own = node("node-a", fleet="lab-7", admission=await door(uses_max=1))
+
+    dialling, dialled = met(joining("w", JOIN), own)
+
+    assert dialling.agreed is not None
+    assert dialling.agreed.strong is not None
+    assert dialling.agreed.strong.has_token
+    assert dialled.agreed is not None
+    assert dialled.agreed.strong is not None
+    assert dialled.agreed.strong.admitted == AdmissionGrant("id", "macfleet:w")
+
+
+async def test_the_fleets_token_lets_a_worker_in_as_well() -> None:
+    _, dialled = met(joining("w", TOKEN), node("node-a", admission=await door()))
+
+    assert dialled.agreed is not None
+    assert dialled.agreed.strong is not None
+    assert dialled.agreed.strong.admitted == AdmissionGrant()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"revoked_at": 1.0}, "The token was revoked: check --token"),
+        ({"expires_at": 1.0}, "The token has expired: check --token"),
+        (
+            {"uses_max": 1, "workers": frozenset({"macfleet:v"})},
+            "The token has been used by other workers: check --token",
+        ),
+    ],
+)
+async def test_a_join_token_that_is_no_good_any_more_says_so(
+    changed: dict[str, object], why: str
+) -> None:
+    own = node("node-a", admission=await door(**changed))
+
+    dialling, dialled = met(joining("w", JOIN), own)
+
+    assert dialling.why == f"10.0.0.2:50052 does not let 'w' in: {why}"
+    assert isinstance(dialling.refused, HandshakeRefused)
+    assert dialling.refused.final
+    assert not dialled.counts  # it had the token
+
+
+def test_without_an_admission_the_own_token_decides() -> None:
+    own = node("node-a", admission=None)
+
+    _, right = met(node("node-b"), own)
+    _, wrong = met(node("node-b", "another token"), own)
+
+    assert right.agreed is not None
+    assert "Invalid token" in wrong.why
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "why", "counts"),
+    [
+        (node("b", "another token"), node("a"), "Invalid token: check --token", True),
+        (joining("b", "another token"), node("a"), "Invalid token: check", True),
+        (node("b", None), node("a"), "a token is needed here", False),
+        (node("b"), node("a", None), "here is no token", False),
+        (node("b", fleet="lab-7"), node("a"), "the fleet here has another id", False),
+    ],
+)
+def test_who_is_not_let_in_is_told_why_and_what_to_do(
+    one: HandshakeSettings, other: HandshakeSettings, why: str, counts: bool
+) -> None:
+    dialling, dialled = met(one, other)
+
+    assert f"10.0.0.2:50052 does not let 'b' in: {why}" in dialling.why
+    assert isinstance(dialling.refused, HandshakeRefused)
+    assert dialling.refused.final
+    assert f"'b' is not let in: {why}" in dialled.why
+    assert dialled.counts == counts
+
+
+def test_a_refusal_for_now_is_not_final() -> None:
+    busy = refusing(Unavailable("too many wrong keys: try again in 9 s"))
+
+    dialling, dialled = met(node("b"), node("a", admission=busy))
+
+    assert "try again in 9 s" in dialling.why
+    assert isinstance(dialling.refused, HandshakeRefused)
+    assert not dialling.refused.final
+    assert not dialled.counts
+
+
+def test_what_a_server_says_is_fit_for_a_terminal() -> None:
+    nasty = refusing(NotAdmitted("\x1b[2J\u202e"))
+
+    dialling, _ = met(node("b"), node("a", admission=nasty))
+
+    assert dialling.why.isascii()
+    assert dialling.why.isprintable()
+
+
+def test_a_long_refusal_is_cut() -> None:
+    dialling, _ = met(node("b"), node("a", admission=refusing(NotAdmitted("x" * 999))))
+
+    assert 500 < len(dialling.why) < 600
+
+
+def test_a_node_with_the_servers_id_is_told_by_both() -> None:
+    dialling, dialled = met(node("a"), node("a"))
+
+    assert "has our own id" in dialling.why
+    assert dialled.agreed is None
+
+
+def test_another_node_than_was_expected_gets_no_proof() -> None:
+    dialling, dialled = client(node("b"), "c").open(), server(node("a")).open()
+
+    meet(dialling, dialled)
+
+    assert dialling.why == "10.0.0.2:50052 is 'a', expected 'c'"
+    assert len(dialling.sent) == 1
+
+
+def test_leaving_after_a_second_message_without_secrets_counts_for_nothing() -> None:
+    dialling, dialled = client(node("b")).open(), server(node("a")).open()
+    dialled.hear(dialling.sent[0])
+
+    dialled.hang_up()
+
+    assert not dialled.counts
+
+
+def test_who_does_not_answer_is_waited_for_ten_seconds() -> None:
+    dialling, dialled = client(node("b")).open(), server(node("a")).open()
+    dialled.hear(dialling.sent[0])
+    dialling.hear(dialled.sent[0], now=5.0)
+
+    dialling.wait()
+
+    assert dialling.handshake.deadline == 15.0
+    assert dialling.why == "10.0.0.2:50052 did not answer within 10 s"
+
+
+def test_all_that_may_be_said_fits_into_a_message() -> None:
+    words = frozenset(f"{number:032}" for number in range(32))
+    much: dict[str, Any] = {"identity": ANNE, "fleet": "é" * 999, "features": words}
+    profile = b'{"chip_name": "' + b"x" * 8175 + b'"}'
+
+    dialling, dialled = met(
+        node("é" * 128, profile=profile, **much),
+        node("ö" * 128, profile=profile, **much),
+    )
+
+    assert len(profile) == 8192
+    assert dialling.agreed is not None
+    assert dialled.agreed is not None
+
+
+@given(cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
+def test_any_split_of_the_bytes_comes_to_the_same(cuts: list[int]) -> None:
+    dialling = client(node("b", identity=BELA)).open()
+    dialled = server(node("a", identity=ANNE)).open()
+    for teller, hearer in ((dialling, dialled), (dialled, dialling)) * 2:
+        data = teller.sent[-1]
+        for cut in cuts:
+            hearer.hear(data[:cut])
+            data = data[cut:]
+        hearer.hear(data)
+
+    assert dialling.agreed is not None
+    assert dialled.agreed is not None
+
+
+@pytest.mark.parametrize("make", [server, client])
+@given(data=st.binary(max_size=200))
+def test_garbage_is_refused(
+    make: Callable[[HandshakeSettings], HandshakeEnd], data: bytes
+) -> None:
+    end = make(node("a", draw=drawing("garbage"))).open()
+
+    end.hear(data)
+
+    assert end.agreed is None

@@ -1,0 +1,288 @@
+"""What a coordinator has to do with real workers, which know tasks and nothing else."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from protocols.calling import CALL, LANE, RUN, TASK, packed
+from protocols.macfleet.recorded import case_of
+from protocols.macfleet.upstream_node import UpstreamNode, coordinator_with_node
+from shoal.domain.ids import JobId
+from shoal.domain.outcome import Fault
+from shoal.domain.vocabulary import (
+    CallResult,
+    CallsReturned,
+    CancelCalls,
+    CancelJob,
+    Completed,
+    Failed,
+    OffersChanged,
+    PushCalls,
+    Rejected,
+    RunJob,
+    StreamedCall,
+)
+from shoal.domain.work import Call, Feature, JobKind, Task
+from shoal.protocols.macfleet import Config
+from shoal.protocols.macfleet.codec.frames import Frame, FrameType, encode_frame
+from shoal.protocols.seam.multi_peer import PeerJoined
+
+UNKNOWN = (
+    "Traceback (most recent call last):\n  File ...\nmacfleet.compute.models."
+    "TaskNotRegisteredError: Task 'x' not registered on this worker. Known tasks: "
+    "['demo.add', \"it's\"]\n"
+)
+NUMBER = (RUN.job_id, RUN.lease)
+
+
+def decoded(frame: Frame) -> dict[str, object]:
+    return msgspec.msgpack.decode(frame.payload, type=dict[str, object])
+
+
+def worker(config: Config | None = None) -> UpstreamNode:
+    """Return a real worker that has answered the question what it has."""
+    beside = coordinator_with_node(config=config)
+    question = beside.frames[-1]
+    beside.result(str(decoded(question)["task_id"]), ok=False, error=UNKNOWN)
+    beside.frames.clear()
+    return beside
+
+
+def asked(beside: UpstreamNode, run: RunJob = RUN) -> str:
+    """Ask the worker for a job; return the task's id."""
+    assert beside.send(run) == []
+    return str(decoded(beside.frames.pop())["task_id"])
+
+
+def test_a_real_worker_is_asked_once_what_it_has() -> None:
+    beside = worker(Config(slots=7))
+
+    met, offered = beside.heard
+    assert isinstance(met, PeerJoined)
+    assert (met.name, met.cancels, met.submits_jobs) == ("node-b", False, True)
+    assert isinstance(offered, OffersChanged)
+    (offer,) = offered.offers
+    assert offer.kinds == {JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM}
+    assert offer.tasks == {"demo.add", "it's"}
+    assert (offer.slots, offer.features, offer.streams) == (7, frozenset(), False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tasks"),
+    [
+        ({"ok": True, "value": 1}, frozenset()),
+        ({"ok": False, "error": "something else"}, frozenset()),
+        ({"ok": False, "error": UNKNOWN[:-3]}, frozenset()),
+    ],
+)
+def test_whoever_answers_otherwise_may_have_anything(
+    fields: dict[str, object], tasks: frozenset[str]
+) -> None:
+    beside = coordinator_with_node()
+
+    beside.result(str(decoded(beside.frames[-1])["task_id"]), **fields)
+
+    offered = beside.heard[-1]
+    assert isinstance(offered, OffersChanged)
+    assert offered.offers[0].tasks == tasks
+
+
+def test_whoever_does_not_answer_is_no_worker() -> None:
+    beside = coordinator_with_node()
+
+    beside.task("1", name="demo.add")
+
+    assert not any(isinstance(each, OffersChanged) for each in beside.heard)
+
+
+def test_a_call_is_the_task_that_real_workers_were_recorded_to_take() -> None:
+    beside = worker()
+    case = case_of("taskrun/add")
+    recorded = bytes.fromhex(case["input"]["frames_hex"][0])[24:]
+
+    beside.send(replace(RUN, work=Call("demo.add", packed([20, 22]), packed({}), 5.0)))
+
+    (task,) = beside.frames
+    assert (task.type, task.stream, task.flags, task.sequence) == (8, 1, 0, 0)
+    told, as_recorded = decoded(task), msgspec.msgpack.decode(recorded)
+    assert list(told) == list(as_recorded)
+    assert {**as_recorded, "task_id": told["task_id"], "args": [20, 22]} == told
+    assert len(str(told["task_id"])) == len(as_recorded["task_id"])
+
+
+def test_a_result_is_what_came_of_a_call() -> None:
+    beside = worker()
+    task_id = asked(beside)
+
+    assert beside.result(task_id, value=[1, b"\x00"]) == [
+        Completed(*NUMBER, value=packed([1, b"\x00"]))
+    ]
+    assert beside.result(task_id, value=2) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (
+            UNKNOWN,
+            Rejected(*NUMBER, UNKNOWN.strip().splitlines()[-1]),
+        ),
+        ("Task timed out after 5.0s", Failed(*NUMBER, "Task timed out after 5.0s")),
+        (
+            "Traceback ...\nValueError: x",
+            Failed(*NUMBER, "Traceback ...\nValueError: x"),
+        ),
+    ],
+)
+def test_an_error_says_whether_another_may_do_it(error: str, expected: object) -> None:
+    beside = worker()
+
+    assert beside.result(asked(beside), ok=False, error=error) == [expected]
+
+
+def test_a_task_over_http_is_called_with_its_fields() -> None:
+    beside = worker()
+    fields = Task("demo.add", {"task_type": "demo.add", "x": 1})
+
+    beside.send(replace(RUN, work=TASK))
+    beside.send(replace(RUN, job_id=JobId("b"), work=fields))
+
+    first, second = map(decoded, beside.frames)
+    assert (first["args"], first["kwargs"]) == ([1], {"y": 2})
+    assert (second["args"], second["kwargs"]) == ([], {"x": 1})
+
+
+def test_a_value_that_json_has_not_is_named() -> None:
+    beside = worker()
+
+    (failed,) = beside.result(asked(beside, replace(RUN, work=TASK)), value=b"raw")
+
+    assert isinstance(failed, Failed)
+    assert "bytes" in failed.error
+    assert "shoal.Pool" in failed.error
+
+
+def test_more_than_a_worker_takes_is_not_sent() -> None:
+    beside = worker()
+    large = Call("f", packed([bytes(64 << 20)]), packed({}))
+
+    (failed,) = beside.send(replace(RUN, work=large))
+
+    assert isinstance(failed, Failed)
+    assert str(64 << 20) in failed.error
+    assert failed.fault is Fault.REQUEST
+    assert beside.frames == []
+
+
+def test_what_only_our_own_know_is_not_sent() -> None:
+    beside = worker()
+    rich = replace(CALL, needs=frozenset({Feature.VALUES}))
+
+    (rejected,) = beside.send(replace(RUN, work=rich))
+
+    assert isinstance(rejected, Rejected)
+    assert beside.frames == []
+
+
+def test_a_large_task_is_one_frame_for_those_that_know_no_pieces() -> None:
+    beside = worker()
+    args = packed([bytes(3 << 20)])
+
+    beside.send(replace(RUN, work=Call("f", args, packed({}))))
+
+    (task,) = beside.frames  # whose checksum was looked at
+    assert (task.flags, task.stream) == (0, 1)
+    assert len(task.payload) > 3 << 20
+
+
+def test_a_cancelled_task_goes_on_there_and_is_not_heard() -> None:
+    beside = worker()
+    task_id = asked(beside)
+
+    assert beside.send(CancelJob(*NUMBER)) == []
+    assert beside.frames == []
+    assert beside.result(task_id, value=1) == []
+
+
+def test_calls_in_a_lane_are_tasks_one_by_one() -> None:
+    beside = worker()
+    calls = [StreamedCall(n, packed([n]), packed({})) for n in range(3)]
+
+    assert beside.send(replace(RUN, work=LANE)) == []
+    assert beside.frames == []
+    beside.send(PushCalls(*NUMBER, calls))
+    ids = [str(decoded(each)["task_id"]) for each in beside.frames]
+    beside.send(CancelCalls(*NUMBER, (1,)))
+
+    assert beside.result(ids[2], value=9) == [
+        CallsReturned(*NUMBER, [CallResult(2, packed(9))])
+    ]
+    assert beside.result(ids[1], value=9) == []
+    assert beside.result(ids[0], ok=False, error="bad") == [
+        CallsReturned(*NUMBER, [CallResult(0, b"", "bad")])
+    ]
+    assert beside.send(CancelJob(*NUMBER)) == [Completed(*NUMBER)]
+    assert beside.send(PushCalls(*NUMBER, calls)) == []
+
+
+def test_a_lane_is_over_when_its_last_call_has_returned() -> None:
+    beside = worker()
+    calls = [StreamedCall(n, packed([n]), packed({})) for n in range(2)]
+    beside.send(replace(RUN, work=LANE))
+    beside.send(PushCalls(*NUMBER, calls))
+    first, second = (str(decoded(each)["task_id"]) for each in beside.frames)
+
+    assert beside.send(CancelJob(*NUMBER)) == []
+    assert beside.result(second, value=1) == []
+    assert beside.result(first, ok=False, error=UNKNOWN) == [Completed(*NUMBER)]
+    assert beside.send(CancelJob(*NUMBER)) == []
+
+
+def test_a_call_in_a_lane_that_cannot_be_read_there_returns_why() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=LANE))
+
+    (returned,) = beside.send(
+        PushCalls(*NUMBER, [StreamedCall(4, packed([{1: 2}]), packed({}))])
+    )
+
+    assert isinstance(returned, CallsReturned)
+    assert returned.results[0].number == 4
+    assert "key" in returned.results[0].error
+
+
+def test_a_lane_of_a_function_that_is_not_there_is_refused() -> None:
+    beside = worker()
+    beside.send(replace(RUN, work=LANE))
+    beside.send(PushCalls(*NUMBER, [StreamedCall(1, CALL.args, CALL.kwargs)]))
+    task_id = str(decoded(beside.frames[-1])["task_id"])
+
+    (rejected,) = beside.result(task_id, ok=False, error=UNKNOWN)
+
+    assert isinstance(rejected, Rejected)
+    assert (
+        beside.send(PushCalls(*NUMBER, [StreamedCall(2, CALL.args, CALL.kwargs)])) == []
+    )
+
+
+def test_a_result_that_cannot_be_read_fails_its_task_alone() -> None:
+    beside = worker()
+    task_id = asked(beside)
+
+    (failed,) = beside.result(task_id, value={1: 2})
+    beside.says(b"\x00\x00\x00\x01" + b"\x00\x09" + bytes(18))
+
+    assert isinstance(failed, Failed)
+    assert beside.end == ""
+    assert "result" in beside.notices[-1]
+
+
+def test_frames_that_are_no_tasks_are_ignored() -> None:
+    beside = worker()
+
+    for type_ in (FrameType.GRADIENT, FrameType.HEARTBEAT, FrameType.CONTROL):
+        beside.says(encode_frame(Frame(type_, 1, 0, 0, b"")))
+
+    assert len(beside.notices) == 3
+    assert beside.end == ""

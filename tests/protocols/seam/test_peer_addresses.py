@@ -1,0 +1,68 @@
+"""Addresses of which nobody knows the wire, and who calls there when."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.protocols.seam.multi_peer import OutgoingConnection, PeerJoined, PeerMessage
+from shoal.protocols.seam.peer_addresses import (
+    CHECK_INTERVAL,
+    AddressDialer,
+    PeerAddress,
+)
+from transports.memory_links import ScriptedSession
+
+
+def call(address: str) -> OutgoingConnection:
+    def open_(now: float) -> Any:
+        return ScriptedSession(lambda data: [PeerMessage("", PeerJoined(f"{data!r}"))])
+
+    return OutgoingConnection(f"tcp://{address}", open_)
+
+
+def called(rounds: AddressDialer, now: float) -> Sequence[str]:
+    return [each.url for each in rounds.tick(now)]
+
+
+def test_address_is_called_at_once_if_nobody_wants_to_ask_first() -> None:
+    rounds = AddressDialer("wire", [PeerAddress("127.0.0.1:1")], call)
+
+    assert called(rounds, 0.0) == ["tcp://127.0.0.1:1"]
+    assert called(rounds, 1.0) == []
+    assert rounds.deadline == 1.0 + CHECK_INTERVAL
+
+
+def test_address_waits_for_the_wire_that_asks_first() -> None:
+    contact = PeerAddress("127.0.0.1:1")
+    contact.probing.add("other")
+    rounds = AddressDialer("wire", [contact], call)
+    assert called(rounds, 0.0) == []
+
+    contact.probing.discard("other")
+
+    assert called(rounds, 1.0) == ["tcp://127.0.0.1:1"]
+
+
+def test_address_that_speaks_another_wire_is_left_alone() -> None:
+    contact = PeerAddress("127.0.0.1:1")
+    rounds = AddressDialer("wire", [contact], call)
+    (outgoing,) = rounds.tick(0.0)
+
+    contact.wire = "other"
+
+    assert rounds.dropped() == [outgoing]
+    assert rounds.dropped() == []
+    assert called(rounds, 1.0) == []
+
+
+def test_who_is_met_shows_which_wire_is_spoken() -> None:
+    contact = PeerAddress("127.0.0.1:1")
+    (outgoing,) = AddressDialer("wire", [contact], call).tick(0.0)
+    session = outgoing.new_session(0.0)
+    session.tick(0.0)
+    assert contact.wire == ""
+
+    session.receive([b"hello"], 1.0)
+
+    assert contact.wire == "wire"
+    assert contact.may_dial("wire")
+    assert not contact.may_dial("other")

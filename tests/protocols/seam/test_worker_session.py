@@ -1,0 +1,190 @@
+"""A worker among peers: whose jobs are whose."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.model_messages import ModelAnswer, ModelQuery
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    CancelJob,
+    Completed,
+    Draining,
+    LoadChanged,
+    OffersChanged,
+    Rejected,
+    RunJob,
+)
+from shoal.domain.work import Chat
+from shoal.domain.worker import WorkerLoad
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Admitted, Batch, Close, Notice, Output, Send
+from shoal.protocols.seam.worker_session import (
+    JOBS_MAX,
+    MembershipState,
+    MultiPeerWorkerSession,
+)
+
+CHAT = Chat("m", ({"role": "user", "content": "hi"},))
+RUN = RunJob(JobId("job"), LeaseNumber(1), CHAT)
+ACCEPTS = frozenset(
+    {AnswerChunk, Completed, Rejected, Draining, OffersChanged, ModelAnswer, RunJob}
+)
+
+
+class Played:
+    """A session that hears what a test plays to it."""
+
+    accepts = ACCEPTS
+    deadline = 5.0
+
+    def __init__(self) -> None:
+        self.told: list[ToPeer] = []
+        self.next: Sequence[PeerMessage | Output] = ()
+
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        return self.next
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        self.told.append(message)
+        return (Send(b"said"),)
+
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+        return ()
+
+
+def connected(
+    stay: MembershipState | None = None,
+) -> tuple[MultiPeerWorkerSession, Played]:
+    inner = Played()
+    worker = MultiPeerWorkerSession(
+        lambda now: inner, ACCEPTS, stay or MembershipState()
+    )
+    worker.tick(0.0)
+    return worker, inner
+
+
+def play(
+    worker: MultiPeerWorkerSession, inner: Played, *said: PeerMessage | Output
+) -> list[Any]:
+    inner.next = said
+    return [*worker.receive([b""], 0.0)]
+
+
+def test_jobs_of_two_peers_have_two_names_whatever_they_call_them() -> None:
+    worker, inner = connected()
+
+    one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
+    for run in (one, other):
+        worker.send(AnswerChunk(run.job_id, run.lease, ["a"]), 0.0)
+
+    assert one.job_id != other.job_id
+    assert inner.told == [
+        ToPeer("1", AnswerChunk(RUN.job_id, RUN.lease, ["a"])),
+        ToPeer("2", AnswerChunk(RUN.job_id, RUN.lease, ["a"])),
+    ]
+
+
+def test_a_job_is_cancelled_by_the_peer_whose_it_is_and_no_other() -> None:
+    worker, inner = connected()
+    (run,) = play(worker, inner, PeerMessage("1", RUN))
+    cancel = CancelJob(RUN.job_id, RUN.lease)
+
+    assert play(worker, inner, PeerMessage("2", cancel)) == []
+    assert play(worker, inner, PeerMessage("1", cancel)) == [
+        CancelJob(run.job_id, run.lease)
+    ]
+    assert list(worker.send(Completed(run.job_id, run.lease), 0.0)) == []
+    assert inner.told == []
+
+
+def test_the_jobs_of_a_peer_that_goes_are_cancelled() -> None:
+    worker, inner = connected()
+    one, other = play(worker, inner, PeerMessage("1", RUN), PeerMessage("2", RUN))
+
+    heard = play(worker, inner, PeerMessage("1", PeerLeft("left")))
+
+    assert heard == [CancelJob(one.job_id, one.lease)]
+    worker.send(Completed(other.job_id, other.lease), 0.0)
+    assert inner.told == [ToPeer("2", Completed(RUN.job_id, RUN.lease))]
+
+
+def test_what_is_about_no_job_is_for_everybody() -> None:
+    worker, inner = connected()
+
+    worker.send(Draining("leaving"), 0.0)
+
+    assert inner.told == [ToPeer("", Draining("leaving"))]
+
+
+def test_a_job_that_comes_twice_is_done_once() -> None:
+    worker, inner = connected()
+
+    first, second = play(worker, inner, PeerMessage("1", RUN), PeerMessage("1", RUN))
+
+    assert isinstance(first, RunJob)
+    assert isinstance(second, Notice)
+
+
+def test_what_peers_offer_is_not_for_a_worker_but_what_they_share_is() -> None:
+    worker, inner = connected()
+
+    heard = play(
+        worker,
+        inner,
+        PeerMessage("1", OffersChanged(())),
+        PeerMessage("1", LoadChanged(WorkerLoad())),
+        PeerMessage("1", ModelQuery("m")),
+    )
+
+    assert heard == [ModelQuery("m")]
+
+
+def test_a_worker_that_is_let_in_hears_so() -> None:
+    stay = MembershipState()
+    worker, inner = connected(stay)
+
+    assert play(worker, inner, PeerMessage("1", PeerJoined("name"))) == [Admitted()]
+    assert stay.admitted
+
+
+def test_a_refusal_ends_the_connection() -> None:
+    stay = MembershipState()
+    worker, inner = connected(stay)
+    stay.refusal = "not wanted"
+
+    assert play(worker, inner) == [Close("not wanted")]
+
+
+def test_the_next_connection_begins_by_cancelling_what_ran_on_the_last() -> None:
+    stay = MembershipState()
+    worker, inner = connected(stay)
+    (run,) = play(worker, inner, PeerMessage("1", RUN))
+
+    again = MultiPeerWorkerSession(lambda now: Played(), ACCEPTS, stay)
+    assert again.deadline is None
+
+    assert list(again.tick(1.0)) == [CancelJob(run.job_id, run.lease)]
+    assert again.deadline == 5.0
+    assert stay.jobs.held == {}
+
+
+def test_there_is_a_limit_to_the_jobs_at_a_time() -> None:
+    worker, inner = connected()
+    for number in range(JOBS_MAX):
+        play(
+            worker, inner, PeerMessage("1", RunJob(JobId(str(number)), RUN.lease, CHAT))
+        )
+
+    (sent,) = play(worker, inner, PeerMessage("1", RUN))
+
+    assert isinstance(sent, Send)
+    ((told),) = inner.told
+    assert isinstance(told.message, Rejected)
+    assert str(JOBS_MAX) in told.message.reason
+
+
+def test_words_that_the_session_has_not_are_not_accepted() -> None:
+    worker, _ = connected()
+
+    assert worker.accepts == ACCEPTS - {RunJob}

@@ -1,0 +1,337 @@
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocols.tealenet.recordings import case_of
+from protocols.test_conformance import deltas
+from shoal.domain.answer_assembly import assemble
+from shoal.domain.errors import PeerError
+from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
+from shoal.protocols.tealenet.codec.chunks import (
+    BUFFERED_MAX,
+    CHUNK_MAX,
+    TEXT_STEP,
+    ChunkReader,
+    ChunkWriter,
+)
+from shoal.protocols.tealenet.codec.envelope import BadMessage, decode
+from shoal.protocols.tealenet.codec.messages import InferenceChunk
+
+ID = "550E8400-E29B-41D4-A716-446655440000"
+CREATED = 1713100000
+CALL: dict[str, Any] = {
+    "index": 0,
+    "id": "c",
+    "type": "function",
+    "function": {"name": "f"},
+}
+MORE: dict[str, Any] = {"index": 0, "function": {"arguments": "{}"}}
+
+
+class _Delta(msgspec.Struct):
+    role: str | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    delta: _Delta
+    finish_reason: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class MacChunk(msgspec.Struct):
+    """A chunk as a Mac demands it."""
+
+    id: str
+    object: str
+    created: int
+    model: str
+    choices: list[_Choice]
+    usage: _Usage | msgspec.UnsetType = msgspec.UNSET
+
+
+texts = st.text(min_size=1, max_size=20)
+shown = st.builds(
+    Delta,
+    st.integers(0, 3),
+    st.fixed_dictionaries({}, optional={"content": texts, "reasoning_content": texts}),
+    st.none() | st.fixed_dictionaries({"content": st.just([])}),
+    st.none(),
+).filter(lambda delta: delta.fields)  # an empty one shows nothing
+
+
+def writer(**options: bool) -> ChunkWriter:
+    return ChunkWriter(ID, "m", CREATED, **options)
+
+
+def chunks_in(messages: Sequence[bytes]) -> list[dict[str, Any]]:
+    """Return the chunks in messages as a Mac sees them, and check that it would."""
+    chunks = []
+    for message in messages:
+        payload = json.loads(message)["inferenceChunk"]["_0"]
+        assert payload["requestID"] == ID
+        mac = msgspec.convert(payload["chunk"], MacChunk)
+        assert (mac.object, mac.created, mac.model) == (
+            "chat.completion.chunk",
+            CREATED,
+            "m",
+        )
+        chunks.append(payload["chunk"])
+    return chunks
+
+
+def read(reader: ChunkReader, messages: Sequence[bytes]) -> list[AnswerPiece]:
+    pieces: list[AnswerPiece] = []
+    for message in messages:
+        chunk = decode(message)
+        assert isinstance(chunk, InferenceChunk)
+        assert chunk.request_id == ID
+        pieces += reader.read(chunk.chunk)
+    return pieces
+
+
+@given(st.lists(texts | deltas, max_size=5))
+def test_between_peers_of_ours_pieces_arrive_as_they_are(
+    pieces: list[AnswerPiece],
+) -> None:
+    out, back = writer(exact=True), ChunkReader(exact=True)
+
+    arrived = [p for piece in pieces for p in read(back, out.write([piece]))]
+
+    assert arrived == pieces
+    assert out.write_end("stop") == []
+
+
+@given(st.lists(texts | shown, max_size=5), st.sampled_from(["stop", "length"]))
+def test_an_answer_is_the_same_after_the_way_through_a_plain_peer(
+    pieces: list[AnswerPiece], reason: str
+) -> None:
+    several = any(isinstance(piece, Delta) and piece.choice for piece in pieces)
+    out, back = writer(usage=True), ChunkReader(several=several)
+
+    messages = out.write(pieces) + out.write_end(reason, Usage(3, 4))
+    arrived = read(back, messages)
+
+    chunks_in(messages)
+    assert seen(assemble(arrived, back.finish_reason)) == seen(assemble(pieces, reason))
+    assert back.usage == Usage(3, 4)
+
+
+def test_the_role_comes_first_and_the_usage_last() -> None:
+    out = writer(usage=True)
+
+    messages = out.write(["He", "llo"]) + out.write([" you"])
+    messages += out.write_end("length", Usage(5, 7))
+
+    said = [(c["choices"], c.get("usage")) for c in chunks_in(messages)]
+    usage = {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    assert said == [
+        ([{"index": 0, "delta": {"role": "assistant", "content": ""}}], None),
+        ([{"index": 0, "delta": {"content": "Hello"}}], None),
+        ([{"index": 0, "delta": {"content": " you"}}], None),
+        ([{"index": 0, "delta": {}, "finish_reason": "length"}], None),
+        ([], usage),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "usage"), [(False, Usage(1, 2)), (True, None), (False, None)]
+)
+def test_no_usage_is_told_that_nobody_asked_for_or_knows(
+    asked: bool, usage: Usage | None
+) -> None:
+    out = writer(usage=asked)
+
+    chunks = chunks_in(out.write(["a"]) + out.write_end("stop", usage))
+
+    assert all("usage" not in chunk for chunk in chunks)
+
+
+def test_an_answer_without_a_text_has_a_role_and_an_end() -> None:
+    chunks = chunks_in(writer().write_end("stop"))
+
+    assert [chunk["choices"][0]["delta"] for chunk in chunks] == [
+        {"role": "assistant", "content": ""},
+        {},
+    ]
+
+
+def test_calls_of_tools_and_several_answers_survive() -> None:
+    pieces: list[AnswerPiece] = [
+        Delta(0, {"role": "x", "content": None, "tool_calls": [CALL]}),
+        Delta(1, {"content": "other"}, finish_reason="stop"),
+        Delta(0, {"tool_calls": [MORE]}, finish_reason="tool_calls"),
+    ]
+    out, back = writer(), ChunkReader(several=True)
+
+    messages = out.write(pieces) + out.write_end("stop")
+
+    arrived = read(back, messages)
+    whole = assemble(arrived)
+    assert len([m for m in messages if b"finish_reason" in m]) == 2
+    assert [choice.finish_reason for choice in whole.choices] == ["tool_calls", "stop"]
+    assert seen(whole) == seen(assemble(pieces))
+
+
+def test_a_reason_that_no_client_knows_is_not_passed_on() -> None:
+    (_, end) = chunks_in(writer().write_end("abort"))
+
+    assert end["choices"][0]["finish_reason"] == "stop"
+
+
+def test_who_asked_for_no_stream_gets_the_answer_in_one_chunk() -> None:
+    out = writer(streaming=False, usage=True)
+
+    assert out.write(["He"]) + out.write(["llo"]) == []
+    whole, usage = chunks_in(out.write_end("length", Usage(1, 2)))
+
+    delta = {"role": "assistant", "content": "Hello"}
+    assert whole["choices"] == [{"index": 0, "delta": delta, "finish_reason": "length"}]
+    assert usage["usage"]["total_tokens"] == 3
+
+
+def test_who_asked_for_no_stream_gets_calls_of_tools_whole() -> None:
+    out = writer(streaming=False)
+    out.write([Delta(0, {"tool_calls": [CALL]}), Delta(0, {"tool_calls": [MORE]})])
+
+    (chunk,) = chunks_in(out.write_end("tool_calls"))
+
+    (choice,) = chunk["choices"]
+    function = {"name": "f", "arguments": "{}"}
+    assert choice["delta"]["tool_calls"] == [CALL | {"function": function}]
+    assert choice["finish_reason"] == "tool_calls"
+
+
+def test_an_empty_answer_in_one_chunk_is_empty() -> None:
+    (chunk,) = chunks_in(writer(streaming=False).write_end("stop"))
+
+    assert chunk["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+
+
+def test_an_answer_too_long_for_one_chunk_is_streamed_after_all() -> None:
+    out = writer(streaming=False)
+
+    messages = out.write(["a" * BUFFERED_MAX]) + out.write(["b"]) + out.write(["c"])
+    messages += out.write_end("stop")
+
+    assert all(len(message) <= CHUNK_MAX for message in messages)
+    assert "".join(map(str, read(ChunkReader(), messages))) == "a" * BUFFERED_MAX + "bc"
+
+
+@pytest.mark.parametrize("letter", ["a", "\x01", "😀"])
+def test_a_long_text_comes_in_chunks_that_any_peer_takes(letter: str) -> None:
+    text = letter * (3 * TEXT_STEP + 1)
+
+    messages = writer().write([text])
+
+    assert all(len(message) <= CHUNK_MAX for message in messages)
+    assert "".join(map(str, read(ChunkReader(), messages))) == text
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_piece_that_no_peer_would_take_is_not_written(exact: bool) -> None:
+    piece = Delta(0, {"embedding": "A" * CHUNK_MAX})
+
+    with pytest.raises(PeerError, match="exceeds the limit"):
+        writer(exact=exact).write([piece])
+
+
+def test_embeddings_survive_between_peers_of_ours() -> None:
+    pieces: list[AnswerPiece] = [Delta(i, {"embedding": "AACAPw=="}) for i in range(3)]
+
+    arrived = read(ChunkReader(exact=True), writer(exact=True).write(pieces))
+
+    assert arrived == pieces
+
+
+def test_half_a_character_is_replaced() -> None:
+    messages = writer(exact=True).write(["a\ud800b", Delta(1, {"x": "\udc00"})])
+
+    assert read(ChunkReader(exact=True), messages) == [
+        "a\ufffdb",
+        Delta(1, {"x": "\ufffd"}),
+    ]
+
+
+def test_the_flat_form_is_read_as_well() -> None:
+    message = ChunkWriter(ID, "m", CREATED, flat=True, exact=True).write(["a"])
+
+    assert "_0" not in json.loads(message[0])["inferenceChunk"]
+    assert read(ChunkReader(), message) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "pieces", "reason"),
+    [
+        ("cluster_swift_emits/inferenceChunk_role", [], "stop"),
+        ("cluster_swift_emits/inferenceChunk_content", ["Hello"], "stop"),
+        ("cluster_swift_emits/inferenceChunk_finish", [], "stop"),
+        (
+            "cluster_decode/chunk_llama_server_extras",
+            [Delta(0, {"reasoning_content": "x"})],
+            "stop",
+        ),
+        ("cluster_decode/chunk_created_null", [], "stop"),
+    ],
+)
+def test_chunks_of_real_peers_are_read(
+    name: str, pieces: list[AnswerPiece], reason: str
+) -> None:
+    chunk = decode(case_of(name)["json_text"])
+    assert isinstance(chunk, InferenceChunk)
+    back = ChunkReader()
+
+    assert back.read(chunk.chunk) == pieces
+    assert back.finish_reason == reason
+
+
+def test_usage_is_read_with_whatever_else_it_says() -> None:
+    chunk = decode(case_of("cluster_decode/chunk_usage_details")["json_text"])
+    assert isinstance(chunk, InferenceChunk)
+    back = ChunkReader()
+
+    assert back.read(chunk.chunk) == []
+    assert back.usage == Usage(1, 2)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["content", "role", "tool_calls", "x"]), st.none())
+)
+def test_fields_that_are_null_are_no_pieces(delta: dict[str, None]) -> None:
+    message = {"requestID": ID, "chunk": {"choices": [{"index": 0, "delta": delta}]}}
+    chunk = decode(json.dumps({"inferenceChunk": message}))
+    assert isinstance(chunk, InferenceChunk)
+
+    assert ChunkReader().read(chunk.chunk) == []
+
+
+def test_what_is_no_text_is_refused_before_it_is_read() -> None:
+    message = {"requestID": ID, "chunk": {"choices": [{"delta": {"content": [1]}}]}}
+
+    with pytest.raises(BadMessage, match="text"):
+        decode(json.dumps({"inferenceChunk": message}))
+
+
+def seen(outcome: Outcome) -> list[tuple[object, ...]]:
+    """Return what of an outcome shows, whether it came as text alone or not."""
+    text = Choice({"content": outcome.text or None}, outcome.finish_reason)
+    return [
+        (
+            {name: value for name, value in choice.fields.items() if value is not None},
+            choice.finish_reason,
+            choice.logprobs,
+        )
+        for choice in outcome.choices or (text,)
+    ]

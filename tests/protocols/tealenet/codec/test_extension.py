@@ -1,0 +1,210 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import UNSET, Raw
+
+from shoal.domain.errors import PeerError
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.outcome import Fault, Usage
+from shoal.domain.receipts import RECEIPT_SIZE_MAX, SignedReceipt
+from shoal.domain.vocabulary import Completed, Failed, Rejected
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer
+from shoal.protocols.tealenet.codec.envelope import decode, encode
+from shoal.protocols.tealenet.codec.extension import (
+    VALUES_MAX,
+    VERSION,
+    HeartbeatExtension,
+    InferenceCompleteExtension,
+    InferenceErrorExtension,
+    IntroductionExtension,
+    ReceiptExtension,
+    ShoalFeature,
+    completion_extension,
+    error_extension,
+    fault_of,
+    read_completion,
+    read_error,
+    read_heartbeat,
+    read_introduction,
+    receipt_of,
+    usage_of,
+    wire_offers,
+    write_extension,
+)
+from shoal.protocols.tealenet.codec.messages import InferenceComplete
+
+JOB = JobId("job")
+LEASE = LeaseNumber(1)
+
+INTRODUCTION = IntroductionExtension(
+    version=VERSION,
+    features=[*(each.value for each in ShoalFeature), "telepathy"],
+    name="beagle",
+    role="worker",
+    token="t",
+    offers=wire_offers([Offer(frozenset(JobKind), frozenset({"m"}))]),
+    key="00" * 32,
+    challenge="AAAA",
+    proof="AAAA",
+    noise="11" * 32,
+    noise_proof="AAAA",
+)
+
+texts = st.text(max_size=20)
+
+
+def test_a_peer_of_ours_is_known_by_what_it_says() -> None:
+    read = read_introduction(write_extension(INTRODUCTION))
+
+    assert read == INTRODUCTION
+    assert read.shoal_features == frozenset(ShoalFeature)
+
+
+def test_what_was_not_said_is_not_written() -> None:
+    assert bytes(write_extension(IntroductionExtension(VERSION))) == b'{"version":1}'
+    assert bytes(write_extension(HeartbeatExtension())) == b"{}"
+    assert bytes(write_extension(InferenceCompleteExtension())) == b"{}"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"null",
+        b"[]",
+        b"{}",
+        b'"shoal"',
+        b'{"version":0}',
+        b'{"version":"1"}',
+        b'{"version":1,"name":5}',
+        b'{"version":1,"token":"%b"}' % (b"x" * 257),
+        b'{"version":1,"key":"%b"}' % (b"x" * 129),
+        b'{"version":1,"offers":[1]}',
+        b'{"version":1,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"version":1,"x":[%b1]}' % (b"[]," * VALUES_MAX),
+    ],
+    ids=lambda raw: ascii(raw[:40]),
+)
+def test_who_says_nonsense_is_taken_for_none_of_ours(raw: bytes) -> None:
+    assert read_introduction(Raw(raw)) is None
+
+
+def test_who_says_nothing_is_none_of_ours() -> None:
+    assert read_introduction(UNSET) is None
+    assert read_heartbeat(UNSET) is None
+    assert read_error(UNSET) == InferenceErrorExtension()
+    assert read_completion(UNSET) == InferenceCompleteExtension()
+
+
+def test_newer_peers_may_say_more() -> None:
+    raw = Raw(b'{"version":7,"features":["cancel"],"mood":{"good":true}}')
+
+    read = read_introduction(raw)
+
+    assert read is not None
+    assert read.shoal_features == {ShoalFeature.CANCEL}
+
+
+def test_a_heartbeat_says_how_its_peer_is_doing() -> None:
+    pulse = HeartbeatExtension(
+        proof="AAAA",
+        offers=[],
+        draining="rest",
+        jobs=2,
+        cpu=12.5,
+        memory=50.0,
+        unfit="hot",
+        queued=3,
+        speed=0.5,
+    )
+
+    assert read_heartbeat(write_extension(pulse)) == pulse
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"cpu":101}', b'{"speed":0}', b'{"jobs":-1}', b'{"draining":1}']
+)
+def test_a_heartbeat_that_makes_no_sense_says_nothing(raw: bytes) -> None:
+    assert read_heartbeat(Raw(raw)) is None
+
+
+@given(
+    reason=texts,
+    usage=st.none() | st.builds(Usage, st.integers(0, 2**40), st.integers(0, 2**40)),
+    output=texts,
+    receipt=st.none() | st.builds(SignedReceipt, st.binary(), st.binary()),
+)
+def test_how_an_answer_ended_arrives_as_it_was_said(
+    reason: str, usage: Usage | None, output: str, receipt: SignedReceipt | None
+) -> None:
+    done = Completed(JOB, LEASE, reason, usage, output=output, receipt=receipt)
+
+    message = decode(
+        encode(
+            InferenceComplete("id", shoal=write_extension(completion_extension(done)))
+        )
+    )
+
+    assert isinstance(message, InferenceComplete)
+    ending = read_completion(message.shoal)
+    assert ending.finish_reason == reason
+    assert usage_of(ending.usage) == usage
+    assert ending.output == output
+    assert receipt_of(ending.receipt) == receipt
+
+
+def test_an_ending_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(PeerError, match="inferenceComplete"):
+        read_completion(Raw(b'{"usage":5}'))
+
+
+def test_a_reason_that_is_too_long_is_cut_before_it_is_sent() -> None:
+    ending = completion_extension(Completed(JOB, LEASE, "x" * 100))
+
+    assert read_completion(write_extension(ending)).finish_reason == "x" * 64
+
+
+def test_a_receipt_that_is_too_large_is_none() -> None:
+    assert receipt_of(ReceiptExtension(b"x" * RECEIPT_SIZE_MAX, b"")) is not None
+    assert receipt_of(ReceiptExtension(b"x" * RECEIPT_SIZE_MAX, b"y")) is None
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_whose_fault_it_was_arrives_as_it_was_said(fault: Fault) -> None:
+    failing = read_error(
+        write_extension(error_extension(Failed(JOB, LEASE, "why", fault)))
+    )
+
+    assert failing.failed
+    assert fault_of(failing) is fault
+
+
+def test_a_job_that_was_not_begun_has_not_failed() -> None:
+    failing = read_error(write_extension(error_extension(Rejected(JOB, LEASE, "busy"))))
+
+    assert not failing.failed
+    assert fault_of(read_error(Raw(b'{"fault":"moon"}'))) is Fault.WORKER
+    assert read_error(Raw(b"5")) == InferenceErrorExtension()
+
+
+@given(st.binary())
+def test_nothing_breaks_the_readers(data: bytes) -> None:
+    for read in (read_introduction, read_heartbeat, read_error):
+        read(Raw(data))
+
+
+def test_our_field_does_not_hold_the_message_that_it_came_in() -> None:
+    data = encode(
+        InferenceComplete(
+            "id", shoal=write_extension(InferenceCompleteExtension(output="x" * 1000))
+        )
+    )
+    message = decode(data)
+    assert isinstance(message, InferenceComplete)
+
+    ending = read_completion(message.shoal)
+
+    assert ending.output == "x" * 1000
+    assert not isinstance(ending, Raw)
+    assert msgspec.json.encode(ending) in data

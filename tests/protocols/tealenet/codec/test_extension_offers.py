@@ -1,0 +1,95 @@
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.domain.work import Feature, JobKind
+from shoal.domain.worker import CHAT_ONLY, DeviceKind, Offer
+from shoal.protocols.tealenet.codec.extension import (
+    CONTEXT_MAX,
+    SLOTS_MAX,
+    WireOffer,
+    read_offers,
+    wire_offers,
+)
+from shoal.protocols.tealenet.codec.scalars import MODELS_MAX, NAME_MAX, encode_json
+
+KEY = bytes(range(32))
+
+names = st.frozensets(st.text(min_size=1, max_size=10), max_size=3)
+offers = st.builds(
+    Offer,
+    kinds=st.frozensets(st.sampled_from(JobKind), min_size=1),
+    models=names,
+    slots=st.integers(0, SLOTS_MAX),
+    features=st.frozensets(st.sampled_from(Feature)),
+    context=st.integers(0, CONTEXT_MAX),
+    only_for=names,
+    tasks=names,
+    streams=st.booleans(),
+    device=st.none() | st.sampled_from(DeviceKind),
+    price=st.text(max_size=10),
+)
+
+
+@given(st.lists(offers, max_size=4).map(tuple))
+def test_offers_arrive_as_they_were_made(made: tuple[Offer, ...]) -> None:
+    assert read_offers(sent(wire_offers(made))) == made
+
+
+def test_an_ordinary_offer_is_written_in_few_words() -> None:
+    offer = Offer(CHAT_ONLY, frozenset({"m"}), 2)
+
+    assert encode_json(wire_offers([offer])) == b'[{"models":["m"],"slots":2}]'
+
+
+def test_whose_offers_they_are_is_said_by_who_read_them() -> None:
+    (offer,) = read_offers(
+        [WireOffer(["m"])], coordinator=True, public_key=KEY, proven=True
+    )
+
+    assert offer.neighbour
+    assert offer.proven
+    assert offer.public_key == KEY.hex()
+
+
+def test_what_we_do_not_know_of_an_offer_is_left_out() -> None:
+    offering = WireOffer(
+        ["m"], ["chat", "dance"], ["tools", "flight"], device="toaster"
+    )
+
+    (offer,) = read_offers([offering])
+
+    assert offer.kinds == CHAT_ONLY
+    assert offer.features == {Feature.TOOLS}
+    assert offer.device is None
+
+
+@pytest.mark.parametrize(
+    "offering", [WireOffer(["m"], ["dance"]), WireOffer(["x" * (NAME_MAX + 1)])]
+)
+def test_an_offer_of_nothing_that_we_know_is_none(offering: WireOffer) -> None:
+    assert read_offers([offering, WireOffer(["m"])]) == (
+        Offer(CHAT_ONLY, frozenset({"m"})),
+    )
+
+
+def test_numbers_beyond_belief_are_cut() -> None:
+    (offer,) = read_offers([WireOffer(["m"], slots=10**9, context=10**12)])
+
+    assert offer.slots == SLOTS_MAX
+    assert offer.context == CONTEXT_MAX
+
+
+def test_no_more_models_are_taken_than_a_peer_may_have() -> None:
+    made = [WireOffer([f"m{index}"]) for index in range(MODELS_MAX + 10)]
+
+    assert len(read_offers(made)) == MODELS_MAX
+    assert (
+        read_offers([WireOffer([f"m{index}" for index in range(MODELS_MAX + 1)])]) == ()
+    )
+
+
+def sent(offerings: list[WireOffer]) -> list[WireOffer]:
+    """Return offers as the other end reads them."""
+    return msgspec.json.decode(encode_json(offerings), type=list[WireOffer])

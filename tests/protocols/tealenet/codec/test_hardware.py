@@ -1,0 +1,140 @@
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from protocols.tealenet.recordings import Case, case_of, recorded
+from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
+from shoal.protocols.tealenet.codec.envelope import decode, encode
+from shoal.protocols.tealenet.codec.hardware import (
+    DeviceInfo,
+    HardwareInfo,
+    NodeCapabilities,
+    device_info,
+    hardware_info,
+    largest_model_gb,
+    node_capabilities,
+)
+from shoal.protocols.tealenet.codec.messages import Hello
+
+RTX = Hardware(
+    chip="NVIDIA RTX 4090",
+    chip_family="nvidiaGPU",
+    memory_gb=64.0,
+    gpu_cores=16384,
+    bandwidth_gb=1008.0,
+    tier=1,
+    gpu_backend="cuda",
+    platform="linux",
+    gpu_memory_gb=24.0,
+)
+
+sizes = st.floats(0, 1e6, allow_nan=False)
+words = st.text(min_size=1, max_size=64)
+machines = st.builds(
+    Hardware,
+    chip=words,
+    chip_family=words,
+    memory_gb=sizes,
+    gpu_cores=st.integers(0, 10**6),
+    bandwidth_gb=sizes,
+    tier=st.integers(1, 4),
+    gpu_backend=st.text(max_size=64),
+    platform=st.text(max_size=64),
+    gpu_memory_gb=st.none() | sizes,
+)
+
+
+@recorded("node_capabilities")
+def test_capabilities_are_read_as_one_of_the_two_has_it(case: Case) -> None:
+    """Macs and Rust peers refuse each other's private networks; we refuse neither."""
+    read = msgspec.json.decode(case["json_text"], type=NodeCapabilities)
+
+    theirs = [case[each] for each in ("rust", "swift") if case[each]["accepts"]]
+    written = json.loads(msgspec.json.encode(read))
+    wanted = theirs[0]["reencoded"]
+    wanted.pop("ptnIDs", None)
+    assert written == wanted
+
+
+def test_the_documents_machine_is_read_as_it_is() -> None:
+    hello = decode(case_of("cluster_swift_emits/hello_full")["json_text"])
+
+    assert isinstance(hello, Hello)
+    assert hardware_info(RTX) == hello.device_info.hardware
+
+
+@given(machines)
+def test_a_machine_is_read_as_it_was_written(machine: Hardware) -> None:
+    info = hardware_info(machine)
+
+    assert msgspec.json.decode(msgspec.json.encode(info), type=HardwareInfo) == info
+
+
+def test_the_tier_is_written_even_where_it_is_the_lowest() -> None:
+    written = json.loads(msgspec.json.encode(hardware_info(UNKNOWN_HARDWARE)))
+
+    assert written["tier"] == 4
+    assert "gpuBackend" not in written
+    assert "gpuVRAMGB" not in written
+
+
+@pytest.mark.parametrize("tier", [0, 5, -1, 2**40])
+def test_a_tier_that_there_is_not_is_the_lowest(tier: int) -> None:
+    assert hardware_info(replace(RTX, tier=tier)).tier == 4
+
+
+def test_nothing_that_we_say_of_a_machine_is_out_of_range() -> None:
+    info = hardware_info(
+        Hardware(
+            chip="x" * 200,
+            memory_gb=1e300,
+            gpu_cores=-5,
+            bandwidth_gb=float("nan"),
+        )
+    )
+
+    assert info.chip_name == "x" * 64
+    assert info.total_ram_gb == 1e9
+    assert info.gpu_core_count == 0
+    assert info.memory_bandwidth_gbs == 0.0
+
+
+def test_a_device_says_who_it_is_and_no_more_than_macs_know() -> None:
+    device = device_info(
+        "ID", "n" * 200, RTX, registered_at=1.0, seen_at=2.0, models=["m"]
+    )
+
+    written = json.loads(msgspec.json.encode(device))
+
+    assert msgspec.convert(written, DeviceInfo) == device
+    assert written["name"] == "n" * 128
+    assert written["isCurrentDevice"] is True
+    assert "connectionQuality" not in written
+    hello = encode(Hello(device, 1, ("m",)))
+    assert decode(hello) == Hello(device, 1, ("m",))
+
+
+def test_capabilities_say_what_relays_look_for() -> None:
+    capabilities = node_capabilities(
+        RTX, ["m"], available=True, slots=2, context=8192, shoal=Raw(b'{"version":1}')
+    )
+
+    written = json.loads(msgspec.json.encode(capabilities))
+
+    assert written["maxModelSizeGB"] == largest_model_gb(RTX) == 51.2
+    assert written["maxConcurrentRequests"] == 2
+    assert written["effectiveContext"] == 8192
+    assert written["shoal"] == {"version": 1}
+    assert "ptnIDs" not in written
+    assert "swappableModels" not in written
+
+
+def test_a_context_that_nobody_knows_is_left_out() -> None:
+    capabilities = node_capabilities(RTX, [], available=False, slots=1, context=0)
+
+    assert b"effectiveContext" not in msgspec.json.encode(capabilities)

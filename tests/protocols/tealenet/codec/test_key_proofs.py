@@ -1,0 +1,57 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shoal.ledger.keys import Signer, verify
+from shoal.protocols.tealenet.codec.signatures import (
+    decode_base64,
+    encode_base64,
+    noise_binding,
+    noise_fields,
+    parse_key,
+    proof_text,
+)
+
+WORKER = Signer.from_seed(bytes(range(32)))
+COORDINATOR = Signer.from_seed(bytes(reversed(range(32))))
+CHALLENGE = bytes(32)
+
+
+def test_a_proof_is_good_for_one_challenge_of_one_verifier() -> None:
+    key, other = WORKER.public_key, COORDINATOR.public_key
+
+    proof = WORKER.sign(proof_text(CHALLENGE, other, key))
+
+    assert verify(key, proof, proof_text(CHALLENGE, other, key))
+    assert not verify(key, proof, proof_text(b"x" * 32, other, key))
+    assert not verify(key, proof, proof_text(CHALLENGE, key, key))
+
+
+def test_a_proof_cannot_be_handed_back_to_who_gave_it() -> None:
+    key, other = WORKER.public_key, COORDINATOR.public_key
+
+    assert proof_text(CHALLENGE, other, key) != proof_text(CHALLENGE, key, other)
+
+
+def test_a_key_for_encryption_is_bound_to_the_key_for_signatures() -> None:
+    noise, proof = noise_fields(WORKER)
+
+    assert parse_key(noise) == WORKER.exchange_key
+    binding = noise_binding(parse_key(noise))
+    assert verify(WORKER.public_key, decode_base64(proof), binding)
+    assert not verify(COORDINATOR.public_key, decode_base64(proof), binding)
+
+
+@given(st.binary(max_size=100))
+def test_bytes_arrive_as_they_were_written(data: bytes) -> None:
+    assert decode_base64(encode_base64(data)) == data
+
+
+@pytest.mark.parametrize("text", ["", "00" * 31, "0g" * 32, "00" * 32 + "\n", "é" * 64])
+def test_what_is_no_key_is_none(text: str) -> None:
+    assert parse_key(text) == b""
+
+
+@pytest.mark.parametrize("text", ["A", "AA", "AA=A", "é", "\ud800", "AA\n=="])
+def test_what_is_no_base64_is_nothing(text: str) -> None:
+    assert decode_base64(text) == b""

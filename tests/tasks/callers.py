@@ -1,0 +1,146 @@
+"""A caller with real processes, and what calls its functions."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shoal.domain.errors import Unavailable
+from shoal.domain.vocabulary import CallResult, StreamedCall
+from shoal.domain.work import Call, CallStream, Feature
+from shoal.tasks import function_caller
+from shoal.tasks.function_caller import CallStreamSlot
+from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.values import ValueReader, load_pickle, pack
+
+TESTS = Path(__file__).parents[1]
+DEMO = "tasks.demo_tasks"
+CODE = frozenset({Feature.CODE})
+
+
+def call(name: str, *args: Any, timeout: float | None = None, **kwargs: Any) -> Call:
+    """Return a call as a client writes it."""
+    return Call(name, pack(args).data, pack(kwargs).data, timeout)
+
+
+def code_call(function: object, *args: Any) -> Call:
+    """Return a call of a function that is sent along."""
+    packed = pack([function, *args], pickles=True)
+    return Call("code", packed.data, pack({}).data, None, CODE)
+
+
+async def no_blobs(digest: bytes) -> Path:
+    raise Unavailable("there are no blobs here")
+
+
+def ignore_progress(share: float | None, remark: str) -> None:
+    pass
+
+
+@dataclass
+class ProcessCaller:
+    """Processes, and what calls them with values."""
+
+    processes: function_caller.FunctionCaller
+
+    async def __call__(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        return await self.run(call(name, *args, **kwargs))
+
+    async def run(self, call: Call) -> Any:
+        value = await self.processes.call(call, no_blobs, ignore_progress)
+        return ValueReader(unpickle=load_pickle).read(value)
+
+
+@dataclass
+class RecordedStream:
+    """A lane, and what has returned of it."""
+
+    returns: list[CallResult] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+    stream: CallStreamSlot | None = None
+
+    @classmethod
+    def open(
+        cls, processes: function_caller.FunctionCaller, lane: CallStream
+    ) -> "RecordedStream":
+        calling = cls()
+        calling.stream = processes.open_stream(lane, no_blobs, calling.returned)
+        return calling
+
+    def returned(self, returns: list[CallResult]) -> None:
+        self.returns += returns
+        self.news.set()
+
+    def push(self, *calls: tuple[Any, ...], first: int = 0) -> None:
+        """Push calls with these arguments, numbered from ``first``."""
+        assert self.stream is not None
+        self.stream.push(
+            [
+                StreamedCall(number, pack(args).data, pack({}).data)
+                for number, args in enumerate(calls, first)
+            ]
+        )
+
+    async def wait_for(self, count: int) -> Sequence[tuple[int, Any]]:
+        """Wait for so many returns; give their numbers with values or errors."""
+        while len(self.returns) < count:
+            self.news.clear()
+            await self.news.wait()
+        return [
+            (each.number, each.error or ValueReader().read(each.value))
+            for each in self.returns
+        ]
+
+
+@asynccontextmanager
+async def caller_of(
+    *modules: str, slots: int = 1, trust_code: bool = False
+) -> AsyncIterator[ProcessCaller]:
+    """Start processes that have the tasks of modules, or of the demo."""
+    processes = ProcessPool(modules or (DEMO,), slots, trust_code=trust_code)
+    try:
+        await processes.start()
+        yield ProcessCaller(processes)
+    finally:
+        await processes.close()
+
+
+@dataclass
+class Gate:
+    """Two FIFOs by which a call of ``waits`` tells that it runs, and is let go on."""
+
+    begun: Path
+    go: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> "Gate":
+        gate = cls(folder / "begun", folder / "go")
+        os.mkfifo(gate.begun)
+        os.mkfifo(gate.go)
+        return gate
+
+    @property
+    def args(self) -> tuple[str, str]:
+        return str(self.begun), str(self.go)
+
+    async def reached(self) -> str:
+        return await asyncio.to_thread(self.begun.read_text)
+
+    async def open(self) -> None:
+        await asyncio.to_thread(self.go.write_text, "go")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    return Gate.make(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes import what stands among the tests."""
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))

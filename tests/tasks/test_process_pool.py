@@ -1,0 +1,353 @@
+"""Functions that are called in processes: real ones, killed and replaced."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from shoal.domain.errors import (
+    ConfigError,
+    InvalidRequest,
+    JobError,
+    NotFound,
+    Unavailable,
+)
+from shoal.domain.work import Call
+from shoal.tasks.process_pool import ProcessPool
+from shoal.tasks.values import Ref, ValueReader, pack
+from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_blobs
+from tasks.demo_tasks import Point
+
+
+async def test_value_comes_back() -> None:
+    async with caller_of() as caller:
+        assert await caller("demo.add", 20, 22) == 42
+        assert await caller("demo.add", 1, y=5) == 6
+        assert await caller("awaits", 4) == 4
+
+
+async def test_names_are_those_of_the_modules() -> None:
+    async with caller_of() as caller:
+        assert {"demo.add", "mirror"} <= caller.processes.names
+
+
+async def test_function_that_raises_returns_its_traceback_without_ours() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(JobError) as raised:
+            await caller("demo.fail", "zap")
+
+    lines = str(raised.value).splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "demo_tasks.py" in lines[1]
+    assert lines[-1] == "ValueError: zap"
+    assert "running.py" not in str(raised.value)
+
+
+async def test_function_that_ends_the_program_raises_only() -> None:
+    async with caller_of() as caller:
+        pid = await caller("pid")
+        with pytest.raises(JobError, match="SystemExit: 3"):
+            await caller("quit")
+
+        assert await caller("pid") == pid
+
+
+async def test_result_that_cannot_be_sent_is_an_error_that_names_it() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(
+            JobError, match=r"result: a value of the type object cannot"
+        ):
+            await caller("demo.unserializable")
+
+
+async def test_unknown_name_is_an_error_that_lists_the_known() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(NotFound) as raised:
+            await caller("demo.nope")
+
+    text = str(raised.value)
+    assert "TaskNotRegisteredError: Task 'demo.nope' not registered on this" in text
+    assert "Known tasks: ['awaits', 'crash'" in text
+
+
+async def test_arguments_that_are_no_list_are_refused() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(InvalidRequest, match="no list and no map"):
+            await caller.run(Call("demo.add", b"\x01", b"\x80"))
+        with pytest.raises(InvalidRequest, match="no MessagePack"):
+            await caller.run(Call("demo.add", b"\xc1", b"\x80"))
+
+
+async def test_call_that_takes_too_long_is_killed_and_the_next_one_runs() -> None:
+    async with caller_of() as caller:
+        pid = await caller("pid")
+        with pytest.raises(JobError, match=r"^Task timed out after 0\.2s$"):
+            await caller("demo.sleep", 60, timeout=0.2)
+
+        assert await caller("pid") != pid
+        assert not psutil.pid_exists(pid)
+
+
+async def test_task_may_have_a_timeout_of_its_own() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(JobError, match=r"^Task timed out after 0\.05s$"):
+            await caller("patient")
+
+
+async def test_no_time_at_all_is_a_timeout_as_well() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(JobError, match=r"^Task timed out after 0s$"):
+            await caller("demo.add", 1, timeout=0)
+
+
+async def test_cancelled_call_is_killed_with_what_it_started(gate: Gate) -> None:
+    async with caller_of() as caller:
+        running = asyncio.create_task(caller("leaves_child", str(gate.begun)))
+        text = await gate.reached()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+        assert await caller("demo.add", 1) == 1
+        child = int(text)
+        gone = not psutil.pid_exists(child)
+        assert gone or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+
+
+async def test_crash_says_by_which_signal_and_where() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(JobError) as raised:
+            await caller("crash")
+
+        assert "was ended by SIGSEGV; it said last:" in str(raised.value)
+        assert "in crash" in str(raised.value)
+        assert "runpy" not in str(raised.value)
+        assert await caller("demo.add", 1) == 1
+
+
+async def test_end_of_the_process_says_its_status_and_last_words() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(JobError, match=r"with status 3; it said last:\nso long$"):
+            await caller("leave", 3)
+
+
+async def test_only_what_a_call_said_itself_is_told_when_it_crashes() -> None:
+    async with caller_of() as caller:
+        await caller("prints", "the secret of another")
+        await caller("speaks", "and a part of a line")
+        with pytest.raises(JobError) as raised:
+            await caller("speaks", "mine", 4)
+
+        assert str(raised.value).endswith("with status 4; it said last:\nmine")
+
+
+async def test_what_tasks_print_does_not_come_between(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async with caller_of() as caller:
+        assert await caller("prints", "Hello!") == "Hello!"
+        assert await caller("prints", "again") == "again"
+
+    assert "Hello!" in capfd.readouterr().err
+
+
+async def test_progress_is_told_while_the_call_runs() -> None:
+    said: list[tuple[float | None, str]] = []
+    async with caller_of() as caller:
+        await caller.processes.call(
+            call("steps", 5),
+            no_blobs,
+            lambda share, remark: said.append((share, remark)),
+        )
+
+    assert said[0] == (0.0, "step 0")
+    assert said[-1] == (1.0, "done")
+
+
+async def test_calls_beyond_the_slots_wait_for_their_turn() -> None:
+    async with caller_of(slots=2) as caller:
+        pids = await asyncio.gather(*(caller("pid") for _ in range(20)))
+
+    assert len(set(pids)) <= 2
+
+
+async def test_cancelled_call_that_waits_takes_no_process(gate: Gate) -> None:
+    async with caller_of() as caller:
+        running = asyncio.create_task(caller("waits", *gate.args))
+        await gate.reached()
+        waiting = asyncio.create_task(caller("demo.add", 1))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await gate.open()
+        await running
+
+        assert await caller("demo.add", 2) == 2
+
+
+async def test_models_and_arrays_are_what_the_hints_say() -> None:
+    async with caller_of() as caller:
+        assert await caller("mirror", Point(1, 2)) == {"x": 2, "y": 1}
+        assert await caller("total", np.arange(5.0)) == 10.0
+        assert await caller("total", [1, 2]) == 3.0
+        assert (await caller("ones", 3)).tolist() == [1, 1, 1]
+        with pytest.raises(JobError, match=r"ValueError: point: Expected `int`"):
+            await caller("mirror", {"x": "a"})
+
+
+@pytest.mark.parametrize("size", [3, 1_000_000])
+async def test_array_can_be_changed_by_the_function(size: int) -> None:
+    async with caller_of() as caller:
+        doubled = await caller("double", np.ones(size))
+
+    assert doubled.sum() == 2 * size
+
+
+async def test_large_argument_is_read_from_its_file(tmp_path: Path) -> None:
+    async with caller_of() as caller:
+        path = tmp_path / "blob"
+        path.write_bytes(pack(np.ones(100_000)).data)
+        asked: list[bytes] = []
+
+        async def fetch(digest: bytes) -> Path:
+            asked.append(digest)
+            return path
+
+        refers = call("total", Ref(b"d" * 32))
+        values = [
+            await caller.processes.call(refers, fetch, ignore_progress)
+            for _ in range(3)
+        ]
+
+        assert [ValueReader().read(each) for each in values] == [100_000.0] * 3
+        assert asked == [b"d" * 32]
+
+
+async def test_large_argument_that_nobody_gives_may_be_elsewhere() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(Unavailable, match="no blobs here"):
+            await caller("total", Ref(b"d" * 32))
+
+
+async def test_function_that_is_sent_along_runs_where_code_is_trusted() -> None:
+    async with caller_of(trust_code=True) as caller:
+        factor = 3
+
+        assert await caller.run(code_call(lambda x: x * factor, 14)) == 42
+        assert (await caller.run(code_call(lambda: Point))) is Point
+
+
+async def test_function_that_is_sent_along_is_refused_with_the_hint() -> None:
+    async with caller_of() as caller:
+        with pytest.raises(InvalidRequest, match="--trust-code"):
+            await caller.run(code_call(len, [1]))
+
+
+@pytest.mark.parametrize("trust_code", [False, True])
+async def test_nothing_is_unpickled_for_a_registered_function(trust_code: bool) -> None:
+    async with caller_of(trust_code=trust_code) as caller:
+        pickled = pack([Evil()], pickles=True).data
+        with pytest.raises(InvalidRequest, match=r"pickled.*--trust-code"):
+            await caller.run(Call("demo.ident", pickled, b"\x80"))
+
+        assert await caller("demo.add", 1) == 1
+
+
+class Evil:
+    """Ends whoever unpickles it."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os._exit, (66,)
+
+
+async def test_function_that_is_sent_again_is_read_once() -> None:
+    async with caller_of(trust_code=True) as caller:
+        counting = code_call(_counts())
+
+        assert [await caller.run(counting) for _ in range(3)] == [1, 2, 3]
+
+
+def _counts() -> object:
+    calls = []
+
+    def count() -> int:
+        calls.append(0)
+        return len(calls)
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("code", "last"),
+    [
+        ("import nothing_of_this_name\n", "No module named 'nothing_of_this_name'"),
+        ("def f(:\n", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+    ],
+)
+@pytest.mark.parametrize("by_name", [False, True])
+async def test_module_that_cannot_be_imported_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    code: str,
+    last: str,
+    *,
+    by_name: bool,
+) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    module = "broken" if by_name else str(tmp_path / "broken.py")
+    processes = ProcessPool([module], 2, trust_code=False)
+
+    with pytest.raises(ConfigError) as raised:
+        await processes.start()
+
+    first, *lines = str(raised.value).splitlines()
+    assert first == f"--tasks {module} could not be imported:"
+    assert last in lines[-1]
+    places = [line for line in lines if line.startswith("  File ")]
+    assert len(places) == 1
+    assert all("broken.py" in line for line in places)
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("tasks.of_nobody", "there is no such module: neither "),
+        ("tasks.demo_tasks:add", "all tasks of a module: --tasks tasks.demo_tasks$"),
+        (".", "this is a folder; expected a module, such as sums, or its file"),
+        ("../sums", "expected a module, such as sums, or its file"),
+        ("json", "no function there is a task; write @shoal.task above"),
+    ],
+)
+async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
+    module: str, why: str
+) -> None:
+    processes = ProcessPool(["tasks.demo_tasks", module], 1, trust_code=False)
+
+    with pytest.raises(ConfigError, match=why) as raised:
+        await processes.start()
+
+    assert str(raised.value).startswith(f"--tasks {module}: ")
+    assert "\n" not in str(raised.value)
+
+
+async def test_file_is_imported_by_its_name_with_those_beside_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "beside_it.py").write_text("ANSWER = 42\n")
+    (tmp_path / "sums_here.py").write_text(
+        "import shoal.tasks.registry as r, beside_it\n\n"
+        "@r.task\ndef answer():\n    return beside_it.ANSWER\n"
+    )
+
+    async with caller_of(str(tmp_path / "sums_here.py")) as caller:
+        assert await caller("sums_here.answer") == 42
+
+
+async def test_no_process_outlives_its_worker() -> None:
+    async with caller_of(slots=2) as caller:
+        pid = await caller("pid")
+
+    assert not psutil.pid_exists(pid)

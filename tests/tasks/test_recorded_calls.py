@@ -1,0 +1,102 @@
+"""What a real MacFleet worker was asked, asked of ours: the same comes back."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from protocols.macfleet.recorded import Case, case_of, recorded
+from shoal.domain.errors import JobError, ShoalError
+from shoal.domain.work import Call
+from shoal.tasks.values import ValueReader
+from tasks.callers import ProcessCaller, caller_of, ignore_progress, no_blobs
+
+HEAD = 24  # bytes before the payload of a frame
+TYPE = slice(4, 6)  # of a frame, in its head
+TASK = 8
+
+SESSION = frozenset(
+    {
+        "taskrun/not msgpack",
+        "taskrun/missing name",
+        "taskrun/bad crc",
+        "taskrun/unknown frame type",
+        "taskrun/name not str",
+        "taskrun/timeout string",
+    }
+)
+"""What never comes as far as the functions: see the tests of the session."""
+
+NO_ANSWER = "taskrun/unserializable result"
+"""Where real workers say nothing, and ours say why."""
+
+
+@recorded("task_worker")
+async def test_recorded_task_gives_what_was_recorded(case: Case) -> None:
+    if case["name"] in SESSION:
+        return
+    calls = [_call(frame) for frame in map(bytes.fromhex, case["input"]["frames_hex"])]
+    async with caller_of() as caller:
+        asked = [_answer(caller, call) for call in calls if call is not None]
+        answers = await asyncio.gather(*asked)
+
+    if case["name"] == NO_ANSWER:
+        (error,) = answers
+        assert isinstance(error, JobError)
+        assert "cannot be sent" in str(error)
+        return
+    replies = [reply["result"] for reply in case["expect"]["replies"]]
+    assert len(answers) == len(replies)
+    for answer, reply in zip(answers, replies, strict=True):
+        if reply["ok"]:
+            assert answer == _plain(reply["value"])
+        else:
+            assert isinstance(answer, ShoalError)
+            _compare(str(answer), reply["error"])
+
+
+def test_all_that_the_session_answers_is_recorded() -> None:
+    assert all(case_of(name) for name in SESSION)
+
+
+def _call(frame: bytes) -> Call | None:
+    if int.from_bytes(frame[TYPE]) != TASK:
+        return None
+    task: dict[str, Any] = msgspec.msgpack.decode(frame[HEAD:])
+    encode = msgspec.msgpack.encode
+    return Call(
+        task["name"],
+        encode(task.get("args") or []),
+        encode(task.get("kwargs") or {}),
+        task.get("timeout", 300),
+    )
+
+
+async def _answer(caller: ProcessCaller, call: Call) -> object:
+    try:
+        value = await caller.processes.call(call, no_blobs, ignore_progress)
+    except ShoalError as error:
+        return error
+    return ValueReader().read(value)
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case {"$bytes": text}:
+            return bytes.fromhex(text)
+        case _:
+            return value
+
+
+def _compare(ours: str, theirs: str) -> None:
+    """Compare errors by their last lines, which are what people and peers read."""
+    last = ours.splitlines()[-1]
+    expected = theirs.removeprefix("<traceback ending with> ")
+    if "TaskNotRegisteredError" in expected:
+        # Ours has a module of its own, and more functions.
+        words = expected.partition("TaskNotRegisteredError")[2]
+        begin, _, known = words.partition(" Known tasks: [")
+        assert f"TaskNotRegisteredError{begin} Known tasks: [" in last
+        assert all(name in last for name in known.rstrip("]").split(", "))
+    else:
+        assert last.strip() == expected.strip()

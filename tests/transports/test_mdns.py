@@ -1,0 +1,253 @@
+"""Multicast DNS, with real packets on the loopback interface."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from types import SimpleNamespace
+
+import psutil
+import pytest
+from zeroconf import ServiceStateChange
+from zeroconf.asyncio import AsyncServiceInfo
+
+from shoal.domain.errors import Unavailable
+from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+from shoal.transports import mdns
+from shoal.transports.mdns import addresses_of, local_network
+
+HERE = ("127.0.0.1",)
+PATIENCE = 20.0  # seconds until what should happen is taken not to
+TEXT = {"deviceID": "8A1C", "chip": "é", "version": "1"}
+kinds = (f"_shoal{number}x{id(object()) % 9999}._tcp" for number in count())
+
+
+class Watcher:
+    """Notes what a browser tells."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, DiscoveredService] = {}
+        self.told = asyncio.Event()
+
+    def seen(self, sighting: DiscoveredService) -> None:
+        self.there[sighting.name] = sighting
+        self.told.set()
+
+    def lost(self, name: str) -> None:
+        del self.there[name]
+        self.told.set()
+
+    async def sees(self, *names: str) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while set(self.there) != set(names):
+                self.told.clear()
+                await self.told.wait()
+
+
+@asynccontextmanager
+async def watching(kind: str) -> AsyncIterator[Watcher]:
+    watcher = Watcher()
+    async with (
+        local_network(HERE) as network,
+        network.browse(kind, watcher.seen, watcher.lost),
+    ):
+        yield watcher
+
+
+async def test_what_is_announced_is_found_and_what_is_withdrawn_goes() -> None:
+    kind = next(kinds)
+    async with watching(kind) as watcher:
+        async with local_network(HERE) as network:
+            name = await network.announce(ServiceRecord(kind, "studio", TEXT), 4321)
+            assert name == "studio"
+            await watcher.sees("studio")
+            assert watcher.there["studio"] == DiscoveredService(
+                "studio", HERE, 4321, TEXT
+            )
+        await watcher.sees()
+
+
+async def test_of_two_with_one_name_the_second_gets_another() -> None:
+    kind = next(kinds)
+    async with (
+        watching(kind) as watcher,
+        local_network(HERE) as one,
+        local_network(HERE) as other,
+    ):
+        await one.announce(ServiceRecord(kind, "studio", {"n": "1"}), 1001)
+        await watcher.sees("studio")
+        name = await other.announce(ServiceRecord(kind, "studio", {"n": "2"}), 1002)
+
+        assert name == "studio-2"
+        await watcher.sees("studio", "studio-2")
+        assert {each.port for each in watcher.there.values()} == {1001, 1002}
+
+
+@pytest.mark.parametrize(
+    ("name", "announced"),
+    [
+        ("box.lan", "box-lan"),
+        ("Bäckerei\n", "Bäckerei-"),
+        ("é" * 99, "é" * 29),
+        ("", "shoal"),
+        ("\udcff", "-"),
+    ],
+)
+def test_name_of_any_host_becomes_one_that_can_be_announced(
+    name: str, announced: str
+) -> None:
+    assert mdns._instance_name(name) == announced
+
+
+async def test_odd_names_and_long_texts_are_announced() -> None:
+    kind = next(kinds)
+    async with watching(kind) as watcher, local_network(HERE) as network:
+        service = ServiceRecord(kind, "Bäckerei 😀\n" + "é" * 99, {"chip": "é" * 400})
+        name = await network.announce(service, 1)
+        await watcher.sees(name)
+        assert watcher.there[name].text["chip"].startswith("é" * 120)
+
+
+async def test_flood_of_services_is_cut_off_and_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mdns, "SIGHTINGS_MAX", 2)
+    kind = next(kinds) + ".local."
+    async with local_network(HERE) as network, asyncio.TaskGroup() as tasks:
+        inner = network._zeroconf.zeroconf
+        looks = mdns._ServiceResolver(inner, tasks, kind, ignore, ignore)
+        for number in range(9):
+            looks.changed(inner, kind, f"{number}.{kind}", ServiceStateChange.Added)
+        assert len(looks._looking) == 2
+        looks.stop()
+
+    assert caplog.text.count("over 2 services of the kind") == 1
+
+
+def ignore(told: object) -> None:
+    """Do nothing about it."""
+
+
+async def test_change_is_seen() -> None:
+    kind = next(kinds)
+    async with watching(kind) as watcher:
+        for text in ({"n": "1"}, {"n": "2"}):
+            async with local_network(HERE) as network:
+                await network.announce(ServiceRecord(kind, "studio", text), 1)
+                await watcher.sees("studio")
+                assert watcher.there["studio"].text == text
+            await watcher.sees()
+
+
+async def test_names_that_mean_nothing_are_passed_over() -> None:
+    seen: list[DiscoveredService] = []
+    async with local_network(HERE) as network, asyncio.TaskGroup() as tasks:
+        inner = network._zeroconf.zeroconf
+        kind = next(kinds) + ".local."
+        looks = mdns._ServiceResolver(inner, tasks, kind, seen.append, ignore)
+        for name in ("", ".", kind, "x" * 99 + "." + kind, "other._http._tcp.local."):
+            looks.changed(inner, kind, name, ServiceStateChange.Added)
+            looks.changed(inner, kind, name, ServiceStateChange.Removed)
+        looks.stop()
+
+    assert seen == []
+
+
+def test_texts_and_addresses_of_others_are_bounded() -> None:
+    kind = "_x._tcp.local."
+    info = AsyncServiceInfo(
+        kind,
+        f"one.{kind}",
+        7,
+        properties={f"k{number}": b"\xff" for number in range(99)},
+        parsed_addresses=["fe80::1", *(f"10.0.0.{number}" for number in range(1, 99))],
+    )
+
+    sighting = mdns.sighting_of(info, kind)
+
+    assert sighting.name == "one"
+    assert len(sighting.text) == 32
+    assert sighting.text["k0"] == "\ufffd"
+    assert len(sighting.addresses) == 8
+    assert sighting.addresses[0].startswith("10.")
+
+
+async def test_machine_without_an_address_says_so() -> None:
+    with pytest.raises(Unavailable, match="no address on a network with multicast"):
+        async with local_network(()):
+            pass
+
+
+def test_address_that_is_not_ours_says_so() -> None:
+    # In a process of its own, for the library leaves sockets behind.
+    ran = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE],
+        check=False,
+        timeout=PATIENCE,
+        capture_output=True,
+        text=True,
+    )
+    assert "Unavailable: no multicast on this machine" in ran.stderr
+
+
+ELSEWHERE = """
+import asyncio
+from shoal.transports.mdns import local_network
+asyncio.run(local_network(["203.0.113.9"]).__aenter__())
+"""
+
+
+def machine(**interfaces: tuple[bool, str, list[str]]) -> tuple[object, object]:
+    """Return what the system would tell of interfaces: up, flags, addresses."""
+    stats = {
+        name: SimpleNamespace(isup=up, flags=flags)
+        for name, (up, flags, _) in interfaces.items()
+    }
+    addresses = {
+        name: [SimpleNamespace(address=each) for each in given]
+        for name, (_, _, given) in interfaces.items()
+    }
+    return (lambda: stats), (lambda: addresses)
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("0.0.0.0", ("10.0.0.2", "192.168.1.9")),
+        ("::", ("fd00::2",)),
+        ("127.0.0.1", ()),
+        ("::1", ()),
+        ("192.168.1.9", ("192.168.1.9",)),
+        ("fe80::5%eth0", ("fe80::5",)),
+    ],
+)
+def test_addresses_are_those_that_others_can_reach(
+    monkeypatch: pytest.MonkeyPatch, host: str, found: tuple[str, ...]
+) -> None:
+    stats, addresses = machine(
+        lo=(True, "up,loopback,running", ["127.0.0.1", "::1"]),
+        eth0=(
+            True,
+            "up,broadcast,running,multicast",
+            ["10.0.0.2", "fd00::2", "fe80::5%eth0", "02:42:ac:11:00:02"],
+        ),
+        wifi=(True, "", ["192.168.1.9"]),
+        vpn=(True, "up,pointopoint,running", ["10.8.0.1"]),
+        old=(False, "broadcast,multicast", ["172.16.0.1"]),
+    )
+    monkeypatch.setattr(psutil, "net_if_stats", stats)
+    monkeypatch.setattr(psutil, "net_if_addrs", addresses)
+
+    assert addresses_of(host) == found
+
+
+def test_addresses_of_this_machine_can_be_told() -> None:
+    assert all(":" not in address for address in addresses_of("0.0.0.0"))
+
+
+def test_library_is_loaded_only_when_it_is_used() -> None:
+    script = "import sys, shoal.app.server; sys.exit('zeroconf' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], check=False, timeout=PATIENCE)
+    assert ran.returncode == 0

@@ -1,0 +1,84 @@
+"""Large arguments that a worker keeps."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from shoal.domain.errors import Unavailable
+from shoal.worker import blob_cache as module
+from shoal.worker.blob_cache import BlobCache
+
+ONE, TWO, THREE = (letter * 32 for letter in (b"1", b"2", b"3"))
+
+
+def unasked(digest: bytes) -> None:
+    raise AssertionError("it is there")
+
+
+async def test_what_was_given_is_in_a_file_until_the_end() -> None:
+    blobs = BlobCache()
+    blobs.put(ONE, b"data")
+    path = await blobs.get(ONE, unasked)
+
+    assert path.read_bytes() == b"data"
+    await blobs.close()
+    assert not path.exists()
+
+
+async def test_what_is_lacking_is_asked_for_once_and_awaited() -> None:
+    blobs, asked = BlobCache(), list[bytes]()
+    waiting = [asyncio.create_task(blobs.get(ONE, asked.append)) for _ in range(3)]
+    await asyncio.sleep(0)
+    blobs.put(ONE, memoryview(b"late"))
+    paths = await asyncio.gather(*waiting)
+
+    assert asked == [ONE]
+    assert len(set(paths)) == 1
+    await blobs.close()
+
+
+async def test_what_is_not_given_in_time_is_asked_for_again_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "BLOB_TIMEOUT", 0.0)
+    blobs, asked = BlobCache(), list[bytes]()
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=r"large argument \(3131"):
+            await blobs.get(ONE, asked.append)
+
+    assert asked == [ONE, ONE]
+    await blobs.close()
+
+
+async def test_what_was_used_least_lately_goes_when_there_is_too_much() -> None:
+    blobs = BlobCache(size_max=10)
+    paths: dict[bytes, Path] = {}
+    for digest in (ONE, TWO):
+        blobs.put(digest, b"12345")
+        paths[digest] = await blobs.get(digest, unasked)
+    await blobs.get(ONE, unasked)
+    blobs.put(THREE, b"12345")
+    await blobs.get(THREE, unasked)
+
+    assert paths[ONE].exists()
+    assert not paths[TWO].exists()
+    asked: list[bytes] = []
+    lacking = asyncio.create_task(blobs.get(TWO, asked.append))
+    await asyncio.sleep(0)
+    assert asked == [TWO]
+    blobs.put(TWO, b"12345")
+    await lacking
+    await blobs.close()
+
+
+async def test_disk_that_is_full_is_an_error_that_says_so(tmp_path: Path) -> None:
+    blobs = BlobCache()
+    await asyncio.to_thread(blobs._folder.cleanup)
+    waiting = asyncio.create_task(blobs.get(ONE, lambda _: None))
+    await asyncio.sleep(0)
+    blobs.put(ONE, b"data")
+
+    with pytest.raises(Unavailable, match="cannot be kept"):
+        await waiting
+    await blobs.close()

@@ -1,0 +1,356 @@
+"""All models of several engines over one connection, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import Completed, Draining, OffersChanged, Rejected, RunJob
+from shoal.domain.work import ANY_MODEL, Chat, Embedding, Feature, JobKind, Task, Work
+from shoal.domain.worker import Offer, ServedModel
+from shoal.engines.engine import Finished, Item
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.engine_monitor import CHECK_INTERVAL, EngineMonitor
+from shoal.worker.jobs import EngineSlots, FindModel
+from shoal.worker.model_offers import (
+    MODELS_MAX,
+    NOT_OFFERED,
+    JointOffers,
+    OfferedEngine,
+    OfferedModel,
+)
+from simulation import virtual
+from worker.test_agent import ALL, Network
+from worker.test_separate_offers import Shelf as Engine
+
+SOON = CHECK_INTERVAL + 2.0  # seconds in which a change is noticed
+ONE = LeaseNumber(1)
+EMBEDS = frozenset({JobKind.EMBEDDING})
+
+
+class Patient(Engine):
+    """An engine that takes five seconds, whatever it is asked."""
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        await asyncio.sleep(5.0)
+        yield "done"
+        yield Finished()
+
+
+@dataclass
+class Stage:
+    """An assortment at work, and what is around it."""
+
+    engines: Sequence[Engine]
+    network: Network = field(
+        default_factory=lambda: Network(
+            accepts=ALL | {OffersChanged, Rejected}, welcomes=True
+        )
+    )
+    size: int = 2  # slots of each engine
+    told: list[tuple[str, str]] = field(default_factory=list)
+    """Events and the names of the models that they are about."""
+
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why models left, by name."""
+
+    slots: list[EngineSlots] = field(default_factory=list)
+    began_with: tuple[Offer, ...] = ()
+
+    def enlist(
+        self,
+        find: FindModel,
+        offers: tuple[Offer, ...],
+        report: Callable[[WorkerEvent], None],
+    ) -> Agent:
+        self.began_with = offers
+        return Agent(
+            self.network,
+            self.network.dial,
+            find,
+            LoopClock(),
+            Random(1),
+            report,
+            offers=offers,
+        )
+
+    def tell(self, item: OfferedModel | None, happening: WorkerEvent) -> None:
+        name = "" if item is None else item.model.name
+        self.told.append((happening.event, name))
+        if happening.event == "left":
+            self.reasons[name] = happening.reason
+
+    def assortment(self) -> JointOffers:
+        self.slots = [EngineSlots(self.size) for _ in self.engines]
+        shelves = [
+            OfferedEngine(
+                EngineMonitor(engine, self._engine_told), lambda models: models, slots
+            )
+            for engine, slots in zip(self.engines, self.slots, strict=True)
+        ]
+        return JointOffers(shelves, described, self.enlist, self.tell)
+
+    def _engine_told(self, happening: WorkerEvent) -> None:
+        self.told.append((happening.event, "an engine"))
+
+    @property
+    def offered(self) -> dict[str, int]:
+        """What the coordinator was told last: slots by model."""
+        last = [each for each in self.network.said if isinstance(each, OffersChanged)][
+            -1
+        ]
+        return {name: offer.slots for offer in last.offers for name in offer.models}
+
+    def ask(self, name: str, work: Work) -> None:
+        self.network.tell(RunJob(JobId(name), ONE, work))
+
+    def answers(self, kind: type[Completed] | type[Rejected]) -> list[str]:
+        return [each.job_id for each in self.network.said if isinstance(each, kind)]
+
+
+def described(model: ServedModel, slots: int) -> Offer:
+    return Offer(model.kinds, frozenset({model.name}), slots, model.features)
+
+
+def chat(model: str, seconds: float = 1.0) -> Chat:
+    return Chat(model, ({"role": "user", "content": str(seconds)},))
+
+
+Script = Callable[[Stage, JointOffers, "asyncio.Task[None]"], Awaitable[None]]
+
+
+def play(stage: Stage, script: Script) -> None:
+    async def scenario() -> None:
+        assortment = stage.assortment()
+        task = asyncio.create_task(assortment.run())
+        await asyncio.sleep(1.0)
+        try:
+            await script(stage, assortment, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert all(each.jobs == 0 for each in stage.slots)
+
+    virtual.run(scenario())
+
+
+def test_all_models_of_all_engines_are_offered_over_one_connection() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        assert len(its.network.links) == 1
+        assert [next(iter(each.models)) for each in its.began_with] == ["a", "b", "c"]
+        assert its.offered == {"a": 2, "b": 2, "c": 2}
+        assert its.told == [("joined", "a"), ("joined", "b"), ("joined", "c")]
+
+    play(Stage([Engine("a", "b"), Engine("c")]), script)
+
+
+def test_models_come_and_go_as_the_lists_do() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.told.clear()
+        its.engines[0].models = [ServedModel("b"), ServedModel("c")]
+        await asyncio.sleep(SOON)
+
+        assert its.offered == {"b": 2, "c": 2, "z": 2}
+        assert its.told == [("left", "a"), ("joined", "c")]
+        assert its.reasons == {"a": NOT_OFFERED}
+        assert len(its.network.links) == 1
+
+    play(Stage([Engine("a", "b"), Engine("z")]), script)
+
+
+def test_engine_that_fails_takes_only_its_own_models_along() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.told.clear()
+        its.engines[0].trouble = "connection refused"
+        await asyncio.sleep(SOON)
+        assert its.offered == {"b": 2}
+        assert its.told == [("unavailable", "an engine"), ("left", "a")]
+        assert its.reasons == {"a": "the engine is unavailable: connection refused"}
+
+        its.engines[0].trouble = None
+        await asyncio.sleep(SOON)
+        assert its.offered == {"a": 2, "b": 2}
+        assert its.told[2:] == [("available", "an engine"), ("joined", "a")]
+
+    play(Stage([Engine("a"), Engine("b")]), script)
+
+
+def test_worker_whose_engines_are_all_away_stays_and_offers_nothing() -> None:
+    async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
+        its.engines[0].trouble = "away"
+        await asyncio.sleep(SOON)
+        its.network.links[-1].cut()
+        await asyncio.sleep(5.0)
+
+        assert its.offered == {}
+        assert its.told[-2:] == [("lost", ""), ("joined", "")]
+        assert not task.done()
+
+    play(Stage([Engine("a")]), script)
+
+
+def test_what_changed_between_connections_is_told_to_the_next_one() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.network.down = True
+        its.network.links[-1].cut()
+        its.engines[0].models = [ServedModel("b")]
+        await asyncio.sleep(SOON)
+        assert its.offered == {"a": 2}
+        its.told.clear()
+
+        its.network.down = False
+        await asyncio.sleep(60.0)
+        assert its.offered == {"b": 2}
+        assert its.told == [("joined", "b")]
+
+    play(Stage([Engine("a")]), script)
+
+
+def test_a_model_that_two_engines_have_is_offered_once_with_the_slots_of_both() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        assert its.offered == {"a": 4}
+        (offer,) = its.began_with
+        assert offer.features == {Feature.STOP}
+
+        for number in range(4):
+            its.ask(f"j{number}", chat("a", 5.0))
+        await asyncio.sleep(1.0)
+        assert [slots.jobs for slots in its.slots] == [2, 2]
+        await asyncio.sleep(5.0)
+        assert len(its.answers(Completed)) == 4
+
+    both, one = Engine(), Engine()
+    both.models = [ServedModel("a", features=frozenset({Feature.STOP, Feature.TOOLS}))]
+    one.models = [ServedModel("a", features=frozenset({Feature.STOP}))]
+    play(Stage([both, one]), script)
+
+
+def test_a_model_of_the_same_name_for_something_else_is_left_out() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        (offer,) = its.began_with
+        assert offer.kinds == {JobKind.CHAT}
+        assert offer.slots == 2
+
+    other = Engine()
+    other.models = [ServedModel("a", EMBEDS)]
+    play(Stage([Engine("a"), other]), script)
+
+
+def test_work_goes_to_the_engine_that_has_the_model() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("j", chat("b", 5.0))
+        its.ask("k", Embedding("e", ("5.0",)))
+        await asyncio.sleep(1.0)
+        assert [slots.jobs for slots in its.slots] == [0, 1, 1]
+
+        await asyncio.sleep(5.0)
+        assert sorted(its.answers(Completed)) == ["j", "k"]
+
+    embeds = Engine()
+    embeds.models = [ServedModel("e", EMBEDS)]
+    play(Stage([Engine("a"), Engine("b"), embeds]), script)
+
+
+def test_what_no_model_is_named_for_goes_to_one_that_chats() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("j", chat(ANY_MODEL, 5.0))
+        its.ask("k", Task("summarize", {"input": "word"}))
+        await asyncio.sleep(0.5)
+        assert [slots.jobs for slots in its.slots] == [0, 2]
+
+    embeds = Engine()
+    embeds.models = [ServedModel("e", EMBEDS)]
+    play(Stage([embeds, Patient("a")]), script)
+
+
+def test_a_model_that_is_not_offered_is_refused() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("j", chat("b"))
+        await asyncio.sleep(0.5)
+
+        refused = Rejected(JobId("j"), ONE, "this worker does not offer b")
+        assert refused in its.network.said
+
+    play(Stage([Engine("a")]), script)
+
+
+def test_a_model_is_refused_while_others_have_all_slots_of_its_engine() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("j", chat("a", 5.0))
+        its.ask("k", chat("a", 5.0))
+        its.ask("l", chat("b", 5.0))
+        its.ask("m", chat("c", 5.0))
+        await asyncio.sleep(0.5)
+
+        assert its.answers(Rejected) == ["l"]
+
+    play(Stage([Engine("a", "b"), Engine("c")]), script)
+
+
+def test_job_that_is_not_taken_is_a_reason_to_look_at_its_engine_at_once() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.engines[1].trouble = "out of order"
+        its.engines[0].looks = 0
+        its.ask("j", chat("b"))
+        await asyncio.sleep(2.5)
+
+        assert its.offered == {"a": 2}
+        assert its.engines[0].looks == 0
+
+    play(Stage([Engine("a"), Engine("b")]), script)
+
+
+def test_running_job_ends_though_its_model_is_not_offered_any_more() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("j", chat("a", 30.0))
+        await asyncio.sleep(1.0)
+        its.engines[0].models = []
+        await asyncio.sleep(SOON)
+        assert its.offered == {}
+
+        await asyncio.sleep(30.0)
+        assert its.answers(Completed) == ["j"]
+
+    play(Stage([Engine("a")]), script)
+
+
+def test_no_more_models_are_offered_than_there_may_be() -> None:
+    async def script(its: Stage, _: JointOffers, __: "asyncio.Task[None]") -> None:
+        assert len(its.offered) == MODELS_MAX
+
+    play(Stage([Engine(*map(str, range(MODELS_MAX + 9)))]), script)
+
+
+def test_leaving_ends_everything_after_what_runs() -> None:
+    async def script(
+        its: Stage, assortment: JointOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        its.ask("j", chat("a", 30.0))
+        await asyncio.sleep(1.0)
+
+        assortment.leave()
+        await asyncio.sleep(5.0)
+        assert Draining("the worker is leaving") in its.network.said
+        assert not task.done()
+        await task
+
+        assert its.answers(Completed) == ["j"]
+        assert its.told[-2:] == [("left", "a"), ("left", "b")]
+
+    play(Stage([Engine("a", "b")]), script)
+
+
+def test_worker_that_nobody_wants_ends() -> None:
+    async def script(its: Stage, _: JointOffers, task: "asyncio.Task[None]") -> None:
+        its.network.links[-1].arrive("go away")
+
+        async with asyncio.timeout(SOON):
+            await task
+        assert its.reasons == dict.fromkeys("ab", "choose another --name")
+
+    network = Network(
+        accepts=ALL | {OffersChanged}, farewell="choose another --name", welcomes=True
+    )
+    play(Stage([Engine("a", "b")], network), script)

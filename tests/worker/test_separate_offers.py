@@ -1,0 +1,313 @@
+"""What is offered of an engine as its models come and go, in virtual time."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+
+from shoal.domain.errors import Unavailable
+from shoal.domain.ids import JobId, LeaseNumber
+from shoal.domain.vocabulary import Completed, Draining, RunJob
+from shoal.domain.work import Chat, Work
+from shoal.domain.worker import ServedModel
+from shoal.engines.engine import Finished, Item
+from shoal.transports.clock import LoopClock
+from shoal.worker.agent import Agent, WorkerEvent
+from shoal.worker.engine_monitor import CHECK_INTERVAL, CHECK_TIMEOUT, EngineMonitor
+from shoal.worker.jobs import EngineSlots, only_model
+from shoal.worker.model_offers import AGENTS_MAX, CHANGED, NOT_OFFERED, SeparateOffers
+from simulation import virtual
+from worker.test_agent import Network
+
+SOON = CHECK_INTERVAL + 2.0  # seconds in which a change is noticed
+ONE = LeaseNumber(1)
+
+
+class Shelf:
+    """An engine whose models a test takes and puts back."""
+
+    slots = 2
+
+    def __init__(self, *names: str) -> None:
+        self.models: Sequence[ServedModel] = [ServedModel(name) for name in names]
+        self.trouble: str | None = None
+        self.hangs = False
+        self.looks = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def refresh(self) -> None:
+        self.looks += 1
+        if self.hangs:
+            await asyncio.Event().wait()
+        if self.trouble is not None:
+            raise Unavailable(self.trouble)
+
+    async def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
+        if self.trouble is not None:
+            raise Unavailable(self.trouble)
+        await asyncio.sleep(float(work.text))
+        yield "done"
+        yield Finished()
+
+    async def close(self) -> None:
+        pass
+
+
+@dataclass
+class Stage:
+    """An offering at work, and what is around it: a network for each agent."""
+
+    engine: Shelf
+    names: Callable[[Sequence[ServedModel]], Sequence[ServedModel]] = lambda models: (
+        models
+    )
+    happened: list[WorkerEvent] = field(default_factory=list)
+    agents: list[tuple[str, Agent, Network, list[WorkerEvent]]] = field(
+        default_factory=list
+    )
+    farewell: str | None = None
+    watch: EngineMonitor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = EngineMonitor(self.engine, self.happened.append)
+
+    def enlist(self, model: ServedModel) -> Agent:
+        network, told = Network(farewell=self.farewell), list[WorkerEvent]()
+        agent = Agent(
+            network,
+            network.dial,
+            only_model(self.engine, EngineSlots(2), self.watch.request_check),
+            LoopClock(),
+            Random(1),
+            told.append,
+        )
+        self.agents.append((model.name, agent, network, told))
+        return agent
+
+    @property
+    def there(self) -> list[str]:
+        """The models that are offered."""
+        return sorted(
+            name
+            for name, _, _, told in self.agents
+            if not told or told[-1].event != "left"
+        )
+
+    def network(self, name: str) -> Network:
+        return next(net for n, _, net, _ in reversed(self.agents) if n == name)
+
+    def left(self, name: str) -> str:
+        """Why the last agent of that name left."""
+        told = next(told for n, _, _, told in reversed(self.agents) if n == name)
+        assert told[-1].event == "left"
+        return told[-1].reason
+
+    def ask(self, name: str, seconds: float) -> None:
+        message = {"role": "user", "content": str(seconds)}
+        self.network(name).tell(RunJob(JobId("j"), ONE, Chat(name, (message,))))
+
+
+Script = Callable[[Stage, SeparateOffers, "asyncio.Task[None]"], Awaitable[None]]
+
+
+def play(stage: Stage, script: Script) -> None:
+    async def scenario() -> None:
+        offering = SeparateOffers(stage.watch, stage.names, stage.enlist)
+        task = asyncio.create_task(offering.run())
+        await asyncio.sleep(1.0)
+        try:
+            await script(stage, offering, task)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    virtual.run(scenario())
+
+
+def test_models_come_and_go_as_the_list_does() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        assert its.there == ["a", "b"]
+
+        its.engine.models = [ServedModel("b"), ServedModel("c")]
+        await asyncio.sleep(SOON)
+
+        assert its.there == ["b", "c"]
+        assert its.left("a") == NOT_OFFERED
+        assert its.happened == []
+
+    play(Stage(Shelf("a", "b")), script)
+
+
+def test_only_what_was_chosen_is_offered() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        assert its.there == ["short"]
+
+    def choose(models: Sequence[ServedModel]) -> Sequence[ServedModel]:
+        return [replace(m, name="short") for m in models if m.name == "a:latest"]
+
+    play(Stage(Shelf("a:latest", "b"), choose), script)
+
+
+def test_no_more_models_are_offered_than_there_may_be() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        assert len(its.there) == AGENTS_MAX
+
+    play(Stage(Shelf(*map(str, range(AGENTS_MAX + 9)))), script)
+
+
+def test_engine_that_fails_is_withdrawn_and_comes_back() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.engine.trouble = "connection refused"
+        await asyncio.sleep(5 * SOON)
+        assert its.there == []
+        assert its.left("a") == "the engine is unavailable: connection refused"
+
+        its.engine.trouble = None
+        await asyncio.sleep(SOON)
+
+        assert its.there == ["a", "b"]
+        assert its.happened == [
+            WorkerEvent("unavailable", "connection refused"),
+            WorkerEvent("available"),
+        ]
+
+    play(Stage(Shelf("a", "b")), script)
+
+
+def test_engine_that_hangs_is_withdrawn_but_not_for_one_look() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.engine.hangs = True
+        await asyncio.sleep(CHECK_INTERVAL + CHECK_TIMEOUT + 1.0)
+        assert its.there == ["a"], "it may only be busy"
+
+        await asyncio.sleep(CHECK_INTERVAL + CHECK_TIMEOUT + 1.0)
+        assert its.there == []
+        assert its.happened == [
+            WorkerEvent("unavailable", f"no answer within {CHECK_TIMEOUT:g} s")
+        ]
+
+        its.engine.hangs = False
+        await asyncio.sleep(CHECK_TIMEOUT + SOON)
+        assert its.there == ["a"]
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_job_that_is_not_taken_is_a_reason_to_look_at_once() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.engine.trouble = "out of order"
+        its.ask("a", 1.0)
+        await asyncio.sleep(2.5)
+
+        assert its.there == []
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_engine_that_refuses_a_flood_is_looked_at_now_and_then() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.engine.looks = 0
+        for _number in range(100):
+            its.watch.request_check()
+            await asyncio.sleep(0.1)
+
+        assert its.engine.looks <= 11
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_running_job_ends_before_its_model_goes() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("a", 30.0)
+        await asyncio.sleep(1.0)
+        its.engine.models = []
+        await asyncio.sleep(SOON)
+        assert its.there == ["a"]
+        assert its.network("a").said == [Draining(NOT_OFFERED)]
+
+        its.engine.models = [ServedModel("a")]
+        await asyncio.sleep(30.0)
+
+        assert isinstance(its.agents[0][2].said[-1], Completed)
+        assert len(its.agents) == 2, "it is back as a new one"
+        assert its.there == ["a"]
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_model_that_is_described_anew_joins_anew_once_it_is_idle() -> None:
+    async def script(its: Stage, _: SeparateOffers, __: "asyncio.Task[None]") -> None:
+        its.ask("a", 30.0)
+        await asyncio.sleep(1.0)
+        its.engine.models = [ServedModel("a", context=9)]
+        await asyncio.sleep(SOON)
+        assert len(its.agents) == 1
+
+        await asyncio.sleep(2 * SOON + 10.0)
+
+        assert its.agents[0][3][-1] == WorkerEvent("left", CHANGED)
+        assert len(its.agents) == 2
+        assert its.there == ["a"]
+
+    play(Stage(Shelf("a")), script)
+
+
+def test_leaving_ends_everything_after_what_runs() -> None:
+    async def script(
+        its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        its.ask("a", 30.0)
+        await asyncio.sleep(1.0)
+
+        offering.leave()
+        await asyncio.sleep(5.0)
+        assert its.there == ["a"]
+        await task
+
+        assert its.there == []
+        assert isinstance(its.network("a").said[-1], Completed)
+
+    play(Stage(Shelf("a", "b")), script)
+
+
+def test_leaving_while_the_engine_is_away_is_quick() -> None:
+    async def script(
+        its: Stage, offering: SeparateOffers, task: "asyncio.Task[None]"
+    ) -> None:
+        its.engine.trouble = "away"
+        await asyncio.sleep(SOON)
+
+        offering.leave()
+        async with asyncio.timeout(1.0):
+            await task
+
+    play(Stage(Shelf("a")), script)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"]])
+def test_offering_ends_when_nobody_wants_it(names: list[str]) -> None:
+    async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
+        for name in names:
+            its.network(name).links[-1].arrive("go away")
+
+        async with asyncio.timeout(SOON):
+            await task
+        assert {its.left(name) for name in names} == {"choose another --name"}
+
+    play(Stage(Shelf(*names), farewell="choose another --name"), script)
+
+
+def test_model_that_was_sent_away_stays_away_and_the_others_stay() -> None:
+    async def script(its: Stage, _: SeparateOffers, task: "asyncio.Task[None]") -> None:
+        its.network("a").links[-1].arrive("go away")
+        await asyncio.sleep(5 * SOON)
+
+        assert its.there == ["b"]
+        assert len(its.agents) == 2
+        assert not task.done()
+
+    play(Stage(Shelf("a", "b"), farewell="choose another --name"), script)
