@@ -73,35 +73,37 @@ def test_only_the_first_text_of_a_lease_is_the_first() -> None:
     assert [answer.append([text], 0.0) for text in "def"] == [True, False, False]
 
 
-@pytest.mark.parametrize("size", [1, 3, 1000])
-@pytest.mark.parametrize("at", SPLITS)
 def test_beginning_is_dropped_wherever_the_first_worker_was_lost(
-    at: int, size: int
+    subtests: pytest.Subtests,
 ) -> None:
-    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
-    given = text_now(reading) if at else ""
+    for at in SPLITS:
+        for size in [1, 3, 1000]:
+            with subtests.test(at=at, size=size):
+                answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+                given = text_now(reading) if at else ""
 
-    assert answer.grant(TWO, B, continues=False) == ""
-    for piece in cut(WHOLE, size):
-        answer.append([piece], 1.0)
-    answer.check_complete()
+                assert answer.grant(TWO, B, continues=False) == ""
+                for piece in cut(WHOLE, size):
+                    answer.append([piece], 1.0)
+                answer.check_complete()
 
-    rest = text_now(reading) if at < len(WHOLE) else ""
-    assert given + rest == WHOLE == answer.text
+                rest = text_now(reading) if at < len(WHOLE) else ""
+                assert given + rest == WHOLE == answer.text
 
 
-@pytest.mark.parametrize("at", SPLITS)
-def test_worker_that_continues_just_adds(at: int) -> None:
-    answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
-    given = text_now(reading) if at else ""
+def test_worker_that_continues_just_adds(subtests: pytest.Subtests) -> None:
+    for at in SPLITS:
+        with subtests.test(at=at):
+            answer, reading = begun(*([WHOLE[:at]] if at else []), read=False)
+            given = text_now(reading) if at else ""
 
-    assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
-    if at < len(WHOLE):
-        answer.append([WHOLE[at:]], 1.0)
-    answer.check_complete()
+            assert answer.grant(TWO, B, continues=True) == WHOLE[:at]
+            if at < len(WHOLE):
+                answer.append([WHOLE[at:]], 1.0)
+            answer.check_complete()
 
-    rest = text_now(reading) if at < len(WHOLE) else ""
-    assert given + rest == WHOLE
+            rest = text_now(reading) if at < len(WHOLE) else ""
+            assert given + rest == WHOLE
 
 
 @given(st.data())

@@ -35,19 +35,20 @@ def test_a_proof_is_read_as_it_was_written() -> None:
     assert read(write(growth)) == growth
 
 
-@pytest.mark.parametrize("second", range(1, SIZE + 1))
-def test_a_log_that_grew_is_proved_to_have(second: int) -> None:
-    for first in range(1, second + 1):
-        data = write(LOG.growth(first, second))
+def test_a_log_that_grew_is_proved_to_have(subtests: pytest.Subtests) -> None:
+    for second in range(1, SIZE + 1):
+        with subtests.test(second=second):
+            for first in range(1, second + 1):
+                data = write(LOG.growth(first, second))
 
-        assert [check.step for check in verify(data, KEY)] == [
-            VerificationStep.FORM,
-            VerificationStep.EARLIER,
-            VerificationStep.LATER,
-            VerificationStep.GROWN,
-        ]
-        assert growth_holds(data)
-        assert second_holds(data)
+                assert [check.step for check in verify(data, KEY)] == [
+                    VerificationStep.FORM,
+                    VerificationStep.EARLIER,
+                    VerificationStep.LATER,
+                    VerificationStep.GROWN,
+                ]
+                assert growth_holds(data)
+                assert second_holds(data)
 
 
 def test_a_log_that_was_rewritten_is_told() -> None:

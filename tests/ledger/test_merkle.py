@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -107,32 +108,38 @@ def subproof(m: int, d: Sequence[bytes], whole: bool) -> list[bytes]:
     return [*subproof(m - k, d[k:], False), mth(d[:k])]
 
 
-@pytest.mark.parametrize("size", [0, *SIZES])
-def test_root_is_as_defined(size: int) -> None:
-    assert Tree(LEAVES[:size]).frontier.root() == mth(LEAVES[:size])
+def test_root_is_as_defined(subtests: pytest.Subtests) -> None:
+    for size in [0, *SIZES]:
+        with subtests.test(size=size):
+            assert Tree(LEAVES[:size]).frontier.root() == mth(LEAVES[:size])
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_every_leaf_is_proved_to_be_in_the_tree(size: int) -> None:
-    tree = Tree(LEAVES)
-    root = mth(LEAVES[:size])
-    for index in range(size):
-        proof = inclusion_path(index, size, tree.at)
+def test_every_leaf_is_proved_to_be_in_the_tree(subtests: pytest.Subtests) -> None:
+    for size in SIZES:
+        with subtests.test(size=size):
+            tree = Tree(LEAVES)
+            root = mth(LEAVES[:size])
+            for index in range(size):
+                proof = inclusion_path(index, size, tree.at)
 
-        assert proof == path(index, LEAVES[:size])
-        assert root_from_inclusion(index, size, leaf_hash(LEAVES[index]), proof) == root
+                assert proof == path(index, LEAVES[:size])
+                assert (
+                    root_from_inclusion(index, size, leaf_hash(LEAVES[index]), proof)
+                    == root
+                )
 
 
-@pytest.mark.parametrize("second", SIZES)
-def test_every_tree_is_proved_to_have_grown(second: int) -> None:
-    tree = Tree(LEAVES)
-    new = mth(LEAVES[:second])
-    for first in range(1, second + 1):
-        proof = consistency_path(first, second, tree.at)
-        old = mth(LEAVES[:first])
+def test_every_tree_is_proved_to_have_grown(subtests: pytest.Subtests) -> None:
+    for second in SIZES:
+        with subtests.test(second=second):
+            tree = Tree(LEAVES)
+            new = mth(LEAVES[:second])
+            for first in range(1, second + 1):
+                proof = consistency_path(first, second, tree.at)
+                old = mth(LEAVES[:first])
 
-        assert proof == subproof(first, LEAVES[:second], True)
-        assert verify_consistency(first, second, old, new, proof)
+                assert proof == subproof(first, LEAVES[:second], True)
+                assert verify_consistency(first, second, old, new, proof)
 
 
 @pytest.mark.parametrize(("size", "root"), list(enumerate(ROOTS, 1)))
@@ -158,38 +165,42 @@ def test_known_proofs_are_found() -> None:
     ]
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_proof_reads_the_nodes_it_says_and_few(size: int) -> None:
-    tree = Tree(LEAVES[:size])
-    few = 2 * size.bit_length()
-    for other in range(1, size):
-        read: list[NodePosition] = []
+def test_proof_reads_the_nodes_it_says_and_few(subtests: pytest.Subtests) -> None:
+    for size in SIZES:
+        with subtests.test(size=size):
+            tree = Tree(LEAVES[:size])
+            few = 2 * size.bit_length()
+            for other in range(1, size):
+                read: list[NodePosition] = []
 
-        def noted(level: int, position: int, read: list[NodePosition] = read) -> bytes:
-            read.append((level, position))
-            return tree.at(level, position)
+                noted = partial(_noted, tree, read)
+                inclusion_path(other, size, noted)
+                assert read == nodes_for_inclusion(other, size)
+                assert len(read) <= few
 
-        inclusion_path(other, size, noted)
-        assert read == nodes_for_inclusion(other, size)
-        assert len(read) <= few
-
-        read.clear()
-        consistency_path(other, size, noted)
-        assert read == nodes_for_consistency(other, size)
-        assert len(read) <= few
+                read.clear()
+                consistency_path(other, size, noted)
+                assert read == nodes_for_consistency(other, size)
+                assert len(read) <= few
 
 
-@pytest.mark.parametrize("size", [0, *SIZES])
-def test_a_tree_goes_on_from_its_stored_nodes(size: int) -> None:
-    tree = Tree(LEAVES)
-    hashes = [tree.nodes[place] for place in frontier_positions(size)]
+def _noted(tree: Tree, read: list[NodePosition], level: int, position: int) -> bytes:
+    read.append((level, position))
+    return tree.at(level, position)
 
-    again = Frontier(size, hashes)
-    for leaf in LEAVES[size:]:
-        again.append(leaf)
 
-    assert hashes == list(Tree(LEAVES[:size]).frontier.hashes)
-    assert again.root() == tree.frontier.root()
+def test_a_tree_goes_on_from_its_stored_nodes(subtests: pytest.Subtests) -> None:
+    for size in [0, *SIZES]:
+        with subtests.test(size=size):
+            tree = Tree(LEAVES)
+            hashes = [tree.nodes[place] for place in frontier_positions(size)]
+
+            again = Frontier(size, hashes)
+            for leaf in LEAVES[size:]:
+                again.append(leaf)
+
+            assert hashes == list(Tree(LEAVES[:size]).frontier.hashes)
+            assert again.root() == tree.frontier.root()
 
 
 def test_a_copy_grows_for_itself() -> None:

@@ -60,7 +60,7 @@ def test_suffixes_are_read_as_real_peers_read_them(case: Case) -> None:
         assert peeled.hardware == profile_of(accepted["hw"])
 
 
-@pytest.mark.parametrize("size", range(40))
-def test_no_message_is_too_short_to_be_refused(size: int) -> None:
-    with pytest.raises(PeerError):
-        decode_suffix(bytes(32), bytes(32), "n", b"\0" * size)
+def test_no_message_is_too_short_to_be_refused(subtests: pytest.Subtests) -> None:
+    for size in range(40):
+        with subtests.test(size=size), pytest.raises(PeerError):
+            decode_suffix(bytes(32), bytes(32), "n", b"\0" * size)

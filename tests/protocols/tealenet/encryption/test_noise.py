@@ -134,21 +134,31 @@ def test_a_first_message_with_any_bit_changed_is_refused(bit: int) -> None:
         NoiseResponder(BELA, PROLOGUE, bytes(changed))
 
 
-@pytest.mark.parametrize("size", range(FIRST_SIZE_MIN))
-def test_a_first_message_of_any_length_but_the_whole_is_refused(size: int) -> None:
-    _, first, _ = shaken()
+def test_a_first_message_of_any_length_but_the_whole_is_refused(
+    subtests: pytest.Subtests,
+) -> None:
+    for size in range(FIRST_SIZE_MIN):
+        with subtests.test(size=size):
+            _, first, _ = shaken()
 
-    with pytest.raises(PeerError, match=f"{size} bytes, expected {FIRST_SIZE_MIN}"):
-        NoiseResponder(BELA, PROLOGUE, first[:size])
+            with pytest.raises(
+                PeerError, match=f"{size} bytes, expected {FIRST_SIZE_MIN}"
+            ):
+                NoiseResponder(BELA, PROLOGUE, first[:size])
 
 
-@pytest.mark.parametrize("size", range(SECOND_SIZE_MIN))
-def test_a_second_message_of_any_length_but_the_whole_is_refused(size: int) -> None:
-    initiator, _, responder = shaken()
-    second, _ = responder.write_second(drawn(b"2"))
+def test_a_second_message_of_any_length_but_the_whole_is_refused(
+    subtests: pytest.Subtests,
+) -> None:
+    for size in range(SECOND_SIZE_MIN):
+        with subtests.test(size=size):
+            initiator, _, responder = shaken()
+            second, _ = responder.write_second(drawn(b"2"))
 
-    with pytest.raises(PeerError, match=f"{size} bytes, expected {SECOND_SIZE_MIN}"):
-        initiator.read_second(second[:size])
+            with pytest.raises(
+                PeerError, match=f"{size} bytes, expected {SECOND_SIZE_MIN}"
+            ):
+                initiator.read_second(second[:size])
 
 
 def test_a_false_second_message_does_not_spoil_the_true_one() -> None:
