@@ -2,9 +2,12 @@
 
 import pytest
 
+from harness import profiles
 from tasks.ray_cluster import ray_cluster
 
 __all__ = ["ray_cluster"]  # of which there is one for the whole suite
+
+profiles.register()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,6 @@ from gateway.serving import PATIENCE, Pool
 
 EXAMPLES = settings(
     max_examples=150,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
 )

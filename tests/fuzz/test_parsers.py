@@ -4,7 +4,7 @@ from contextlib import suppress
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzz.mutations import mutated
@@ -22,7 +22,6 @@ def test_what_was_recorded_is_taken_or_refused(name: str) -> None:
 
 
 @every_parser
-@settings(max_examples=50, deadline=None)
 @given(data=st.binary(max_size=300))
 def test_no_bytes_break_a_parser(name: str, data: bytes) -> None:
     with suppress(PeerError):
@@ -30,7 +29,6 @@ def test_no_bytes_break_a_parser(name: str, data: bytes) -> None:
 
 
 @every_parser
-@settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_nothing_like_what_was_recorded_breaks_a_parser(name: str, seed: int) -> None:
     data = mutated(Random(seed), PARSERS[name].seeds())

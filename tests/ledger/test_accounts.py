@@ -321,5 +321,5 @@ class Accounting(RuleBasedStateMachine):
         assert all(self.books.balance(name) >= 0 for name in [*WORKERS, FEES])
 
 
-Accounting.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
+Accounting.TestCase.settings = settings(stateful_step_count=40)
 TestAccounting = Accounting.TestCase

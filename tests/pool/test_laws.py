@@ -342,7 +342,5 @@ def takes(worker: Worker, opened: OpenJob) -> bool:
     return why_ineligible(opened, worker) is None
 
 
-PoolLaws.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=50, deadline=None
-)
+PoolLaws.TestCase.settings = settings(stateful_step_count=50)
 TestPoolLaws = PoolLaws.TestCase

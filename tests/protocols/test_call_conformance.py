@@ -6,7 +6,7 @@ from functools import partial
 from hashlib import sha256
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.calling import (
@@ -94,7 +94,6 @@ def test_a_worker_joins_as_what_it_says_it_is(protocol: AnyWireProtocol) -> None
 
 
 @every_protocol
-@settings(deadline=None)
 @given(work=calls, cut=cuts)
 def test_a_call_arrives_as_it_was_issued(
     protocol: AnyWireProtocol, work: Call, cut: list[int]
@@ -107,7 +106,6 @@ def test_a_call_arrives_as_it_was_issued(
 
 
 @every_protocol
-@settings(deadline=None)
 @given(value=values.map(packed), blobs=digests, cut=cuts)
 def test_a_value_arrives_as_it_was_returned(
     protocol: AnyWireProtocol, value: bytes, blobs: tuple[bytes, ...], cut: list[int]
@@ -121,7 +119,6 @@ def test_a_value_arrives_as_it_was_returned(
 
 
 @every_protocol
-@settings(deadline=None)
 @given(text=st.text(min_size=1, max_size=50), fault=st.sampled_from(Fault))
 def test_what_went_wrong_arrives_as_it_was_said(
     protocol: AnyWireProtocol, text: str, fault: Fault
@@ -191,7 +188,6 @@ def test_progress_arrives_while_a_call_runs(protocol: AnyWireProtocol) -> None:
 
 
 @every_protocol
-@settings(deadline=None)
 @given(
     pushed=st.lists(values, min_size=1, max_size=5),
     error=texts,
@@ -272,7 +268,6 @@ def test_what_a_worker_can_take_is_told_when_it_changes(
 
 
 @every_protocol
-@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_bytes_whatever_break_either_end(
     protocol: AnyWireProtocol, data: st.DataObject

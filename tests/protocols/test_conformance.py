@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.pairs import (
@@ -261,7 +261,6 @@ def test_two_leases_of_one_job_are_told_apart(protocol: AnyWireProtocol) -> None
 
 
 @every_protocol
-@settings(max_examples=300)
 @given(data=st.data())
 def test_no_message_whatever_breaks_either_end(
     protocol: AnyWireProtocol, data: st.DataObject

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness.profiles import examples
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import (
     AccountCredited,
@@ -358,8 +359,7 @@ async def test_job_that_two_workers_have_is_open_under_the_newer_lease(
 
 
 @settings(
-    max_examples=30,
-    deadline=None,
+    max_examples=examples(0.2),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(text=st.text(max_size=50), number=st.integers())

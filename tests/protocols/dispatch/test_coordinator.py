@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.dispatch.recorded import (
@@ -498,7 +498,6 @@ def test_before_registering_nothing_large_is_even_read() -> None:
     assert errors(opened(), large) == ["NOT_REGISTERED"]
 
 
-@settings(max_examples=300)
 @given(data=st.data())
 def test_no_field_whatever_breaks_it(data: st.DataObject) -> None:
     values = st.recursive(

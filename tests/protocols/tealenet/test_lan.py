@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.tealenet.peers import (
@@ -121,7 +121,6 @@ def test_a_worker_takes_what_its_coordinator_may_send() -> None:
         session().receive([LENGTH.pack(LAN.worker_request_max)], 0.3)
 
 
-@settings(max_examples=60)
 @given(cuts=st.lists(st.integers(0, len(GREETING)), max_size=8))
 def test_any_split_of_the_bytes_means_the_same(cuts: list[int]) -> None:
     made = session()

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.tealenet.peers import (
@@ -245,7 +245,6 @@ def test_nothing_that_a_peer_sends_breaks_us(data: list[bytes]) -> None:
     mac.end.take(mac.end.conversation.receive(data, 1.0))
 
 
-@settings(max_examples=50)
 @given(cuts=st.lists(st.integers(0, 6), max_size=4))
 def test_messages_mean_the_same_however_they_arrive_together(cuts: list[int]) -> None:
     mac = met_mac()

@@ -6,7 +6,7 @@ from typing import Any
 import msgpack
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.protocols.macfleet.codec.values import (
@@ -51,7 +51,6 @@ def is_passed(data: bytes) -> bool:
     return True
 
 
-@settings(max_examples=300)
 @given(values)
 def test_values_pass_that_real_peers_read(value: Any) -> None:
     data: bytes = msgpack.packb(value)
@@ -59,7 +58,6 @@ def test_values_pass_that_real_peers_read(value: Any) -> None:
     assert is_passed(data) == is_read(data)
 
 
-@settings(max_examples=300)
 @given(values, st.data())
 def test_damaged_values_pass_only_if_real_peers_read_them(
     value: Any, data: st.DataObject

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias, get_args
 
 import msgspec
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -306,7 +306,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=500)
 @given(data=pieces, at=st.integers(0, 400), cut=st.integers(0, 4), more=st.binary())
 def test_nothing_but_a_bad_message_comes_of_damage(
     data: bytes, at: int, cut: int, more: bytes
@@ -323,7 +322,6 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=500)
 @given(data=pieces, value=values, choose=st.data())
 def test_nothing_but_a_bad_message_comes_of_any_value_in_any_place(
     data: bytes, value: object, choose: st.DataObject

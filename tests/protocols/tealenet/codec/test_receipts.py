@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from protocols.tealenet.peers import (
@@ -39,7 +39,6 @@ pieces_of_answers: st.SearchStrategy[list[AnswerPiece]] = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(
     pieces=pieces_of_answers,
     continues=texts,
