@@ -1,8 +1,14 @@
-"""Options of the whole suite."""
+"""The suite's options, profiles and guards: CONTRIBUTING.md tells how to use them."""
+
+import gc
+import os
 
 import pytest
 
 from harness import profiles
+from harness.guard import Guard
+from harness.leftovers import Reaper
+from harness.speed import slowness
 from tasks.ray_cluster import ray_cluster
 
 __all__ = ["ray_cluster"]  # of which there is one for the whole suite
@@ -16,3 +22,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="run every case of the tests that otherwise take a sample",
     )
+    parser.addoption(
+        "--hang-after",
+        type=float,
+        metavar="SECONDS",
+        help="time limit of each phase of a test (default: by its marker and by the"
+        " speed of the machine)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    slowness()  # for the processes below this one
+    reaper = Reaper()
+    config.add_cleanup(reaper.close)
+    # With pytest-xdist, the process that is started runs no tests itself.
+    runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses
+    if runs_tests:
+        config.pluginmanager.register(Guard(), "guard")
+
+
+def pytest_report_header() -> str:
+    return f"slowness: {slowness():.1f}, by which the limits of tests are multiplied"
+
+
+def pytest_collection_finish() -> None:
+    # Thousands of tests are millions of objects.  Frozen, they are not looked at in
+    # each collection of garbage, of which tests that look for leaks make many.
+    gc.collect()
+    gc.freeze()
