@@ -16,15 +16,26 @@ MACHINES := command -v ip >/dev/null || { apt-get update && apt-get install -y i
 
 # Most of the time tests wait: for programs to start, and for what should not happen.
 AT_ONCE ?= 3
+PYTEST = $(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test check format bench clean
+# Hundreds of processes import the same modules, so that compiling each once pays.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: demo test test-long check format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/shoal demo
 
+# With COVERAGE=1, what it covers counts in the figure of test-long with COVERAGE=1.
 test: $(VENV)/.dev
 	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
-	$(BIN)/python -m pytest --numprocesses $(AT_ONCE) --dist loadfile
+	$(PYTEST) -m "not long" $(if $(COVERAGE),--cov --cov-report=)
+
+# What test leaves out, and properties once more, with many examples.
+test-long: $(VENV)/.dev
+	$(if $(filter Linux,$(shell uname -s)),$(MACHINES))
+	$(PYTEST) -m "long or hypothesis" --hypothesis-profile long --cov $(if $(COVERAGE),--cov-append) --cov-report=
+	$(BIN)/coverage report --sort=cover
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -58,7 +69,7 @@ $(VENV)/.made:
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist .*_cache .hypothesis
+	rm -rf $(VENV) build dist .*_cache .hypothesis .coverage*
 
 # The reference of the Python API, rendered from its docstrings: build/docs/index.html.
 .PHONY: docs

@@ -28,6 +28,8 @@ from attacks.test_frames import BROKEN, UNMASKED
 from attacks.test_http import GARBAGE, ODD
 from gateway.serving import KEY, PATIENCE, Node, eventually
 
+pytestmark = pytest.mark.long
+
 NO_HEADERS: Mapping[str, str] = {}
 
 

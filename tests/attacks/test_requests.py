@@ -197,6 +197,7 @@ async def post(pool: Pool, path: str, body: bytes) -> tuple[int, bytes]:
         return response.status, await response.read()
 
 
+@pytest.mark.long
 def test_any_request_to_openais_face_is_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -219,6 +220,7 @@ def test_any_request_to_openais_face_is_answered(
         assert its.node.tasks > 10
 
 
+@pytest.mark.long
 def test_any_request_to_grandsages_face_is_answered(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -291,6 +293,7 @@ def test_bodies_made_to_hurt_are_answered(
             assert its.node.deadly == []
 
 
+@pytest.mark.long
 def test_a_model_nobody_has_is_not_found(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,11 +1,16 @@
 """How much is tried: little in ``make test``, much in ``make test-long``.
 
-No profile has a deadline, for how long an example takes says how busy the machine is.
+That goes for seeds and for the examples that Hypothesis draws.  No profile has a
+deadline, for how long an example takes says how busy the machine is.
 The short profile draws the same examples each time, so that a test that fails fails
 because of a change; the long one draws new ones each time, and prints how to draw a
 failing one again.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 from hypothesis import settings
 
 SHORT, LONG = "short", "long"
@@ -21,3 +26,13 @@ def register() -> None:
 def examples(share: float) -> int:
     """Return this share of the profile's examples, for a test that is slow at each."""
     return max(round(settings().max_examples * share), 5)
+
+
+def some_long(values: Iterable[Any], short: int) -> list[Any]:
+    """Return values to be a test's parameters: the first ``short`` of them, and others
+    with which the test is long.
+    """
+    return [
+        value if place < short else pytest.param(value, marks=pytest.mark.long)
+        for place, value in enumerate(values)
+    ]

@@ -7,6 +7,15 @@ import pytest
 
 from live.programs import GatedModel, Pool, Programs
 
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to ``make test-long`` what is not marked as short."""
+    for item in items:
+        if HERE in item.path.parents and not item.get_closest_marker("short"):
+            item.add_marker(pytest.mark.long)
+
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:

@@ -55,6 +55,7 @@ def balances(pool: Pool) -> dict[str, int]:
     return {each["name"]: each["balance"] for each in listed["data"]}
 
 
+@pytest.mark.short
 def test_of_two_with_one_key_the_newer_stays_and_the_older_is_told(pool: Pool) -> None:
     older = joined(pool, "twin", *HONEST)
     newer = joined(pool, "twin", *HONEST)

@@ -137,6 +137,7 @@ def test_what_has_ended_is_not_made_again_also_by_another_coordinator(
     assert runs == dict.fromkeys(range(20), 1)
 
 
+@pytest.mark.short
 def test_calls_in_memory_end_with_their_coordinator_and_say_so(
     programs: Programs, tmp_path: Path
 ) -> None:

@@ -69,6 +69,7 @@ async def until(condition: Callable[[], object]) -> None:
     await asyncio.to_thread(eventually, condition, "what should follow")
 
 
+@pytest.mark.short
 @FLEETS
 async def test_a_worker_that_dials_does_what_the_pool_is_asked(
     programs: Programs, token: str, flags: tuple[str, ...]

@@ -5,6 +5,8 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
+import pytest
+
 from live.programs import PATIENCE, GatedModel, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 
@@ -34,6 +36,7 @@ def ask(
             return error.code, json.load(error)
 
 
+@pytest.mark.short
 def test_committed_job_outlives_a_coordinator_and_a_worker_that_are_killed(
     programs: Programs, slow_model: GatedModel
 ) -> None:

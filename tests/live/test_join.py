@@ -116,6 +116,7 @@ def test_worker_can_be_stopped_while_nobody_answers(programs: Programs) -> None:
     assert worker.terminate() == 0
 
 
+@pytest.mark.short
 def test_killed_worker_leaves_a_whole_answer_behind(
     programs: Programs, slow_model: GatedModel
 ) -> None:
@@ -217,6 +218,7 @@ def test_worker_comes_back_to_a_restarted_coordinator(programs: Programs) -> Non
         assert "".join(text_in(stream)) == "pong"
 
 
+@pytest.mark.short
 def test_client_that_leaves_frees_the_worker(
     programs: Programs, slow_model: GatedModel
 ) -> None:

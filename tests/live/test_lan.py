@@ -33,6 +33,7 @@ def places(tmp_path: Path) -> Iterator[tuple[Site, Site]]:
             other.programs.close()
 
 
+@pytest.mark.short
 def test_machines_find_each_other_and_serve_each_others_models(
     places: tuple[Site, Site],
 ) -> None:

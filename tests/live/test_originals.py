@@ -96,6 +96,7 @@ async def test_a_mac_with_another_passcode_is_hung_up_on(programs: Programs) -> 
     assert "passcode" in pool.program.errors
 
 
+@pytest.mark.short
 async def test_a_mac_asks_the_pool(programs: Programs) -> None:
     pool = programs.serve("--tealenet-open")
     await asyncio.to_thread(pool.joined, "one")

@@ -15,13 +15,16 @@ from live.programs import GatedModel, Pool, Program, Programs, eventually
 QUESTION = "Count."
 PIECES = [f"{number} " for number in range(200)]
 TEXT = "".join(PIECES)
-SAMPLE = (0, 1, 2, 99, 198, 199, 200)
+MIDDLE = 99
+SAMPLE = (0, 1, 2, MIDDLE, 198, 199, 200)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "at" in metafunc.fixturenames:
         every = metafunc.config.getoption("--every")
-        metafunc.parametrize("at", range(len(PIECES) + 1) if every else SAMPLE)
+        cases = range(len(PIECES) + 1) if every else SAMPLE
+        short = pytest.param(MIDDLE, marks=pytest.mark.short)
+        metafunc.parametrize("at", [short if at == MIDDLE else at for at in cases])
 
 
 @pytest.fixture(scope="module")

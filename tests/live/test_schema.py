@@ -16,15 +16,15 @@ from schemathesis.specs.openapi.checks import (
     positive_data_acceptance,
 )
 
+from harness.profiles import examples
 from live.programs import KEY, TINY, Pool, Programs
 from shoal.gateway.openapi import openapi_document
-
-EXAMPLES = 25  # requests for each operation
 
 # An address that sends wrong keys is soon turned away, and some rules cannot be written
 # as a schema: a tool that is chosen must be among the tools.
 EXCLUDED = [ignored_auth, positive_data_acceptance]
 
+CHATS = "/v1/chat/completions"
 schema = schemathesis.openapi.from_dict(openapi_document())
 
 
@@ -38,15 +38,28 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     programs.close()
 
 
-@schema.parametrize()
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
+as_described = settings(
+    max_examples=examples(0.05),
     phases=[Phase.explicit, Phase.generate],
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-def test_requests_are_answered_as_described(case: Any, pool: Pool) -> None:
+
+
+@pytest.mark.short
+@schema.include(path=CHATS).parametrize()
+@as_described
+def test_requests_for_chats_are_answered_as_described(case: Any, pool: Pool) -> None:
+    answered_as_described(case, pool)
+
+
+@schema.exclude(path=CHATS).parametrize()
+@as_described
+def test_other_requests_are_answered_as_described(case: Any, pool: Pool) -> None:
+    answered_as_described(case, pool)
+
+
+def answered_as_described(case: Any, pool: Pool) -> None:
     if isinstance(case.body, dict) and "model" in case.body:
         # Of a model that there is, so that the other fields matter.
         case.body = {"max_tokens": 4, **case.body, "model": "tiny"}

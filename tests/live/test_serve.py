@@ -21,6 +21,7 @@ from models.tiny_answers import ANSWERS
 STORY = "Tell me a story."
 
 
+@pytest.mark.short
 def test_ready_line_tells_all_that_is_needed(programs: Programs) -> None:
     folder = programs.folder / "data"
     serve = programs.run("serve", "--json", "--port", "0", "--data-dir", str(folder))

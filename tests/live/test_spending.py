@@ -85,6 +85,7 @@ def spent(
     return asyncio.run(all_())
 
 
+@pytest.mark.short
 @pytest.mark.parametrize("jobs", [1, 37])
 def test_a_hundred_at_once_get_what_there_is_and_no_more(
     programs: Programs, jobs: int

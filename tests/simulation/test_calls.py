@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from harness.profiles import some_long
 from shoal.calls.group import CallRoute
 from shoal.calls.scheduler import CallScheduler
 from shoal.coordinator.connections import WorkerConnection
@@ -279,7 +280,7 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", some_long(range(50), short=5))
 def test_every_call_comes_to_its_right_end(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> None:

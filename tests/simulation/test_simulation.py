@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 
 import pytest
 
+from harness.profiles import some_long
 from protocols.pairs import streams
 from shoal.domain.facts import JobHedged
 from shoal.domain.work import JobKind
@@ -79,7 +80,7 @@ async def live_through(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
-@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("seed", some_long(range(50), short=4))
 def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> None:
     async def scenario() -> None:
         world = await live_through(
@@ -103,6 +104,7 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
     virtual.run(scenario())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=lambda protocol: protocol.name)
 def test_thousand_workers_and_ten_thousand_jobs(protocol: AnyWireProtocol) -> None:
     async def scenario() -> None:

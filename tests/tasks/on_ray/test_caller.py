@@ -27,7 +27,7 @@ from tasks.demo_tasks import Point
 from tasks.ray_cluster import DEMO_FILE
 
 # Connecting takes seconds: most tests share one connection, and so its loop.
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.long, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
