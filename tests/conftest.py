@@ -4,8 +4,11 @@ import gc
 import os
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from harness import profiles
+from harness.distribution import EachOnce
 from harness.guard import Guard
 from harness.leftovers import Reaper
 from harness.speed import slowness
@@ -39,6 +42,12 @@ def pytest_configure(config: pytest.Config) -> None:
     runs_tests = "PYTEST_XDIST_WORKER" in os.environ or not config.option.numprocesses
     if runs_tests:
         config.pluginmanager.register(Guard(), "guard")
+
+
+def pytest_xdist_make_scheduler(
+    config: pytest.Config, log: Producer
+) -> LoadFileScheduling | None:
+    return EachOnce(config, log) if config.option.dist == "loadfile" else None
 
 
 def pytest_report_header() -> str:

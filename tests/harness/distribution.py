@@ -1,0 +1,27 @@
+"""Which process of the suite runs which tests: each file in one of them.
+
+As pytest-xdist's ``--dist loadfile``, but for what happens when a process ends in the
+middle of a test: that test has failed, and is not run again.  pytest-xdist gives it to
+the next process, until four of them have ended, and with it files that are done, for
+whose end nobody tells the process that waits.
+"""
+
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+
+class EachOnce(LoadFileScheduling):  # type: ignore[misc] # it has no types
+    """Gives files to processes, and each test to one of them."""
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test that the process was at, if it has ended too early."""
+        work = self.assigned_work[node]
+        left = (test for tests in work.values() for test in tests if not tests[test])
+        began = next(left, None)
+        for file, tests in list(work.items()):
+            if began in tests:
+                tests[began] = True
+            if all(tests.values()):
+                del work[file]
+        super().remove_node(node)  # gives the rest to others
+        return began
