@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from harness.speed import scaled
 from peers.dialled_peers import Peers
 from shoal.app import discovery
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
@@ -20,7 +21,7 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.transports.tcp_server import BoundAddress
 
-PATIENCE = 20.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
 HERE = ("127.0.0.1",)
 kinds = (f"_near{number}x{id(object()) % 9999}._tcp" for number in count())
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.speed import scaled
 from shoal.app import network as module
 from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
@@ -38,7 +39,7 @@ from transports.certificates import issue
 from transports.links import ended
 from transports.memory_links import ScriptedSession
 
-PATIENCE = 20.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
 kinds = (f"_reach{number}x{id(object()) % 9999}._tcp" for number in count())
 
 

@@ -12,7 +12,7 @@ from aiohttp import ClientResponse, WSMsgType, WSServerHandshakeError
 
 from attacks.raw import BINARY, frame, request, upgrade, wire
 from calls.function_workers import Functions, pack
-from gateway.serving import KEY, Pool, eventually
+from gateway.serving import KEY, PATIENCE, Pool, eventually
 from gateway.test_calls import FUNCTIONS, caller, item
 from shoal.calls.session import OPEN_MAX
 from shoal.domain.vocabulary import CancelJob
@@ -159,7 +159,7 @@ async def test_a_message_without_sense_ends_its_connection_with_the_reason(
 ) -> None:
     async with caller(pool) as client:
         await client.socket.send_bytes(data)
-        message = await client.socket.receive(timeout=10)
+        message = await client.socket.receive(timeout=PATIENCE)
 
     assert (message.type, message.data) == (WSMsgType.CLOSE, 1007)
     assert message.extra
@@ -168,7 +168,7 @@ async def test_a_message_without_sense_ends_its_connection_with_the_reason(
 async def test_text_ends_the_connection_with_what_was_expected(pool: Pool) -> None:
     async with caller(pool) as client:
         await client.socket.send_str("[]")
-        message = await client.socket.receive(timeout=10)
+        message = await client.socket.receive(timeout=PATIENCE)
 
     assert (message.data, message.extra) == (
         1007,

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from harness.speed import scaled
+
 INTERRUPTED = """
 import importlib.abc, os, signal, sys
 from shoal.cli.main import main
@@ -25,7 +27,7 @@ def test_ctrl_c_while_a_command_is_imported_says_nothing() -> None:
         [sys.executable, "-c", INTERRUPTED],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
 

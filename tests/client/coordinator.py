@@ -14,13 +14,14 @@ from typing import Any
 import msgspec
 from aiohttp import WSMsgType, web
 
+from harness.speed import scaled
 from shoal.client.coordinator import CoordinatorAddress
 from shoal.tasks.errors import format_task_error
 from shoal.tasks.values import ValueReader, load_pickle, pack
 
 KEY = "sk-test"
 VALUE_MAX = 1 << 20  # bytes of a value in an answer
-PATIENCE = 10.0  # seconds
+PATIENCE = scaled(10.0)  # seconds
 
 Word = list[Any]
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engines.outputs import TINY
+from harness.speed import scaled
 from shoal.domain.errors import LimitExceeded, Unavailable
 from shoal.domain.work import JobKind
 from shoal.engines.llama_messages import (
@@ -23,7 +24,7 @@ from shoal.engines.llama_process import (
     last_words,
 )
 
-PATIENCE = 10.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(10.0)  # seconds until what should happen is taken not to
 PING = {"messages": [{"role": "user", "content": "ping"}], "temperature": 0}
 
 

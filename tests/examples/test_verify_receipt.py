@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.speed import scaled
 from ledger.given import EXAMPLE, KEY, OUTPUT, WORKER, grown
 from shoal.ledger import bundle, consistency
 
@@ -13,7 +14,10 @@ LINES_MAX = 100
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, EXAMPLE, *words], capture_output=True, text=True, timeout=60
+        [sys.executable, EXAMPLE, *words],
+        capture_output=True,
+        text=True,
+        timeout=scaled(60),
     )
 
 

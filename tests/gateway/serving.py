@@ -12,6 +12,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType, web
 
+from harness.speed import scaled
 from protocols.settings import SIGNER, setting
 from shoal.app.endpoints import anonymous_http
 from shoal.config.secret_files import new_secret
@@ -37,7 +38,7 @@ from shoal.transports.clock import LoopClock
 
 KEY = "sk-test"
 TOKEN = "nt"
-PATIENCE = 10.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(10.0)  # seconds until what should happen is taken not to
 START = 1_700_000_000_000
 
 

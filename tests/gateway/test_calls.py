@@ -11,7 +11,7 @@ import pytest
 from aiohttp import ClientWebSocketResponse, WSMsgType
 
 from calls.function_workers import Functions, pack, unpack
-from gateway.serving import Pool, eventually, serving
+from gateway.serving import PATIENCE, Pool, eventually, serving
 from shoal.domain.vocabulary import CancelCalls, CancelJob
 from shoal.domain.work import Feature
 from shoal.store.port import StoredJob
@@ -42,7 +42,7 @@ class Caller:
 
     async def read(self) -> None:
         """Take one message."""
-        message = await self.socket.receive(timeout=10)
+        message = await self.socket.receive(timeout=PATIENCE)
         assert message.type is WSMsgType.BINARY, message
         self.messages += 1
         self.items += unpack(message.data)
@@ -389,7 +389,7 @@ async def test_what_is_no_message_ends_the_connection_with_the_reason(
 ) -> None:
     async with caller(pool) as client:
         await client.socket.send_bytes(data)
-        message = await client.socket.receive(timeout=10)
+        message = await client.socket.receive(timeout=PATIENCE)
 
     assert message.type is WSMsgType.CLOSE
     assert message.data == 1007

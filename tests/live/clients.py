@@ -11,7 +11,9 @@ from typing import Any
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
-TIMEOUT = ClientTimeout(total=20.0)  # seconds for one request
+from harness.speed import scaled
+
+TIMEOUT = ClientTimeout(total=scaled(20.0))  # seconds for one request
 AGAIN = (0.05, 0.2)  # seconds until a request that came to nothing is sent again
 WAIT = 5  # seconds that the coordinator is asked to wait for the end of a job
 TRIES_MAX = 20  # jobs that are asked for under one key until one is done

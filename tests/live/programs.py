@@ -17,12 +17,13 @@ from urllib.request import Request, urlopen
 
 from openai import OpenAI
 
+from harness.speed import scaled
 from models.tiny_answers import ANSWERS
 from shoal.domain.work import message_text
 
 TESTS = Path(__file__).parents[1]
 TINY = TESTS / "models" / "tiny.gguf"
-PATIENCE = 30.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(30.0)  # seconds until what should happen is taken not to
 TOKEN = "join-me"
 KEY = "sk-live"
 
@@ -127,6 +128,8 @@ class Programs:
         return Pool(self, program, program.said("ready"))
 
     def close(self) -> None:
+        for program in self._all:
+            program.process.kill()  # all of them, before any is waited for
         for program in self._all:
             program.close()
 

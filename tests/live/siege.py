@@ -12,6 +12,7 @@ from urllib.request import Request, urlopen
 
 from aiohttp import ClientSession, TCPConnector
 
+from harness.speed import scaled
 from live import checker
 from live.clients import Clients, History
 from live.programs import KEY, TINY, Pool, Program, Programs, eventually
@@ -26,7 +27,7 @@ ALIVE = 1.0  # seconds until a worker is worth killing
 CLIENTS = 12
 USERS = 3
 CHATS = 0.3  # the share of jobs that are for a model
-END = 60.0  # seconds for what is open to end, when nobody is killed any more
+END = scaled(60.0)  # seconds for what is open to end, when nobody is killed any more
 
 PORTS = range(10_000, 32_768)  # below those that systems give to clients
 FLAGS = ("--hedge-after", "0.004")  # some jobs have two workers at a time

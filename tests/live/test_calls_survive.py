@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 import shoal
-from live.programs import KEY, TESTS, Program, Programs, eventually
+from harness.speed import scaled
+from live.programs import KEY, PATIENCE, TESTS, Program, Programs, eventually
 
 CALLS = 2000
 LONG = "join-me-please"
@@ -19,7 +20,7 @@ FLAGS = ("--join-token", LONG)
 FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
 CODE = ("--trust-code", "--slots", "2")
 WORKERS = ("one", "two", "three")
-WITHIN = 120.0  # seconds until all calls have ended
+WITHIN = scaled(120.0)  # seconds until all calls have ended
 
 
 @pytest.fixture(autouse=True)
@@ -152,5 +153,5 @@ def test_calls_in_memory_end_with_their_coordinator_and_say_so(
 
         for call in calls:
             with pytest.raises(ConnectionError, match="may have run or not"):
-                call.result(30)
-        assert pool.submit(marked, str(folder), 99).result(60) == 99 * 99
+                call.result(PATIENCE)
+        assert pool.submit(marked, str(folder), 99).result(PATIENCE) == 99 * 99

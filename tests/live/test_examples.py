@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.speed import scaled
 from live.programs import KEY, Programs
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -23,7 +24,7 @@ def test_primes_are_counted_on_a_worker(programs: Programs) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=scaled(60),
         env={**os.environ, "SHOAL_URL": coordinator.url, "SHOAL_API_KEY": KEY},
     )
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
+from harness.speed import scaled
 from live.machines import two_machines
 from live.programs import Pool, Programs, eventually
 from live.sites import Site
 
 FLEET = ("--macfleet-token", "a token for the fleet")
 PORTS = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
-PATIENCE = 90.0  # seconds: a node that has failed is asked every 30
+PATIENCE = scaled(90.0)  # seconds: a node that has failed is asked every 30
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import pytest
 import shoal
 from live.programs import (
     KEY,
+    PATIENCE,
     GatedModel,
     Pool,
     Program,
@@ -57,8 +58,8 @@ def test_cluster_does_tasks_and_chats_and_comes_back_when_it_was_lost(
     with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
         assert [*quick.map(add, range(500))] == [*range(500)]
     with shoal.Pool(coordinator.url, KEY) as pool:
-        assert pool.submit(add, 20, 22).result(30) == 42
-        assert pool.submit(pid).result(30) not in _family(worker)
+        assert pool.submit(add, 20, 22).result(PATIENCE) == 42
+        assert pool.submit(pid).result(PATIENCE) not in _family(worker)
 
         for process in _family(worker).values():
             if "shoal.tasks.on_ray.driver" in process.cmdline():
@@ -67,7 +68,7 @@ def test_cluster_does_tasks_and_chats_and_comes_back_when_it_was_lost(
         worker.said("available")
         worker.said("joined")
 
-        assert pool.submit(add, 20, 22).result(30) == 42
+        assert pool.submit(add, 20, 22).result(PATIENCE) == 42
     assert worker.terminate() == 0
 
 

@@ -9,7 +9,16 @@ import psutil
 import pytest
 
 import shoal
-from live.programs import KEY, TESTS, TINY, Pool, Program, Programs, eventually
+from live.programs import (
+    KEY,
+    PATIENCE,
+    TESTS,
+    TINY,
+    Pool,
+    Program,
+    Programs,
+    eventually,
+)
 from tasks.demo_tasks import Point, add, crash, fail, pid
 
 LONG = "join-me-please"
@@ -42,11 +51,11 @@ def test_functions_are_called_in_both_ways(
 
     assert {"demo.add", "mirror"} <= set(joined["tasks"])
     assert (joined["slots"], joined["trust_code"]) == (2, False)
-    assert client.submit(add, 20, 22).result(30) == 42
-    assert client.submit("mirror", Point(1, 2)).result(30) == {"x": 2, "y": 1}
-    assert client.submit("total", np.ones(200_000)).result(30) == 200_000.0
+    assert client.submit(add, 20, 22).result(PATIENCE) == 42
+    assert client.submit("mirror", Point(1, 2)).result(PATIENCE) == {"x": 2, "y": 1}
+    assert client.submit("total", np.ones(200_000)).result(PATIENCE) == 200_000.0
     with pytest.raises(ValueError, match="zap"):
-        client.submit(fail, "zap").result(30)
+        client.submit(fail, "zap").result(PATIENCE)
     with shoal.Pool(coordinator.url, KEY, durable=False) as quick:
         assert [*quick.map(add, range(500))] == [*range(500)]
 
@@ -57,9 +66,9 @@ def test_crash_is_an_error_and_the_worker_goes_on(
     coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
 
     with pytest.raises(shoal.TaskError, match="SIGSEGV"):
-        client.submit(crash).result(30)
+        client.submit(crash).result(PATIENCE)
 
-    assert client.submit(add, 1).result(30) == 1
+    assert client.submit(add, 1).result(PATIENCE) == 1
 
 
 def test_code_runs_only_where_it_is_trusted(
@@ -67,12 +76,12 @@ def test_code_runs_only_where_it_is_trusted(
 ) -> None:
     coordinator.join("calls", *DEMO, "--slots", "1", token=LONG).said("joined")
     with pytest.raises(shoal.CodeRefused, match="--trust-code"):
-        client.submit(lambda: 42).result(30)
+        client.submit(lambda: 42).result(PATIENCE)
 
     trusting = coordinator.join("trusts", "--trust-code", "--slots", "1", token=LONG)
 
     assert trusting.said("joined")["trust_code"] is True
-    assert client.submit(lambda: 42).result(30) == 42
+    assert client.submit(lambda: 42).result(PATIENCE) == 42
 
 
 def test_models_and_functions_are_two_memberships(
@@ -83,7 +92,7 @@ def test_models_and_functions_are_two_memberships(
     said = [worker.said("joined"), worker.said("joined")]
 
     assert {each.get("model") for each in said} == {"tiny", None}
-    assert client.submit(add, 1).result(30) == 1
+    assert client.submit(add, 1).result(PATIENCE) == 1
     assert worker.terminate() == 0
 
 
@@ -92,7 +101,7 @@ def test_processes_end_with_a_worker_that_is_killed(
 ) -> None:
     worker = coordinator.join("calls", *DEMO, "--slots", "1", token=LONG)
     worker.said("joined")
-    child = client.submit(pid).result(30)
+    child = client.submit(pid).result(PATIENCE)
 
     worker.kill()
 
@@ -156,10 +165,10 @@ def test_open_fleet_is_joined_whether_there_is_a_token_or_not(
 
     assert first_of(worker) == "joined"
     with shoal.Pool(coordinator.url, KEY) as client:
-        assert client.submit(add, 20, 22).result(30) == 42
+        assert client.submit(add, 20, 22).result(PATIENCE) == 42
         # Nothing protects what is sent there.
         with pytest.raises(shoal.CodeRefused, match="--trust-code"):
-            client.submit(lambda: 1).result(30)
+            client.submit(lambda: 1).result(PATIENCE)
 
 
 def test_wrong_token_in_an_open_fleet_ends_the_worker_with_a_hint(
@@ -194,7 +203,7 @@ def test_of_two_with_one_name_and_key_the_newer_stays_and_the_older_is_told(
 
     assert "--name" in older.said("left")["reason"]
     assert older.wait() == 1
-    assert client.submit(add, 20, 22).result(30) == 42
+    assert client.submit(add, 20, 22).result(PATIENCE) == 42
     assert len(coordinator.workers()) == 1
 
 
@@ -212,7 +221,7 @@ def test_of_two_machines_with_one_name_the_second_is_told_to_take_another(
 
         assert "--name" in second.said("left")["reason"]
         assert second.wait() == 1
-        assert client.submit(add, 20, 22).result(30) == 42
+        assert client.submit(add, 20, 22).result(PATIENCE) == 42
     finally:
         elsewhere.close()
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from harness.speed import scaled
 from live.programs import KEY, PATIENCE, TINY, Pool, Programs, eventually
 from models.tiny_answers import ANSWERS
 from originals.mac import Mac
@@ -89,7 +90,7 @@ async def test_a_mac_with_another_passcode_is_hung_up_on(programs: Programs) -> 
     mac = Mac([MODEL], passcode="hunter3")
 
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(3), mac.dialled(lan_port(pool)):
+        async with asyncio.timeout(scaled(3)), mac.dialled(lan_port(pool)):
             pass
 
     assert mac.heard == []

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import shoal
-from live.programs import KEY, TESTS, Pool, Programs, eventually
+from live.programs import KEY, PATIENCE, TESTS, Pool, Programs, eventually
 from tasks.demo_tasks import add
 
 LONG = "join-me-please"
@@ -47,7 +47,7 @@ def test_thousands_of_calls_are_made_by_several_workers(
     for name in ("one", "two"):
         coordinator.join(name, *CODE, "--slots", "1", token=LONG).said("joined")
 
-    sums = pool.map(add, range(3000), range(3000), timeout=60)
+    sums = pool.map(add, range(3000), range(3000), timeout=2 * PATIENCE)
 
     assert list(sums) == [*range(0, 6000, 2)]
 
@@ -57,7 +57,7 @@ def test_values_arrive_as_they_were(coordinator: Pool, pool: shoal.Pool) -> None
     array = np.arange(300_000, dtype=np.float32).reshape(3, -1)
     given = [array, array[:, :2], {1: "x"}, 1j, {1, 2}, 10**30, b"", None]
 
-    got = pool.submit(lambda *values: list(values), *given).result(30)
+    got = pool.submit(lambda *values: list(values), *given).result(PATIENCE)
 
     np.testing.assert_array_equal(got[0], array)
     np.testing.assert_array_equal(got[1], array[:, :2])
@@ -82,7 +82,7 @@ def test_cancelling_frees_the_worker(
 
     assert endless.cancel()
 
-    assert pool.submit(add, 2).result(10) == 2
+    assert pool.submit(add, 2).result(PATIENCE) == 2
 
 
 def test_calls_of_a_worker_that_is_killed_are_made_by_another(
@@ -92,12 +92,12 @@ def test_calls_of_a_worker_that_is_killed_are_made_by_another(
     doomed = coordinator.join("doomed", *flags, token=LONG)
     doomed.said("joined")
     calls = [pool.submit(slowly, x, 0.05) for x in range(20)]
-    calls[0].result(30)
+    calls[0].result(PATIENCE)
 
     coordinator.join("heir", *flags, token=LONG).said("joined")
     doomed.kill()
 
-    assert [call.result(30) for call in calls] == [*range(20)]
+    assert [call.result(PATIENCE) for call in calls] == [*range(20)]
 
 
 def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
@@ -111,12 +111,12 @@ def test_durable_calls_survive_the_coordinator(programs: Programs) -> None:
     coordinator.join("one", *CODE, "--slots", "1", token=LONG).said("joined")
     with shoal.Pool(coordinator.url, KEY) as pool:
         calls = [pool.submit(slowly, x, 0.1) for x in range(20)]
-        calls[0].result(30)
+        calls[0].result(PATIENCE)
 
         coordinator.program.kill()
         programs.serve(*same, port=coordinator.port)
 
-        assert [call.result(60) for call in calls] == [*range(20)]
+        assert [call.result(PATIENCE) for call in calls] == [*range(20)]
 
 
 def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
@@ -126,7 +126,7 @@ def test_same_key_runs_nothing_twice(coordinator: Pool) -> None:
     for _ in range(2):
         with shoal.Pool(coordinator.url, KEY) as pool:
             named = pool.with_options(key="tonight")
-            draws.append(named.submit(lambda: os.urandom(8)).result(30))
+            draws.append(named.submit(lambda: os.urandom(8)).result(PATIENCE))
 
     assert draws[0] == draws[1]
 
@@ -147,8 +147,8 @@ def test_progress_comes_while_a_call_runs(coordinator: Pool) -> None:
     with shoal.Pool(coordinator.url, KEY) as pool:
         call = pool.with_options(on_progress=note).submit(work)
 
-        assert halfway.wait(30)
-        assert call.result(30) == "done"
+        assert halfway.wait(PATIENCE)
+        assert call.result(PATIENCE) == "done"
 
     assert told[0] == (0.5, "half")
 
@@ -162,5 +162,5 @@ def test_program_that_leaves_frees_the_worker(coordinator: Pool) -> None:
         leaving.shutdown(cancel_futures=True)
 
     with shoal.Pool(coordinator.url, KEY) as pool:
-        assert pool.submit(add, 1).result(10) == 1
+        assert pool.submit(add, 1).result(PATIENCE) == 1
     eventually(lambda: coordinator.workers()[0]["busy"] == 0, "its slot is free")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.speed import scaled
 from live.machines import two_networks
 from live.programs import TINY, Pool, eventually
 from live.sites import Site, check_takeover, with_model
@@ -14,7 +15,7 @@ from models.tiny_answers import ANSWERS
 STORY = "Tell me a story."
 PORT = 4010  # of the machine in the middle, which has it to itself
 RELAY = ("--host", "0.0.0.0", "--port", str(PORT))
-PATIENCE = 90.0  # seconds: who lost a relay looks for it every 30 at last
+PATIENCE = scaled(90.0)  # seconds: who lost a relay looks for it every 30 at last
 
 Places = tuple[Site, Site, Site]
 

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from harness.profiles import examples
-from live.programs import KEY, TINY, Pool, Programs
+from live.programs import KEY, PATIENCE, TINY, Pool, Programs
 from shoal.gateway.openapi import openapi_document
 
 # An address that sends wrong keys is soon turned away, and some rules cannot be written
@@ -67,7 +67,7 @@ def answered_as_described(case: Any, pool: Pool) -> None:
     case.call_and_validate(
         base_url=pool.url,
         headers={"Authorization": f"Bearer {KEY}"},
-        timeout=30,
+        timeout=PATIENCE,
         # It takes parameters for sent that its own client leaves out of the URL.
         excluded_checks=[
             *EXCLUDED,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.speed import scaled
 from originals import swift
 
 APPLE = 978_307_200
@@ -64,7 +65,7 @@ class Mac:
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
         """Wait until so many messages of a kind have come; return the last of them."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             while True:
                 came = [payload for each, payload in self.heard if each == kind]
                 if len(came) >= count:

@@ -28,6 +28,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from harness.speed import scaled
+
 HEAD = struct.Struct("!IHHIIII")
 CONTROL, GRADIENT, TASK, RESULT = 1, 4, 8, 9
 V2 = 8
@@ -150,7 +152,7 @@ class PeerConnection:
         await self.writer.drain()
 
     async def recv(self) -> Frame:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(scaled(120)):
             return await read_frame(self.reader)
 
 
@@ -192,7 +194,7 @@ class PeerTransport:
         """Dial a peer whose id has to be known already, but in an open fleet."""
         context = client_context() if self.token else None
         local = (self.local, 0) if self.local else None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             reader, writer = await asyncio.open_connection(
                 host, port, ssl=context, local_addr=local
             )
@@ -207,7 +209,7 @@ class PeerTransport:
 
     async def met(self, peer_id: str) -> PeerConnection:
         """Wait until a peer has dialled."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(scaled(30)):
             while peer_id not in self.connections:
                 self.arrived.clear()
                 await self.arrived.wait()
@@ -225,7 +227,7 @@ class PeerTransport:
     ) -> tuple[str, dict[str, Any] | None]:
         own = self.node_id.encode()
         key = self.key
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             if key is None:
                 writer.write(Frame(0, CONTROL, 0, 0, own).packed())
                 await read_frame(reader)
@@ -260,7 +262,7 @@ class PeerTransport:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 peer_id, hardware = await self._welcome(reader, writer)
         except (OSError, ValueError, EOFError, TimeoutError) as error:
             self.refused.append(f"{type(error).__name__}: {error}")
@@ -451,7 +453,7 @@ class TaskDispatcher:
         connection = self._connections[self._turn % len(self._connections)]
         self._turn += 1
         await connection.send(packed(spec), TASK)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(scaled(60)):
             return await future
 
     async def map(self, name: str, items: Sequence[Any]) -> list[Any]:
@@ -511,7 +513,7 @@ class PoolAgent:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         with suppress(OSError, TimeoutError, ValueError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(scaled(1)):
                 line = await reader.readline()
             if self._is_sound(line, "PING"):
                 self.heard.append(line.decode().split(" ")[1])
@@ -522,7 +524,7 @@ class PoolAgent:
     async def ping(self, port: int, host: str = "127.0.0.1") -> dict[str, Any] | None:
         """Ping a peer; return its id and hardware, or None if it is not believed."""
         context = client_context() if self.token else None
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             reader, writer = await asyncio.open_connection(host, port, ssl=context)
             try:
                 writer.write(self.line("PING"))

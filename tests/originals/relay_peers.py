@@ -13,6 +13,8 @@ from typing import Any
 from aiohttp import ClientSession, ClientWebSocketResponse, WSMsgType
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from harness.speed import scaled
+
 APPLE = 978_307_200
 REGISTER_EVERY = 10.0
 
@@ -56,7 +58,7 @@ class AtRelay:
 
     async def until(self, kind: str, count: int = 1) -> dict[str, Any]:
         """Wait until so many messages of a kind have come; return the last of them."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             while True:
                 came = [payload for each, payload in self.heard if each == kind]
                 if len(came) >= count:
@@ -243,7 +245,7 @@ class RustGateway(AtRelay):
         """Ask a peer; return the cluster messages of its answer, payloads unwrapped."""
         session_id = str(uuid.uuid4())
         await self.say("relayOpen", self._between(to, session_id))
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(scaled(4)):
             await self._in_session("relayReady", session_id, 1)
         request = {
             "model": model,
@@ -258,7 +260,7 @@ class RustGateway(AtRelay):
         }
         await self.cluster(to, session_id, "inferenceRequest", asked)
         answer: list[dict[str, Any]] = []
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             while True:
                 data = await self._in_session("relayData", session_id, len(answer) + 1)
                 ((kind, payload),) = json.loads(base64.b64decode(data["data"])).items()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gateway.serving import eventually
+from harness.speed import scaled
 from peers.dialled_peers import Peers, scripted
 from shoal.peers.membership import CHECK_INTERVAL, EXCHANGES_MAX, MembershipRunner
 from shoal.peers.outbound import OutboundConnections
@@ -258,7 +259,7 @@ async def test_question_is_asked_and_answered_over_a_real_socket() -> None:
         return ScriptedSession(hear, opening=[Send(b"you\n")])
 
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(scaled(20)),
         await asyncio.start_server(answer, "127.0.0.1") as server,
     ):
         port = server.sockets[0].getsockname()[1]

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from harness.speed import scaled
+
 LOOPS: list[Callable[[], asyncio.AbstractEventLoop]] = [asyncio.new_event_loop]
 if sys.platform != "win32":
     import uvloop
 
     LOOPS.append(uvloop.new_event_loop)
 
-PATIENCE = 20.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
 
 
 @pytest.fixture(params=LOOPS, ids=lambda made: made.__module__.split(".")[0])

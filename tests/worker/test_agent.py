@@ -9,6 +9,7 @@ from random import Random
 
 import pytest
 
+from harness.speed import scaled
 from shoal.domain.errors import (
     ContextExceeded,
     InvalidRequest,
@@ -527,7 +528,7 @@ def test_worker_told_to_leave_while_it_dials_does_not_join() -> None:
     async def script(its: Membership) -> None:
         its.agent.leave()
 
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(scaled(10.0)):
             assert await its.task == "stopped here"
         assert its.events == ["left"]
 

@@ -17,6 +17,7 @@ import pytest
 from aiohttp import WSMsgType, web
 
 from gateway.serving import eventually
+from harness.speed import scaled
 from models.tiny_answers import ANSWERS
 from shoal.domain.worker import DeviceKind
 from shoal.engines.llama_engine import LlamaEngine
@@ -34,7 +35,7 @@ from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["dispatch"]
-LIMIT = 20.0  # seconds for a whole test
+LIMIT = scaled(20.0)  # seconds for a whole test
 
 Serve: TypeAlias = Callable[["Peer"], Awaitable[None]]
 

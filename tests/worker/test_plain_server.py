@@ -14,6 +14,7 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import WSMsgType, web
 
+from harness.speed import scaled
 from models.tiny_answers import ANSWERS, COUNT
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.text_tasks import TaskRunner
@@ -26,7 +27,7 @@ from shoal.worker.jobs import EngineSlots, only_model
 
 MODEL = Path(__file__).parents[1] / "models" / "tiny.gguf"
 PROTOCOL = discover()["grandsage"]
-LIMIT = 20.0  # seconds for a whole test
+LIMIT = scaled(20.0)  # seconds for a whole test
 
 Serve: TypeAlias = Callable[[web.WebSocketResponse], Awaitable[None]]
 

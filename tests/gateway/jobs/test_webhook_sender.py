@@ -13,6 +13,7 @@ import pytest
 
 from gateway.receiver import Receiver, receiving, verified
 from gateway.serving import Pool, eventually, serving
+from harness.speed import scaled
 from shoal.domain.errors import StoreError
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, JobTerms, Webhook
@@ -96,7 +97,7 @@ async def over(pool: Pool, name: str = "j") -> DeliveryState:
     """Wait until nobody will be called any more because of a job."""
     assert pool.gateway is not None
     calls = pool.gateway.store.webhooks
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(scaled(10)):
         while (  # noqa: ASYNC110  # nothing tells when it is
             tried := await calls.state_of(JobId(name))
         ) is None or tried.due_at:
@@ -341,7 +342,7 @@ async def test_store_that_fails_ends_calling_with_a_word(
             EgressPolicy.ANY,
             lambda: 0.5,
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await its.run()
 
     assert receiver.told == []

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from harness.speed import scaled
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import Completed, RunJob, SendBlob
 from shoal.domain.work import Call
@@ -37,7 +38,7 @@ LEASE = LeaseNumber(1)
 BLOB = 200_000_000  # bytes
 SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments that go at once
 ROUNDS = 3
-PATIENCE = 60.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(60.0)  # seconds until what should happen is taken not to
 
 
 def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerSession:

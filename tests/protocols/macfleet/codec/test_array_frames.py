@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.speed import scaled
 from originals.macfleet import read_frame
 from protocols.macfleet.recorded import case_of
 from shoal.domain.errors import InvalidRequest, PeerError, TooLarge
@@ -25,7 +26,7 @@ from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import serving
 
 OPEN = "open"  # which an end hears first
-PATIENCE = 20.0  # seconds until what should happen is taken not to
+PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
 ARRAYS: list[Any] = [
     np.arange(4 * CHUNK_SIZE, dtype=np.float32),
     np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],  # not in C order
