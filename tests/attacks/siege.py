@@ -89,7 +89,7 @@ async def check_rest(pool: Pool) -> None:
     assert not hub.pool.roster.with_model
     assert not hub.pool.roster.available
     await eventually(
-        lambda: not (hub._answers or hub._deadlines._timers or hub._accepting)
+        lambda: not (hub._answers or hub._answers._accepting or hub._deadlines._timers)
     )
     await eventually(
         lambda: not (hub._connections._newest or hub._connections._in_pool)

@@ -38,8 +38,8 @@ async def test_keys_by_the_hundred_leave_nothing_in_memory(pool: Pool) -> None:
         answering.cancel()
 
         assert len(node.tasks) == MANY
-    named = pool.hub._idempotency
-    await eventually(lambda: not (named._open or named._names or pool.hub._answers))
+    opened = pool.hub._answers
+    await eventually(lambda: not (opened._jobs_by_key or opened._keys or opened))
 
 
 @pytest.mark.parametrize("path", [CHAT, OLD_CHAT])

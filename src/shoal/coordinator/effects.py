@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Iterable
 
-from shoal.coordinator.answer import Answer, UnusableOutput
+from shoal.coordinator.answer import UnusableOutput
 from shoal.coordinator.blob_transfer import BlobTransfer
 from shoal.coordinator.connections import WorkerConnections
 from shoal.coordinator.deadlines import Deadlines
-from shoal.coordinator.idempotency import IdempotencyIndex
 from shoal.coordinator.job_errors import error_of
+from shoal.coordinator.open_answers import OpenAnswers
 from shoal.domain.facts import (
     AccountCredited,
     AccountLimited,
@@ -40,48 +40,43 @@ from shoal.pool.state import PoolState
 
 
 class Effects:
-    """Tells workers and askers what was decided.
+    """Sends workers their commands and clients their results.
 
-    When a fact is acted on, the pool is as all facts of its batch have left it.
-    ``accept`` tells whoever submitted a job that it was accepted.
+    Effects follow a whole batch: the pool is as all facts of the batch have left it.
     """
 
     def __init__(
         self,
         pool: PoolState,
-        answers: dict[JobId, Answer],
-        named: IdempotencyIndex,
-        peers: WorkerConnections,
-        watch: Deadlines,
+        answers: OpenAnswers,
+        connections: WorkerConnections,
+        deadlines: Deadlines,
         blobs: BlobTransfer,
-        accept: Callable[[JobId], None],
         post: Callable[[HubInput], None],
     ) -> None:
         self._pool = pool
         self._answers = answers
-        self._named = named
-        self._peers = peers
-        self._watch = watch
+        self._connections = connections
+        self._deadlines = deadlines
         self._blobs = blobs
-        self._accept = accept
         self._post = post
 
     def apply(self, fact: Fact, recalled: Iterable[Revocation]) -> None:
-        """Do what follows from ``fact``, and stop those who work in vain."""
+        """Carry out ``fact``, and cancel revoked leases at their workers."""
         match fact:
             case JobSubmitted(job):
-                self._accept(job.id)
-                self._watch.check(job.id)
+                self._answers.resolve(job.id)
+                self._deadlines.check(job.id)
             case JobLeased():
                 self._lease(fact)
-                self._watch.check(fact.job_id)
+                self._deadlines.check(fact.job_id)
             case JobHedged():
                 self._hedge(fact)
             case JobUnhedged(job_id, lease):
                 self._answers[job_id].unhedge(lease)
-                self._watch.check(job_id)
+                self._deadlines.check(job_id)
             case JobStarted() | JobRequeued():
-                self._watch.check(fact.job_id)
+                self._deadlines.check(fact.job_id)
             case JobCompleted(job_id, _, outcome):
                 self._answers[job_id].finish(outcome)
                 self.forget(job_id)
@@ -89,9 +84,9 @@ class Effects:
                 self._answers[fact.job_id].fail(error_of(fact))
                 self.forget(fact.job_id)
             case WorkerJoined(worker_id=worker_id):
-                self._peers.on_worker_joined(worker_id)
+                self._connections.on_worker_joined(worker_id)
             case WorkerLeft(worker_id=worker_id):
-                self._peers.on_worker_left(worker_id)
+                self._connections.on_worker_left(worker_id)
             case (
                 WorkerDraining()
                 | WorkerLoadChanged()
@@ -104,16 +99,14 @@ class Effects:
             ):
                 pass
         for worker_id, cancel in recalled:
-            peer = self._peers.connection_of(worker_id)
+            peer = self._connections.connection_of(worker_id)
             if CancelJob in peer.accepts or self._keeps_lane(worker_id, cancel.job_id):
                 peer.send(cancel)
 
     def forget(self, job_id: JobId) -> None:
-        """Let go of a job that is not open any more, or never was."""
-        del self._answers[job_id]
-        self._named.remove(job_id)
-        self._watch.forget(job_id)
-        self._blobs.unpin(job_id)
+        """Release what a job holds that has ended, or that was refused."""
+        self._answers.close(job_id)
+        self._deadlines.forget(job_id)
 
     def _keeps_lane(self, worker_id: WorkerId, job_id: JobId) -> bool:
         """Say whether a worker has a lane that is over, until it is told so.
@@ -139,7 +132,7 @@ class Effects:
         # If the worker has gone meanwhile, it does not hear this, and that it went is
         # in the mailbox.
         run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
-        peer = self._peers.connection_of(fact.worker_id)
+        peer = self._connections.connection_of(fact.worker_id)
         if isinstance(job.job.work, Call):
             self._blobs.send(peer, job.job.work.blobs)
         peer.send(run)
@@ -151,4 +144,4 @@ class Effects:
         self._answers[fact.job_id].hedge(fact.lease, fact.worker_id)
         job = self._pool.jobs[fact.job_id].job
         run = RunJob(fact.job_id, fact.lease, job.work, terms=job.terms)
-        self._peers.connection_of(fact.worker_id).send(run)
+        self._connections.connection_of(fact.worker_id).send(run)

@@ -22,8 +22,8 @@ from shoal.coordinator.deadlines import Deadlines
 from shoal.coordinator.effects import Effects
 from shoal.coordinator.fact_log import FactLog
 from shoal.coordinator.fact_recorder import FactRecorder, is_deferrable, is_stored
-from shoal.coordinator.idempotency import IdempotencyIndex
 from shoal.coordinator.job_listener import JobListener
+from shoal.coordinator.open_answers import OpenAnswers
 from shoal.coordinator.receipt_verifier import HubMail, ReceiptVerifier
 from shoal.coordinator.recovery import restore_pool
 from shoal.coordinator.worker_events import WorkerEvents, WorkerPort
@@ -109,9 +109,7 @@ class Hub:
         self._unpaid = False  # whether some gave back their places, for lack of funds
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
-        self._accepting: dict[JobId, asyncio.Future[None] | None] = {}
-        self._answers: dict[JobId, Answer] = {}
-        self._idempotency = IdempotencyIndex(store, self._answers)
+        self._answers = OpenAnswers(store, self.blobs)
         self._connections = WorkerConnections()
         self._worker_events = WorkerEvents(
             self.pool, self._answers, self._connections, clock, self.post
@@ -120,11 +118,9 @@ class Hub:
         self._effects = Effects(
             self.pool,
             self._answers,
-            self._idempotency,
             self._connections,
             self._deadlines,
             self.blobs,
-            self._resolve,
             self.post,
         )
         self._listeners: list[Callable[[Fact], None]] = [FactLog().on_fact]
@@ -148,14 +144,10 @@ class Hub:
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
         """
-        answer = await self._idempotency.find_answer(job) or self._submit(job)
+        answer = await self._answers.find(job) or self._submit(job)
         reading = answer.open_reader()
         try:
-            accepted = self._accepting.get(answer.job_id)
-            if accepted is not None:
-                # Waited for in a way that leaves it whole for others who wait.
-                await asyncio.wait([accepted])
-                accepted.result()
+            await self._answers.wait_accepted(answer.job_id)
             yield reading
         finally:
             answer.remove_reader(reading)
@@ -171,14 +163,13 @@ class Hub:
         Raises what ``answering`` does for a job that can never be done, and KeyReused
         for one whose key is in use now; of one that finds no room the asker is told.
         """
-        self._idempotency.check_unused(job)
-        self._check(job)
-        self._open(Answer(job.id, listener), job)
-        self._accepting[job.id] = None
+        self._answers.check_unused(job)
+        self._submit(job, listener)
 
     def queue_room(self, owner: str) -> int:
         """Return how many jobs of an owner may be placed now without being refused."""
-        return queue_room(self.pool, owner, self._queue_max) - len(self._accepting)
+        room = queue_room(self.pool, owner, self._queue_max)
+        return room - len(self._answers.unaccepted)
 
     def on_queue_room(self, call: Callable[[], None]) -> None:
         """Call once when there may be more room than now."""
@@ -189,7 +180,7 @@ class Hub:
 
         Raises KeyReused if it was something else, StoreError.
         """
-        return await self._idempotency.find_answer(job) is not None
+        return await self._answers.find(job) is not None
 
     def why_refused(self, job: Job) -> ShoalError | None:
         """Say why a job would not be taken now, its price aside; None if it would."""
@@ -294,10 +285,8 @@ class Hub:
         for each in stored:
             # Its client is gone, but nobody withdrew it: it is done all the same, and
             # the result can be asked for.
-            self._answers[each.job.id] = Answer(each.job.id)
-            self._idempotency.add(each.job)
+            self._answers.restore(each.job)
             self._deadlines.check(each.job.id)
-            self.blobs.pin(each.job)
         self._update_idle()
         return len(stored)
 
@@ -363,19 +352,10 @@ class Hub:
             self._mailbox.append(mail)
             self._wake.set()
 
-    def _submit(self, job: Job) -> Answer:
-        self._check(job)
-        self._accepting[job.id] = asyncio.get_running_loop().create_future()
-        return self._open(Answer(job.id), job)
-
-    def _check(self, job: Job) -> None:
+    def _submit(self, job: Job, listener: JobListener | None = None) -> Answer:
         if (error := self._why_impossible(job)) is not None:
             raise error
-
-    def _open(self, answer: Answer, job: Job) -> Answer:
-        self._answers[job.id] = answer
-        self._idempotency.add(job)
-        self.blobs.pin(job)
+        answer = self._answers.submit(job, listener)
         self._idle.clear()
         self.post(Submission(job))
         return answer
@@ -453,25 +433,13 @@ class Hub:
             self._alarm = self._clock.call_at(min(times), self._wake.set)
 
     def _refuse(self, job: Job, error: ShoalError) -> None:
-        self._answers[job.id].fail(error)
+        answer = self._answers[job.id]
+        answer.fail(error)
+        self._answers.resolve(job.id, error)
         self._effects.forget(job.id)
-        self._resolve(job.id, error)
-
-    def _resolve(self, job_id: JobId, error: ShoalError | None = None) -> None:
-        """Tell whoever submitted the job whether it was accepted."""
-        accepted = self._accepting.pop(job_id)
-        if accepted is None:
-            asker = self._answers[job_id].listener if error is None else None
-            if asker is not None:
-                asker.on_accepted(job_id)
-        elif error is None:
-            accepted.set_result(None)
-        else:
-            accepted.set_exception(error)
-            accepted.exception()  # whoever asked may have left: that is no fault
 
     def _update_idle(self) -> None:
-        if self.pool.jobs or self._accepting:
+        if self.pool.jobs or self._answers.unaccepted:
             self._idle.clear()
         else:
             self._idle.set()
@@ -479,8 +447,8 @@ class Hub:
     def _fail(self, error: StoreError) -> None:
         log.error("store failed, no more work is taken until a restart: %s", error)
         self._broken = error
-        for job_id in list(self._accepting):
-            self._resolve(job_id, error)
+        for job_id in self._answers.unaccepted:
+            self._answers.resolve(job_id, error)
         for told in self._waiting:
             if not told.done():  # else whoever told it has left
                 told.set_exception(error)

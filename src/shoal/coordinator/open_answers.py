@@ -1,0 +1,150 @@
+"""The answers to all open jobs, from submission until the job ends."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+from shoal.coordinator.answer import Answer
+from shoal.coordinator.blob_transfer import BlobTransfer
+from shoal.coordinator.job_listener import JobListener
+from shoal.domain.errors import KeyReused, ShoalError
+from shoal.domain.ids import JobId
+from shoal.domain.work import Job, Policy, Privacy
+from shoal.store.port import Store
+
+
+class OpenAnswers(Mapping[JobId, Answer]):
+    """Answers by job id.  Only the hub and its effects open and close them.
+
+    An open job holds its idempotency key and the blobs that it refers to.  Until the
+    store has accepted it, ``resolve`` is awaited by its clients.
+    """
+
+    def __init__(self, store: Store, blobs: BlobTransfer) -> None:
+        self._store = store
+        self._blobs = blobs
+        self._answers: dict[JobId, Answer] = {}
+        self._jobs_by_key: dict[tuple[str, str], Job] = {}  # owner, idempotency key
+        self._keys: dict[JobId, tuple[str, str]] = {}
+        # Jobs that are not accepted yet; None where a listener takes the result.
+        self._accepting: dict[JobId, asyncio.Future[None] | None] = {}
+
+    def __getitem__(self, job_id: JobId) -> Answer:
+        return self._answers[job_id]
+
+    def __iter__(self) -> Iterator[JobId]:
+        return iter(self._answers)
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def unaccepted(self) -> list[JobId]:
+        """The jobs that were submitted and are neither stored nor refused yet."""
+        return list(self._accepting)
+
+    def submit(self, job: Job, listener: JobListener | None = None) -> Answer:
+        """Open the answer of a new job, which is not accepted yet.
+
+        Without a ``listener``, ``wait_accepted`` tells whether it was.
+        """
+        accepting = None
+        if listener is None:
+            accepting = asyncio.get_running_loop().create_future()
+        self._accepting[job.id] = accepting
+        return self._open(job, listener)
+
+    def restore(self, job: Job) -> None:
+        """Open the answer of a job that was accepted before a restart."""
+        self._open(job, None)
+
+    def close(self, job_id: JobId) -> None:
+        """Drop the answer of a job that has ended, or that was refused."""
+        del self._answers[job_id]
+        if (key := self._keys.pop(job_id, None)) is not None:
+            del self._jobs_by_key[key]
+        self._blobs.unpin(job_id)
+
+    # Idempotency.
+
+    async def find(self, job: Job) -> Answer | None:
+        """Return the answer to the job with the same idempotency key, if there is one.
+
+        A caller that gets None and submits ``job`` without awaiting anything in
+        between is the only one to do so.
+
+        Raises KeyReused if that job requests something else, StoreError.
+        """
+        if not job.idempotency_key:
+            return None
+        return self._open_one(job) or await self._stored_one(job) or self._open_one(job)
+
+    def check_unused(self, job: Job) -> None:
+        """Raise KeyReused if an open job has the same idempotency key."""
+        if (job.owner, job.idempotency_key) in self._jobs_by_key:
+            raise KeyReused("the idempotency key was said to be fresh, and is in use")
+
+    # Acceptance.
+
+    async def wait_accepted(self, job_id: JobId) -> None:
+        """Wait until a job is accepted; at once if it is already.
+
+        Raises the error it was refused with.
+        """
+        accepted = self._accepting.get(job_id)
+        if accepted is not None:
+            # `wait`, so that a cancelled caller leaves the future to other callers.
+            await asyncio.wait([accepted])
+            accepted.result()
+
+    def resolve(self, job_id: JobId, error: ShoalError | None = None) -> None:
+        """Resolve a submission: accepted, or refused with ``error``."""
+        accepted = self._accepting.pop(job_id)
+        if accepted is None:
+            listener = self._answers[job_id].listener if error is None else None
+            if listener is not None:
+                listener.on_accepted(job_id)
+        elif error is None:
+            accepted.set_result(None)
+        else:
+            accepted.set_exception(error)
+            accepted.exception()  # retrieved: the client may have left
+
+    def _open(self, job: Job, listener: JobListener | None) -> Answer:
+        answer = self._answers[job.id] = Answer(job.id, listener)
+        if job.idempotency_key:
+            key = (job.owner, job.idempotency_key)
+            self._jobs_by_key[key] = job
+            self._keys[job.id] = key
+        self._blobs.pin(job)
+        return answer
+
+    def _open_one(self, job: Job) -> Answer | None:
+        known = self._jobs_by_key.get((job.owner, job.idempotency_key))
+        if known is None:
+            return None
+        _check_same_request(job, known)
+        return self._answers[known.id]
+
+    async def _stored_one(self, job: Job) -> Answer | None:
+        """Return the answer to a job that is done.
+
+        A job that ended otherwise has no answer, and may be submitted again.
+        """
+        stored = await self._store.by_idempotency_key(job.owner, job.idempotency_key)
+        if stored is None or stored.outcome is None:
+            return None
+        _check_same_request(job, stored.job)
+        return Answer.completed(stored.job.id, stored.outcome)
+
+
+def _check_same_request(job: Job, known: Job) -> None:
+    if job.work != known.work or _audience(job) != _audience(known):
+        raise KeyReused(
+            f"the Idempotency-Key {job.idempotency_key!r:.100} stands for another "
+            "request: what is asked is not the same; send a new key with a new request "
+            "(in Python: with_options(key=…))"
+        )
+
+
+def _audience(job: Job) -> tuple[str, Privacy, Policy]:
+    return job.terms.user, job.terms.privacy, job.terms.policy
