@@ -107,7 +107,9 @@ def leased(name: str = "j", lease: int = 1) -> JobLeased:
 def end_of(kind: type[Fact], name: str = "j", text: str = "done") -> Fact:
     job_id = JobId(name)
     ends: dict[type[Fact], Fact] = {
-        JobCompleted: JobCompleted(job_id, ONE, Outcome(text, "length", Usage(3, 4))),
+        JobCompleted: JobCompleted(
+            job_id, ONE, Outcome(text, "length", Usage(3, 4)), output_hash="ab" * 32
+        ),
         JobFailed: JobFailed(job_id, text, lost=True),
         JobCancelled: JobCancelled(job_id, text),
         JobExpired: JobExpired(job_id, TimeLimit.FIRST_OUTPUT, text),

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from shoal.coordinator.receipt_verifier import VerifierFindings
 from shoal.domain.errors import InsufficientFunds, ShoalError, StoreError
 from shoal.domain.facts import (
     AccountCredited,
@@ -17,7 +16,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     ReceiptPresented,
 )
-from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.ids import WorkerId
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import Job
 from shoal.ledger import accounts
@@ -31,10 +30,10 @@ from shoal.pool.state import PoolState
 from shoal.store.ledger import (
     NO_ENTRIES,
     LedgerEntries,
-    LedgerStore,
     LoggedReceipt,
     LogHead,
 )
+from shoal.store.port import Store
 from shoal.store.webhooks import WebhookDelivery
 
 _VALID = Verdict.VALID
@@ -47,29 +46,27 @@ class _BatchDraft:
     transfers: list[Transfer] = field(default_factory=list)
     claims: list[Claims] = field(default_factory=list)
     deliveries: list[WebhookDelivery] = field(default_factory=list)
+    presented: list[ReceiptPresented] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.transfers or self.claims or self.deliveries)
+        return bool(self.transfers or self.claims or self.deliveries or self.presented)
 
 
 class Bookkeeper:
     """Turns facts into transfers and receipts.
 
-    The books change with the facts, so that what one job takes is not there for the
-    next; the log only when ``entries`` are in the store.
+    The books change with the facts, so that two jobs cannot spend the same balance;
+    the log changes only when a batch is sealed.
 
     Args:
         fee: what the pool keeps of a price, in basis points.
-        findings: what was found when the batch was examined.
-        aside: how many signatures of a batch are made in this thread; a batch with more
-            has another one.
+        thread_above: a batch with more signatures than this is signed in a thread.
     """
 
     def __init__(
         self,
         pool: PoolState,
-        store: LedgerStore,
-        findings: VerifierFindings,
+        store: Store,
         signer: Signer,
         fee: int,
         thread_above: float,
@@ -81,13 +78,12 @@ class Bookkeeper:
         self._signer = signer
         self._notary = Notary(signer, Frontier(), 0, EMPTY_ROOT)
         self._fee = fee
-        self._aside = thread_above
+        self._thread_above = thread_above
         self._draft = _BatchDraft()
-        self._findings = findings
 
     async def open(self) -> None:
         """Go on from where the books in the store end.  Raises StoreError."""
-        opening = await self._store.load()
+        opening = await self._store.ledger.load()
         kept = opening.accounts.values()
         self.books = Books(
             {each.name: each.balance for each in kept},
@@ -95,7 +91,7 @@ class Bookkeeper:
         )
         if (head := opening.head) is not None:
             places = frontier_positions(head.size)
-            nodes = await self._store.nodes(places)
+            nodes = await self._store.ledger.nodes(places)
             try:
                 frontier = Frontier(head.size, [nodes[place] for place in places])
                 self._notary = Notary(self._signer, frontier, head.size, head.root)
@@ -123,8 +119,8 @@ class Bookkeeper:
                 job = self._pool.jobs[fact.job_id].job
                 self._release(job)
                 self._deliver(job)
-            case ReceiptPresented(job_id, _, verdict):
-                self._presented(job_id, verdict, at)
+            case ReceiptPresented():
+                self._draft.presented.append(fact)
             case AccountCredited(account, amount):
                 self._post(accounts.credit(account, amount))
             case AccountLimited(account, budget):
@@ -157,13 +153,12 @@ class Bookkeeper:
                 price = 0
                 self._release(job)
         usage = fact.outcome.usage
-        output = self._findings.outputs.pop((job.id, fact.lease))
         self._draft.claims.append(
             Claims(
                 job_id=job.id,
                 worker=worker_id,
                 worker_key=key or None,
-                output_hash=output.digest,
+                output_hash=fact.output_hash,
                 prompt_tokens=None if usage is None else usage.prompt_tokens,
                 completion_tokens=None if usage is None else usage.completion_tokens,
                 price=price,
@@ -171,25 +166,10 @@ class Bookkeeper:
                 payment_ref=job.terms.payment_ref or None,
                 at=to_time(at),
                 verdict=fact.verdict,
-                worker_receipt=output.receipt,
+                worker_receipt=fact.worker_receipt,
             )
         )
         self._deliver(job)
-
-    def _presented(self, job_id: JobId, verdict: Verdict, at: float) -> None:
-        unproven = self._findings.unproven.pop(job_id)
-        claims, fee = unproven.claims, 0
-        price = claims.price
-        if verdict is Verdict.VALID:
-            fee = accounts.fee_of(price, self._fee)
-            payee = _account(WorkerId(claims.worker), claims.worker_key or "")
-            self._post(accounts.pay_withheld(job_id, payee, price, fee))
-        elif unproven.payer is not None:
-            self._post(accounts.give_back(job_id, unproven.payer, price))
-            price = 0
-        self._draft.claims.append(
-            replace(claims, verdict=verdict, price=price, fee=fee, at=to_time(at))
-        )
 
     def _release(self, job: Job) -> None:
         self._post(accounts.release(job.id, payer_of(job), job.terms.price))
@@ -205,21 +185,42 @@ class Bookkeeper:
     # When they are stored.
 
     async def seal(self, at: float) -> LedgerEntries:
-        """Return what is to be stored with the facts that were noted."""
-        self._findings.outputs.clear()
+        """Return what is stored with the recorded facts.  Raises StoreError."""
         if not self._draft:
             return NO_ENTRIES
+        for fact in self._draft.presented:
+            await self._settle_presented(fact, at)
         draft, self._draft = self._draft, _BatchDraft()
         if not draft.claims:
             return LedgerEntries(
                 tuple(draft.transfers), deliveries=tuple(draft.deliveries)
             )
-        if len(draft.claims) > self._aside:
+        if len(draft.claims) > self._thread_above:
             sealed = await asyncio.to_thread(self._notary.seal, draft.claims, at)
         else:
             sealed = self._notary.seal(draft.claims, at)
         self._notary.commit(sealed)  # if storing fails, nothing comes after it
         return _entries(draft, sealed, at)
+
+    async def _settle_presented(self, fact: ReceiptPresented, at: float) -> None:
+        """Pay out, or give back, a price that was withheld until there is a receipt.
+
+        It concerns the withheld price alone, so no decision of the batch depends on it.
+        """
+        (filed, *_) = await self._store.ledger.receipts_of(fact.job_id)
+        claims, fee = replace(filed.claims, worker_receipt=fact.worker_receipt), 0
+        price = claims.price
+        if fact.verdict is Verdict.VALID:
+            fee = accounts.fee_of(price, self._fee)
+            payee = _account(WorkerId(claims.worker), claims.worker_key or "")
+            self._post(accounts.pay_withheld(fact.job_id, payee, price, fee))
+        elif (job := await self._store.summary(fact.job_id)) is not None:
+            payer = accounts.user_account(job.owner, job.terms.user)
+            self._post(accounts.give_back(fact.job_id, payer, price))
+            price = 0
+        self._draft.claims.append(
+            replace(claims, verdict=fact.verdict, price=price, fee=fee, at=to_time(at))
+        )
 
 
 def _entries(draft: _BatchDraft, sealed: SealedBatch, at: float) -> LedgerEntries:

@@ -20,7 +20,13 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId
 from shoal.domain.work import CALL_QUEUE
 
-UNLOGGED = ("outcome", "passed_over", "offer")  # long, or somebody's text
+UNLOGGED = (
+    "outcome",
+    "passed_over",
+    "offer",
+    "output_hash",
+    "worker_receipt",
+)  # long, or somebody's text
 UNQUOTED = frozenset(
     {"fact", "job", "limit", "fault", "verdict"}
 )  # words that are our own

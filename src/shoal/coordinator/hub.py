@@ -99,9 +99,7 @@ class Hub:
         self._queue_max = queue_max
         self._hedge_after = hedge_after
         self._verifier = ReceiptVerifier(self.pool, store, aside)
-        self._bookkeeper = Bookkeeper(
-            self.pool, store.ledger, self._verifier.findings, signer, fee, aside
-        )
+        self._bookkeeper = Bookkeeper(self.pool, store, signer, fee, aside)
         self._recorder = FactRecorder(store, self._bookkeeper, clock, self._wake_up)
         self._mailbox: list[HubMail] = []
         self._waiting: list[asyncio.Future[None]] = []  # who waits for the next batch

@@ -2,16 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from shoal.domain.ids import JobId, LeaseNumber, WorkerId
+from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import ANY_MODEL, Chat
-from shoal.ledger import accounts
 from shoal.ledger.outputs import output_of
-from shoal.ledger.receipts import Claims, has_receipt
+from shoal.ledger.receipts import has_receipt
 from shoal.ledger.worker_receipts import output_hash_of, verify_output_hash
 from shoal.pool.inputs import HubInput, LeaseResult, ReceiptVerified
 from shoal.pool.open_job import OpenJob
@@ -23,7 +22,7 @@ SignatureCheck: TypeAlias = Callable[[], Verdict]
 
 @dataclass(frozen=True, slots=True)
 class PresentedReceipt:
-    """A worker gave a receipt for a job, apart from the answer."""
+    """A worker sent a receipt for a job after the answer."""
 
     worker_id: WorkerId
     public_key: str
@@ -34,136 +33,107 @@ class PresentedReceipt:
 HubMail: TypeAlias = HubInput | PresentedReceipt
 
 
-@dataclass(frozen=True, slots=True)
-class VerifiedOutput:
-    """The hash of what a job came to, and what its worker signed about it."""
-
-    digest: str
-    receipt: SignedReceipt | None
-
-
-@dataclass(frozen=True, slots=True)
-class PendingReceipt:
-    """What was said of a job whose worker gave no receipt until now.
-
-    ``payer`` is the account that was charged; None if the job is not kept any more.
-    """
-
-    claims: Claims
-    payer: str | None
-
-
-@dataclass(slots=True)
-class VerifierFindings:
-    """What the facts of a batch do not carry, and the books need.
-
-    ``outputs`` are by lease, for two workers may answer at once.
-    """
-
-    outputs: dict[tuple[JobId, LeaseNumber], VerifiedOutput] = field(
-        default_factory=dict
-    )
-    unproven: dict[JobId, PendingReceipt] = field(default_factory=dict)
-
-
 class ReceiptVerifier:
-    """Verifies what workers signed.
+    """Verifies the receipts that workers signed.
 
     Args:
-        aside: how many signatures of a batch are checked in this thread; a batch with
-            more has another one.
+        thread_above: a batch with more signatures than this is verified in a thread.
     """
 
     def __init__(self, pool: PoolState, store: Store, thread_above: float) -> None:
-        self.findings = VerifierFindings()
         self._pool = pool
         self._store = store
-        self._aside = thread_above
+        self._thread_above = thread_above
 
     async def verify_batch(self, mail: Sequence[HubMail]) -> list[HubInput]:
-        """Look at the receipts in a batch; return what is to be decided about.
+        """Verify the receipts of a batch; return what the hub decides about.
 
         Raises StoreError.
         """
-        looks: list[SignatureCheck] = []
-        examined: list[tuple[HubInput, int | None]] = []
+        checks: list[SignatureCheck] = []
+        inputs: list[tuple[HubInput, int | None]] = []  # and the index of their check
+        # An input that the hub deferred is here again, and already verified.
+        presented = {each.job_id for each in mail if isinstance(each, ReceiptVerified)}
         for each in _with_late_receipts(mail):
-            look: SignatureCheck | None = None
+            check: SignatureCheck | None = None
             if isinstance(each, PresentedReceipt):
-                found = await self._shown(each)
+                if each.job_id in presented:
+                    continue  # the first receipt counts
+                found = await self._verify_presented(each)
                 if found is None:
                     continue
-                stimulus, look = found
+                presented.add(each.job_id)
+                hub_input, check = found
             elif isinstance(each, LeaseResult) and isinstance(each.event, Completed):
-                stimulus, look = self._answered(each, each.event)
+                hub_input, check = self._verify_result(each, each.event)
             else:
-                stimulus = each
-            examined.append((stimulus, len(looks) if look else None))
-            if look is not None:
-                looks.append(look)
-        verdicts = await self._all(looks)
+                hub_input = each
+            inputs.append((hub_input, len(checks) if check else None))
+            if check is not None:
+                checks.append(check)
+        verdicts = await self._run_checks(checks)
         return [
-            stimulus if index is None else _with_verdict(stimulus, verdicts[index])
-            for stimulus, index in examined
+            hub_input if index is None else _with_verdict(hub_input, verdicts[index])
+            for hub_input, index in inputs
         ]
 
-    def _answered(
+    def _verify_result(
         self, answered: LeaseResult, event: Completed
     ) -> tuple[HubInput, SignatureCheck | None]:
         job = self._pool.jobs.get(event.job_id)
         worker = self._pool.workers.get(answered.worker_id)
         held = (answered.worker_id, event.lease)
         if job is None or worker is None or held not in job.holders:
-            return answered, None  # it came late, and proves nothing to anybody
+            return answered, None  # a late result gets no receipt
         if not has_receipt(job.job):
             return answered, None
         answered = _with_model(answered, job, worker.offer.models)
         output = output_of(job.job.work, answered.outcome)
-        digest, offer = output_hash_of(output), worker.offer
+        output_hash, offer = output_hash_of(output), worker.offer
         public_key = offer.public_key if offer.receipts else ""
         receipt = event.receipt if public_key else None
-        # Of a worker that answers twice, the first word counts.
-        outputs = self.findings.outputs
-        outputs.setdefault((event.job_id, event.lease), VerifiedOutput(digest, receipt))
+        event = replace(event, receipt=receipt)
+        answered = replace(answered, event=event, output_hash=output_hash)
         if not public_key:
             return answered, None
         if receipt is None:
             return replace(answered, verdict=Verdict.MISSING), None
-        return answered, _signature_check(receipt, event.job_id, public_key, digest)
+        check = _signature_check(receipt, event.job_id, public_key, output_hash)
+        return answered, check
 
-    async def _shown(
+    async def _verify_presented(
         self, shown: PresentedReceipt
     ) -> tuple[HubInput, SignatureCheck] | None:
-        """Look at a receipt that came apart: it counts if one was missing until now."""
-        if shown.job_id in self.findings.unproven:
-            return None
+        """Return the check of a late receipt; None if it does not count.
+
+        It counts if the job's worker presented none before.
+        """
         filed = await self._store.ledger.receipts_of(shown.job_id)
         if not filed or filed[0].claims.worker != shown.worker_id:
-            return None  # it is for a job that this worker has not done
+            return None  # another worker did the job
         if any(each.claims.verdict is not Verdict.MISSING for each in filed):
-            return None  # the first word counts
-        claims = replace(filed[0].claims, worker_receipt=shown.receipt)
-        job = await self._store.summary(shown.job_id)
-        payer = (
-            None if job is None else accounts.user_account(job.owner, job.terms.user)
+            return None  # the first receipt counts
+        verified = ReceiptVerified(
+            shown.worker_id, shown.job_id, Verdict.MISSING, shown.receipt
         )
-        self.findings.unproven[shown.job_id] = PendingReceipt(claims, payer)
-        proved = ReceiptVerified(shown.worker_id, shown.job_id, Verdict.MISSING)
-        look = _signature_check(
-            shown.receipt, shown.job_id, shown.public_key, claims.output_hash
+        check = _signature_check(
+            shown.receipt,
+            shown.job_id,
+            shown.public_key,
+            filed[0].claims.output_hash,
         )
-        return proved, look
+        return verified, check
 
-    async def _all(self, looks: Sequence[SignatureCheck]) -> list[Verdict]:
-        if len(looks) > self._aside:
-            return await asyncio.to_thread(lambda: [look() for look in looks])
-        return [look() for look in looks]
+    async def _run_checks(self, checks: Sequence[SignatureCheck]) -> list[Verdict]:
+        if len(checks) > self._thread_above:
+            return await asyncio.to_thread(lambda: [check() for check in checks])
+        return [check() for check in checks]
 
 
 def _with_late_receipts(mail: Sequence[HubMail]) -> Sequence[HubMail]:
-    """Put receipts to the answers that they came right behind.
+    """Attach receipts to the results in the same batch that they belong to.
 
-    Nothing is in the store about those yet, so that alone they would be lost.
+    The store does not know those results yet: the receipts alone would be lost.
     """
     shown = {
         (each.worker_id, each.job_id): each.receipt
@@ -185,7 +155,7 @@ def _with_receipt(
 
 
 def _with_model(answered: LeaseResult, job: OpenJob, models: Set[str]) -> LeaseResult:
-    """Note which model it was, where the asker left that open."""
+    """Name the model in the output, where the client left it open."""
     outcome = answered.outcome
     work = job.job.work
     if not isinstance(work, Chat) or work.model != ANY_MODEL or outcome.output:
@@ -204,8 +174,8 @@ def _signature_check(
     )
 
 
-def _with_verdict(stimulus: HubInput, verdict: Verdict) -> HubInput:
-    assert isinstance(stimulus, LeaseResult | ReceiptVerified), (
+def _with_verdict(hub_input: HubInput, verdict: Verdict) -> HubInput:
+    assert isinstance(hub_input, LeaseResult | ReceiptVerified), (
         "only these have receipts"
     )
-    return replace(stimulus, verdict=verdict)
+    return replace(hub_input, verdict=verdict)

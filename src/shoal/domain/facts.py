@@ -5,12 +5,12 @@ in ``JobSubmitted.job`` and ``JobCompleted.outcome``, which the store keeps apar
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Fault, Outcome
-from shoal.domain.receipts import Verdict
+from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.work import Job, TimeLimit
 from shoal.domain.worker import Offer, WorkerLoad
 
@@ -145,21 +145,32 @@ class JobRequeued:
 
 @dataclass(frozen=True, slots=True)
 class JobCompleted:
-    """``verdict`` is on the receipt that the worker gave with the answer."""
+    """A worker has done the job.
+
+    ``output_hash`` is the SHA-256 of the output in hexadecimal; empty if the job gets
+    no receipt.  ``verdict`` is about ``worker_receipt``, which came with the answer.
+    The receipt is stored in the ledger, not with the fact.
+    """
 
     job_id: JobId
     lease: LeaseNumber
     outcome: Outcome
     verdict: Verdict = Verdict.UNSIGNED
+    output_hash: str = ""
+    worker_receipt: SignedReceipt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptPresented:
-    """A worker gave a receipt apart from the answer, and after it."""
+    """A worker presented a receipt after the answer.
+
+    The receipt is stored in the ledger, not with the fact.
+    """
 
     job_id: JobId
     worker_id: WorkerId
     verdict: Verdict
+    worker_receipt: SignedReceipt | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
-from shoal.domain.receipts import Verdict
+from shoal.domain.receipts import SignedReceipt, Verdict
 from shoal.domain.vocabulary import Completed, Draining, Failed, Rejected
 from shoal.domain.work import Job, TimeLimit
 from shoal.domain.worker import Offer, WorkerLoad
@@ -73,25 +73,28 @@ class WorkerDisconnected:
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """A worker's word on a job.
+    """What a worker reports about a lease.
 
-    ``outcome`` is the whole answer, if it is complete, and ``verdict`` on the receipt
-    that came with it.
+    ``outcome`` is the whole answer, if it is complete.  ``verdict`` is about the
+    receipt in the event, and ``output_hash`` the SHA-256 of the output in hexadecimal;
+    empty if the job gets no receipt.
     """
 
     worker_id: WorkerId
     event: Completed | Rejected | Failed
     outcome: Outcome = NO_OUTCOME
     verdict: Verdict = Verdict.UNSIGNED
+    output_hash: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiptVerified:
-    """A worker's receipt came apart from the answer, and was looked at."""
+    """A receipt that came after the answer was verified."""
 
     worker_id: WorkerId
     job_id: JobId
     verdict: Verdict
+    receipt: SignedReceipt
 
 
 @dataclass(frozen=True, slots=True)

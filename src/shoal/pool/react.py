@@ -117,8 +117,8 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             return [WorkerLoadChanged(worker_id, condition, turned)]
         case LeaseResult():
             return _on_result(pool, hub_input)
-        case ReceiptVerified(worker_id, job_id, verdict):
-            presented = ReceiptPresented(job_id, worker_id, verdict)
+        case ReceiptVerified(worker_id, job_id, verdict, receipt):
+            presented = ReceiptPresented(job_id, worker_id, verdict, receipt)
             return [presented, *_receipt_marks(pool, worker_id, job_id, verdict)]
         case AnswerDisputed(worker_id, reason, about):
             return [_mark(pool, worker_id, WRONG_ANSWER_POINTS, reason, about)]
@@ -190,10 +190,11 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
         what = type(event).__name__.lower()
         return [LateResult(event.job_id, event.lease, worker_id, what)]
     match event:
-        case Completed(job_id, lease):
+        case Completed(job_id, lease, receipt=receipt):
+            output_hash = answered.output_hash
             return [
                 *_first_output(job, lease),
-                JobCompleted(job_id, lease, outcome, verdict),
+                JobCompleted(job_id, lease, outcome, verdict, output_hash, receipt),
                 *_receipt_marks(pool, worker_id, job_id, verdict),
             ]
         case Rejected(job_id, lease, reason) if job.hedge is not None:

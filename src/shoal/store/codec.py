@@ -12,6 +12,7 @@ from shoal.domain.facts import (
     Fact,
     JobCompleted,
     JobSubmitted,
+    ReceiptPresented,
     WorkerMarked,
 )
 from shoal.domain.outcome import Choice, Outcome, Usage
@@ -177,8 +178,17 @@ def encode_fact(fact: Fact) -> str:
     match fact:
         case JobSubmitted(job):
             return msgspec.json.encode({"job_id": job.id}).decode()
-        case JobCompleted(job_id, lease, _, verdict):
-            fields = {"job_id": job_id, "lease": lease, "verdict": verdict.name}
+        case JobCompleted(job_id, lease, _, verdict, output_hash):
+            fields: dict[str, object] = {
+                "job_id": job_id,
+                "lease": lease,
+                "verdict": verdict.name,
+            }
+            if output_hash:
+                fields["output_hash"] = output_hash
+            return msgspec.json.encode(fields).decode()
+        case ReceiptPresented(job_id, worker_id, verdict):
+            fields = {"job_id": job_id, "worker_id": worker_id, "verdict": verdict}
             return msgspec.json.encode(fields).decode()
         case _:
             return msgspec.json.encode(fact).decode()
@@ -196,7 +206,13 @@ def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact
     if type_ is JobCompleted:
         fields = msgspec.json.decode(text)
         verdict = Verdict[fields.get("verdict", Verdict.UNSIGNED.name)]
-        return JobCompleted(job.id, fields["lease"], outcome or Outcome(""), verdict)
+        return JobCompleted(
+            job.id,
+            fields["lease"],
+            outcome or Outcome(""),
+            verdict,
+            fields.get("output_hash", ""),
+        )
     fact: Fact = msgspec.json.decode(text, type=type_)
     return fact
 
