@@ -1,7 +1,7 @@
 """Clients of calls that ask for too much, say nonsense, or do not read."""
 
 import hashlib
-import resource
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from io import BytesIO
@@ -274,6 +274,8 @@ async def test_a_value_has_no_name_but_its_digest(pool: Pool, name: str) -> None
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
     """Let no file become larger, as when the disk is full."""
+    import resource  # which Windows does not have
+
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -282,6 +284,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 async def test_a_value_that_finds_no_room_on_disk_is_told_of_and_leaves_nothing(
     pool: Pool, tmp_path: Path
 ) -> None:

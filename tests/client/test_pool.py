@@ -2,6 +2,7 @@
 
 import itertools
 import multiprocessing
+import sys
 import threading
 from concurrent import futures
 from multiprocessing.connection import Connection
@@ -383,6 +384,7 @@ def _submit_in_child(pool: shoal.Pool, said: Connection) -> None:
         said.send(str(error))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_forked_process_is_told_to_make_its_own_pool(beside: CoordinatorThread) -> None:
     ours, theirs = multiprocessing.Pipe()
     forking = multiprocessing.get_context("fork")

@@ -9,6 +9,7 @@ import sys
 from contextlib import aclosing
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engines.outputs import ENDLESS, TINY, ask, chat_of, pieces_of
@@ -32,7 +33,7 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 
 async def kill(engine: LlamaEngine) -> None:
     assert engine.pid is not None
-    os.kill(engine.pid, signal.SIGKILL)
+    psutil.Process(engine.pid).kill()
 
 
 async def test_an_answer_goes_on_from_each_of_its_beginnings(

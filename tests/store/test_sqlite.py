@@ -1,7 +1,5 @@
 """What only a store on disk can get wrong."""
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -62,7 +60,7 @@ def write_until_killed(path: Path, after: int) -> int:
         for line in writer.stdout:
             stored = int(line) + 1
             if stored == after:
-                os.kill(writer.pid, signal.SIGKILL)
+                writer.kill()
     return stored
 
 
