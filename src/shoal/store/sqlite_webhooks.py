@@ -58,10 +58,10 @@ class SqliteWebhooks:
         self, job_id: JobId, error: str | None, due_at: float | None
     ) -> None:
         query = (
-            "UPDATE calls SET attempts = attempts + 1, error = ?1, due_at = ?2,"
-            " secret = iif(?2 IS NULL, '', secret) WHERE job_id = ?3"
+            "UPDATE calls SET attempts = attempts + 1, error = ?, due_at = ?,"
+            " secret = iif(? IS NULL, '', secret) WHERE job_id = ?"
         )
-        values = (error, due_at, job_id)
+        values = (error, due_at, due_at, job_id)
         await self._database.transact(lambda sql: sql.execute(query, values))
 
     async def state_of(self, job_id: JobId) -> DeliveryState | None:
