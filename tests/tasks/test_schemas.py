@@ -1,6 +1,7 @@
 """Arguments as a function's type hints, or its schema, want them."""
 
 import datetime as dt
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -109,6 +110,31 @@ def test_hint_that_says_no_more_changes_nothing(hint: Any) -> None:
     f.__annotations__["x"] = hint
 
     assert binder(RegisteredTask("f", f)) is None
+
+
+ALIASES = """
+type Points = list[Point]
+type Pair[T] = tuple[T, T]
+type Tree = Point | list[Tree]
+type Numbers = list[int]
+type Lost = list[Nowhere]
+"""
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.11 has no aliases")
+def test_alias_says_what_it_stands_for() -> None:
+    def f(x: Any) -> None: ...
+
+    aliases: dict[str, Any] = {"Point": Point}
+    exec(ALIASES, aliases)
+
+    f.__annotations__["x"] = aliases["Points"]
+    assert bound(f, [{"x": 1}]) == ([[Point(1)]], {})
+    f.__annotations__["x"] = aliases["Pair"][Point] | None
+    assert bound(f, [{"x": 1}, {"x": 2}]) == ([(Point(1), Point(2))], {})
+    for name in ("Tree", "Numbers", "Lost"):
+        f.__annotations__["x"] = aliases[name]
+        assert binder(RegisteredTask("f", f)) is None
 
 
 @pytest.mark.parametrize(

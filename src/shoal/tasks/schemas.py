@@ -33,6 +33,10 @@ _PLAIN = (
 _BYTES = (bytes, bytearray, memoryview)
 _AS_THEY_ARE = (*_BYTES, *_REBUILT[3:])
 
+# NumPy's NDArray is one from NumPy 2.5 on, which needs Python 3.12.
+_ALIASES = (typing.TypeAliasType,) if sys.version_info >= (3, 12) else ()
+"""What a ``type`` statement makes (PEP 695)."""
+
 
 def binder(task: RegisteredTask) -> Bind | None:
     """Return what makes a function's arguments; None if it takes them as they come.
@@ -149,7 +153,10 @@ def _says_more(hint: Any) -> bool:
     Only if all of it is known: what a function's author wrote for people, or for
     another checker, is not enforced.
     """
-    leaves = list(_leaves(hint))
+    try:
+        leaves = list(_leaves(hint))
+    except (NameError, TypeError):
+        return False  # an alias for what is not there, or of nothing with parameters
     rebuilt = [*map(_is_rebuilt, leaves)]
     known = (
         there or leaf in _PLAIN for there, leaf in zip(rebuilt, leaves, strict=True)
@@ -165,8 +172,17 @@ def _says_more(hint: Any) -> bool:
     return True
 
 
-def _leaves(hint: Any) -> Iterator[Any]:
+def _leaves(hint: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
+    """Yield the classes that a hint is made of.
+
+    ``within`` are the aliases around it; one that is part of itself is left as it is.
+    """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    alias = hint if origin is None else origin
+    if isinstance(alias, _ALIASES) and alias not in within:
+        stands_for = alias.__value__ if origin is None else alias.__value__[inner]
+        yield from _leaves(stands_for, (*within, alias))
+        return
     if origin is None:
         yield hint
         return
@@ -178,7 +194,7 @@ def _leaves(hint: Any) -> Iterator[Any]:
         inner = inner[:-1]
     if not _is_array(origin):
         for each in inner:
-            yield from _leaves(each)
+            yield from _leaves(each, within)
 
 
 def _is_rebuilt(hint: Any) -> bool:
