@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.serving import eventually
+from gateway.serving import PATIENCE, eventually
 from protocols.macfleet.fleet_members import KEY, member
 from protocols.macfleet.recorded import case_of
 from protocols.macfleet.served_nodes import (
@@ -108,7 +108,11 @@ async def test_connections_that_say_nothing_bar_their_address() -> None:
 
 
 @pytest.mark.usefixtures("away")
-async def test_guesses_at_the_same_time_do_not_outrun_the_bar() -> None:
+async def test_guesses_at_the_same_time_do_not_outrun_the_bar(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # All are connected before the first has to speak.
+    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.LINE_WITHIN", PATIENCE)
     async with besieged() as node, many_connected(node, CROWD) as lines:
         sure = honest()
         for number, line in enumerate(lines[:-1]):

@@ -11,6 +11,7 @@ import pytest
 from attacks.raw import BINARY, PING, TEXT, frame, upgraded
 from attacks.siege import CHAT, OLD_CHAT, address, ask, besieged, join
 from gateway.serving import Pool, eventually
+from harness.speed import scaled
 
 DEAF = "the deaf one"
 
@@ -28,7 +29,7 @@ async def impatient(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Pool]:
     """A coordinator that gives up on a silent node soon."""
-    async with besieged(tmp_path, caplog, silence=0.3) as running:
+    async with besieged(tmp_path, caplog, silence=scaled(1.0)) as running:
         yield running
 
 

@@ -278,6 +278,8 @@ async def test_keys_work_where_strangers_are_let_in(open_pool: Pool) -> None:
         job = await worker.job()
         await worker.complete(job["job_id"], {"ok": 1})
 
-        status, job = await ask(open_pool, "GET", f"/v1/jobs/{answer['job_id']}?wait=9")
+        status, job = await ask(
+            open_pool, "GET", f"/v1/jobs/{answer['job_id']}?wait=60"
+        )
 
     assert (status, job["status"], job["result"]) == (200, "completed", {"ok": 1})

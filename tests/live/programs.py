@@ -23,7 +23,7 @@ from shoal.domain.work import message_text
 
 TESTS = Path(__file__).parents[1]
 TINY = TESTS / "models" / "tiny.gguf"
-PATIENCE = scaled(30.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(60.0)  # seconds until what should happen is taken not to
 TOKEN = "join-me"
 KEY = "sk-live"
 

@@ -7,7 +7,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from live.programs import KEY, PATIENCE, Pool, Program, Programs
+from live.programs import KEY, PATIENCE, Pool, Program, Programs, eventually
 from live.signing_worker import key_of, public_hex
 from shoal.pool.react import WORKERS_LOST_MAX
 
@@ -37,8 +37,14 @@ def commit(pool: Pool, text: str = "hello", **headers: str) -> str:
 
 
 def ended(pool: Pool, job_id: str) -> Any:
-    job = ask(pool, f"/v1/jobs/{job_id}?wait={PATIENCE}")
-    assert job["completed_at"] is not None or job["status"] == "failed", job
+    job: Any = None
+
+    def over() -> bool:
+        nonlocal job
+        job = ask(pool, f"/v1/jobs/{job_id}?wait=10")
+        return job["completed_at"] is not None or job["status"] == "failed"
+
+    eventually(over, f"job {job_id} has ended")
     return job
 
 
@@ -137,7 +143,9 @@ def test_without_another_worker_the_asker_is_told_that_there_is_none(
     assert balances(pool) == {}
 
 
-def test_a_job_that_takes_its_workers_down_is_given_up(pool: Pool) -> None:
+def test_a_job_that_takes_its_workers_down_is_given_up(programs: Programs) -> None:
+    # The job waits for the next one to start, however long that takes.
+    pool = programs.serve("--queue-wait", str(PATIENCE))
     job_id = commit(pool)
     for number in range(WORKERS_LOST_MAX):
         victim = pool.signing(f"victim{number}", *SILENT)

@@ -252,7 +252,7 @@ async def test_a_task_over_http_is_done_by_an_original_worker(
             }
             url = f"{pool.url}/v1/jobs"
             job: Any = client.post(f"{url}/commit/fast", body=body, cast_to=object)
-            path = f"{url}/{job['job_id']}?wait=20"
+            path = f"{url}/{job['job_id']}?wait=60"
             return client.get(path, cast_to=object)
 
     async with worker.running():

@@ -58,7 +58,7 @@ def test_committed_job_outlives_a_coordinator_and_a_worker_that_are_killed(
     slow_model.go_on.set()
     pool.joined("two", *slow_model.flags)
 
-    status, job = ask(pool, "GET", f"{path}?wait={PATIENCE}")
+    status, job = ask(pool, "GET", f"{path}?wait=60")
     assert (status, job["status"], job["attempts"]) == (200, "completed", 2)
     assert job["result"] == {"model": "tiny", "text": "".join(ANSWERS[STORY])}
     assert job["user_id"] == "ada"

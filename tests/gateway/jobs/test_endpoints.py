@@ -136,7 +136,7 @@ async def test_inference_without_a_model_is_done_by_any(pool: Pool) -> None:
         job_id = await committed(pool, job_type="LLM_INFER", payload={"prompt": "hi"})
         await node.answer("there")
 
-        job = await shown(pool, job_id, wait=9)
+        job = await shown(pool, job_id, wait=WAIT_MAX)
 
     assert job["result"] == {"model": "m1", "text": "there"}
 
@@ -161,7 +161,7 @@ async def test_unknown_model_is_refused(pool: Pool) -> None:
 async def test_job_for_which_nobody_comes_says_so(tmp_path: Path) -> None:
     limits = replace(TimeLimits(), queue=0.05)
     async with serving(tmp_path, limits=limits, wires=WIRES) as pool:
-        job = await shown(pool, await committed(pool), wait=9)
+        job = await shown(pool, await committed(pool), wait=WAIT_MAX)
 
     assert job["status"] == "failed"
     assert job["result"] == {"error": "no_eligible_worker"}
@@ -175,7 +175,7 @@ async def test_job_that_loses_its_workers_says_so(pool: Pool) -> None:
         async with provider(pool) as worker:
             await worker.job()
 
-    job = await shown(pool, job_id, wait=9)
+    job = await shown(pool, job_id, wait=WAIT_MAX)
 
     assert job["result"] == {"error": "worker_disconnected"}
     assert job["attempts"] == WORKERS_LOST_MAX
@@ -186,7 +186,7 @@ async def test_job_that_an_operator_cancels_says_so(pool: Pool) -> None:
 
     pool.hub.cancel(JobId(job_id), "an operator said so")
 
-    job = await shown(pool, job_id, wait=9)
+    job = await shown(pool, job_id, wait=WAIT_MAX)
     assert job["result"] == {"error": "cancelled"}
     assert job["detail"] == "an operator said so"
 
@@ -208,8 +208,8 @@ async def test_private_job_goes_to_a_worker_that_proved_its_key(pool: Pool) -> N
         await worker.complete(job["job_id"], {"n": 1})
         await worker.complete((await worker.job(1))["job_id"], {"n": 2})
 
-        assert (await shown(pool, first, wait=9))["result"] == {"n": 1}
-        assert (await shown(pool, second, wait=9))["result"] == {"n": 2}
+        assert (await shown(pool, first, wait=WAIT_MAX))["result"] == {"n": 1}
+        assert (await shown(pool, second, wait=WAIT_MAX))["result"] == {"n": 2}
         assert other.jobs == []
 
 
@@ -561,7 +561,7 @@ async def test_committed_jobs_survive_a_restart(tmp_path: Path) -> None:
             job = await worker.job()
             await worker.complete(job["job_id"], {"ok": 1})
 
-            done = await shown(pool, first[1]["job_id"], wait=9)
+            done = await shown(pool, first[1]["job_id"], wait=WAIT_MAX)
 
     assert job["payload"] == TASK
     assert done["result"] == {"ok": 1}

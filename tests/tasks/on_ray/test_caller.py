@@ -10,6 +10,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from harness.speed import scaled
 from shoal.domain.errors import ConfigError, JobError, NotFound, Unavailable
 from shoal.domain.work import Call, CallStream
 from shoal.tasks.on_ray.caller import RayCaller
@@ -93,7 +94,7 @@ async def test_cancelled_call_is_ended(caller: ProcessCaller, tmp_path: Path) ->
     await asyncio.gather(running, return_exceptions=True)
 
     assert called_in is not None
-    await asyncio.to_thread(called_in.wait, 30)
+    await asyncio.to_thread(called_in.wait, scaled(30))
     if child.is_running():
         child.kill()  # a node of Ray's may leave it
 
