@@ -6,9 +6,6 @@ from collections.abc import Iterator
 import joblib
 import numpy as np
 import pytest
-from sklearn.datasets import make_classification
-from sklearn.linear_model import LogisticRegression
-from sklearn.model_selection import GridSearchCV
 
 import shoal
 from client.coordinator import KEY
@@ -100,6 +97,11 @@ def test_pool_without_workers_for_it_says_what_to_start(
 
 
 def test_grid_search_finds_what_it_finds_alone(beside: CoordinatorThread) -> None:
+    # Here, for each process of the suite would spend a second on it.
+    from sklearn.datasets import make_classification
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV
+
     features, classes = make_classification(2000, 40, random_state=1)
     search = GridSearchCV(
         LogisticRegression(max_iter=200), {"C": [0.01, 0.1, 1.0]}, cv=3

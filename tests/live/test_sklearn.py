@@ -4,9 +4,6 @@ import threading
 
 import joblib
 import pytest
-from sklearn.datasets import make_classification
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.model_selection import GridSearchCV
 
 import shoal
 from live.programs import KEY, Programs
@@ -20,6 +17,11 @@ FLEET = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
 def test_grid_search_survives_the_loss_of_a_worker(
     programs: Programs, durable: bool
 ) -> None:
+    # Here, for each process of the suite would spend a second on it.
+    from sklearn.datasets import make_classification
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.model_selection import GridSearchCV
+
     coordinator = programs.serve(*FLAGS, *FLEET)
     workers = [
         coordinator.join(name, "--trust-code", "--slots", "1", token=LONG)
