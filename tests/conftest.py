@@ -54,8 +54,12 @@ def pytest_report_header() -> str:
     return f"slowness: {slowness():.1f}, by which the limits of tests are multiplied"
 
 
+def pytest_collection() -> None:
+    gc.disable()  # next to nothing of what collecting makes is garbage
+
+
 def pytest_collection_finish() -> None:
     # Thousands of tests are millions of objects.  Frozen, they are not looked at in
     # each collection of garbage, of which tests that look for leaks make many.
-    gc.collect()
     gc.freeze()
+    gc.enable()
