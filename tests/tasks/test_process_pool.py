@@ -16,6 +16,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.work import Call
+from shoal.tasks.process import Process
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import Ref, ValueReader, pack
 from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_blobs
@@ -331,6 +332,22 @@ async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
 
     assert str(raised.value).startswith(f"--tasks {module}: ")
     assert "\n" not in str(raised.value)
+
+
+async def test_start_that_fails_waits_for_its_process_if_cancelled_too() -> None:
+    class Doomed(Process):
+        def kill(self) -> None:
+            super().kill()
+            starting.cancel()  # as when another one has failed at the same time
+
+    ended: list[Process] = []
+    starting = asyncio.create_task(
+        Doomed.start(["of_nobody"], trust=False, threads=1, ended=ended.append)
+    )
+    await asyncio.wait([starting])
+
+    assert starting.cancelled()
+    assert len(ended) == 1
 
 
 async def test_file_is_imported_by_its_name_with_those_beside_it(

@@ -146,7 +146,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         finally:
             if not started:
                 process.kill()
-                await process.wait_closed()
+                await process._wait_killed()
         return process
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
@@ -175,6 +175,21 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
+
+    async def _wait_killed(self) -> None:
+        """Wait until it has ended, also if cancelled meanwhile.
+
+        Of several that start at once, one that fails has the others cancelled, also
+        where they have just failed themselves.
+        """
+        cancelled: asyncio.CancelledError | None = None
+        while not self._over.done():
+            try:
+                await self.wait_closed()
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            raise cancelled
 
     # What follows is called by the event loop.
 
