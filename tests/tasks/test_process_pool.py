@@ -16,7 +16,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.domain.work import Call
-from shoal.tasks.process import Process
+from shoal.tasks.process import ChildProcess
 from shoal.tasks.process_pool import ProcessPool
 from shoal.tasks.values import Ref, ValueReader, pack
 from tasks.callers import Gate, call, caller_of, code_call, ignore_progress, no_blobs
@@ -335,12 +335,12 @@ async def test_what_is_no_module_with_tasks_is_refused_in_a_line(
 
 
 async def test_start_that_fails_waits_for_its_process_if_cancelled_too() -> None:
-    class Doomed(Process):
+    class Doomed(ChildProcess):
         def kill(self) -> None:
             super().kill()
             starting.cancel()  # as when another one has failed at the same time
 
-    ended: list[Process] = []
+    ended: list[ChildProcess] = []
     starting = asyncio.create_task(
         Doomed.start(["of_nobody"], trust=False, threads=1, ended=ended.append)
     )
