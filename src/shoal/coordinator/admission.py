@@ -29,32 +29,31 @@ from shoal.transports.clock import Clock
 
 POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
 REVOKED = "the join token was revoked"
-ANY_TOKEN = (
-    "any"  # what is shown where any token will do, and one has to name a certificate
-)
+# Shown where any token is accepted, but one has to name the certificate.
+ANY_TOKEN = "any"
 
 
 class RevocableConnection(Protocol):
-    """What can be shut behind a worker whose token was revoked: its connection."""
+    """A worker's connection, closed when the worker's join token is revoked."""
 
     async def close(self, code: int, text: str) -> None:
-        """End it.  Safe to call twice."""
+        """Close it.  Safe to call twice."""
         ...
 
 
 async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
-    """Open the book of the join tokens that are stored.  Raises StoreError."""
+    """Load the join tokens in the store.  Raises StoreError."""
     kept = await store.tokens()
     return CredentialCache("join token", kept, store.add_token, store.revoke_token)
 
 
 class WorkerAdmission:
-    """Decides on workers as they knock, and turns out those whose token is revoked.
+    """Decides which workers may join, and disconnects those whose token is revoked.
 
-    ``url`` and ``fingerprint`` (of the certificate, if there is one) are what
-    invitations tell, and ``direct`` has the ports beside HTTP, by wire and by ``tcp``
-    or ``tls``; ``only_here`` says that they are for this machine alone.  Whoever opens
-    the ports sets them.
+    ``url`` and ``fingerprint`` (of the certificate, if there is one) are part of
+    invitations.  ``ports`` has the ports beside HTTP, by wire and by ``tcp`` or
+    ``tls``; ``loopback_only`` says that only this machine can reach them.  The
+    coordinator sets them when its ports are open.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class WorkerAdmission:
         self._links: dict[str, set[RevocableConnection]] = {}  # by the id of the token
 
     def policy_for(self, wire: str, token: str) -> AdmissionCheck:
-        """Return who decides on the workers of one wire.
+        """Return the admission check of one wire.
 
-        ``token`` lets in everybody who presents it, and if it is empty everybody; join
-        tokens let in others.
+        It admits workers that present ``token`` (any worker, if that is empty) or a
+        valid join token.
         """
 
         def admit(applicant: JoinRequest) -> AdmissionGrant:
@@ -82,9 +81,8 @@ class WorkerAdmission:
                 return AdmissionGrant()
             if (found := self._meant(applicant.token)) is not None:
                 return self._admit(found, f"{wire}:{applicant.name}", applicant)
-            if applicant.token:  # who presents nothing guesses nothing
-                # The answer is not kept back as well, for each attempt already takes a
-                # connection of its own.
+            if applicant.token:  # an absent token is no guess
+                # No delay besides: each attempt already takes a connection.
                 self._failures.record_failure(applicant.address, self._clock.now())
             raise NotAdmitted(WRONG_TOKEN)
 
@@ -97,16 +95,16 @@ class WorkerAdmission:
         return admit_bare
 
     def check(self, address: str) -> None:
-        """Raise TooManyFailures if the address may not knock now."""
+        """Raise TooManyFailures if the address is blocked."""
         self._failures.check(address, self._clock.now())
 
     def failed(self, address: str) -> None:
-        """Note that something wrong was presented that is no token."""
+        """Record a wrong credential that is not a token."""
         with suppress(TooManyFailures):
             self._failures.record_failure(address, self._clock.now())
 
     async def record_use(self, admitted: AdmissionGrant) -> None:
-        """Store the use of a token that has only so many; only then it may be used.
+        """Store the use of a token with limited uses, before the worker joins.
 
         Raises StoreError.
         """
@@ -118,7 +116,7 @@ class WorkerAdmission:
     def track(
         self, admitted: AdmissionGrant, link: RevocableConnection
     ) -> Iterator[None]:
-        """Note that a worker is there for the length of the block.
+        """Track a worker's connection for the length of the block.
 
         Raises NotAdmitted if its token was revoked meanwhile.
         """
@@ -138,34 +136,34 @@ class WorkerAdmission:
                 self._links.pop(token.id, None)
 
     def count_connected(self, token: JoinToken) -> int:
-        """Return how many workers are there that have joined by a token."""
+        """Return how many connected workers joined by a token."""
         return len(self._links.get(token.id, ()))
 
     async def revoke(self, token: JoinToken) -> JoinToken:
-        """End a token, and hang up on those that joined by it; return it as it is now.
+        """Revoke a token, disconnect its workers, and return the revoked token.
 
-        Raises StoreError, but then too nobody joins by it until the next start.
+        Raises StoreError; until the next start, the token is revoked even then.
         """
         try:
             return await self.tokens.revoke(token, self._clock.wall())
         finally:
             links = self._links.pop(token.id, set())
             closing = [link.close(POLICY_VIOLATION, REVOKED) for link in links]
-            # Also if whoever asked for it leaves meanwhile.
+            # Even if the client that revokes it disconnects meanwhile.
             await asyncio.shield(asyncio.gather(*closing))
 
     def invitation(self, token: str, name: str = "") -> str:
         """Return the command that joins by a token, as a worker of that name."""
         shown = token or (ANY_TOKEN if self.fingerprint else "")
-        told = f" --token {self.with_certificate(shown)}" if shown else ""
-        return f"shoal join {self.url}{told}" + (f" --name {name}" if name else "")
+        option = f" --token {self.with_certificate(shown)}" if shown else ""
+        return f"shoal join {self.url}{option}" + (f" --name {name}" if name else "")
 
     def with_certificate(self, token: str) -> str:
-        """Return a token with the certificate that it is for."""
+        """Return a token with the fingerprint of the coordinator's certificate."""
         return with_fingerprint(token, self.fingerprint)
 
     def _meant(self, presented: str | TokenProof) -> JoinToken | None:
-        """Return the join token that was presented, or proved to be there."""
+        """Return the join token that was presented, or whose possession was proved."""
         if isinstance(presented, str):
             return self.tokens.by_secret(presented)
         for each in self.tokens:
@@ -187,6 +185,6 @@ class WorkerAdmission:
         if token.uses_max is not None:
             if len(token.workers) >= token.uses_max:
                 raise NotAdmitted("The token has been used by other workers")
-            # At once, for another may knock before this is stored.
+            # At once: another worker may present it before this use is stored.
             self.tokens.update(replace(token, workers=token.workers | {worker}))
         return AdmissionGrant(token.id, worker)

@@ -12,7 +12,7 @@ from shoal.domain.outcome import AnswerPiece, Outcome, Usage
 from shoal.domain.vocabulary import CallResult
 
 ANSWER_MAX = 32 << 20  # characters of one answer
-TOKENS_MAX = 2**31 - 1  # that a worker is believed to have read or written for one
+TOKENS_MAX = 2**31 - 1  # the most that a worker may report for one answer
 
 
 class ReaderTooSlow(Exception):
@@ -20,9 +20,9 @@ class ReaderTooSlow(Exception):
 
 
 class UnusableOutput(Exception):
-    """What the worker sends cannot be part of this answer.
+    """The worker's output cannot be part of this answer.
 
-    ``lost`` says that it would have been, had the worker before it not been lost.
+    ``lost`` says that the cause is the loss of the worker before it.
     """
 
     def __init__(self, reason: str, *, lost: bool) -> None:
@@ -31,16 +31,14 @@ class UnusableOutput(Exception):
 
 
 class Answer:
-    """What came of one job so far, for any number of readers.
+    """The output of one job so far, for any number of readers.
 
-    All of it is kept because a lost worker's successor needs it: one that can continue
-    is told it, and from one that starts over it is expected again and dropped.
+    The whole output is kept, because the successor of a lost worker needs it: a worker
+    that can continue gets it as its beginning; from a worker that starts over it is
+    expected again, and dropped.
 
-    Several leases may write one after the other; ``lease`` is the present one.  While
-    two workers have the job, it is that of the one which was given it first, until one
-    of them begins.
-
-    ``asker`` is told of what becomes of the job, besides whoever reads.
+    Several leases may write one after the other; ``lease`` is the current one.  While a
+    job is hedged, it is the first worker's until one of the two begins.
     """
 
     def __init__(self, job_id: JobId, listener: JobListener | None = None) -> None:
@@ -62,7 +60,7 @@ class Answer:
 
     @classmethod
     def completed(cls, job_id: JobId, outcome: Outcome) -> "Answer":
-        """Return the answer of a job that was done earlier."""
+        """Return the answer of a job that is done."""
         answer = cls(job_id)
         answer._pieces.replace(disassemble(outcome))
         answer._end = outcome
@@ -70,7 +68,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        """Everything so far, if it is only text."""
+        """The output so far, if it is only text; else empty."""
         if not self._text_only:
             return ""
         text = "".join(str(piece) for piece in self._pieces.all())
@@ -79,7 +77,7 @@ class Answer:
 
     @property
     def size(self) -> int:
-        """How many characters there are so far, about."""
+        """Approximate number of characters so far."""
         return self._size
 
     @property
@@ -92,29 +90,29 @@ class Answer:
 
     @property
     def has_readers(self) -> bool:
-        """Whether anybody who asked for it still reads."""
+        """Whether a client that requested the job still reads."""
         return any(reading.asked for reading in self._readings)
 
     def open_reader(self, *, asked: bool = True) -> AnswerCursor:
-        """Begin to read, from the beginning; who has not ``asked`` only looks on."""
+        """Return a cursor at the beginning; without ``asked`` it only observes."""
         reading = AnswerCursor(self, self._pieces.all(), asked=asked)
         self._readings.append(reading)
         return reading
 
     def remove_reader(self, reading: AnswerCursor) -> None:
-        """Let a reader go."""
+        """Detach a cursor."""
         if reading in self._readings:
             self._readings.remove(reading)
 
     # Leases.
 
     def grant(self, lease: LeaseNumber, worker_id: WorkerId, *, continues: bool) -> str:
-        """Let ``lease`` write from now on; return the beginning that it goes on from.
+        """Let ``lease`` write from now on; return the text that it continues.
 
-        Only one that ``continues`` is given a beginning.  Without one it starts over,
-        and must repeat what an asker was given already.
+        Only a worker that ``continues`` gets a beginning.  Any other starts over, and
+        must repeat what a client has read already.
 
-        Raises Spoilt if that can be done by nobody.
+        Raises UnusableOutput if no worker can do that.
         """
         self.lease = lease
         self.worker_id = worker_id
@@ -141,26 +139,27 @@ class Answer:
             self._rival = (lease, worker_id)
 
     def unhedge(self, lease: LeaseNumber) -> None:
-        """Let the other of two leases write, unless one of them has begun."""
+        """Let the other of two leases write, unless one has begun."""
         if self._rival is not None and lease == self.lease:
             self.lease, self.worker_id = self._rival
         self._rival = None
 
     def accepts_lease(self, lease: LeaseNumber) -> bool:
-        """Say whether ``lease`` may write.  Of two, the first that does is the one."""
+        """Say whether ``lease`` may write; of two, the first to write wins."""
         if self._rival is not None and lease in (self.lease, self._rival[0]):
             if lease != self.lease:
                 self.lease, self.worker_id = self._rival
             self._rival = None
         return lease == self.lease
 
-    # What the present lease says.
+    # Output of the current lease.
 
     def append(self, pieces: Sequence[AnswerPiece], now: float) -> bool:
-        """Add pieces of the present lease; say whether they were the first.
+        """Append pieces of the current lease; return whether they were the first.
 
-        Raises Spoilt if it is not what it must be or too much, Slow if the last reader
-        does not keep up: a worker must never wait for a client.
+        Raises UnusableOutput if they do not repeat what they must or exceed the limit,
+        ReaderTooSlow if the last reader does not keep up: a worker never waits for a
+        client.
         """
         first = self.last_output is None
         self.last_output = now
@@ -188,7 +187,7 @@ class Answer:
         return first
 
     def check_complete(self) -> None:
-        """Raise Spoilt if the present worker stopped before where the last one was."""
+        """Raise UnusableOutput if a successor ended before it had repeated all."""
         if self._expected:
             raise UnusableOutput(
                 "the worker that took over ended before where the lost one had been",
@@ -196,39 +195,39 @@ class Answer:
             )
 
     def assemble(self, finish_reason: str, usage: Usage | None) -> Outcome:
-        """Put together what came; ``usage`` is what the worker says it took."""
+        """Assemble the outcome; ``usage`` is as reported by the worker."""
         return assemble(self._pieces.all(), finish_reason, _bounded(usage))
 
     def notify_leased(self, peer: WorkerConnection) -> None:
-        """Say which worker has the present lease, once it was told."""
+        """Notify the listener that ``peer`` has the current lease."""
         if self.listener is not None:
             self.listener.on_leased(self.job_id, self.lease, peer)
 
     def report_progress(self, share: float | None, remark: str, now: float) -> None:
-        """Pass on how far a call has come, which is a sign of life as well."""
+        """Pass on the progress of a call; it counts as output for time limits."""
         self.last_output = now
         if self.listener is not None:
             self.listener.on_progress(self.job_id, share, remark)
 
     def deliver_results(self, returns: list[CallResult]) -> None:
-        """Pass on what came of calls in a lane."""
+        """Pass on results of calls in a call stream."""
         if self.listener is not None and self._end is None:
             self.listener.on_results(returns)
 
     # The end.
 
     def finish(self, outcome: Outcome) -> None:
-        """Say that the answer is whole."""
+        """End the answer with its outcome."""
         self._end_with(outcome)
 
     def fail(self, error: ShoalError) -> None:
-        """Say how the job ended instead."""
+        """End the answer with an error."""
         self._end_with(error)
 
-    # A reading's side.
+    # For cursors.
 
     def mark_read(self) -> None:
-        """Note that a reader has seen what there is."""
+        """Record that a client has read a part of the answer."""
         self._read = True
 
     def _begin_anew(self) -> None:
@@ -239,7 +238,7 @@ class Answer:
             reading.clear()
 
     def _skip_repeated(self, pieces: Sequence[AnswerPiece]) -> list[AnswerPiece]:
-        """Return what of ``pieces`` was not there already."""
+        """Return the part of ``pieces`` that goes beyond the expected text."""
         beyond: list[AnswerPiece] = []
         for piece in pieces:
             if not isinstance(piece, str):
@@ -278,7 +277,7 @@ class Answer:
 
 
 def _bounded(usage: Usage | None) -> Usage | None:
-    """Return usage that can be reckoned with, whatever the worker said."""
+    """Return usage within limits, whatever the worker reported."""
     if usage is None:
         return None
     read, written = usage.prompt_tokens, usage.completion_tokens

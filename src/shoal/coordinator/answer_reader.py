@@ -8,17 +8,19 @@ from shoal.domain.errors import ShoalError
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome
 
-JOIN_AT = 1024  # pieces whose texts are joined: a list slot costs more than a character
-DELTA_COST = 128  # characters that a piece counts for which is more than text
+JOIN_AT = (
+    1024  # pieces after which texts are joined: a list slot costs more than a character
+)
+DELTA_COST = 128  # characters that a piece counts for if it is more than text
 
 
 def memory_cost(piece: AnswerPiece) -> int:
-    """Return how many characters a piece counts for where the memory is limited."""
+    """Return what a piece counts against memory limits, in characters."""
     return piece.size + DELTA_COST if isinstance(piece, Delta) else len(piece)
 
 
 class PieceBuffer:
-    """Pieces as they came, but for texts that follow each other and were joined."""
+    """Pieces in order; adjacent texts are joined to save memory."""
 
     def __init__(self) -> None:
         self._old: list[AnswerPiece] = []
@@ -35,11 +37,11 @@ class PieceBuffer:
             self._new = []
 
     def all(self) -> list[AnswerPiece]:
-        """Return them, in a list of the caller's own."""
+        """Return the pieces as a new list."""
         return [*self._old, *self._new]
 
     def drain(self) -> list[AnswerPiece]:
-        """Return them, and keep none."""
+        """Return the pieces and empty the buffer."""
         if not self._old:
             taken, self._new = self._new, []
             return taken
@@ -48,13 +50,13 @@ class PieceBuffer:
         return taken
 
     def replace(self, pieces: list[AnswerPiece]) -> None:
-        """Keep ``pieces`` instead."""
+        """Replace the contents with ``pieces``."""
         self._old = pieces
         self._new = []
 
 
 def _joined(pieces: list[AnswerPiece]) -> list[AnswerPiece]:
-    """Join texts that follow each other."""
+    """Join adjacent texts."""
     joined: list[AnswerPiece] = []
     texts: list[str] = []
     for piece in pieces:
@@ -74,22 +76,22 @@ SLOW_SECONDS = 10.0  # seconds it may leave more than UNREAD_MAX unread
 
 
 class AnswerStream(Protocol):
-    """What one asker sees of an answer."""
+    """One client's view of an answer."""
 
     job_id: JobId
 
     @property
     def worker_id(self) -> WorkerId | None:
-        """Who is answering, or did so last."""
+        """The worker that answers, or answered last."""
         ...
 
     @property
     def attempts(self) -> int:
-        """How many workers were given the job so far."""
+        """How many workers got the job so far."""
         ...
 
     async def read(self) -> list[AnswerPiece]:
-        """Wait for the answer; return the pieces that came, or nothing at the end."""
+        """Wait for pieces and return them; an empty list at the end."""
         ...
 
     async def outcome(self) -> Outcome:
@@ -98,7 +100,7 @@ class AnswerStream(Protocol):
 
 
 class AnswerSource(Protocol):
-    """What a reading needs of its answer."""
+    """What a cursor needs of its answer."""
 
     job_id: JobId
     worker_id: WorkerId | None
@@ -108,12 +110,12 @@ class AnswerSource(Protocol):
     def end(self) -> Outcome | ShoalError | None: ...
 
     def mark_read(self) -> None:
-        """Note that a reader has seen what there is."""
+        """Record that a client has read a part of the answer."""
         ...
 
 
 class AnswerCursor:
-    """One asker's place in an answer; who has not ``asked`` only looks on."""
+    """One reader's position in an answer; without ``asked`` it only observes."""
 
     def __init__(
         self, answer: AnswerSource, so_far: list[AnswerPiece], *, asked: bool
@@ -148,8 +150,8 @@ class AnswerCursor:
         return pieces
 
     async def outcome(self) -> Outcome:
-        # Whoever waits for the end is given nothing before it, so a worker that takes
-        # over may as well give another answer.
+        # A client that waits for the end reads nothing before it, so a successor may
+        # give another answer.
         self._attentive = False
         self.clear()
         while (end := self._aborted or self._answer.end) is None:
@@ -158,10 +160,10 @@ class AnswerCursor:
             return end
         raise end
 
-    # The answer's side.
+    # For the answer.
 
     def push(self, pieces: Sequence[AnswerPiece], cost: int, now: float) -> bool:
-        """Take pieces; say whether the reader keeps up.  ``cost`` is in characters."""
+        """Add pieces of ``cost`` characters; return whether the reader keeps up."""
         if not self._attentive:
             return True
         self._unread.extend(pieces)
@@ -171,19 +173,19 @@ class AnswerCursor:
         return self._unread_size <= UNREAD_MAX or self._keeps_up(now)
 
     def abort(self, error: ShoalError) -> None:
-        """End the reading with an error of its own."""
+        """End this cursor, and no other, with an error."""
         self._aborted = error
         self.clear()
         self.wake()
 
     def clear(self) -> None:
-        """Drop what was not read."""
+        """Drop unread pieces."""
         self._unread.replace([])
         self._unread_size = 0
         self._full_since = None
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake the reader."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 

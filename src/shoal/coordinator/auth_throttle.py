@@ -8,11 +8,11 @@ from shoal.domain.addresses import is_loopback, network_key
 from shoal.domain.errors import TooManyFailures
 
 WINDOW = 60.0  # seconds within which failures count together
-DELAY_AFTER = 5  # failures that are answered at once
-DELAY = 0.25  # seconds that the answer to each further one is kept back
+DELAY_AFTER = 5  # failures without a delay
+DELAY = 0.25  # seconds by which each further answer is delayed
 BLOCK_AFTER = 10  # failures
 BLOCK_SECONDS = 60.0  # seconds
-ADDRESSES_MAX = 10_000  # remembered; the one that failed longest ago goes first
+ADDRESSES_MAX = 10_000  # addresses; the least recent failure is evicted first
 
 
 @dataclass(slots=True)
@@ -23,25 +23,25 @@ class _FailureRecord:
 
 
 class AuthThrottle:
-    """What has failed lately, by address.  Times are monotonic seconds.
+    """Recent failures by address.  Times are monotonic seconds.
 
-    An address that is barred is refused whatever it presents, or else it could go on
-    guessing.  A loopback address is not: its user would be locked out by any other
-    program of this machine, so there the right key always works.
+    A blocked address is refused whatever it presents: otherwise it could go on
+    guessing.  Loopback addresses are never blocked, because any program of this machine
+    could lock out its user.
     """
 
     def __init__(self) -> None:
         self._records: OrderedDict[str, _FailureRecord] = OrderedDict()
 
     def check(self, address: str, now: float) -> None:
-        """Raise TooManyFailures if the address may not present anything now."""
+        """Raise TooManyFailures if the address is blocked."""
         if self._records and not is_loopback(address):
             self._check(address, now)
 
     def record_failure(self, address: str, now: float) -> float:
-        """Note a failure; return for how many seconds to keep the answer back.
+        """Record a failure; return by how many seconds to delay the answer.
 
-        Raises TooManyFailures if there were too many before.
+        Raises TooManyFailures if the address is blocked.
         """
         self._check(address, now)
         who = network_key(address)

@@ -62,7 +62,7 @@ class Backlog:
         )
 
         def begin() -> None:
-            if not turn.done():  # else its task has been cancelled
+            if not turn.done():  # its task was cancelled otherwise
                 self._reserved += 1
                 turn.set_result(QueueReservation(self, self._changes))
 
@@ -95,16 +95,16 @@ class Backlog:
             self._hub.on_queue_room(self._on_change)
 
     def on_release(self, refused_since: int | None) -> None:
-        """Take note that a reservation has ended.
+        """Handle the end of a reservation.
 
         ``refused_since`` counts the changes of the queue before it, if it was refused.
         """
         self._reserved -= 1
-        # Whoever was refused although there is a place waits for a change: to try on
-        # would keep the hub busy with nothing else.
+        # A job that was refused although there is a place waits for the next change of
+        # the queue: trying again at once would keep the hub busy.
         self._refused = refused_since == self._changes
         if self._waiting:
-            # A little later, when whoever had it has submitted.
+            # In the next turn of the loop, when the holder has submitted its job.
             asyncio.get_running_loop().call_soon(self.flush)
 
     @property

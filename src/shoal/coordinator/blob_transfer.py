@@ -33,10 +33,10 @@ class BlobTransfer:
         self._coming: dict[bytes, asyncio.Future[bytes]] = {}
         self._coming_size = 0
 
-    # For those who ask.
+    # For clients and peers.
 
     def missing(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Return which of some values are not here."""
+        """Return the digests whose values are missing."""
         return [
             each
             for each in digests
@@ -44,9 +44,9 @@ class BlobTransfer:
         ]
 
     async def read(self, digest: bytes) -> memoryview:
-        """Return a value, also one that is just coming.
+        """Return a value; wait for it if it is being received.
 
-        Raises NotFound, StoreError, or InvalidRequest if another came in its place.
+        Raises NotFound, StoreError, or InvalidRequest for a value that does not match.
         """
         if (coming := self._coming.get(digest)) is not None:
             await asyncio.shield(coming)
@@ -55,7 +55,7 @@ class BlobTransfer:
     async def keep(
         self, data: bytes | memoryview, expected: bytes | None = None
     ) -> bytes:
-        """Keep a value; return its digest.
+        """Store a value; return its digest.
 
         Raises InvalidRequest if it is not the ``expected`` one, StoreError.
         """
@@ -64,23 +64,23 @@ class BlobTransfer:
     # For the hub.
 
     def pin(self, job: Job) -> None:
-        """Keep what a job needs for as long as it is open."""
+        """Keep the blobs of a job while it is open."""
         if isinstance(job.work, Call) and job.work.blobs:
             self.pin_digests(job.id, job.work.blobs)
 
     def unpin(self, job_id: JobId) -> None:
-        """Note that a job is not open any more."""
+        """Release the blobs of a job that has ended."""
         for digest in self._pinned.pop(job_id, ()):
             self._store.unpin(digest)
 
     def pin_digests(self, job_id: JobId, digests: tuple[bytes, ...]) -> None:
-        """Pin values for a job, beside those that it has."""
+        """Pin further blobs for a job."""
         for digest in digests:
             self._store.pin(digest)
         self._pinned[job_id] = self._pinned.get(job_id, ()) + digests
 
     def send(self, peer: WorkerConnection, digests: tuple[bytes, ...]) -> None:
-        """Give a worker what it was not given yet; it is for jobs that come next."""
+        """Send a worker the blobs that it does not have yet, before their job."""
         if not digests or SendBlob not in peer.accepts:
             return
         given = self._given.setdefault(peer, set())
@@ -96,12 +96,12 @@ class BlobTransfer:
             peer.send(SendBlob(digest, data))
 
     def resend(self, peer: WorkerConnection, digest: bytes) -> None:
-        """Give a worker what it has let go of."""
+        """Send a blob again to a worker that has dropped it."""
         self._given.get(peer, set()).discard(digest)
         self.send(peer, (digest,))
 
     def receive(self, given: SendBlob) -> None:
-        """Keep what a peer gives; whoever reads it waits until it is on disk."""
+        """Store a blob from a peer; readers wait until it is on disk."""
         digest, size = given.digest, len(given.data)
         if digest in self._coming or self._store.has(digest):
             return

@@ -82,7 +82,7 @@ class Bookkeeper:
         self._draft = _BatchDraft()
 
     async def open(self) -> None:
-        """Go on from where the books in the store end.  Raises StoreError."""
+        """Load the books and the log from the store.  Raises StoreError."""
         opening = await self._store.ledger.load()
         kept = opening.accounts.values()
         self.books = Books(
@@ -102,14 +102,14 @@ class Bookkeeper:
                 ) from error
 
     def why_unaffordable(self, job: Job) -> ShoalError | None:
-        """Say why a job cannot be paid for, or None if it can."""
+        """Return why a job cannot be paid for, or None if it can."""
         why = self.books.why_unaffordable(payer_of(job), job.terms.price)
         return None if why is None else InsufficientFunds(why)
 
-    # When a fact is decided on, and before it is applied.
+    # When a fact is decided, before it is applied.
 
     def record(self, fact: Fact, at: float) -> None:
-        """Write down what ``fact`` means; the pool does not know it yet."""
+        """Book ``fact``, which is not applied to the pool yet."""
         match fact:
             case JobSubmitted(job):
                 self._post(accounts.reserve(job.id, payer_of(job), job.terms.price))
@@ -126,7 +126,7 @@ class Bookkeeper:
             case AccountLimited(account, budget):
                 self.books.set_budget(account, budget)
             case _:
-                pass  # nothing that costs anything
+                pass  # no money moves
 
     def _done(self, fact: JobCompleted, at: float) -> None:
         opened = self._pool.jobs[fact.job_id]
@@ -136,13 +136,13 @@ class Bookkeeper:
             return
         if opened.hedge is not None and opened.hedge.lease == fact.lease:
             worker_id = opened.hedge.worker_id
-        assert worker_id is not None, f"nobody has {fact.job_id}"
+        assert worker_id is not None, f"no worker has {fact.job_id}"
         offer = self._pool.workers[worker_id].offer
         key = offer.public_key
         price, fee = job.terms.price, 0
         match fact.verdict:
             case Verdict.VALID | Verdict.UNSIGNED:
-                # A wire without receipts may yet have shown whose worker it is.
+                # A wire without receipts may still have proved the worker's key.
                 proven = fact.verdict is _VALID or offer.proven
                 payee = _account(worker_id, key if proven else "")
                 fee = accounts.fee_of(price, self._fee)
@@ -182,7 +182,7 @@ class Bookkeeper:
         self.books.apply(transfers)
         self._draft.transfers += transfers
 
-    # When they are stored.
+    # When facts are stored.
 
     async def seal(self, at: float) -> LedgerEntries:
         """Return what is stored with the recorded facts.  Raises StoreError."""
@@ -199,7 +199,7 @@ class Bookkeeper:
             sealed = await asyncio.to_thread(self._notary.seal, draft.claims, at)
         else:
             sealed = self._notary.seal(draft.claims, at)
-        self._notary.commit(sealed)  # if storing fails, nothing comes after it
+        self._notary.commit(sealed)  # if storing fails, the hub stops
         return _entries(draft, sealed, at)
 
     async def _settle_presented(self, fact: ReceiptPresented, at: float) -> None:
@@ -244,5 +244,5 @@ def payer_of(job: Job) -> str:
 
 
 def _account(worker_id: WorkerId, public_key: str) -> str:
-    """Return whom to pay: whoever has the key, if it was proved, else the worker."""
+    """Return the payee's account: by public key if that is proved, else by worker."""
     return accounts.worker_account(WorkerId(public_key) if public_key else worker_id)

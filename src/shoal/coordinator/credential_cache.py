@@ -13,16 +13,16 @@ from shoal.domain.credentials import (
 )
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
-CREDENTIALS_MAX = 100_000  # keys or tokens; those that have ended are forgotten in time
+CREDENTIALS_MAX = 100_000  # keys or tokens; ended ones are dropped later
 
 C = TypeVar("C", Key, JoinToken)
 
 
 class CredentialCache(Generic[C]):
-    """Credentials of one kind, found by their digest without looking at the others.
+    """Credentials of one kind, looked up by digest.
 
-    ``what`` is what one of them is called.  Names are unique among those that were not
-    revoked; ``reserved`` ones are given to none.
+    ``what`` is the kind, for error messages.  Names are unique among credentials that
+    are not revoked; ``reserved`` names cannot be used.
     """
 
     def __init__(
@@ -40,9 +40,7 @@ class CredentialCache(Generic[C]):
         self._by_id: dict[str, C] = {}
         self._by_digest: dict[bytes, str] = {}  # the ids
         self._by_name: dict[str, str] = {}  # the ids of those that were not revoked
-        self._unsaved: set[str] = (
-            set()
-        )  # the ids of those revoked, but not in the store
+        self._unsaved: set[str] = set()  # ids revoked here, but not in the store
         for each in kept:
             self._keep(each)
 
@@ -50,9 +48,8 @@ class CredentialCache(Generic[C]):
         return iter(list(self._by_id.values()))
 
     def by_secret(self, secret: str) -> C | None:
-        """Return what a secret belongs to, also if that has ended."""
-        # Whoever measures how long this takes learns of digests, and from a digest
-        # there is no way back.
+        """Return the credential with this secret, even if it has ended."""
+        # Timing reveals something about digests, and digests reveal no secret.
         id_ = self._by_digest.get(digest_of(secret))
         return None if id_ is None else self._by_id[id_]
 
@@ -60,7 +57,7 @@ class CredentialCache(Generic[C]):
         return self._by_id.get(id_)
 
     def find(self, name: str) -> C:
-        """Return the one with this id, or with this name that was not revoked.
+        """Return the credential with this id, or with this name and not revoked.
 
         Raises NotFound.
         """
@@ -70,7 +67,7 @@ class CredentialCache(Generic[C]):
         return found
 
     def check_name(self, name: str) -> None:
-        """Raise InvalidRequest if a new one cannot be called so."""
+        """Raise InvalidRequest if a new credential cannot have this name."""
         if not NAME_PATTERN.fullmatch(name):
             raise InvalidRequest(
                 "name: expected up to 64 letters, digits and . _ @ -, got "
@@ -87,17 +84,17 @@ class CredentialCache(Generic[C]):
             )
 
     async def add(self, new: C) -> None:
-        """Keep a new one; it counts once this returns.
+        """Store a new credential; it is valid once this returns.
 
-        Raises InvalidRequest if its name cannot be or there are too many, StoreError.
+        Raises InvalidRequest for a bad name or if there are too many, StoreError.
         """
         self.check_name(new.name)
         if len(self._by_id) >= CREDENTIALS_MAX:
             raise InvalidRequest(
                 f"there are {CREDENTIALS_MAX} of them: revoke some first"
             )
-        # Known before it is stored, so that nobody else takes the name meanwhile.  Its
-        # secret has been told to no one yet.
+        # Added before it is stored, so that its name is taken.  No client knows its
+        # secret yet.
         self._keep(new)
         try:
             await self._add(new)
@@ -106,10 +103,10 @@ class CredentialCache(Generic[C]):
             raise
 
     async def revoke(self, old: C, at: float) -> C:
-        """End one; return it as it is now.  Revoking it again changes nothing.
+        """Revoke a credential and return it.  Revoking it again changes nothing.
 
-        Raises StoreError.  It has ended all the same, until the next start; it keeps
-        its name, so that it can be revoked by it once more.
+        Raises StoreError; it is revoked even then, until the next start, and keeps its
+        name, so that revoking can be repeated.
         """
         if old.revoked_at is None:
             old = replace(old, revoked_at=at)
@@ -122,11 +119,11 @@ class CredentialCache(Generic[C]):
         return old
 
     def update(self, changed: C) -> None:
-        """Replace one by how it is now."""
+        """Replace a credential by its changed version."""
         self._by_id[changed.id] = changed
 
     def drop_ended(self, before: float) -> None:
-        """Forget those that were revoked or had expired before then."""
+        """Drop credentials that were revoked or had expired before then."""
         for each in self:
             if was_unusable_before(each, before):
                 self._drop(each)

@@ -25,16 +25,16 @@ class Deadlines:
         self._answers = answers
         self._clock = clock
         self._post = post
-        self._timers: dict[JobId, tuple[float, Timer]] = {}  # and when they fire
+        self._timers: dict[JobId, tuple[float, Timer]] = {}  # due time and timer
 
     def check(self, job_id: JobId) -> None:
-        """Look at a job's limits now, and again when the next may be reached."""
+        """Check a job's limits now, and again when the next may be reached."""
         job = self._pool.jobs.get(job_id)
         if job is None:
             self.forget(job_id)
             return
         answer = self._answers[job_id]
-        # While a new lease is being stored, the answer is still the last one's.
+        # While a new lease is being stored, the answer has the previous one.
         current = any(lease == answer.lease for _, lease in job.holders)
         last_output = answer.last_output if current else None
         due = next_limit(job, self._clock.now(), last_output)
@@ -44,13 +44,13 @@ class Deadlines:
             return
         if (earlier := self._timers.get(job_id)) is not None:
             if earlier[0] <= due:
-                return  # it finds out when it fires: most jobs end before
+                return  # rescheduled when it fires: most jobs end before
             earlier[1].cancel()
         timer = self._clock.call_at(due, lambda: self._fire(job_id))
         self._timers[job_id] = (due, timer)
 
     def forget(self, job_id: JobId) -> None:
-        """Look at a job no more."""
+        """Cancel a job's timer."""
         if (timer := self._timers.pop(job_id, None)) is not None:
             timer[1].cancel()
 
@@ -59,7 +59,7 @@ class Deadlines:
         self.check(job_id)
 
     def stop(self) -> None:
-        """Look at nothing any more."""
+        """Cancel all timers."""
         for _, timer in self._timers.values():
             timer.cancel()
         self._timers.clear()

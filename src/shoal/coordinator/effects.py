@@ -61,7 +61,7 @@ class Effects:
         self._blobs = blobs
         self._post = post
 
-    def apply(self, fact: Fact, recalled: Iterable[Revocation]) -> None:
+    def apply(self, fact: Fact, revoked: Iterable[Revocation]) -> None:
         """Carry out ``fact``, and cancel revoked leases at their workers."""
         match fact:
             case JobSubmitted(job):
@@ -98,9 +98,11 @@ class Effects:
                 | LateResult()
             ):
                 pass
-        for worker_id, cancel in recalled:
+        for worker_id, cancel in revoked:
             peer = self._connections.connection_of(worker_id)
-            if CancelJob in peer.accepts or self._keeps_lane(worker_id, cancel.job_id):
+            if CancelJob in peer.accepts or self._holds_stream(
+                worker_id, cancel.job_id
+            ):
                 peer.send(cancel)
 
     def forget(self, job_id: JobId) -> None:
@@ -108,10 +110,10 @@ class Effects:
         self._answers.close(job_id)
         self._deadlines.forget(job_id)
 
-    def _keeps_lane(self, worker_id: WorkerId, job_id: JobId) -> bool:
-        """Say whether a worker has a lane that is over, until it is told so.
+    def _holds_stream(self, worker_id: WorkerId, job_id: JobId) -> bool:
+        """Say whether a worker holds a call stream that has ended.
 
-        Lanes can be ended on every wire that has them, if calls cannot.
+        Every wire with call streams can end them, even one that cannot cancel calls.
         """
         worker = self._pool.workers.get(worker_id)
         return worker is not None and job_id in worker.streams
@@ -126,10 +128,10 @@ class Effects:
         try:
             beginning = answer.grant(fact.lease, fact.worker_id, continues=continues)
         except UnusableOutput as spoilt:
-            # Nobody was told to run it, so nobody is to stop.
+            # No worker got the job, so none has to stop.
             self._post(AnswerRejected(fact.job_id, str(spoilt), spoilt.lost, cut=False))
             return
-        # If the worker has gone meanwhile, it does not hear this, and that it went is
+        # If the worker has disconnected meanwhile, this is lost, and the disconnect is
         # in the mailbox.
         run = RunJob(fact.job_id, fact.lease, job.job.work, beginning, job.job.terms)
         peer = self._connections.connection_of(fact.worker_id)

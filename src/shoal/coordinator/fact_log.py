@@ -26,26 +26,26 @@ UNLOGGED = (
     "offer",
     "output_hash",
     "worker_receipt",
-)  # long, or somebody's text
+)  # long, or free text
 UNQUOTED = frozenset(
     {"fact", "job", "limit", "fault", "verdict"}
-)  # words that are our own
+)  # values from fixed sets
 
 log = logging.getLogger("shoal.hub")
 
 
 class FactLog:
-    """Writes each fact at INFO, but what happens all the time at DEBUG.
+    """Logs facts at INFO, and frequent ones at DEBUG.
 
-    Calls of functions may be thousands a second, and how busy a worker is changes with
-    every job that others have there.
+    There may be thousands of function calls a second, and a worker's load changes with
+    every job that another pool runs there.
     """
 
     def __init__(self) -> None:
-        self._calls: set[JobId] = set()  # that are open
+        self._calls: set[JobId] = set()  # open calls
 
     def on_fact(self, fact: Fact) -> None:
-        """Write a fact to the log."""
+        """Log a fact."""
         level = logging.DEBUG if self._is_frequent(fact) else logging.INFO
         if log.isEnabledFor(level):
             named = fields_of(fact)
@@ -73,15 +73,15 @@ class FactLog:
 
 
 def fields_of(fact: Fact) -> dict[str, object]:
-    """Return what is logged of a fact, by name."""
+    """Return the logged fields of a fact, by name."""
     named: dict[str, object] = {"fact": FACT_NAMES[type(fact)]}
     if isinstance(fact, JobSubmitted):
         job = fact.job
         return named | {"job": job.id, "model": job.model, "key": job.owner}
     if isinstance(fact, WorkerLoadChanged):
-        told = fact.load
-        worker = {"worker": fact.worker_id, "unfit": told.unfit}
-        return named | worker | {"queued": told.queued, "speed": told.speed}
+        load = fact.load
+        worker = {"worker": fact.worker_id, "unfit": load.unfit}
+        return named | worker | {"queued": load.queued, "speed": load.speed}
     for field in fields(fact):
         value = getattr(fact, field.name)
         if field.name in UNLOGGED:
@@ -93,7 +93,7 @@ def fields_of(fact: Fact) -> dict[str, object]:
 
 
 def describe(named: Mapping[str, object]) -> str:
-    """Write fields as ``key=value`` pairs, with no line end that is not ours."""
+    """Return fields as ``key=value`` pairs on one line."""
     return " ".join(
         f"{name}={value!r}" if _quoted(name, value) else f"{name}={value}"
         for name, value in named.items()
@@ -101,5 +101,5 @@ def describe(named: Mapping[str, object]) -> str:
 
 
 def _quoted(name: str, value: object) -> bool:
-    # Names of models and reasons come from clients and workers.
+    # Model names and reasons come from clients and workers.
     return isinstance(value, str) and name not in UNQUOTED

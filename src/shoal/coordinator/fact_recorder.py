@@ -16,15 +16,14 @@ from shoal.pool.state import PoolState
 from shoal.store.port import RecordedFact, Store
 from shoal.transports.clock import Clock
 
-RECORD_WITHIN = 0.25  # seconds that a fact may wait for others to be stored with
+RECORD_WITHIN = 0.25  # seconds
 
 
 class FactRecorder:
-    """Stores facts with what they mean for the books.
+    """Stores facts with their ledger entries.
 
-    That a job has begun is of no use to a coordinator that starts again, which gives it
-    out anew: it waits for the next commit, but not for long.  ``wake`` is called when
-    it has waited enough.
+    A deferrable fact waits for the next commit, at most ``RECORD_WITHIN`` seconds:
+    after a restart it would not be used.  ``wake`` is called when that time is over.
     """
 
     def __init__(
@@ -39,11 +38,11 @@ class FactRecorder:
 
     @property
     def is_due(self) -> bool:
-        """Whether something has waited enough."""
+        """Whether a deferred fact must be stored now."""
         return self._clock.now() >= self._record_by
 
     async def record(self, kept: Sequence[Fact], *, urgent: bool) -> None:
-        """Store what is to be ``kept``; what is not ``urgent`` may wait.
+        """Store the facts in ``kept``; unless ``urgent``, they may wait.
 
         Raises StoreError.
         """
@@ -67,12 +66,12 @@ class FactRecorder:
 
 
 def is_deferrable(fact: Fact) -> bool:
-    """Say whether nothing hangs on a fact's being stored at once."""
+    """Say whether a fact may be stored with a later batch."""
     return isinstance(fact, JobStarted | WorkerLoadChanged)
 
 
 def is_stored(fact: Fact, pool: PoolState) -> bool:
-    """Say whether a fact, which is not applied yet, is of any use in the store."""
+    """Say whether a fact, which is not applied yet, belongs in the store."""
     if isinstance(fact, JobSubmitted):
         return fact.job.terms.kept
     if isinstance(fact, WorkerFact | AccountFact):

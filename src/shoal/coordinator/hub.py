@@ -51,14 +51,14 @@ from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
 
-QUEUE_MAX = 1000  # jobs that may wait; more are refused so that no wait is hopeless
-GATHER_AT = 32  # waiting jobs from which on what happens is gathered for a commit
-GATHER_SECONDS = 0.002  # seconds of that: where as many wait, it is no wait to speak of
+QUEUE_MAX = 1000  # queued jobs; more are refused
+GATHER_AT = 32  # queued jobs from which inputs are gathered into larger commits
+GATHER_SECONDS = 0.002  # seconds of gathering
 GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
 class Decision(NamedTuple):
-    """A fact, who is to stop working because of it, and whether it is stored."""
+    """A fact, the leases that it revokes, and whether it is stored."""
 
     fact: Fact
     revoked: list[Revocation]
@@ -71,12 +71,15 @@ log = logging.getLogger("shoal.hub")
 class Hub:
     """The coordinator's centre.
 
-    Other tasks submit jobs, withdraw them and report what workers say; ``run`` does
-    the rest.  Nothing is acted on before it is in the store.
+    Other tasks submit and cancel jobs and post workers' events; ``run`` does the rest.
+    No effect precedes its fact in the store.
 
-    ``hedge_after`` is for how many seconds a worker may be silent before another one
-    is given the job as well; None: no other is.  ``signer`` countersigns receipts,
-    ``fee`` and ``aside`` are as in ``Bookkeeper``; ``blobs`` has what calls refer to.
+    Args:
+        hedge_after: seconds of a worker's silence after which a second worker gets the
+            job as well; None: never.
+        signer: countersigns receipts.
+        fee, aside: as in ``Bookkeeper``.
+        blobs: the values that calls refer to.
     """
 
     def __init__(
@@ -102,9 +105,11 @@ class Hub:
         self._bookkeeper = Bookkeeper(self.pool, store, signer, fee, aside)
         self._recorder = FactRecorder(store, self._bookkeeper, clock, self._wake_up)
         self._mailbox: list[HubMail] = []
-        self._waiting: list[asyncio.Future[None]] = []  # who waits for the next batch
-        self._deferred = False  # whether some of this batch was left for the next
-        self._unpaid = False  # whether some gave back their places, for lack of funds
+        self._waiting: list[
+            asyncio.Future[None]
+        ] = []  # callers that wait for the next batch
+        self._deferred = False  # whether inputs of this batch were deferred
+        self._unpaid = False  # whether jobs were refused for lack of funds
         self._wake = asyncio.Event()
         self._alarm: Timer | None = None
         self._answers = OpenAnswers(store, self.blobs)
@@ -128,16 +133,16 @@ class Hub:
         self._stopping = False
         self._broken: StoreError | None = None
 
-    # For those who want work done.
+    # For clients.
 
     @asynccontextmanager
     async def run_job(self, job: Job) -> AsyncIterator[AnswerStream]:
-        """Have ``job`` done for the length of the block; leaving early cancels it.
+        """Run ``job`` for the length of the block; leaving early cancels it.
 
-        However the block ends, by return, disconnect or error, no worker is left
-        working for a client that has gone, unless the job ``goes_on``.  The next who
-        asks for the same under the same idempotency key is given the same answer, from
-        its beginning, also when it has ended.
+        However the block ends, no worker is left working for a client that has
+        disconnected, unless the job ``continues_unattended``.  A repeated request with
+        the same idempotency key reads the same answer from its beginning, even after it
+        has ended.
 
         Raises UnknownModel, CannotDo, ContextExceeded, InsufficientFunds, QueueFull,
         KeyReused, ShuttingDown or StoreError before the job is accepted.
@@ -153,43 +158,43 @@ class Hub:
                 self.post(Cancellation(answer.job_id, "the client left"))
 
     def submit(self, job: Job, listener: JobListener) -> None:
-        """Have ``job`` done; ``asker`` is told of all that becomes of it.
+        """Run ``job``; ``listener`` gets its events.
 
-        Nothing stands under its idempotency key, if it has one: the store is not asked.
-        Whoever wants it no more withdraws it.
+        Its idempotency key, if any, must be fresh: the store is not searched for it.
+        ``cancel`` ends it early.
 
-        Raises what ``answering`` does for a job that can never be done, and KeyReused
-        for one whose key is in use now; of one that finds no room the asker is told.
+        Raises as ``run_job`` does for a job that can never run, and KeyReused if an
+        open job has its key.  A job that finds no room ends with ``on_end``.
         """
         self._answers.check_unused(job)
         self._submit(job, listener)
 
     def queue_room(self, owner: str) -> int:
-        """Return how many jobs of an owner may be placed now without being refused."""
+        """Return how many jobs of an owner the queue would take now."""
         room = queue_room(self.pool, owner, self._queue_max)
         return room - len(self._answers.unaccepted)
 
     def on_queue_room(self, call: Callable[[], None]) -> None:
-        """Call once when there may be more room than now."""
+        """Call ``call`` once, when the queue may have more room than now."""
         self._room_listeners.append(call)
 
     async def is_duplicate(self, job: Job) -> bool:
-        """Say whether the same was asked for under the same idempotency key.
+        """Say whether a job with the same idempotency key exists.
 
-        Raises KeyReused if it was something else, StoreError.
+        Raises KeyReused if it requests something else, StoreError.
         """
         return await self._answers.find(job) is not None
 
     def why_refused(self, job: Job) -> ShoalError | None:
-        """Say why a job would not be taken now, its price aside; None if it would."""
+        """Return why a job would be refused now, apart from its price; None if not."""
         hindrance = self._why_impossible(job)
         return hindrance or why_not_queued(self.pool, job, self._queue_max)
 
     @contextmanager
     def observe_job(self, job_id: JobId) -> Iterator[AnswerStream | None]:
-        """Read an open job's answer beside others, without a say in whether it goes on.
+        """Read an open job's answer without keeping the job alive.
 
-        None if the job is not open.
+        Yields None if the job is not open.
         """
         answer = self._answers.get(job_id)
         if answer is None:
@@ -202,21 +207,21 @@ class Hub:
             answer.remove_reader(reading)
 
     def cancel_all_of(self, owner: str, reason: str) -> int:
-        """Cancel all open jobs of an owner; return how many there were."""
+        """Cancel all open jobs of an owner; return their number."""
         jobs = [job.job.id for job in self.pool.jobs.values() if job.job.owner == owner]
         for job_id in jobs:
             self.post(Cancellation(job_id, reason))
         return len(jobs)
 
     def cancel(self, job_id: JobId, reason: str) -> bool:
-        """Cancel a job; say whether there was one."""
+        """Cancel a job; return whether it was open."""
         if job_id not in self._answers:
             return False
         self.post(Cancellation(job_id, reason))
         return True
 
     def end_call_stream(self, job_id: JobId) -> None:
-        """Free the slot of a lane whose worker was told that it is over."""
+        """Free the slot of a call stream whose worker was told to end it."""
         answer = self._answers.get(job_id)
         if answer is not None and answer.worker_id is not None:
             over = Completed(job_id, answer.lease)
@@ -224,128 +229,127 @@ class Hub:
 
     @property
     def unavailable_reason(self) -> str | None:
-        """Say why jobs are not taken, or None if they are."""
+        """Why no jobs are accepted; None if they are."""
         if self._broken is not None:
             return str(self._broken)
         return "stopping" if self._stopping else None
 
     async def process(self, hub_input: HubInput) -> None:
-        """Have the hub decide about something; return when that is in the store.
+        """Post an input and wait until its facts are in the store.
 
         Raises StoreError.
         """
         if self._broken is not None:
             raise self._broken
-        told = asyncio.get_running_loop().create_future()
-        self._waiting.append(told)
+        stored = asyncio.get_running_loop().create_future()
+        self._waiting.append(stored)
         self.post(hub_input)
-        await told
+        await stored
 
     @property
     def books(self) -> Books:
-        """What is on which account; whoever reads it changes nothing."""
+        """The balance of each account, read-only."""
         return self._bookkeeper.books
 
     @property
     def public_key(self) -> bytes:
-        """What receipts and checkpoints are verified with, 32 bytes."""
+        """The Ed25519 key that verifies receipts and checkpoints, 32 bytes."""
         return self._bookkeeper.public_key
 
     @property
     def health(self) -> Mapping[WorkerId, MachineHealth]:
-        """How the workers' machines are, as far as they say so."""
+        """The health of workers' machines, as far as they report it."""
         return self._worker_events.health
 
     def peer_route_of(self, worker_id: WorkerId) -> PeerRoute | None:
-        """Return which peer a worker is a part of, if it is one of several."""
+        """Return the peer that a worker belongs to, if that has several."""
         return self._connections.route_of(worker_id)
 
     def subscribe(self, listener: Callable[[Fact], None]) -> None:
-        """Tell ``witness`` of every fact from now on, once it is in the store."""
+        """Call ``listener`` with every fact from now on, once it is stored."""
         self._listeners.append(listener)
 
-    # For those who speak with workers.
+    # For connections to workers.
 
     def connect(
         self, connection: WorkerConnection, wire: str, via: PeerRoute | None = None
     ) -> WorkerPort:
-        """Take note of a connection; its events and its end go to what is returned."""
+        """Register a connection; its events and its end go to the returned port."""
         return WorkerPort(
             self._worker_events, WorkerRegistration(connection, wire, via=via)
         )
 
-    # For whoever owns the hub.
+    # For the owner of the hub.
 
     async def restore(self) -> int:
-        """Take up the books, and the jobs that were open when the last one ended."""
+        """Load the books, and the jobs that were open when the coordinator stopped."""
         await self._bookkeeper.open()
         stored = await restore_pool(self.pool, self._store, self._clock)
         for each in stored:
-            # Its client is gone, but nobody withdrew it: it is done all the same, and
-            # the result can be asked for.
+            # Its client is gone, but did not cancel it: it runs, and its result can be
+            # fetched.
             self._answers.restore(each.job)
             self._deadlines.check(each.job.id)
         self._update_idle()
         return len(stored)
 
     async def run(self) -> None:
-        """Work until cancelled."""
+        """Process inputs until cancelled."""
         while True:
             await self._wake.wait()
             if self.pool.queued >= GATHER_AT:
                 await asyncio.sleep(GATHER_SECONDS)
             self._wake.clear()
             batch, self._mailbox = self._mailbox, []
-            told, self._waiting = self._waiting, []
+            waiting, self._waiting = self._waiting, []
             self._deferred = self._unpaid = False
             try:
                 decided = self._decide(await self._verifier.verify_batch(batch))
-                if not (decided or told or self._recorder.is_due):
+                if not (decided or waiting or self._recorder.is_due):
                     self._update_idle()
                     if self._unpaid:
-                        self._notify_room()  # nothing else may ever happen
+                        self._notify_room()  # nothing else may wake them
                     continue
                 kept = [each.fact for each in decided if each.stored]
-                if kept or told or self._recorder.is_due:
+                if kept or waiting or self._recorder.is_due:
                     urgent = not all(map(_is_deferrable, decided))
                     await self._recorder.record(kept, urgent=urgent)
             except StoreError as error:
-                self._waiting += told
+                self._waiting += waiting
                 self._fail(error)
                 return
-            for fact, recalled, _ in decided:
-                for witness in self._listeners:
-                    witness(fact)
-                self._effects.apply(fact, recalled)
+            for fact, revoked, _ in decided:
+                for listener in self._listeners:
+                    listener(fact)
+                self._effects.apply(fact, revoked)
             if self._deferred:
-                # Theirs may be among what was put off.
-                self._waiting[:0] = told
-                told = []
-            for each in told:
+                # Their inputs may be among those that were deferred.
+                self._waiting[:0] = waiting
+                waiting = []
+            for each in waiting:
                 if not each.done():
                     each.set_result(None)
             self._update_idle()
             self._notify_room()
 
     async def drain(self) -> None:
-        """Take no new jobs, and wait until those that are open have ended."""
+        """Refuse new jobs, and wait until the open ones have ended."""
         self._stopping = True
         await self._idle.wait()
 
     def disconnect_all(self, reason: str) -> None:
-        """End every worker's connection; they may come back."""
+        """Disconnect every worker; they may reconnect."""
         for peer in self._connections:
             peer.disconnect(reason, GOING_AWAY, reason)
 
-    # Stimuli.
+    # Inputs.
 
     def _wake_up(self) -> None:
         self._wake.set()
 
     def post(self, mail: HubMail) -> None:
-        # Not bounded here, for everything that posts is: clients by the queue,
-        # workers by one joining each and a few words for each lease, and whoever tells
-        # the hub something by waiting until it is stored.
+        # Not bounded here, because every source is: clients by the queue, workers by a
+        # few events per connection and lease, other callers by waiting in `process`.
         if self._broken is None:
             self._mailbox.append(mail)
             self._wake.set()
@@ -359,8 +363,8 @@ class Hub:
         return answer
 
     def _notify_room(self) -> None:
-        wanting, self._room_listeners = self._room_listeners, []
-        for call in wanting:
+        listeners, self._room_listeners = self._room_listeners, []
+        for call in listeners:
             call()
 
     def _why_impossible(self, job: Job) -> ShoalError | None:
@@ -373,7 +377,7 @@ class Hub:
     # Decisions.
 
     def _decide(self, batch: list[HubInput]) -> list[Decision]:
-        """Apply what follows from a batch, leases last; return the facts."""
+        """Apply what follows from a batch, leases last; return the decisions."""
         now, at = self._clock.now(), self._clock.wall()
         decided: list[Decision] = []
 
@@ -384,15 +388,15 @@ class Hub:
             self._bookkeeper.record(fact, at)
             self.pool.apply(fact, now)
 
-        for index, stimulus in enumerate(batch):
-            if isinstance(stimulus, Submission):
-                job = stimulus.job
+        for index, hub_input in enumerate(batch):
+            if isinstance(hub_input, Submission):
+                job = hub_input.job
                 unpaid = self._bookkeeper.why_unaffordable(job)
                 full = why_not_queued(self.pool, job, self._queue_max)
                 self._unpaid |= unpaid is not None
                 if unpaid is None and full is not None and plan(self.pool):
-                    # The queue is full only because a burst was not given out yet.  No
-                    # lease ends in the batch that it begins in, so the rest waits.
+                    # The queue is full only because a burst has no leases yet.  No
+                    # lease ends in the batch it begins in, so the rest is deferred.
                     self._mailbox[:0] = batch[index:]
                     self._deferred = True
                     self._wake.set()
@@ -400,7 +404,7 @@ class Hub:
                 if (error := unpaid or full) is not None:
                     self._refuse(job, error)
                     continue
-            for fact in react(self.pool, stimulus):
+            for fact in react(self.pool, hub_input):
                 apply(fact)
         alarms = [self.pool.expire_penalties(now)]
         for lease in plan(self.pool):
@@ -413,9 +417,9 @@ class Hub:
         return decided
 
     def _with_written(self, fact: Fact) -> Fact:
-        """Note how much an owner was given of an answer that nobody will end.
+        """Record the size of an answer that was cut short.
 
-        Else whoever leaves just before the end would never use anything up.
+        Otherwise a client that disconnects just before the end would use up no quota.
         """
         if not isinstance(fact, JobCancelled | JobExpired):
             return fact
@@ -423,7 +427,7 @@ class Hub:
         return fact if answer is None else replace(fact, written=answer.size)
 
     def _set_alarm(self, times: list[float]) -> None:
-        """Decide anew at the first of ``times``, though nothing may have happened."""
+        """Wake the hub at the first of ``times``."""
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -447,15 +451,15 @@ class Hub:
         self._broken = error
         for job_id in self._answers.unaccepted:
             self._answers.resolve(job_id, error)
-        for told in self._waiting:
-            if not told.done():  # else whoever told it has left
-                told.set_exception(error)
+        for each in self._waiting:
+            if not each.done():  # cancelled otherwise
+                each.set_exception(error)
         for answer in self._answers.values():
             answer.fail(error)
         self._deadlines.stop()
-        self._idle.set()  # nothing that is open will ever end
+        self._idle.set()  # open jobs will never end
 
 
 def _is_deferrable(decided: Decision) -> bool:
-    """Say whether nothing hangs on a fact's being stored at once."""
+    """Say whether a decision may be stored with a later batch."""
     return not decided.stored or (is_deferrable(decided.fact) and not decided.revoked)

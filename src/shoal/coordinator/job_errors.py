@@ -32,7 +32,7 @@ LIMIT_ERRORS: Mapping[TimeLimit, type[ShoalError]] = {
 
 
 def error_of(fact: JobFailed | JobCancelled | JobExpired) -> ShoalError:
-    """Return what is raised where somebody waits for the job."""
+    """Return the error that clients of the job get."""
     match fact:
         case JobFailed(error=error, lost=True):
             return WorkerLost(error)

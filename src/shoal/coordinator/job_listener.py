@@ -10,7 +10,7 @@ from shoal.domain.vocabulary import CallResult
 
 
 class EndedJob(Protocol):
-    """A job that has ended: how it did, and who had it last."""
+    """A job that has ended: its outcome, and the worker that had it last."""
 
     job_id: JobId
     worker_id: WorkerId | None
@@ -21,29 +21,29 @@ class EndedJob(Protocol):
 
 
 class JobListener(Protocol):
-    """Is told of a job's turns as they come, and must neither wait nor raise.
+    """Callbacks for the events of a job.  They must neither wait nor raise.
 
-    A task and a future for each job would be most of what a short call costs.
+    A task and a future per job would be most of the cost of a short call.
     """
 
     def on_accepted(self, job_id: JobId) -> None:
-        """Take note that the job is in the store, if it is to be kept."""
+        """The job is accepted; if it is durable, it is in the store."""
         ...
 
     def on_leased(
         self, job_id: JobId, lease: LeaseNumber, peer: WorkerConnection
     ) -> None:
-        """Take note that a worker was told to do the job."""
+        """A worker got the job."""
         ...
 
     def on_progress(self, job_id: JobId, share: float | None, remark: str) -> None:
-        """Take note of how far a call has come."""
+        """The worker reports progress of a call."""
         ...
 
     def on_results(self, results: list[CallResult]) -> None:
-        """Take what came of calls in a lane."""
+        """Calls in a call stream returned."""
         ...
 
     def on_end(self, job: EndedJob) -> None:
-        """Take note that the job has ended: done, failed, or refused at once."""
+        """The job has ended: done, failed, or refused at once."""
         ...

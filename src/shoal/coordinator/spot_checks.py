@@ -26,26 +26,26 @@ from shoal.pool.inputs import AnswerDisputed
 from shoal.store.port import Store
 
 CHECK_OWNER = "spot-checks"
-"""Whose jobs the checks are: what they cost stands on its account."""
+"""Owner of the repeated jobs, which pays for them."""
 
-WAITING_MAX = 100  # jobs to be checked; while as many wait, others are let go
+WAITING_MAX = 100  # jobs that wait for a check; further ones are not checked
 
 log = logging.getLogger("shoal.checks")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedAnswer:
-    """What one worker made of a job."""
+    """One worker's answer; ``essence`` is the part that must be the same."""
 
     worker_id: WorkerId
     essence: object
 
 
 class SpotChecks:
-    """Looks at jobs of which every worker should make the same.
+    """Repeats jobs whose answer is deterministic on a second worker.
 
-    Of two that differ nobody can tell who is right, so a third is asked.  Who is alone
-    with its answer then loses its standing; where all differ, nobody does.
+    If the two answers differ, a third worker decides: a worker that is alone with its
+    answer gets penalty points.  If all three differ, none does.
 
     Args:
         share: of the jobs, from 0 to 1.
@@ -59,12 +59,12 @@ class SpotChecks:
         self._waiting: asyncio.Queue[JobId] = asyncio.Queue(WAITING_MAX)
 
     def on_fact(self, fact: Fact) -> None:
-        """Take note of what happened; some jobs that were done will be checked."""
+        """Choose a share of the completed jobs for a check."""
         if isinstance(fact, JobCompleted) and self._random.random() < self._share:
             try:
                 self._waiting.put_nowait(fact.job_id)
             except asyncio.QueueFull:
-                return  # checking has the time that is left, and no more
+                return  # checks have low priority
 
     async def run(self) -> None:
         """Check jobs, one after the other, until cancelled."""
@@ -76,14 +76,14 @@ class SpotChecks:
                 log.error("cannot check job=%s: %s", job_id, error)
 
     async def check(self, job_id: JobId) -> None:
-        """Have a job done again, if it is one to compare; accuse who is alone.
+        """Repeat a job if its answers are comparable; report a worker that differs.
 
         Raises StoreError.
         """
         stored = await self._store.job(job_id)
         if stored is None or stored.outcome is None or not comparable(stored.job):
             return
-        first = await self._said(stored.job, job_id, stored.outcome)
+        first = await self._checked(stored.job, job_id, stored.outcome)
         if first is None:
             return
         second = await self._again(stored.job, [first])
@@ -109,7 +109,7 @@ class SpotChecks:
     async def _again(
         self, job: Job, before: Sequence[CheckedAnswer]
     ) -> CheckedAnswer | None:
-        """Have a job done by another worker; None if none of them does it."""
+        """Run a job on another worker; None if there is none, or it fails."""
         terms = JobTerms(
             job.terms.policy,
             price=job.terms.price,
@@ -133,9 +133,9 @@ class SpotChecks:
         except ShoalError as error:
             log.info("not checked job=%s: %s", job.id, error)
             return None
-        return await self._said(again, again.id, outcome)
+        return await self._checked(again, again.id, outcome)
 
-    async def _said(
+    async def _checked(
         self, job: Job, job_id: JobId, outcome: Outcome
     ) -> CheckedAnswer | None:
         filed = await self._store.ledger.receipts_of(job_id)
@@ -147,10 +147,10 @@ class SpotChecks:
 
 
 def comparable(job: Job) -> bool:
-    """Say whether every worker should make the same of a job.
+    """Say whether every worker should give the same answer.
 
-    A chat or a completion at temperature 0, and a task that says so itself: workers
-    have programs of their own for tasks.
+    True for chats and completions at temperature 0, and for tasks whose payload says
+    ``deterministic``: workers run their own programs for tasks.
     """
     if job.owner == CHECK_OWNER or job.terms.privacy is Privacy.PRIVATE:
         return False
@@ -167,7 +167,7 @@ def comparable(job: Job) -> bool:
 
 
 def comparable_part(job: Job, outcome: Outcome) -> object:
-    """Return what of an answer has to be the same, whatever the wire it came by."""
+    """Return the part of an answer that is the same on every wire."""
     if not isinstance(job.work, Task):
         return outcome.text, outcome.choices
     try:
