@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeAlias, cast
 
@@ -121,20 +121,23 @@ class ChildProcess(asyncio.SubprocessProtocol):
         ``program`` is a module that carries out orders, and what else it is given.
 
         Raises ConfigError with the traceback if it cannot, Unavailable if it ends or
-        takes too long.
+        takes too long.  If it is cancelled, the process has ended before it returns.
         """
         loop = asyncio.get_running_loop()
         environment = dict.fromkeys(THREAD_VARIABLES, str(threads)) | os.environ
-        transport, process = await loop.subprocess_exec(
-            lambda: cls(ended),
-            *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
-            env=environment,
-            # Its own group, to be killed with the processes that tasks start.
-            start_new_session=os.name == "posix",
-        )
-        process.pid = transport.get_pid()
+        process = cls(ended)
         started = False
         try:
+            # Cancelled while it opens the pipes, asyncio would leave some open.
+            await _uninterrupted(
+                loop.subprocess_exec(
+                    lambda: process,
+                    *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
+                    env=environment,
+                    # Its own group, to be killed with the processes that tasks start.
+                    start_new_session=os.name == "posix",
+                )
+            )
             process.send((process_messages.PREPARE, [*modules], trust))
             async with asyncio.timeout(within):
                 process.timeouts = await process._ready
@@ -144,9 +147,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
                 f"the tasks were not imported within {within:g} s"
             ) from error
         finally:
-            if not started:
+            if not started and process._transport is not None:
+                process._ready.cancel()  # nobody awaits it any more
                 process.kill()
-                await process._wait_killed()
+                await _uninterrupted(process.wait_closed())
         return process
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
@@ -176,26 +180,12 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
 
-    async def _wait_killed(self) -> None:
-        """Wait until it has ended, also if cancelled meanwhile.
-
-        Of several that start at once, one that fails has the others cancelled, also
-        where they have just failed themselves.
-        """
-        cancelled: asyncio.CancelledError | None = None
-        while not self._over.done():
-            try:
-                await self.wait_closed()
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            raise cancelled
-
     # What follows is called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # What it is called with is such a transport, if only in its behaviour.
         self._transport = cast(asyncio.SubprocessTransport, transport)
+        self.pid = self._transport.get_pid()
         orders_to = self._transport.get_pipe_transport(0)
         self._orders = cast(asyncio.WriteTransport, orders_to)
 
@@ -259,11 +249,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._size = end - at
 
     def _take(self, head: Sequence[Any], tail: bytes) -> None:
-        if head[0] == process_messages.READY:
-            self.slots = head[1]
-            self._ready.set_result(_timeouts.decode(tail))
-        elif head[0] == process_messages.IMPORT_FAILED:
-            self._ready.set_exception(ConfigError(head[1]))
+        if head[0] in (process_messages.READY, process_messages.IMPORT_FAILED):
+            if self._ready.done():
+                return  # the start was cancelled
+            if head[0] == process_messages.READY:
+                self.slots = head[1]
+                self._ready.set_result(_timeouts.decode(tail))
+            else:
+                self._ready.set_exception(ConfigError(head[1]))
         elif self.user is not None:
             self.user.on_message(head, tail)
 
@@ -279,6 +272,20 @@ class ChildProcess(asyncio.SubprocessProtocol):
         lines = last_lines(self._log.decode(errors="replace"))
         said = "; it said last:\n" + "\n".join(lines) if lines else ""
         return f"the process that made the call {how}{said}"
+
+
+async def _uninterrupted(work: Awaitable[object]) -> None:
+    """Wait for what takes little time, even if cancelled, and be cancelled after it."""
+    future = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    future.result()
 
 
 def last_lines(log: str) -> list[str]:
