@@ -33,9 +33,10 @@ _PLAIN = (
 _BYTES = (bytes, bytearray, memoryview)
 _AS_THEY_ARE = (*_BYTES, *_REBUILT[3:])
 
-# NumPy's NDArray is one from NumPy 2.5 on, which needs Python 3.12.
-_ALIASES = (typing.TypeAliasType,) if sys.version_info >= (3, 12) else ()
-"""What a ``type`` statement makes (PEP 695)."""
+_ALIASES: tuple[Any, ...] = ()
+"""What a ``type`` statement makes (PEP 695), from Python 3.12 on."""
+if sys.version_info >= (3, 12):  # where NDArray is one, from NumPy 2.5 on
+    _ALIASES = (typing.TypeAliasType,)
 
 
 def binder(task: RegisteredTask) -> Bind | None:
