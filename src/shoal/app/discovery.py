@@ -29,10 +29,10 @@ class AnnouncedService:
 
 
 class LocalDiscovery:
-    """The services that we announce, and the browsers that look for others.
+    """Announces this coordinator's services, and browses for other services.
 
-    ``addresses`` says at which addresses others find what listens on one; what nobody
-    finds is not announced.
+    ``addresses`` returns the addresses at which others reach a listener's address; a
+    listener without any is not announced.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class LocalDiscovery:
         self._discovered = [
             each for each in meetings if found or not each.browser.reciprocal
         ]
-        self._told = False  # that it cannot be, which is said once
+        self._warned = False  # that mDNS is unavailable, once
 
     async def run(self) -> None:
-        """Announce and look until cancelled, anew when this machine's addresses change.
+        """Announce and browse until cancelled; restart when the addresses change.
 
-        Returns if there is nothing to announce and nobody looks.
+        Returns if there is nothing to announce and nothing to browse for.
         """
         while True:
             places = self._listen_addresses()
@@ -99,14 +99,14 @@ class LocalDiscovery:
             for one in self._announced:
                 if self._addresses(one.bound.address):
                     await _announce(network, one, places)
-            self._told = False
+            self._warned = False
             while self._listen_addresses() == places:  # noqa: ASYNC110  # no system tells
                 await asyncio.sleep(CHECK_INTERVAL)
 
     def _warn_unavailable(self, error: Unavailable) -> None:
-        if self._told:
+        if self._warned:
             return
-        self._told = True
+        self._warned = True
         wires = {each.wire for each in self._announced}
         wires |= {each.wire for each in self._discovered}
         flags = " or ".join(f"--{wire}-peers HOST:PORT" for wire in sorted(wires))

@@ -30,21 +30,21 @@ from shoal.transports.tcp import TcpLink
 from shoal.transports.tcp_server import BoundAddress, ConnectionPolicy, tcp_listener
 from shoal.transports.tls import ServerTls, self_signed_tls
 
-CLOSE_TIMEOUT = 3.0  # seconds that connections which we opened get to end
+CLOSE_TIMEOUT = 3.0  # seconds for outbound connections to end
 
 PortsByWire: TypeAlias = Mapping[str, Mapping[str, int]]
-"""Ports by the name of their wire, and by what is told of them: ``Listener.told``."""
+"""Ports by wire, and by ``Listener.advertised_label``."""
 
 log = logging.getLogger("shoal.reaching")
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkContext:
-    """What is needed to come to peers.
+    """What opening the coordinator's ports and connections takes.
 
-    ``tls`` is for listeners with the coordinator's certificate; without it there are
-    none.  ``addresses`` says at which addresses others find what listens on one.
-    ``hidden``: nothing is announced, and nobody looked for.
+    ``tls`` is for listeners with the coordinator's certificate; without it such
+    listeners are not opened.  ``addresses`` returns the addresses at which others reach
+    a listener's address.  ``hidden`` turns announcements and browsing off.
     """
 
     serve: ServeSession
@@ -61,12 +61,12 @@ class NetworkContext:
 async def open_network(
     endpoints: Sequence[tuple[str, Endpoint]], means: NetworkContext
 ) -> AsyncIterator[PortsByWire]:
-    """Serve the endpoints that are no claims on WebSockets for the length of the block.
+    """Serve all endpoints but WebSocket routes for the length of the block.
 
-    Each comes with the name of its wire.  At the end of the block, connections get a
-    moment to end by themselves: whoever serves them is to hang up before.
+    Each endpoint comes with its wire's name.  At the end of the block, connections get
+    ``CLOSE_TIMEOUT`` to end: disconnect them before.
 
-    Raises ConfigError if a port cannot be had.
+    Raises ConfigError if a port cannot be opened.
     """
     ports: dict[str, dict[str, int]] = {}
     announced: list[AnnouncedService] = []

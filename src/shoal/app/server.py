@@ -82,10 +82,10 @@ class RunningCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class _StoredSecrets:
-    """What the coordinator keeps in its folder for nobody else to read."""
+    """The secrets in the data directory."""
 
     api_key: str
-    token: str  # empty: whoever wants to may join
+    token: str  # empty: any worker may join
     signer: Signer
 
 
@@ -105,7 +105,7 @@ async def run_coordinator(
     """
     settings = read_settings(config)
     check_x402(x402)
-    kept = _secrets(config, settings.certificate)
+    stored = _secrets(config, settings.certificate)
     clock = LoopClock()
     files = BlobFiles(config.data_dir / "blobs", settings.blobs_max)
     store = SqliteStore(config.data_dir / "shoal.db", files)
@@ -113,70 +113,72 @@ async def run_coordinator(
         await asyncio.to_thread(files.open)
         await store.open()
         finally_.push_async_callback(store.close)
-        hub = _hub(config, settings, store, clock, kept.signer, BlobTransfer(files))
+        hub = _hub(config, settings, store, clock, stored.signer, BlobTransfer(files))
         if restored := await hub.restore():
             log.info("restored jobs=%d", restored)
         payments = await finally_.enter_async_context(open_payments(x402))
         gateway = await _gateway(
-            config, settings, wires, store, clock, hub, kept, payments
+            config, settings, wires, store, clock, hub, stored, payments
         )
-        door = gateway.door
-        ways = make_endpoints(
+        admission = gateway.door
+        endpoints = make_endpoints(
             clock,
-            door,
+            admission,
             wires,
-            kept.token,
-            kept.signer,
+            stored.token,
+            stored.signer,
             secrets.token_bytes,
             config.name or socket.gethostname() or "shoal",
             await asyncio.to_thread(this_machine),
             settings.contacts,
         )
         gateway.rounds.extend(
-            (wire, each) for wire, each in ways if isinstance(each, MembershipProber)
+            (wire, each)
+            for wire, each in endpoints
+            if isinstance(each, MembershipProber)
         )
         sharing = await finally_.enter_async_context(LibraryServer(settings.library))
-        house = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
-        crowds = PeerConnections(hub, clock, door, house, sharing)
-        upgrades = WebSocketRouter(hub, clock, door, ways, crowds.serve)
-        app = make_app(gateway, upgrades.handle)
+        policy = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
+        peers = PeerConnections(hub, clock, admission, policy, sharing)
+        websockets = WebSocketRouter(hub, clock, admission, endpoints, peers.serve)
+        app = make_app(gateway, websockets.handle)
         tls = _tls_identity(settings)
-        means = NetworkContext(
-            *(crowds.serve, door, clock, Random(), config.host, tls),
+        network = NetworkContext(
+            *(peers.serve, admission, clock, Random(), config.host, tls),
             hidden=config.no_discovery,
         )
         secure = settings.tls is not None
-        # Clients that still wait at the end are cut off when the hub has stopped: that
-        # must not cancel their jobs, which go on after the next start.
+        # Clients that still wait at the end are disconnected after the hub has stopped:
+        # their jobs must not be cancelled, for they go on after the next start.
         async with (
             http_listener(app, config.host, config.port, settings.tls) as port,
             asyncio.TaskGroup() as tasks,
         ):
-            beside = [
+            background = [
                 tasks.create_task(hub.run()),
                 tasks.create_task(_spot_checks(hub, store, settings).run()),
                 tasks.create_task(_prune(gateway, config.keep_days)),
                 tasks.create_task(_send_webhooks(gateway, settings.reach)),
             ]
-            door.url = public_url(config.host, port, secure=secure)
-            door.loopback_only = config.host in LOOPBACK
-            async with open_network(ways, means) as door.ports:
-                upgrades.open(tasks)
-                join = door.invitation(kept.token)
+            admission.url = public_url(config.host, port, secure=secure)
+            admission.loopback_only = config.host in LOOPBACK
+            async with open_network(endpoints, network) as admission.ports:
+                websockets.open(tasks)
+                join = admission.invitation(stored.token)
                 finally_.enter_context(
                     publish_url(config.data_dir, config.host, port, secure=secure)
                 )
                 yield RunningCoordinator(
-                    hub, door.url, port, door.ports, kept.api_key, join
+                    hub, admission.url, port, admission.ports, stored.api_key, join
                 )
-                crowds.drain(STOPPING)
+                peers.drain(STOPPING)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(config.drain):
                         await hub.drain()
                 hub.disconnect_all(STOPPING)
-                crowds.disconnect_all(STOPPING)
-                await upgrades.close()
-            for each in beside:
+                peers.disconnect_all(STOPPING)
+                await websockets.close()
+            for each in background:
                 each.cancel()
 
 
@@ -198,7 +200,7 @@ def _secrets(config: ServeConfig, certificate: str | None) -> _StoredSecrets:
     except OSError as error:
         raise ConfigError(f"--data-dir {folder}: {error.strerror}") from error
     if not token and config.host not in LOOPBACK:
-        log.warning("anybody who reaches this machine can join: --join-token is empty")
+        log.warning("any machine that reaches this one can join: --join-token is empty")
     return _StoredSecrets(api_key, token, signer)
 
 

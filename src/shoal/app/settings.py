@@ -49,7 +49,7 @@ class CoordinatorSettings:
 
 
 def read_settings(config: ServeConfig) -> CoordinatorSettings:
-    """Return what the settings mean.  Raises ConfigError naming one that is no good."""
+    """Return typed settings.  Raises ConfigError that names an invalid one."""
     tls, certificate = _tls(config.tls_cert, config.tls_key)
     return CoordinatorSettings(
         tls,
@@ -76,7 +76,7 @@ def read_settings(config: ServeConfig) -> CoordinatorSettings:
 async def open_payments(config: X402Config) -> AsyncIterator[Payments]:
     """Collect payments for the length of the block, if that is wanted.
 
-    A facilitator that cannot be asked is told of, and asked again with each job.
+    An unreachable facilitator is logged, and tried again with each job.
 
     Raises ConfigError if one is wanted that cannot collect them.
     """

@@ -10,7 +10,7 @@ import sys
 from weakref import finalize
 
 MAPPED_MIN = 2 << 20  # bytes from which on memory is had of the system
-KEPT_MAX = 64 << 20  # bytes that stay with us while nobody uses them
+KEPT_MAX = 64 << 20  # bytes of unused buffers that are kept
 
 
 class BufferPool:
@@ -37,7 +37,7 @@ class BufferPool:
         return memoryview(held).cast("B")[:size]
 
     def _kept_for(self, size: int) -> mmap.mmap | None:
-        """Take out a place that is large enough, if one is kept."""
+        """Return a kept buffer that is large enough, if there is one."""
         kept = self._kept
         for index, place in enumerate(kept):
             if len(place) >= size:
@@ -45,9 +45,9 @@ class BufferPool:
         return None
 
     def _back(self, place: mmap.mmap) -> None:
-        """Keep a place; if that would be too many, keep no other.
+        """Keep a buffer; if the limit is exceeded, keep only this one.
 
-        Nothing is taken out here: this may come in between anywhere.
+        It removes nothing from the list: a finalizer may run at any point.
         """
         if sum(map(len, self._kept)) + len(place) <= self._kept_max:
             self._kept.append(place)
@@ -56,14 +56,14 @@ class BufferPool:
 
 
 def _rounded(size: int) -> int:
-    """Return the power of two from there on: then few sizes do for all."""
+    """Round up to a power of two, so that few sizes serve all messages."""
     return 1 << (size - 1).bit_length()
 
 
 def _map(size: int) -> mmap.mmap:
     if sys.platform == "win32":
         return mmap.mmap(-1, size)
-    # Not shared with anybody, or Linux would give it out in small pages alone.
+    # Private: Linux backs shared mappings by small pages only.
     place = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         place.madvise(mmap.MADV_HUGEPAGE)  # filling it takes half the time

@@ -46,8 +46,8 @@ class ConnectionEnd:
 class Driver(Generic[In, Out]):
     """Couples a session to a link.
 
-    The session never awaits, so the reader, the timer and whoever issues messages
-    share it without a lock.
+    The session never awaits, so the reader, the timer and senders share it without a
+    lock.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Driver(Generic[In, Out]):
         self._timer: Timer | None = None
         self._timer_due = 0.0
         self._notices = 0
-        self._parting_sent = False  # the session was told
+        self._parting_sent = False  # the session knows
 
     @property
     def accepts(self) -> frozenset[type]:
@@ -74,7 +74,7 @@ class Driver(Generic[In, Out]):
 
     @property
     def peer(self) -> str:
-        """Who is at the other end."""
+        """The address of the other end."""
         return self._link.peer
 
     async def run(self) -> ConnectionEnd:
@@ -117,13 +117,13 @@ class Driver(Generic[In, Out]):
         return True
 
     async def wait_for_room(self) -> None:
-        """Wait until the peer has read most of what was issued, or is gone."""
+        """Wait until the peer has read most of what was sent, or has gone."""
         await self._outbox.wait_for_room()
 
     def disconnect(self, reason: str, code: int = 1000, text: str = "") -> None:
         """End the connection.
 
-        The session is not told: whoever hangs up knows it, and the peer did nothing.
+        The session is not notified: the caller decides, not the peer.
         """
         self._end(ConnectionEnd(reason, code, text))
 
@@ -132,7 +132,7 @@ class Driver(Generic[In, Out]):
         return self._ended is None or self._ended.done()
 
     def _reading(self) -> Coroutine[None, None, None]:
-        """Have messages cut by the link, where it can; return what reads them."""
+        """Let the link split messages, if it can; return the reader."""
         session, link = self._session, self._link
         if isinstance(session, FramedSession):
             if isinstance(link, FramingLink):
@@ -145,7 +145,7 @@ class Driver(Generic[In, Out]):
     async def _read(
         self,
         arrive: Callable[[], Awaitable[Arrived]],
-        hear: Callable[[Arrived, float], Sequence[In | Output]],
+        receive: Callable[[Arrived, float], Sequence[In | Output]],
     ) -> None:
         try:
             while not self._over:
@@ -153,7 +153,7 @@ class Driver(Generic[In, Out]):
                 while handled < READS_IN_A_ROW:
                     batch = await arrive()
                     handled += len(batch)
-                    self._perform(hear(batch, self._clock.now()))
+                    self._perform(receive(batch, self._clock.now()))
                     if self._over:
                         return
                 # A link that always has something never waits, and so never yields.

@@ -58,7 +58,7 @@ def describe_http_error(error: Exception) -> str:
 
 
 def _of_system(error: OSError) -> str:
-    # What the event loop says in place of the system's words has the address again.
+    # The event loop's text, in place of the system's, repeats the address.
     if isinstance(error, ConnectionRefusedError):
         return "connection refused"
     if isinstance(error, ConnectionError):
@@ -101,7 +101,7 @@ async def request_json(
                 "GET" if body is None else "POST",
                 URL(url, encoded=True),
                 json=body,
-                # Whoever was told a secret meant this server and no other.
+                # A secret must not follow a redirect to another server.
                 allow_redirects=False,
                 ssl=True if fingerprint is None else Fingerprint(fingerprint),
             ) as response:
@@ -123,7 +123,7 @@ async def request_json(
 
 
 async def _read(response: ClientResponse) -> bytes:
-    """Return the body; nothing if it is too long."""
+    """Return the body; empty if it is too long."""
     body = bytearray()
     async for data in response.content.iter_any():
         body += data

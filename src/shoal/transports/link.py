@@ -46,7 +46,7 @@ class Link(Protocol):
 
 @runtime_checkable
 class FramingLink(Protocol):
-    """A link of bytes that can cut messages itself, for a session that says how."""
+    """A byte link that splits messages itself, as a framed session directs."""
 
     certificate: bytes
     """The SHA-256 fingerprint of the server's; empty: no TLS."""
@@ -54,23 +54,23 @@ class FramingLink(Protocol):
     def attach(
         self, framed: FramedSession[object], on_messages: OnMessages | None = None
     ) -> None:
-        """Cut messages from now on, and give out no pieces any more.
+        """Split the stream into messages from now on; ``receive`` returns no pieces.
 
-        While ``messages`` is waited for, those that come go to ``hear`` at once, and
-        it goes on waiting: waking it takes longer than most messages do.
+        While a caller waits in ``messages``, new messages go to ``on_messages`` at once
+        and the caller goes on waiting: waking it costs more than most messages.
         """
         ...
 
     async def messages(self) -> Sequence[FramedMessage]:
-        """Wait; return all messages that are whole by then, in order.
+        """Wait for messages; return all complete ones, in order.
 
-        Raises PeerError for one that the session refuses, once those before it have
-        been returned, and LinkClosed once the link has ended.
+        Raises PeerError for a message that the session refuses, after those before it
+        were returned, and LinkClosed when the link has ended.
         """
         ...
 
     def try_send(self, data: Data) -> bool:
-        """Write a message as ``send`` does, if that needs no waiting; say whether."""
+        """Write a message if that needs no waiting; return whether it was written."""
         ...
 
     async def write(self, part: bytes | memoryview) -> None:

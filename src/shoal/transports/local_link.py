@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from shoal.protocols.seam.session import Batch, Data
 from shoal.transports.link import LinkClosed
 
-ROOM = 1 << 20  # bytes that may be unread before whoever can wait does
+ROOM = 1 << 20  # unread bytes from which senders wait
 
 
 class LocalLink:
@@ -81,7 +81,7 @@ class LocalLink:
 
 
 def local_links(here: str, there: str) -> tuple[LocalLink, LocalLink]:
-    """Return the two ends of a connection; each is told what the other is called."""
-    ours, theirs = LocalLink(there), LocalLink(here)
-    ours._other, theirs._other = theirs, ours
-    return ours, theirs
+    """Return the two ends of a connection, named for each other."""
+    one, other = LocalLink(there), LocalLink(here)
+    one._other, other._other = other, one
+    return one, other

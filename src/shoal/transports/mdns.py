@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncZeroconf
 
-SIGHTINGS_MAX = 256  # services of one kind that are looked at; anybody can invent more
+SIGHTINGS_MAX = (
+    256  # services of one kind; further ones are ignored, for anyone can announce
+)
 ADDRESSES_MAX = 8  # of one service
 TEXTS_MAX = 32  # entries of one service's TXT record
 RESOLVE_TIMEOUT = 3.0  # seconds until a service that says no more is left alone
@@ -69,10 +71,10 @@ class LocalNetwork:
         seen: Callable[[DiscoveredService], None],
         lost: Callable[[str], None],
     ) -> AsyncIterator[None]:
-        """Look for services of a kind for the length of the block.
+        """Browse for services of a kind for the length of the block.
 
-        ``seen`` is called for each that is there, and again when it has changed;
-        ``lost`` is given the name of one that has gone.
+        ``seen`` gets each service, and again when it has changed; ``lost`` gets the
+        name of a service that has gone.
         """
         from zeroconf.asyncio import AsyncServiceBrowser
 
@@ -180,7 +182,7 @@ class _ServiceResolver:
         name: str,
         state_change: "ServiceStateChange",
     ) -> None:
-        """Take note of a change, as ``zeroconf`` tells it."""
+        """Handle a change reported by ``zeroconf``."""
         if self._stopped:
             return
         if name in self._looking:
@@ -196,20 +198,20 @@ class _ServiceResolver:
         self._looking[name] = self._tasks.create_task(self._look(name))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop browsing."""
         self._stopped = True
         for task in self._looking.values():
             task.cancel()
 
     async def _look(self, name: str) -> None:
-        """Find out where a service is, and tell of it if that is news."""
+        """Resolve a service, and report it if it is new or has changed."""
         from zeroconf import BadTypeInNameException
         from zeroconf.asyncio import AsyncServiceInfo
 
         try:
             info = AsyncServiceInfo(self._kind, name)
         except BadTypeInNameException:
-            return  # anybody can send anything
+            return  # invalid name: anyone can announce anything
         found = await info.async_request(self._zeroconf, RESOLVE_TIMEOUT * 1000)
         self._looking.pop(name, None)
         if not found or not info.port:
@@ -226,14 +228,14 @@ class _ServiceResolver:
         if not self._told:
             self._told = True
             log.warning(
-                "over %d services of the kind %s: more are not looked at",
+                "over %d services of the kind %s: more are ignored",
                 SIGHTINGS_MAX,
                 self._kind,
             )
 
 
 def sighting_of(info: "ServiceInfo", kind: str) -> DiscoveredService:
-    """Return what was found out about a service of a kind, in what anybody may send."""
+    """Return a resolved service; its fields are untrusted."""
     text = {
         key.decode(errors="replace"): (value or b"").decode(errors="replace")
         for key, value in list(info.properties.items())[:TEXTS_MAX]

@@ -66,7 +66,7 @@ class MessageSplitter:
         return _BRIEF if self._after_large else _SHARED
 
     def filled(self, size: int) -> bool:
-        """Take note of bytes that came; say whether there is something to be taken."""
+        """Record received bytes; return whether a message is complete."""
         if self._body is not None:
             self._fill(self._body[self._at : self._at + size])
         else:
@@ -93,7 +93,7 @@ class MessageSplitter:
     def take(self) -> Sequence[FramedMessage]:
         """Return all messages that are whole; the next are cut by what these allow.
 
-        Raises PeerError, once there are none before it, for a head that is no good.
+        Raises PeerError for an invalid head, once the messages before it are taken.
         """
         if not self._messages and self._stuck:
             self._stuck = False

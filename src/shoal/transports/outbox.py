@@ -5,20 +5,18 @@ import asyncio
 from shoal.protocols.seam.session import Bulk, Data
 from shoal.transports.link import FramingLink, Link
 
-OUTBOX_MAX = 16 << 20  # unread bytes at which what a peer provokes is too much
-ISSUED_MAX = (
-    16  # times as much may be what we ask of it: long prompts, in all its slots
-)
-BULK_MAX = 64  # times as much of bulks, which are not copied to be sent
-OUTBOX_FULL = 1 << 20  # bytes at which whoever can wait should
-TURN = 1 << 20  # bytes of a bulk after which others have their turn
+OUTBOX_MAX = 16 << 20  # unread bytes of replies
+ISSUED_MAX = 16  # times as much for commands: long prompts, in all slots
+BULK_MAX = 64  # times as much for bulk data, which is not copied
+OUTBOX_FULL = 1 << 20  # unread bytes from which senders wait
+TURN = 1 << 20  # bytes of bulk data between messages
 
 
 class Outbox:
-    """Messages in order, and bulks in order, each of which waits for all messages.
+    """Messages in order, and bulk data in order behind all messages.
 
-    One task writes.  A message never waits for more than one bulk that has begun, or
-    than the next of its gaps, and for what the system has taken already.
+    One task writes.  A message waits at most for the current part of the bulk data that
+    has begun, and for what the system has buffered.
     """
 
     __slots__ = (
@@ -47,12 +45,12 @@ class Outbox:
         self._over = False
 
     def send(self, data: Data, patience: int) -> bool:
-        """Have a message written; say whether the peer reads as fast as it should.
+        """Queue a message; return whether the peer keeps up with reading.
 
         ``patience`` is how many times ``OUTBOX_MAX`` may be unread.
         """
         if self._idle and self._framing is not None and self._framing.try_send(data):
-            return True  # what needs no waiting needs no waking of the writer either
+            return True  # written at once: the writer need not wake
         # Never wait here: two peers that both stop reading in order to write would
         # wait for each other for ever.
         self._messages.append(data)
@@ -62,8 +60,8 @@ class Outbox:
         return self._size <= OUTBOX_MAX * patience
 
     def send_bulk(self, bulk: Bulk, patience: int) -> bool:
-        """Have a bulk written, as ``post`` does."""
-        # One goes at any rate, whatever its size: only what it has to wait for counts.
+        """Queue bulk data; return whether the peer keeps up with reading."""
+        # Only the data before it counts, so that one of any size fits.
         times = BULK_MAX if patience == ISSUED_MAX else patience
         if self._bulk_size > OUTBOX_MAX * times:
             return False
@@ -73,31 +71,31 @@ class Outbox:
         return True
 
     def clear(self) -> None:
-        """Forget what is not being written yet."""
+        """Drop everything that is not being written yet."""
         self._messages.clear()
         self._bulks.clear()
         self._size = self._bulk_size = 0
 
     def close(self) -> None:
-        """Have ``write`` return when all is written; nobody waits for room any more."""
+        """Let ``run`` return when everything is written, and wake waiting senders."""
         self._over = True
         self._make_room()
         self._wake()
 
     async def wait_for_room(self) -> None:
-        """Wait until the peer has read most of what there is, or is gone."""
+        """Wait until the peer has read most of the queue, or has gone."""
         while self._full and not self._over:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
 
     async def run(self) -> None:
-        """Write what comes, until it is finished.  Raises LinkClosed."""
+        """Write until closed.  Raises LinkClosed."""
         while self._messages or self._bulks or not self._over:
             if self._messages:
                 await self._write_messages()
             if self._bulks:
-                # One, for what comes meanwhile is not to wait for them all.
+                # One only: messages that arrive meanwhile overtake the rest.
                 await self._write_bulk(self._bulks.pop(0))
             elif not self._messages and not self._over:
                 self._writer = asyncio.get_running_loop().create_future()

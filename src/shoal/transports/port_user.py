@@ -21,7 +21,7 @@ def port_user(port: int, proc: Path = Path("/proc")) -> str | None:
                 name = (process / "comm").read_text().strip()
                 return f"{name}, process {process.name}"
         except OSError:
-            continue  # not ours to look at, or gone
+            continue  # not permitted, or gone
     return None
 
 

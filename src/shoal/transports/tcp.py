@@ -13,7 +13,7 @@ from shoal.transports.message_splitter import MessageSplitter
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
 UNREAD_MAX = 512 << 10  # bytes that wait for their reader; then the peer has to
-UNSENT_MAX = 256 << 10  # bytes that wait for the system; then whoever sends has to
+UNSENT_MAX = 256 << 10  # bytes buffered for the system; beyond, senders wait
 PIECE = 64  # bytes that a piece takes beside what is in it
 JOINED_MAX = 64 << 10  # bytes that are copied together to be sent; more go uncopied
 SLICE = 256 << 10  # bytes of a large message that are given to the system at a time
@@ -23,7 +23,7 @@ ABRUPT = 1006  # no farewell came (RFC 6455, section 7.4.1)
 FAREWELL_WITHOUT_CODE = 1005  # all that the end of a byte stream says
 PEER_CLOSED = ("closed by peer", FAREWELL_WITHOUT_CODE)
 
-# A peer that vanished sends nothing: after 10 s without a word it is asked three times.
+# A vanished peer sends nothing: after 10 s of silence, three keepalive probes follow.
 # macOS has a name of its own for the first.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 if sys.platform == "darwin":
@@ -31,7 +31,7 @@ if sys.platform == "darwin":
 
 
 # asyncio's own loop of these releases does not say that its buffer is full once it was
-# given a list (CVE-2024-12254): whoever sends would go on for ever.
+# given a list (CVE-2024-12254): a sender would go on for ever.
 _LISTS_FILL_MEMORY = (3, 12) <= sys.version_info < (3, 12, 9) or (
     3,
     13,
@@ -57,7 +57,7 @@ class TcpLink(asyncio.Protocol):
         self._unread_size = 0  # bytes, about
         self._full = False
         self._cutter: MessageSplitter | None = None
-        self._hear: OnMessages | None = None
+        self._on_messages: OnMessages | None = None
         self._reader: asyncio.Future[None] | None = None  # waits for something to read
         self._unsent: list[bytes] = []
         self._unsent_size = 0
@@ -75,10 +75,10 @@ class TcpLink(asyncio.Protocol):
         return arrived
 
     def attach(
-        self, framed: FramedSession[object], hear: OnMessages | None = None
+        self, framed: FramedSession[object], on_messages: OnMessages | None = None
     ) -> None:
         cutter = self._cutter = MessageSplitter(framed)
-        self._hear = hear
+        self._on_messages = on_messages
         for piece in self._unread:
             assert isinstance(piece, bytes), "a byte stream has no text messages"
             cutter.feed(piece)
@@ -194,10 +194,10 @@ class TcpLink(asyncio.Protocol):
     # For who reads in its place.
 
     def on_messages(self, cutter: MessageSplitter) -> None:
-        """Pass messages on, or wake the reader; read no more if there are too many."""
+        """Pass messages on, or wake the reader; pause reading if there are too many."""
         waiting = self._reader is not None and not self._reader.done()
-        if self._hear is not None and cutter.ready and waiting:
-            self._hear(cutter.take())
+        if self._on_messages is not None and cutter.ready and waiting:
+            self._on_messages(cutter.take())
             if not cutter.full:
                 return
         if cutter.full and not self._full:
@@ -219,7 +219,7 @@ class TcpLink(asyncio.Protocol):
 
     @property
     def _takes_no_more(self) -> bool:
-        # One that is closing has ended, and will be told why in a moment.
+        # A closing link has ended; its reason follows in a moment.
         return self._stopped or self._end is not None or self.transport.is_closing()
 
     def _put(self, data: bytes) -> None:
@@ -249,7 +249,7 @@ class TcpLink(asyncio.Protocol):
                 self.transport.write(b"".join(unsent))
 
     def _over(self, why: str, code: int) -> None:
-        """Note the first reason for the end, and wake whoever waits."""
+        """Record the first reason for the end, and wake waiting callers."""
         self._end = self._end or (why, code)
         self._wake(self._reader)
         self._wake(self._writer)
@@ -315,5 +315,5 @@ _WORDS: Mapping[type[Exception], str] = {
 
 
 def describe_socket_error(error: Exception) -> str:
-    """Say what an error means, in a few words."""
+    """Return a short text for an error."""
     return _WORDS.get(type(error)) or getattr(error, "strerror", "") or str(error)

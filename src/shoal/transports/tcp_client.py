@@ -19,7 +19,7 @@ class Scheme(Enum):
 
     PLAIN = "tcp"
     VERIFIED = "tls"  # with a certificate that leads to an authority
-    ANY = "tls-any"  # with whoever answers: the session finds out who that is
+    ANY = "tls-any"  # any certificate: the session authenticates the peer
 
 
 SCHEMES = frozenset(each.value for each in Scheme)
@@ -40,10 +40,8 @@ async def dial(url: str, *, fingerprint: bytes | None = None) -> AsyncIterator[T
             f"{url} has no certificate to be known by: use tls://, or a token that "
             "names none"
         )
-    asks_nobody = fingerprint is not None or scheme is Scheme.ANY
-    context = (
-        None if scheme is Scheme.PLAIN else _client_context(vouched=not asks_nobody)
-    )
+    pinned = fingerprint is not None or scheme is Scheme.ANY
+    context = None if scheme is Scheme.PLAIN else _client_context(vouched=not pinned)
     link = await _connect(url, host, port, context)
     try:
         link.certificate = b"" if context is None else _certificate_of(link)
@@ -113,7 +111,7 @@ def _client_context(*, vouched: bool) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # ``dial`` looks at it, or the session does
+    context.verify_mode = ssl.CERT_NONE  # ``dial`` checks it, or the session does
     return context
 
 

@@ -19,7 +19,7 @@ from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
 from shoal.transports.websocket import CLOSE_TIMEOUT
 
-LINKS_MAX = 8192  # of one port; beyond, whoever comes is hung up on
+LINKS_MAX = 8192  # of one port; further connections are closed
 LINKS_PER_ADDRESS_MAX = 64  # of one address, but not of this machine's own programs
 ACCEPT_RETRY_DELAY = (
     1.0  # seconds until it is tried again when the system has no room for one more
@@ -39,10 +39,10 @@ class BoundAddress:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionPolicy:
-    """What a connection has to pass before it is served.
+    """What a connection must pass before it is served.
 
-    First the ``gate``, which is told the time, then the handshake of TLS, if there is
-    a certificate for it, within so many seconds.
+    First the ``gate``, then, if there is a certificate, the TLS handshake within
+    ``handshake_within`` seconds.
     """
 
     tls: ServerTls | None = None
@@ -65,22 +65,22 @@ async def tcp_listener(
 ) -> AsyncIterator[BoundAddress]:
     """Serve the connections to a port for the length of the block.
 
-    When ``serve`` returns, its connection is closed.  At the end of the block those
-    that are still there get a moment to end by themselves.  If the port is taken, the
-    system may choose a ``spare`` one.
+    When ``serve`` returns, its connection is closed.  At the end of the block, open
+    connections get ``FAREWELL`` seconds to end.  If the port is taken and ``spare`` is
+    set, the system chooses another.
 
-    Raises ConfigError if the port or the address cannot be had, naming who has it.
+    Raises ConfigError if the port cannot be opened, naming the process that has it.
     """
     if port > PORT_MAX:
         raise ConfigError(f"port {port}: expected at most {PORT_MAX}")
     sock = await _bind(host, port, spare=spare)
     with sock:
-        guests = _Connections(entrance, serve)
-        accepting = asyncio.create_task(guests.accept(sock))
+        connections = _Connections(entrance, serve)
+        accepting = asyncio.create_task(connections.accept(sock))
         try:
             address, bound = sock.getsockname()[:2]
             yield BoundAddress(address, bound)
-            guests.patience = FAREWELL
+            connections.patience = FAREWELL
         finally:
             accepting.cancel()
             with suppress(asyncio.CancelledError):
@@ -98,7 +98,7 @@ async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
     except OSError as error:
         why = describe_bind_error(error, port)
         if spare and error.errno == errno.EADDRINUSE:
-            log.debug("port=%d is not to be had, another is taken: %s", port, why)
+            log.debug("port=%d is taken, choosing another: %s", port, why)
             return await _bind(host, 0, spare=False)
         raise ConfigError(f"cannot listen on {host} port {port}: {why}") from error
     sock.setblocking(False)
@@ -121,10 +121,12 @@ class _Connections:
         self._serve = serve
         self._serving: set[asyncio.Task[None]] = set()
         self._of_one = Counter[str]()
-        self._told: set[str] = set()  # of whom the log says that they are too many
+        self._warned: set[str] = (
+            set()
+        )  # addresses that were logged for too many connections
 
     async def accept(self, listener: socket.socket) -> None:
-        """Take connections until told to stop; then those that are there may end."""
+        """Accept connections until cancelled; then wait for the open ones."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             try:
@@ -197,7 +199,7 @@ class _Connections:
         self._of_one[address] -= 1
         if not self._of_one[address]:
             del self._of_one[address]
-            self._told.discard(address)
+            self._warned.discard(address)
 
     def _too_many(self, address: str) -> bool:
         """Say whether there is no room for one more, once also in the log."""
@@ -208,8 +210,8 @@ class _Connections:
         if not (whole or one):
             return False
         who = "" if whole else address  # the log would be filled by who comes and goes
-        if who not in self._told:
-            self._told.add(who)
+        if who not in self._warned:
+            self._warned.add(who)
             limit = LINKS_MAX if whole else LINKS_PER_ADDRESS_MAX
             log.warning("refused peer=%s reason='over %d connections'", address, limit)
         return True

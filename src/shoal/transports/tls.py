@@ -32,8 +32,8 @@ class ServerTls:
 def self_signed_tls(subject: str) -> ServerTls:
     """Return a server's side with a key and a certificate made for it alone.
 
-    ``subject`` is the certificate's common name.  Nobody vouches for it, so whoever
-    connects has to find out in another way that the fingerprint is ours.  It takes
+    ``subject`` is the certificate's common name.  No authority signs it, so
+    clients must learn its fingerprint in another way.  It takes
     a tenth of a second, most of it once for all.
     """
     # Imported here, for that takes as long as all the rest of a start.
@@ -65,7 +65,7 @@ def self_signed_tls(subject: str) -> ServerTls:
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    # OpenSSL takes it only from a file: in a folder that nobody else can look into.
+    # OpenSSL reads it only from a file: in a directory that only this user can read.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "both.pem")
         file.write_bytes(pem + certificate.public_bytes(Encoding.PEM))
@@ -79,7 +79,7 @@ def server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     ``certificate`` holds the server's own and after it those that lead to an
     authority, ``key`` its private key, both in PEM form.
 
-    Raises ConfigError naming the file that is no good.
+    Raises ConfigError that names the invalid file.
     """
     server_certificate(certificate)
     if "ENCRYPTED" in _read(key, "--tls-key"):

@@ -159,7 +159,7 @@ class WebSocketLink:
 
 
 def _closed_by_peer(code: int, text: str) -> str:
-    # The peer's own words, which a terminal may be shown.
+    # The peer's text, which may be printed on a terminal.
     return f"closed by peer: {code} {ascii(text)[1:-1]}".rstrip()
 
 
@@ -256,5 +256,5 @@ async def dial(
 
 
 async def _refuse_redirect(*_: object) -> None:
-    # Whoever gave us a token meant this server and no other.
+    # A token must not follow a redirect to another server.
     raise ClientError("the server wants to send us elsewhere")
