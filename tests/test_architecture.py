@@ -40,7 +40,7 @@ def code_of(text: str) -> Iterator[ast.AST]:
 
 @pytest.mark.parametrize("name", discover())
 def test_name_of_a_protocol_stays_in_its_folder_and_its_face(name: str) -> None:
-    mounts = {f"gateway/{name}.py", "gateway/app.py"}
+    mounts = {f"gateway/{name}.py", "gateway/operations.py"}
     strays = [
         path
         for path, text in MODULES.items()

@@ -10,6 +10,7 @@ from attacks.raw import post, wire
 from attacks.siege import body
 from gateway.serving import Pool
 from shoal.gateway.openapi import openapi_document
+from shoal.gateway.operations import OPERATIONS
 
 METHODS = (
     "GET",
@@ -23,7 +24,7 @@ METHODS = (
     "CONNECT",
 )
 PATHS = [
-    *openapi_document()["paths"],
+    *openapi_document(OPERATIONS)["paths"],
     "/api/chat",
     "/",
     "/v1",

@@ -19,13 +19,14 @@ from schemathesis.specs.openapi.checks import (
 from harness.profiles import examples
 from live.programs import KEY, PATIENCE, TINY, Pool, Programs
 from shoal.gateway.openapi import openapi_document
+from shoal.gateway.operations import OPERATIONS
 
 # An address that sends wrong keys is soon turned away, and some rules cannot be written
 # as a schema: a tool that is chosen must be among the tools.
 EXCLUDED = [ignored_auth, positive_data_acceptance]
 
 CHATS = "/v1/chat/completions"
-schema = schemathesis.openapi.from_dict(openapi_document())
+schema = schemathesis.openapi.from_dict(openapi_document(OPERATIONS))
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+import msgspec
 from aiohttp import web
 
 from shoal.domain.errors import ShoalError
-from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
-from shoal.gateway.admin import accounts, credentials, jobs, status
+from shoal.gateway.calls import CALLS_PATH
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import CALLER
@@ -18,33 +18,16 @@ from shoal.gateway.http.request_record import (
     log_request,
     record_of,
 )
-from shoal.gateway.jobs import receipts
-from shoal.gateway.monitoring import PrometheusMetrics
-from shoal.gateway.openai import endpoints
+from shoal.gateway.jobs.events import SUBSCRIPTIONS, EventSubscriptions
+from shoal.gateway.monitoring import METRICS, PrometheusMetrics
+from shoal.gateway.openapi import DOCUMENT, openapi_document
+from shoal.gateway.operations import OPERATIONS
 
 __all__ = ["Gateway", "make_app"]
 
 RESPONSE_TIMEOUT = 120.0  # seconds to read an answer that is sent in one piece
 SWITCHING_PROTOCOLS = 101
 CLIENT_CLOSED = 499  # nginx's status for a client that went before it was answered
-
-ROUTES = (
-    endpoints.routes,
-    endpoints.result_routes,
-    calls.blob_routes,
-    calls.function_routes,
-    grandsage.routes,
-    dispatch.routes,
-    receipts.routes,
-    status.routes,
-    status.node_routes,
-    jobs.routes,
-    credentials.routes,
-    credentials.token_routes,
-    accounts.routes,
-    monitoring.health_routes,
-    openapi.openapi_routes,
-)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -54,13 +37,15 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 
     Serve it with ``handler_cancellation``: a client that leaves must end its job.
     """
-    counts = PrometheusMetrics(gateway.hub.pool)
-    gateway.hub.subscribe(counts.count_fact)
+    metrics = PrometheusMetrics(gateway.hub.pool)
+    gateway.hub.subscribe(metrics.count_fact)
+    subscriptions = EventSubscriptions()
+    gateway.hub.subscribe(subscriptions.on_fact)
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
         wanted = request.headers.get("Upgrade", "").lower()
-        if wanted == "websocket" and request.path != calls.CALLS_PATH:
+        if wanted == "websocket" and request.path != CALLS_PATH:
             return await _handle_upgrade(request, upgrade)
         record = begin_record(request, gateway.clock.now())
         status = CLIENT_CLOSED
@@ -74,15 +59,16 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
             now = gateway.clock.now()
             log_request(request, record, status, now - record.started_at)
             known = gateway.hub.pool.roster.with_model
-            counts.observe_request(request, record, status, now, known)
+            metrics.observe_request(request, record, status, now, known)
         return response
 
     app = web.Application(middlewares=[answer])
+    app[METRICS] = metrics
+    app[SUBSCRIPTIONS] = subscriptions
+    app[DOCUMENT] = msgspec.json.encode(openapi_document(OPERATIONS))
     app.on_response_prepare.append(_add_headers)
-    for routes in ROUTES:
-        app.add_routes(routes(gateway))
-    app.add_routes(calls.routes(gateway, counts.count_calls))
-    app.add_routes(monitoring.metrics_routes(gateway, counts))
+    for operation in OPERATIONS:
+        app.add_routes([operation.route(gateway)])
     return app
 
 

@@ -9,22 +9,21 @@ import re
 from collections import Counter
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 from aiohttp import WSMsgType, web
 
 from shoal.calls.messages import decode_items
 from shoal.calls.send_queue import SendQueue
-from shoal.calls.session import CallSession, CountCalls
+from shoal.calls.session import CallSession
 from shoal.coordinator.answer_reader import AnswerStream
-from shoal.domain.credentials import Scope
 from shoal.domain.errors import ClientError, InvalidRequest
 from shoal.domain.work import CALL_QUEUE, Feature, Job, JobKind, Policy
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import Access, ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
+from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 
 CALLS_PATH = "/v1/calls"
@@ -36,15 +35,9 @@ INVALID_DATA = 1007
 QUEUE_OVERFLOW = "the client leaves too much unread"
 
 
-def routes(gateway: Gateway, count: CountCalls) -> list[web.RouteDef]:
-    """Return the path of this face; ``count`` is told of calls that have ended."""
-    return [web.get(CALLS_PATH, partial(open_calls, gateway, count), allow_head=False)]
-
-
 async def open_calls(
-    gateway: Gateway, count: CountCalls, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    caller = await gateway.access.authorize(request, Scope.USE)
     socket = web.WebSocketResponse(
         timeout=CLOSE_TIMEOUT,
         heartbeat=PING_EVERY,
@@ -66,7 +59,7 @@ async def open_calls(
             gateway.prices.price(Policy.FAST, JobKind.CALL),
             tasks.create_task,
             unread,
-            count,
+            request.app[METRICS].count_calls,
         )
         writing = tasks.create_task(_write(socket, unread))
         watching = tasks.create_task(
@@ -175,13 +168,9 @@ class FunctionList(msgspec.Struct, frozen=True):
     unnamed: int
 
 
-def function_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the path of this face."""
-    return [web.get("/v1/tasks", partial(list_functions, gateway))]
-
-
-async def list_functions(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
+async def list_functions(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     found = gateway.hub.pool.roster.with_model.get(CALL_QUEUE, {})
     offers = [worker.offer for worker in found.values() if worker.accepts_jobs]
     workers: Counter[str] = Counter()
@@ -216,27 +205,20 @@ BYTES_TYPE = "application/octet-stream"
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 
-def blob_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the path of this face."""
-    return [
-        web.head(BLOB_PATH, partial(check_blob, gateway)),
-        web.get(BLOB_PATH, partial(fetch_blob, gateway), allow_head=False),
-        web.put(BLOB_PATH, partial(store_blob, gateway)),
-    ]
-
-
-async def check_blob(gateway: Gateway, request: web.Request) -> web.Response:
+async def check_blob(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     """Say whether a value is here, which keeps it here for a while."""
-    await gateway.access.authorize(request, Scope.USE)
     digest = _digest_in(request)
     if gateway.hub.blobs.missing([digest]):
         raise blob_not_found(digest)
     return web.Response(content_type=BYTES_TYPE)
 
 
-async def fetch_blob(gateway: Gateway, request: web.Request) -> web.StreamResponse:
+async def fetch_blob(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.StreamResponse:
     # Who knows the digest of a value was told it, or has the value.
-    await gateway.access.authorize(request, Scope.READ)
     data = await gateway.hub.blobs.read(_digest_in(request))
     response = web.StreamResponse()
     response.content_type = BYTES_TYPE
@@ -256,8 +238,9 @@ async def fetch_blob(gateway: Gateway, request: web.Request) -> web.StreamRespon
     return response
 
 
-async def store_blob(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.USE)
+async def store_blob(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     digest = _digest_in(request)
     data = await gateway.bodies.read(request, BLOB_MAX)
     await gateway.hub.blobs.keep(data, digest)

@@ -1,38 +1,82 @@
-"""Dispatch's HTTP face: its prices, jobs and pairing, and who may come in there.
+"""What Dispatch's clients alone use: the coordinator's health, and quotes.
 
-Source: exchanges recorded with the original coordinator; ``docs/jobs.md`` has what is
-different here, and what is more.
+Source: exchanges recorded with the original coordinator; ``docs/jobs.md`` lists the
+differences.  Its jobs and pairing are in ``jobs/``.
 """
 
-from functools import partial
+from typing import Annotated, Literal
 
+import msgspec
 from aiohttp import web
+from msgspec import UNSET, Meta, UnsetType
 
-from shoal.domain.credentials import Scope
-from shoal.domain.errors import Unauthorized
+from shoal.domain.errors import InvalidRequest
+from shoal.domain.money import dollars
+from shoal.domain.work import JobKind, Policy
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
-from shoal.gateway.jobs import endpoints, events, pairing, quotes, submit_job
+from shoal.gateway.http.access import ApiCaller
+from shoal.gateway.http.responses import json_response
+from shoal.gateway.jobs.job_request import KINDS
+from shoal.ledger.canonical import to_time
 
-WIRE = "dispatch"
+NETWORK = "shoal"
+INVALID_TYPE = "Invalid job_type. Use LLM_INFER or TASK"
+
+AUTO = "AUTO"
+AUTOMATIC = {JobKind.CHAT: Policy.FAST, JobKind.TASK: Policy.CHEAP}
+"""What AUTO means, by the kind of job."""
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    enter = partial(_authorize, gateway)
-    parts = (quotes, submit_job, endpoints, events, pairing)
-    return [route for part in parts for route in part.routes(gateway, enter)]
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
+    status: Literal["ok"] = "ok"
+    workers_online: int
+    network: str = NETWORK
+    timestamp: str  # ISO 8601, in UTC
 
 
-async def _authorize(
-    gateway: Gateway, request: web.Request, needed: Scope
-) -> ApiCaller:
-    """Let callers in; the original's clients show no key."""
-    stranger = ANONYMOUS_KEY if WIRE in gateway.anonymous else None
-    try:
-        return await gateway.access.authorize(request, needed, anonymous=stranger)
-    except Unauthorized as error:
-        if "Authorization" in request.headers:
-            raise
-        text = f"{error}; with `shoal serve --dispatch-open` no key is asked for here"
-        raise Unauthorized(text) from error
+class QuoteQuery(msgspec.Struct, frozen=True):
+    """What is to be priced; ``job_type`` is required."""
+
+    job_type: Annotated[str, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
+        UNSET
+    )
+    policy: Annotated[
+        str, Meta(extra_json_schema={"enum": [*Policy.__members__, AUTO]})
+    ] = AUTO
+
+
+class Quote(msgspec.Struct, frozen=True):
+    """What a job costs, and where to commit it."""
+
+    price: str
+    endpoint: str
+    policy_resolved: str
+    network: str = NETWORK
+    expires_at: None = None
+
+
+async def show_health(gateway: Gateway, request: web.Request) -> web.Response:
+    now = to_time(gateway.clock.wall())
+    online = len(gateway.hub.pool.workers)
+    return json_response(HealthReport(workers_online=online, timestamp=now))
+
+
+async def show_quote(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    types = request.query.getall("job_type", [])
+    if len(types) != 1 or types[0] not in KINDS:
+        raise InvalidRequest(INVALID_TYPE, "job_type")
+    kind = KINDS[types[0]]
+    policy = _policy(request.query.getall("policy", [AUTO]), kind)
+    price = dollars(gateway.prices.price(policy, kind))
+    return json_response(Quote(price, f"/v1/jobs/commit/{policy.value}", policy.name))
+
+
+def _policy(given: list[str], kind: JobKind) -> Policy:
+    if given == [AUTO]:
+        return AUTOMATIC[kind]
+    if len(given) != 1 or given[0] not in Policy.__members__:
+        known = ", ".join([*Policy.__members__, AUTO])
+        raise InvalidRequest(f"Invalid policy. Use one of {known}", "policy")
+    return Policy[given[0]]

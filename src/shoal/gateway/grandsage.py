@@ -6,7 +6,6 @@ Where the original passes on what ends its nodes, this face says "invalid reques
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -92,11 +91,6 @@ ERRORS: Mapping[type[ShoalError], str] = {
     Cancelled: "cancelled",
     ShoalError: "timeout waiting for finish",
 }
-
-
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [web.post("/api/chat", partial(create_chat, gateway))]
 
 
 async def create_chat(gateway: Gateway, request: web.Request) -> web.StreamResponse:

@@ -6,7 +6,6 @@ label only if the pool knows it.
 """
 
 from collections.abc import Collection, Iterator
-from functools import partial
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -16,10 +15,10 @@ from prometheus_client.registry import Collector
 
 from shoal import __version__
 from shoal.coordinator.admission import WorkerAdmission
-from shoal.domain.credentials import Scope
 from shoal.domain.facts import FACT_NAMES, Fact
 from shoal.domain.work import JobKind
 from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.request_record import RequestRecord
 from shoal.pool.state import PoolState
@@ -152,6 +151,9 @@ class PrometheusMetrics:
         return model
 
 
+METRICS = web.AppKey("metrics", PrometheusMetrics)
+
+
 class _PoolCollector(Collector):
     """Tells the pool's state as it is when it is asked."""
 
@@ -191,16 +193,10 @@ class _PoolCollector(Collector):
         )
 
 
-def metrics_routes(gateway: Gateway, metrics: PrometheusMetrics) -> list[web.RouteDef]:
-    """Return the path of this face."""
-    return [web.get("/metrics", partial(show_metrics, gateway, metrics))]
-
-
 async def show_metrics(
-    gateway: Gateway, metrics: PrometheusMetrics, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
-    body = generate_latest(metrics.registry)
+    body = generate_latest(request.app[METRICS].registry)
     return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -214,14 +210,6 @@ def _gauge(name: str, text: str, values: dict[str, int]) -> GaugeMetricFamily:
 def _route_label(request: web.Request) -> str:
     resource = request.match_info.route.resource
     return OTHER if resource is None else resource.canonical
-
-
-def health_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face; they need no key."""
-    return [
-        web.get("/healthz", partial(healthz, gateway)),
-        web.get("/readyz", partial(readyz, gateway)),
-    ]
 
 
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:

@@ -3,6 +3,7 @@
 Source: OpenAPI Specification 3.1.0; JSON Schema comes from msgspec.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,35 +12,34 @@ from aiohttp import web
 import shoal
 from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
-from shoal.gateway.operations import JSON_TYPE, OPERATIONS, SSE_TYPE, Operation
+from shoal.gateway.http.operation import JSON_TYPE, SSE_TYPE, Operation
 
 REF = "#/components/schemas/{name}"
 
 
-def openapi_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the path of this face; it tells nothing of the pool, and needs no key."""
-    described = msgspec.json.encode(openapi_document())
-
-    async def show(request: web.Request) -> web.Response:
-        return web.Response(body=described, content_type=JSON_TYPE)
-
-    return [web.get("/openapi.json", show)]
+DOCUMENT = web.AppKey("openapi", bytes)
 
 
-def openapi_document() -> dict[str, Any]:
-    """Return the description as JSON."""
+async def show_openapi(gateway: Gateway, request: web.Request) -> web.Response:
+    """Answer with the description; it contains nothing about the pool."""
+    return web.Response(body=request.app[DOCUMENT], content_type=JSON_TYPE)
+
+
+def openapi_document(operations: Iterable[Operation]) -> dict[str, Any]:
+    """Return the description of the documented operations, as JSON."""
+    documented = [each for each in operations if each.documented]
     types: set[type[Any]] = {errors.ErrorBody, errors.PlainError}
-    for operation in OPERATIONS:
+    for operation in documented:
         types |= {each for each in (operation.answer, operation.body) if each}
         types |= {operation.query} if operation.query else set()
     order = sorted(types, key=lambda each: each.__name__)
     _, schemas = msgspec.json.schema_components(order, ref_template=REF)
     paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
+    for operation in documented:
         described = _operation(operation)
         if parameters := _parameters(operation, schemas):
             described["parameters"] = parameters
-        paths.setdefault(operation.path, {})[operation.method] = described
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "info": {
@@ -78,7 +78,7 @@ def _operation(operation: Operation) -> dict[str, Any]:
             "required": True,
             "content": {JSON_TYPE: {"schema": _ref(operation.body)}},
         }
-    if operation.open:
+    if operation.scope is None:
         described["security"] = []
     return described
 
@@ -124,4 +124,4 @@ def _ref(type_: type[Any]) -> dict[str, Any]:
 
 def _operation_id(operation: Operation) -> str:
     words = operation.path.replace("{", "by_").replace("}", "").strip("/").split("/")
-    return "_".join([operation.method, *words]).replace(".", "_")
+    return "_".join([operation.method.lower(), *words]).replace(".", "_")

@@ -1,181 +1,309 @@
-"""What can be done over HTTP, path by path: the table of ``/openapi.json``."""
+"""The table of HTTP operations: the router and ``/openapi.json`` are made from it."""
 
-from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-from shoal.gateway import calls
-from shoal.gateway.admin import accounts, credentials, jobs, status
-from shoal.gateway.jobs import endpoints, pairing, quotes, receipts, submit_job
+from shoal.domain.credentials import Scope
+from shoal.domain.work import Chat, Completion, Policy
+from shoal.gateway import calls, dispatch, grandsage, monitoring, openapi
+from shoal.gateway.admin import accounts, credentials, status
+from shoal.gateway.admin import jobs as admin_jobs
+from shoal.gateway.http.operation import (
+    BYTES_TYPE,
+    SSE_TYPE,
+    TEXT_TYPE,
+    Authorized,
+    Operation,
+)
+from shoal.gateway.jobs import endpoints as jobs
+from shoal.gateway.jobs import events, pairing, receipts, submit_job
 from shoal.gateway.jobs.job_request import CommitJob
 from shoal.gateway.jobs.job_view import JobInfo
-from shoal.gateway.openai.chat_answer import ChatCompletion
+from shoal.gateway.openai import endpoints as openai
+from shoal.gateway.openai.chat_answer import CHAT_ID_PREFIX, ChatCompletion
 from shoal.gateway.openai.chat_body import CreateChatCompletion
-from shoal.gateway.openai.completion_answer import TextCompletion
+from shoal.gateway.openai.completion_answer import COMPLETION_ID_PREFIX, TextCompletion
 from shoal.gateway.openai.completion_request import CreateCompletion
 from shoal.gateway.openai.embeddings import CreateEmbedding, CreateEmbeddingResponse
-from shoal.gateway.openai.endpoints import ModelList, ModelObject
 from shoal.ledger.bundle import ReceiptBundle
 from shoal.ledger.consistency import ConsistencyProof
 
-JSON_TYPE = "application/json"
-TEXT_TYPE = "text/plain"
-SSE_TYPE = "text/event-stream"
-BYTES = "application/octet-stream"
+read = partial(Authorized, Scope.READ)
+use = partial(Authorized, Scope.USE)
+admin = partial(Authorized, Scope.ADMIN)
+read_open = partial(read, open_wire="dispatch")
+use_open = partial(use, open_wire="dispatch")
 
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What can be done at a path.
-
-    ``streams`` says that the answer is server-sent events if the body asks for it,
-    ``open`` that it takes no key, and ``query`` what the query may hold.
-    """
-
-    method: str
-    path: str
-    summary: str
-    answer: type[Any] | None = None
-    body: type[Any] | None = None
-    streams: bool = False
-    media: str = JSON_TYPE
-    open: bool = False
-    query: type[Any] | None = None
-    status: int = 200
-
-
-OPERATIONS = (
-    Operation("get", "/v1/models", "List the models", ModelList),
-    Operation("get", "/v1/models/{model}", "Show a model", ModelObject),
+OPENAI = (
     Operation(
-        *("post", "/v1/chat/completions", "Answer a conversation"),
-        *(ChatCompletion, CreateChatCompletion),
+        *("GET", "/v1/models", "List the models", read(openai.list_models)),
+        answer=openai.ModelList,
+    ),
+    Operation(
+        *("GET", "/v1/models/{model}", "Show a model", read(openai.show_model)),
+        answer=openai.ModelObject,
+        slashes=True,
+    ),
+    Operation(
+        *("POST", "/v1/chat/completions", "Create a chat completion"),
+        use(openai.create_chat_completion),
+        answer=ChatCompletion,
+        body=CreateChatCompletion,
         streams=True,
     ),
-    Operation("get", "/v1/chat/completions/{id}", "Fetch an answer", ChatCompletion),
     Operation(
-        *("post", "/v1/completions", "Go on with a text"),
-        *(TextCompletion, CreateCompletion),
+        *("GET", "/v1/chat/completions/{id}", "Fetch a chat completion"),
+        read(partial(openai.show_result, prefix=CHAT_ID_PREFIX, type_=Chat)),
+        answer=ChatCompletion,
+    ),
+    Operation(
+        *("POST", "/v1/completions", "Create a text completion"),
+        use(openai.create_completion),
+        answer=TextCompletion,
+        body=CreateCompletion,
         streams=True,
     ),
-    Operation("get", "/v1/completions/{id}", "Fetch an answer", TextCompletion),
     Operation(
-        *("post", "/v1/embeddings", "Turn texts into vectors"),
-        *(CreateEmbeddingResponse, CreateEmbedding),
-    ),
-    Operation(
-        *("get", "/v1/receipts", "List receipts, the newest first"),
-        receipts.ReceiptList,
-        query=receipts.ReceiptQuery,
-    ),
-    Operation("get", "/v1/receipts/{id}", "Export a job's receipt", ReceiptBundle),
-    Operation("get", "/v1/tasks", "List the functions", calls.FunctionList),
-    Operation("get", "/v1/calls", "Call functions, over a WebSocket", status=101),
-    Operation("get", "/v1/blobs/{digest}", "Fetch a value", media=BYTES),
-    Operation("put", "/v1/blobs/{digest}", "Keep a value", media=BYTES, status=204),
-    Operation(
-        "get", "/v1/log", "Show the log of receipts", receipts.ReceiptLog, open=True
-    ),
-    Operation(
-        *(
-            "get",
-            "/v1/log/growth",
-            "Prove that the log has only grown",
-            ConsistencyProof,
+        *("GET", "/v1/completions/{id}", "Fetch a text completion"),
+        read(
+            partial(openai.show_result, prefix=COMPLETION_ID_PREFIX, type_=Completion)
         ),
-        open=True,
-        query=receipts.GrowthQuery,
+        answer=TextCompletion,
     ),
     Operation(
-        *("get", "/v1/health", "Whether there are workers", quotes.HealthReport),
-        open=True,
+        *("POST", "/v1/embeddings", "Create embeddings", use(openai.create_embeddings)),
+        answer=CreateEmbeddingResponse,
+        body=CreateEmbedding,
+    ),
+)
+
+CALLS = (
+    Operation(
+        *("GET", "/v1/tasks", "List the functions", read(calls.list_functions)),
+        answer=calls.FunctionList,
     ),
     Operation(
-        *("get", "/v1/quote", "Tell what a job costs", quotes.Quote),
-        query=quotes.QuoteQuery,
+        *("GET", calls.CALLS_PATH, "Call functions, over a WebSocket"),
+        use(calls.open_calls),
+        status=101,
+        allow_head=False,
     ),
     Operation(
-        *("post", "/v1/jobs/commit/fast", "Commit a job that is to be done fast"),
-        *(submit_job.CommittedJob, CommitJob),
-        status=201,
+        *("HEAD", calls.BLOB_PATH, "Check whether a value is stored"),
+        use(calls.check_blob),
+        documented=False,
     ),
     Operation(
-        *("post", "/v1/jobs/commit/cheap", "Commit a job that is to be done cheaply"),
-        *(submit_job.CommittedJob, CommitJob),
-        status=201,
+        *("GET", calls.BLOB_PATH, "Fetch a value", read(calls.fetch_blob)),
+        media=BYTES_TYPE,
+        allow_head=False,
     ),
     Operation(
-        *("get", "/v1/jobs", "List jobs, the newest first", endpoints.JobPage),
-        query=endpoints.JobListQuery,
+        *("PUT", calls.BLOB_PATH, "Store a value", use(calls.store_blob)),
+        media=BYTES_TYPE,
+        status=204,
+    ),
+)
+
+JOBS = (
+    Operation(
+        *("GET", "/v1/health", "Show the number of workers", dispatch.show_health),
+        answer=dispatch.HealthReport,
     ),
     Operation(
-        *("get", "/v1/jobs/{id}", "Show a job, or wait for its end", JobInfo),
-        query=endpoints.JobShowQuery,
+        *("GET", "/v1/quote", "Price a job", read_open(dispatch.show_quote)),
+        answer=dispatch.Quote,
+        query=dispatch.QuoteQuery,
     ),
-    Operation("delete", "/v1/jobs/{id}", "Cancel a job", JobInfo),
+    *(
+        Operation(
+            *(
+                "POST",
+                f"/v1/jobs/commit/{policy.value}",
+                f"Commit a {policy.value} job",
+            ),
+            use_open(partial(submit_job.commit_job, policy=policy)),
+            answer=submit_job.CommittedJob,
+            body=CommitJob,
+            status=201,
+        )
+        for policy in Policy
+    ),
     Operation(
-        *("get", "/v1/jobs/{id}/events", "Tell what happens to a job as it happens"),
+        *("GET", "/v1/jobs", "List jobs, newest first", read_open(jobs.list_jobs)),
+        answer=jobs.JobPage,
+        query=jobs.JobListQuery,
+    ),
+    Operation(
+        *("GET", "/v1/jobs/{id}", "Show a job, or wait for its end"),
+        read_open(jobs.show_job),
+        answer=JobInfo,
+        query=jobs.JobShowQuery,
+    ),
+    Operation(
+        *("DELETE", "/v1/jobs/{id}", "Cancel a job", use_open(jobs.cancel_job)),
+        answer=JobInfo,
+    ),
+    Operation(
+        *("GET", "/v1/jobs/{id}/events", "Stream a job's events"),
+        read_open(events.stream_events),
         media=SSE_TYPE,
     ),
     Operation(
-        *("post", "/v1/trust/create", "Make a code to pair a worker with"),
-        *(pairing.CodeCreated, pairing.CreateCode),
+        *("POST", "/v1/trust/create", "Create a pairing code"),
+        use_open(pairing.create_pairing_code),
+        answer=pairing.CodeCreated,
+        body=pairing.CreateCode,
         status=201,
     ),
+    # The pairing code is the credential.
     Operation(
-        *("post", "/v1/trust/claim", "Be paired by a code"),
-        *(pairing.CodeClaimed, pairing.ClaimCode),
-        open=True,
+        *("POST", "/v1/trust/claim", "Pair a worker by a code"),
+        pairing.claim_pairing_code,
+        answer=pairing.CodeClaimed,
+        body=pairing.ClaimCode,
     ),
     Operation(
-        *("get", "/v1/trust/list", "List a user's workers", pairing.ProviderList),
+        *("GET", "/v1/trust/list", "List a user's workers"),
+        read_open(pairing.list_providers),
+        answer=pairing.ProviderList,
         query=pairing.ProviderQuery,
     ),
-    Operation("get", "/admin/accounts", "List accounts", accounts.AccountList),
-    Operation(
-        *("get", "/admin/accounts/{name}", "Show an account"),
-        accounts.AccountDetail,
-    ),
-    Operation(
-        *("post", "/admin/accounts/{name}/credit", "Top an account up"),
-        *(accounts.AccountDetail, accounts.CreditAccount),
-    ),
-    Operation(
-        *("put", "/admin/accounts/{name}/budget", "Bound an account"),
-        *(accounts.AccountDetail, accounts.SetBudget),
-    ),
-    Operation(
-        "get", "/admin/status", "Show workers and jobs", status.CoordinatorStatus
-    ),
-    Operation("get", "/admin/nodes", "Show the nodes of fleets", status.NodeList),
-    Operation(
-        *("get", "/admin/jobs", "List jobs, the newest first", jobs.JobList),
-        query=jobs.AdminJobQuery,
-    ),
-    Operation("get", "/admin/jobs/{id}", "Show a job", jobs.JobDetail),
-    Operation(
-        *("get", "/admin/jobs/{id}/explain", "Tell why a job went as it did"),
-        jobs.Explanation,
-    ),
-    Operation("delete", "/admin/jobs/{id}", "Cancel a job", jobs.CancelledJob),
-    Operation("get", "/admin/keys", "List the API keys", credentials.KeyList),
-    Operation(
-        *("post", "/admin/keys", "Make an API key"),
-        *(credentials.KeyInfo, credentials.NewKey),
-    ),
-    Operation("get", "/admin/keys/{name}", "Show an API key", credentials.KeyInfo),
-    Operation("delete", "/admin/keys/{name}", "Revoke an API key", credentials.KeyInfo),
-    Operation("get", "/admin/tokens", "List the join tokens", credentials.TokenList),
-    Operation(
-        *("post", "/admin/tokens", "Make a join token"),
-        *(credentials.TokenInfo, credentials.NewToken),
-    ),
-    Operation(
-        *("delete", "/admin/tokens/{name}", "Revoke a join token"),
-        credentials.TokenInfo,
-    ),
-    Operation("get", "/metrics", "Measurements, for Prometheus", media=TEXT_TYPE),
-    Operation("get", "/healthz", "Whether the coordinator runs", open=True),
-    Operation("get", "/readyz", "Whether it takes work", open=True),
-    Operation("get", "/openapi.json", "This description", open=True),
 )
-"""All but ``/api/chat``, which is not described: it answers nothing as JSON."""
+
+RECEIPTS = (
+    Operation(
+        *("GET", "/v1/receipts", "List receipts, newest first"),
+        read(receipts.list_receipts),
+        answer=receipts.ReceiptList,
+        query=receipts.ReceiptQuery,
+    ),
+    Operation(
+        *("GET", "/v1/receipts/{id}", "Export a job's receipt"),
+        read(receipts.export_receipt),
+        answer=ReceiptBundle,
+    ),
+    # Public: the log is for those who do not trust the coordinator.
+    Operation(
+        *("GET", "/v1/log", "Show the log of receipts", receipts.show_log),
+        answer=receipts.ReceiptLog,
+    ),
+    Operation(
+        *("GET", "/v1/log/growth", "Prove that the log has only grown"),
+        receipts.show_growth,
+        answer=ConsistencyProof,
+        query=receipts.GrowthQuery,
+    ),
+)
+
+ADMIN = (
+    Operation(
+        *("GET", "/admin/accounts", "List accounts", read(accounts.list_accounts)),
+        answer=accounts.AccountList,
+    ),
+    Operation(
+        *("GET", "/admin/accounts/{name}", "Show an account"),
+        read(accounts.show_account),
+        answer=accounts.AccountDetail,
+    ),
+    Operation(
+        *("POST", "/admin/accounts/{name}/credit", "Credit an account"),
+        admin(accounts.credit_account),
+        answer=accounts.AccountDetail,
+        body=accounts.CreditAccount,
+    ),
+    Operation(
+        *("PUT", "/admin/accounts/{name}/budget", "Set an account's budget"),
+        admin(accounts.set_budget),
+        answer=accounts.AccountDetail,
+        body=accounts.SetBudget,
+    ),
+    Operation(
+        *("GET", "/admin/status", "Show workers and jobs", read(status.show_status)),
+        answer=status.CoordinatorStatus,
+    ),
+    Operation(
+        *("GET", "/admin/nodes", "List the nodes of fleets", read(status.list_nodes)),
+        answer=status.NodeList,
+    ),
+    Operation(
+        *("GET", "/admin/jobs", "List jobs, newest first", read(admin_jobs.list_jobs)),
+        answer=admin_jobs.JobList,
+        query=admin_jobs.AdminJobQuery,
+    ),
+    Operation(
+        *("GET", "/admin/jobs/{id}", "Show a job", read(admin_jobs.show_job)),
+        answer=admin_jobs.JobDetail,
+    ),
+    Operation(
+        *("DELETE", "/admin/jobs/{id}", "Cancel a job", use(admin_jobs.cancel_job)),
+        answer=admin_jobs.CancelledJob,
+    ),
+    Operation(
+        *("GET", "/admin/jobs/{id}/explain", "Explain a job's history"),
+        read(admin_jobs.explain_job),
+        answer=admin_jobs.Explanation,
+    ),
+    Operation(
+        *("GET", "/admin/keys", "List the API keys", admin(credentials.list_keys)),
+        answer=credentials.KeyList,
+    ),
+    Operation(
+        *("POST", "/admin/keys", "Create an API key", admin(credentials.create_key)),
+        answer=credentials.KeyInfo,
+        body=credentials.NewKey,
+    ),
+    Operation(
+        *("GET", "/admin/keys/{name}", "Show an API key", admin(credentials.show_key)),
+        answer=credentials.KeyInfo,
+    ),
+    Operation(
+        *("DELETE", "/admin/keys/{name}", "Revoke an API key"),
+        admin(credentials.revoke_key),
+        answer=credentials.KeyInfo,
+    ),
+    Operation(
+        *("GET", "/admin/tokens", "List the join tokens"),
+        admin(credentials.list_tokens),
+        answer=credentials.TokenList,
+    ),
+    Operation(
+        *("POST", "/admin/tokens", "Create a join token"),
+        admin(credentials.create_token),
+        answer=credentials.TokenInfo,
+        body=credentials.NewToken,
+    ),
+    Operation(
+        *("DELETE", "/admin/tokens/{name}", "Revoke a join token"),
+        admin(credentials.revoke_token),
+        answer=credentials.TokenInfo,
+    ),
+)
+
+MONITORING = (
+    Operation(
+        *("GET", "/metrics", "Metrics for Prometheus", read(monitoring.show_metrics)),
+        media=TEXT_TYPE,
+    ),
+    Operation("GET", "/healthz", "Whether the coordinator runs", monitoring.healthz),
+    Operation("GET", "/readyz", "Whether it accepts jobs", monitoring.readyz),
+    Operation("GET", "/openapi.json", "This description", openapi.show_openapi),
+)
+
+GRANDSAGE = (
+    # It authorizes by itself: its errors have status 200.  Its answer is no JSON.
+    Operation(
+        *("POST", "/api/chat", "Answer a chat", grandsage.create_chat),
+        documented=False,
+    ),
+)
+
+OPERATIONS: tuple[Operation, ...] = (
+    *OPENAI,
+    *CALLS,
+    *JOBS,
+    *RECEIPTS,
+    *ADMIN,
+    *MONITORING,
+    *GRANDSAGE,
+)
+"""All operations; the router matches them in this order."""

@@ -1,6 +1,5 @@
 """Accounts over HTTP: what is on them, what moved, and topping them up."""
 
-from functools import partial
 from typing import Annotated
 from urllib.parse import unquote
 
@@ -79,18 +78,9 @@ _credit = msgspec.json.Decoder(CreditAccount)
 _limit = msgspec.json.Decoder(SetBudget)
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/admin/accounts", partial(list_accounts, gateway)),
-        web.get("/admin/accounts/{name}", partial(show_account, gateway)),
-        web.post("/admin/accounts/{name}/credit", partial(credit_account, gateway)),
-        web.put("/admin/accounts/{name}/budget", partial(set_budget, gateway)),
-    ]
-
-
-async def list_accounts(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
+async def list_accounts(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     books = gateway.hub.books
     names = [name for name in books.account_names() if _may_see(caller, name)]
     everything = caller.has_scope(Scope.ADMIN)
@@ -100,8 +90,9 @@ async def list_accounts(gateway: Gateway, request: web.Request) -> web.Response:
     )
 
 
-async def show_account(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
+async def show_account(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     name = _account_name(request)
     if not _may_see(caller, name):
         raise Forbidden(f"{name} is not yours: this takes a key with the scope admin")
@@ -115,8 +106,9 @@ async def show_account(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(account)
 
 
-async def credit_account(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.ADMIN)
+async def credit_account(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     name = _account_name(request, new=True)
     credit = decode(_credit, await gateway.bodies.read(request))
     gateway.access.ensure_active(caller)
@@ -124,8 +116,9 @@ async def credit_account(gateway: Gateway, request: web.Request) -> web.Response
     return json_response(await _account_detail(gateway, name))
 
 
-async def set_budget(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.ADMIN)
+async def set_budget(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     name = _account_name(request, new=True)
     limit = decode(_limit, await gateway.bodies.read(request))
     gateway.access.ensure_active(caller)

@@ -1,6 +1,5 @@
 """API keys and join tokens over HTTP: created, listed and revoked by admin keys."""
 
-from functools import partial
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,7 +18,7 @@ from shoal.domain.credentials import (
 )
 from shoal.domain.errors import InvalidRequest
 from shoal.gateway.context import Gateway
-from shoal.gateway.http.access import RESERVED_NAMES
+from shoal.gateway.http.access import RESERVED_NAMES, ApiCaller
 from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.responses import json_response
 
@@ -84,18 +83,9 @@ class KeyList(msgspec.Struct, frozen=True):
 _new_key = msgspec.json.Decoder(NewKey)
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/admin/keys", partial(list_keys, gateway)),
-        web.post("/admin/keys", partial(create_key, gateway)),
-        web.get("/admin/keys/{name}", partial(show_key, gateway)),
-        web.delete("/admin/keys/{name}", partial(revoke_key, gateway)),
-    ]
-
-
-async def list_keys(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.ADMIN)
+async def list_keys(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     used = await gateway.keys.usage_by_owner(day_of(gateway.clock.wall()))
     book = gateway.access.keyring.cache
     return json_response(
@@ -103,8 +93,9 @@ async def list_keys(gateway: Gateway, request: web.Request) -> web.Response:
     )
 
 
-async def create_key(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.ADMIN)
+async def create_key(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     wanted = decode(_new_key, await gateway.bodies.read(request))
     gateway.access.ensure_active(
         caller
@@ -132,13 +123,15 @@ async def create_key(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(msgspec.structs.replace(shown, key=secret), secret=True)
 
 
-async def show_key(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.ADMIN)
+async def show_key(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     return json_response(await _key_with_usage(gateway, _key_named(gateway, request)))
 
 
-async def revoke_key(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.ADMIN)
+async def revoke_key(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     key = await gateway.access.revoke(_key_named(gateway, request))
     return json_response(await _key_with_usage(gateway, key))
 
@@ -228,24 +221,17 @@ class TokenList(msgspec.Struct, frozen=True):
 _new_token = msgspec.json.Decoder(NewToken)
 
 
-def token_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/admin/tokens", partial(list_tokens, gateway)),
-        web.post("/admin/tokens", partial(create_token, gateway)),
-        web.delete("/admin/tokens/{name}", partial(revoke_token, gateway)),
-    ]
-
-
-async def list_tokens(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.ADMIN)
+async def list_tokens(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     return json_response(
         TokenList([_token_info(gateway, token) for token in gateway.door.tokens])
     )
 
 
-async def create_token(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.ADMIN)
+async def create_token(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     wanted = decode(_new_token, await gateway.bodies.read(request))
     gateway.access.ensure_active(
         caller
@@ -276,8 +262,9 @@ async def create_token(gateway: Gateway, request: web.Request) -> web.Response:
     )
 
 
-async def revoke_token(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.ADMIN)
+async def revoke_token(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     token = gateway.door.tokens.find(request.match_info["name"])
     return json_response(_token_info(gateway, await gateway.door.revoke(token)))
 

@@ -1,7 +1,6 @@
 """What operators ask about jobs: which there are, and why one went as it did."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +12,7 @@ from shoal.domain.facts import JobCompleted, JobHedged, JobLeased
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Choice, Outcome
 from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in, read_query
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.job_view import NULL, encode_value
@@ -94,18 +94,9 @@ class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     owner: str | msgspec.UnsetType = msgspec.UNSET
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/admin/jobs", partial(list_jobs, gateway)),
-        web.get("/admin/jobs/{id}", partial(show_job, gateway)),
-        web.get("/admin/jobs/{id}/explain", partial(explain_job, gateway)),
-        web.delete("/admin/jobs/{id}", partial(cancel_job, gateway)),
-    ]
-
-
-async def list_jobs(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
+async def list_jobs(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     query = read_query(request, AdminJobQuery)
     owner = query.owner or None
     if not caller.has_scope(Scope.ADMIN):
@@ -118,8 +109,10 @@ async def list_jobs(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(JobList([_summary(each) for each in stored]))
 
 
-async def show_job(gateway: Gateway, request: web.Request) -> web.Response:
-    stored = await _visible_job(gateway, request, Scope.READ)
+async def show_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    stored = await _visible_job(gateway, request, caller)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
     story = await gateway.store.history(stored.job.id)
     summary = msgspec.structs.asdict(_summary(summarize(stored)))
@@ -128,8 +121,10 @@ async def show_job(gateway: Gateway, request: web.Request) -> web.Response:
     )
 
 
-async def explain_job(gateway: Gateway, request: web.Request) -> web.Response:
-    stored = await _visible_job(gateway, request, Scope.READ)
+async def explain_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    stored = await _visible_job(gateway, request, caller)
     story = await gateway.store.history(stored.job.id)
     lines = explain(story)
     waiting = gateway.hub.pool.jobs.get(stored.job.id)
@@ -140,8 +135,10 @@ async def explain_job(gateway: Gateway, request: web.Request) -> web.Response:
     return json_response(Explanation(stored.job.id, lines))
 
 
-async def cancel_job(gateway: Gateway, request: web.Request) -> web.Response:
-    stored = await _visible_job(gateway, request, Scope.USE)
+async def cancel_job(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
+    stored = await _visible_job(gateway, request, caller)
     job_id = stored.job.id
     if not gateway.hub.cancel(job_id, "cancelled by an operator"):
         raise InvalidRequest(f"job {job_id} has ended: {stored.state.value}")
@@ -149,13 +146,12 @@ async def cancel_job(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def _visible_job(
-    gateway: Gateway, request: web.Request, needed: Scope
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> StoredJob:
-    """Return the job that is asked for, if it is the caller's own or they are admin.
+    """Return the requested job.
 
-    Raises NotFound, or whatever ``Access.authorize`` does.
+    Raises NotFound, or Forbidden if it is another key's and the caller is not admin.
     """
-    caller = await gateway.access.authorize(request, needed)
     job_id = job_id_in(request)
     stored = await gateway.store.job(job_id)
     if stored is None:

@@ -1,16 +1,14 @@
 """Status for operators: workers, open jobs, and the nodes that wires probe."""
 
-from functools import partial
-
 import msgspec
 from aiohttp import web
 
 import shoal
 from shoal.coordinator.connections import PeerRoute
-from shoal.domain.credentials import Scope
 from shoal.domain.ids import WorkerId
 from shoal.domain.worker import MachineHealth
 from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
 from shoal.pool.worker import Worker
 from shoal.protocols.seam.multi_peer import ListedNode
@@ -39,11 +37,6 @@ class NodeList(msgspec.Struct, frozen=True):
     data: list[NodeStatus]
 
 
-def node_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [web.get("/admin/nodes", partial(list_nodes, gateway))]
-
-
 def node_statuses(gateway: Gateway) -> list[NodeStatus]:
     """Return the nodes of all wires that have any but ourselves."""
     return [
@@ -54,8 +47,9 @@ def node_statuses(gateway: Gateway) -> list[NodeStatus]:
     ]
 
 
-async def list_nodes(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
+async def list_nodes(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     return json_response(NodeList(node_statuses(gateway)))
 
 
@@ -123,15 +117,9 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     nodes: list[NodeStatus]  # that wires keep an eye on by themselves
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/admin/status", partial(show_status, gateway)),
-    ]
-
-
-async def show_status(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
+async def show_status(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     pool = gateway.hub.pool
     running = len(pool.jobs) - pool.queued
     return json_response(

@@ -1,9 +1,7 @@
 """Jobs over HTTP: looked at, waited for, listed and cancelled, whatever their kind."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Annotated, TypeAlias
+from typing import Annotated
 
 import msgspec
 from aiohttp import web
@@ -39,13 +37,8 @@ from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
 WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job
 LISTED_MAX = 100  # jobs in one answer
 
-JOBS_PATH = "/v1/jobs"
-
 CANCELLED_BY_OWNER = "cancelled by its owner"
 NOT_FOUND = "Job not found"
-
-Authorize: TypeAlias = Callable[[web.Request, Scope], Awaitable[ApiCaller]]
-"""How callers come in; raises what ``Access.authorize`` does."""
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -73,15 +66,6 @@ class JobShowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wait: Annotated[float, Meta(ge=0, le=WAIT_MAX)] = 0.0
 
 
-def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
-    """Return the paths of jobs."""
-    return [
-        web.get(JOBS_PATH, partial(list_jobs, gateway, authorize)),
-        web.get(f"{JOBS_PATH}/{{id}}", partial(show_job, gateway, authorize)),
-        web.delete(f"{JOBS_PATH}/{{id}}", partial(cancel_job, gateway, authorize)),
-    ]
-
-
 async def owned_outline(
     gateway: Gateway, job_id: JobId, caller: ApiCaller
 ) -> StoredJobSummary:
@@ -103,9 +87,8 @@ async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
 
 
 async def show_job(
-    gateway: Gateway, authorize: Authorize, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    caller = await authorize(request, Scope.READ)
     query = read_query(request, JobShowQuery)
     job_id = job_id_in(request)
     stored = await _owned_job(gateway, job_id, caller)
@@ -150,9 +133,8 @@ async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
 
 
 async def list_jobs(
-    gateway: Gateway, authorize: Authorize, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    caller = await authorize(request, Scope.READ)
     query = read_query(request, JobListQuery)
     before = JobId(query.before) if query.before else None
     if before is not None:
@@ -178,9 +160,8 @@ async def list_jobs(
 
 
 async def cancel_job(
-    gateway: Gateway, authorize: Authorize, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    caller = await authorize(request, Scope.USE)
     job_id = job_id_in(request)
     state = (await owned_outline(gateway, job_id, caller)).state
     record_of(request).job_id = job_id

@@ -8,12 +8,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 
 import msgspec
 from aiohttp import web
 
-from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, QueueFull, ShoalError
 from shoal.domain.facts import (
     AccountCredited,
@@ -45,13 +43,12 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import KEEPALIVE, ClientGone, encode_json, write
-from shoal.gateway.jobs.endpoints import JOBS_PATH, Authorize, owned_outline
+from shoal.gateway.jobs.endpoints import owned_outline
 from shoal.gateway.jobs.job_view import error_code
 from shoal.gateway.openai.event_stream import SSE
 from shoal.ledger.canonical import to_time
 from shoal.store.port import RecordedFact
 
-EVENTS_PATH = f"{JOBS_PATH}/{{id}}/events"
 SUBSCRIBERS_MAX = 1000  # clients that hear of jobs at a time, each on a connection
 ID_DIGITS_MAX = 15  # of an event's id
 LOOK_AGAIN = 0.5  # seconds until what was told of is in the store, though it may wait
@@ -116,25 +113,17 @@ class EventSubscriptions:
                 del self._signals[job_id]
 
 
-def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
-    """Return the path of the events."""
-    listeners = EventSubscriptions()
-    gateway.hub.subscribe(listeners.on_fact)
-    return [web.get(EVENTS_PATH, partial(stream_events, gateway, listeners, authorize))]
+SUBSCRIPTIONS = web.AppKey("subscriptions", EventSubscriptions)
 
 
 async def stream_events(
-    gateway: Gateway,
-    subscriptions: EventSubscriptions,
-    authorize: Authorize,
-    request: web.Request,
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    caller = await authorize(request, Scope.READ)
     job_id = job_id_in(request)
     await owned_outline(gateway, job_id, caller)
     record_of(request).job_id = job_id
     seen = _last_seen(request)
-    with subscriptions.subscribe(job_id) as signal:
+    with request.app[SUBSCRIPTIONS].subscribe(job_id) as signal:
         story = await gateway.store.history_since(job_id, 0)
         ended = _has_ended(story)
         if ended and seen >= len(story):

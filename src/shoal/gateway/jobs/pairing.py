@@ -1,18 +1,16 @@
 """Pairing: a user makes a code, and the worker that claims it may have private jobs."""
 
-from functools import partial
 from typing import Annotated
 
 import msgspec
 from aiohttp import web
 from msgspec import UNSET, Meta, Raw, UnsetType
 
-from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, RateLimited
 from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.responses import json_response
-from shoal.gateway.jobs.endpoints import Authorize
 from shoal.gateway.jobs.job_request import USER_MAX, UserId, decode_user, is_falsy
 from shoal.gateway.jobs.job_view import format_time
 from shoal.gateway.jobs.submit_job import read_json_body
@@ -83,19 +81,9 @@ _creates = msgspec.json.Decoder(CreateCode)
 _claims = msgspec.json.Decoder(ClaimCode)
 
 
-def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
-    """Return the paths of pairing."""
-    return [
-        web.post("/v1/trust/create", partial(create_pairing_code, gateway, authorize)),
-        web.post("/v1/trust/claim", partial(claim_pairing_code, gateway)),
-        web.get("/v1/trust/list", partial(list_providers, gateway, authorize)),
-    ]
-
-
 async def create_pairing_code(
-    gateway: Gateway, authorize: Authorize, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    caller = await authorize(request, Scope.USE)
     body = decode(_creates, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not isinstance(body.user_id, Raw) or is_falsy(body.user_id, "user_id"):
         raise InvalidRequest(MISSING_USER, "user_id")
@@ -175,9 +163,8 @@ async def _record_pairing(gateway: Gateway, code: PairingCode, public_key: str) 
 
 
 async def list_providers(
-    gateway: Gateway, authorize: Authorize, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    caller = await authorize(request, Scope.READ)
     user = request.query.get("user_id", "")
     if not user:
         raise InvalidRequest(MISSING_QUERY, "user_id")

@@ -1,6 +1,5 @@
 """Receipts over HTTP, and proofs about the log that they stand in."""
 
-from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -73,26 +72,18 @@ class ReceiptLog(msgspec.Struct, frozen=True):
     checkpoint: str | None
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/v1/receipts", partial(list_receipts, gateway)),
-        web.get("/v1/receipts/{id}", partial(export_receipt, gateway)),
-        web.get("/v1/log", partial(show_log, gateway)),
-        web.get("/v1/log/growth", partial(show_growth, gateway)),
-    ]
-
-
-async def list_receipts(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
+async def list_receipts(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     query = read_query(request, ReceiptQuery)
     owner = None if caller.has_scope(Scope.ADMIN) else caller.name
     filed = await gateway.store.ledger.recent_receipts(owner, query.limit)
     return json_response(ReceiptList([receipt_info(each) for each in filed]))
 
 
-async def export_receipt(gateway: Gateway, request: web.Request) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
+async def export_receipt(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     made = await export_bundle(gateway, job_id_in(request), caller)
     return json_bytes_response(bundle.write(made))
 

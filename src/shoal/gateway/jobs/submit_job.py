@@ -6,7 +6,6 @@ from urllib.parse import urlsplit
 import msgspec
 from aiohttp import web
 
-from shoal.domain.credentials import Scope
 from shoal.domain.errors import InvalidRequest, PaymentDue
 from shoal.domain.ids import JobId
 from shoal.domain.work import Job, Policy, Privacy, Task, Webhook
@@ -17,14 +16,12 @@ from shoal.gateway.http.errors import error_status
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_response
 from shoal.gateway.jobs.egress_policy import EgressPolicy, is_denied
-from shoal.gateway.jobs.endpoints import JOBS_PATH, Authorize
 from shoal.gateway.jobs.job_options import build_job
 from shoal.gateway.jobs.job_request import decode_commit
 from shoal.gateway.jobs.payment_gate import exclusive_payment, pay, run_to_end
 from shoal.gateway.jobs.payments import NO_PAYMENTS
 from shoal.pool.react import NO_TRUSTED_WORKER
 
-COMMIT_PATH = f"{JOBS_PATH}/commit/{{tier}}"
 BODY_TYPE = "application/json"
 
 
@@ -46,17 +43,6 @@ class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
     job_id: str
 
 
-def routes(gateway: Gateway, authorize: Authorize) -> list[web.RouteDef]:
-    """Return the paths of commits: one for each policy."""
-    return [
-        web.post(
-            COMMIT_PATH.format(tier=policy.value),
-            partial(commit_job, gateway, authorize, policy),
-        )
-        for policy in Policy
-    ]
-
-
 async def read_json_body(
     gateway: Gateway, request: web.Request, size_max: int = BODY_MAX
 ) -> bytes:
@@ -71,9 +57,8 @@ async def read_json_body(
 
 
 async def commit_job(
-    gateway: Gateway, authorize: Authorize, policy: Policy, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller, *, policy: Policy
 ) -> web.Response:
-    caller = await authorize(request, Scope.USE)
     data = await read_json_body(gateway, request)
     work, terms = decode_commit(data, policy, gateway.prices)
     if terms.webhook is not None:

@@ -9,7 +9,6 @@ Source: OpenAI's API reference, "Chat", "Completions", "Embeddings" and "Models"
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal, Protocol
 
 import msgspec
@@ -35,7 +34,6 @@ from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.gateway.jobs.job_options import build_job
-from shoal.gateway.openai import chat_answer, completion_answer
 from shoal.gateway.openai.chat_answer import ChatChunkEncoder, encode_chat_completion
 from shoal.gateway.openai.chat_request import decode_chat_request
 from shoal.gateway.openai.completion_answer import (
@@ -87,27 +85,17 @@ class AnswerFormat:
     chunk_encoder: Callable[[JobId, int], ChunkEncoder]
 
 
-def routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get("/v1/models", partial(list_models, gateway)),
-        # Names may contain slashes.
-        web.get("/v1/models/{model:.+}", partial(show_model, gateway)),
-        web.post("/v1/chat/completions", partial(create_chat_completion, gateway)),
-        web.post("/v1/completions", partial(create_completion, gateway)),
-        web.post("/v1/embeddings", partial(create_embeddings, gateway)),
-    ]
-
-
-async def list_models(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
+async def list_models(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     return json_response(
         ModelList([ModelObject(model) for model in sorted(gateway.models)])
     )
 
 
-async def show_model(gateway: Gateway, request: web.Request) -> web.Response:
-    await gateway.access.authorize(request, Scope.READ)
+async def show_model(
+    gateway: Gateway, request: web.Request, caller: ApiCaller
+) -> web.Response:
     model = request.match_info["model"]
     if model not in gateway.models:
         raise UnknownModel(unknown_model(gateway.hub.pool, model))
@@ -115,10 +103,8 @@ async def show_model(gateway: Gateway, request: web.Request) -> web.Response:
 
 
 async def create_chat_completion(
-    gateway: Gateway, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    # Whose it is comes first: a stranger's body is not worth its memory.
-    caller = await gateway.access.authorize(request, Scope.USE)
     asked = decode_chat_request(await gateway.bodies.read(request))
     texts = [message_text(message) for message in asked.work.messages]
     form = chat_format(asked.work, include_usage=asked.include_usage)
@@ -126,9 +112,8 @@ async def create_chat_completion(
 
 
 async def create_completion(
-    gateway: Gateway, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    caller = await gateway.access.authorize(request, Scope.USE)
     asked = decode_completion_request(await gateway.bodies.read(request))
     form = completion_format(asked.work, include_usage=asked.include_usage)
     texts = [asked.work.text]
@@ -136,9 +121,8 @@ async def create_completion(
 
 
 async def create_embeddings(
-    gateway: Gateway, request: web.Request
+    gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    caller = await gateway.access.authorize(request, Scope.USE)
     asked = decode_embedding_request(await gateway.bodies.read(request))
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and any(map(moderation.matches, asked.work.inputs)):
@@ -227,11 +211,6 @@ def _moderation_error(field: str) -> InvalidRequest:
 
 RESULT_WAIT = 55.0  # seconds for a job that still runs: less than proxies bear
 
-RESULT_PATHS: dict[str, tuple[str, type[Chat | Completion]]] = {
-    "/v1/chat/completions/{id}": (chat_answer.CHAT_ID_PREFIX, Chat),
-    "/v1/completions/{id}": (completion_answer.COMPLETION_ID_PREFIX, Completion),
-}
-
 END_ERRORS: dict[JobState, type[ShoalError]] = {
     JobState.FAILED: JobError,
     JobState.CANCELLED: Cancelled,
@@ -239,21 +218,14 @@ END_ERRORS: dict[JobState, type[ShoalError]] = {
 }
 
 
-def result_routes(gateway: Gateway) -> list[web.RouteDef]:
-    """Return the paths of this face."""
-    return [
-        web.get(path, partial(show_result, gateway, prefix, type_))
-        for path, (prefix, type_) in RESULT_PATHS.items()
-    ]
-
-
 async def show_result(
     gateway: Gateway,
+    request: web.Request,
+    caller: ApiCaller,
+    *,
     prefix: str,
     type_: type[Chat | Completion],
-    request: web.Request,
 ) -> web.Response:
-    caller = await gateway.access.authorize(request, Scope.READ)
     job_id = JobId(request.match_info["id"].removeprefix(prefix))
     stored = await _ended_job(gateway, job_id, caller)
     record_of(request).job_id = job_id

@@ -1,0 +1,100 @@
+"""HTTP operations: a method at a path, with its handler, access and description."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from shoal.domain.credentials import Scope
+from shoal.domain.errors import Unauthorized
+from shoal.gateway.context import Gateway
+from shoal.gateway.http.access import ANONYMOUS_KEY, ApiCaller
+
+JSON_TYPE = "application/json"
+TEXT_TYPE = "text/plain"
+SSE_TYPE = "text/event-stream"
+BYTES_TYPE = "application/octet-stream"
+
+Handler: TypeAlias = Callable[
+    [Gateway, web.Request, ApiCaller], Awaitable[web.StreamResponse]
+]
+PublicHandler: TypeAlias = Callable[
+    [Gateway, web.Request], Awaitable[web.StreamResponse]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Authorized:
+    """A handler for callers with an API key of a scope.
+
+    ``open_wire`` names the protocol whose ``open`` setting admits requests without a
+    key as well.
+    """
+
+    scope: Scope
+    handler: Handler
+    open_wire: str = ""
+
+    async def __call__(
+        self, gateway: Gateway, request: web.Request
+    ) -> web.StreamResponse:
+        # Authorize first: reading the body of a request without a key costs memory.
+        caller = await self._authorize(gateway, request)
+        return await self.handler(gateway, request, caller)
+
+    async def _authorize(self, gateway: Gateway, request: web.Request) -> ApiCaller:
+        is_open = self.open_wire in gateway.anonymous
+        try:
+            return await gateway.access.authorize(
+                request, self.scope, anonymous=ANONYMOUS_KEY if is_open else None
+            )
+        except Unauthorized as error:
+            if not self.open_wire or "Authorization" in request.headers:
+                raise
+            raise Unauthorized(
+                f"{error}; with `shoal serve --{self.open_wire}-open` these paths "
+                "need no key"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method at a path.
+
+    ``endpoint`` is ``Authorized``, or a handler that answers requests without a key.
+    ``answer``, ``body`` and ``query`` are the types of the answer, the request's body
+    and its query; an operation that ``streams`` answers with server-sent events if the
+    body asks for them.  An operation that is not ``documented`` is left out of
+    ``/openapi.json``.
+    """
+
+    method: str
+    path: str
+    summary: str
+    endpoint: Authorized | PublicHandler
+    answer: type[Any] | None = None
+    body: type[Any] | None = None
+    query: type[Any] | None = None
+    status: int = 200
+    media: str = JSON_TYPE
+    streams: bool = False
+    documented: bool = True
+    slashes: bool = False  # whether the last parameter may contain slashes
+    allow_head: bool = True  # whether GET also answers HEAD
+
+    @property
+    def scope(self) -> Scope | None:
+        """The scope of the key that it needs; None if it needs no key."""
+        return self.endpoint.scope if isinstance(self.endpoint, Authorized) else None
+
+    def route(self, gateway: Gateway) -> web.RouteDef:
+        """Return the route for aiohttp's router."""
+        path = self.path.removesuffix("}") + ":.+}" if self.slashes else self.path
+
+        async def handler(request: web.Request) -> web.StreamResponse:
+            return await self.endpoint(gateway, request)
+
+        if self.method == "GET":
+            return web.get(path, handler, allow_head=self.allow_head)
+        return web.route(self.method, path, handler)

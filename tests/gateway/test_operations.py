@@ -1,0 +1,85 @@
+"""The table of operations: the router has its rows, each with its access."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from aiohttp import ClientResponse, web
+
+from gateway.serving import Pool, serving
+from shoal.domain.credentials import Scope
+from shoal.gateway.app import make_app
+from shoal.gateway.http.operation import Operation
+from shoal.gateway.operations import OPERATIONS
+
+PARAMETERS = {"digest": "00" * 32, "id": "none", "model": "m", "name": "none"}
+LOWER = {Scope.USE: Scope.READ, Scope.ADMIN: Scope.USE}
+"""The next scope below each that has one."""
+
+
+async def test_router_has_the_rows_of_the_table(tmp_path: Path) -> None:
+    async with serving(tmp_path) as pool:
+        assert pool.gateway is not None
+        routes = {
+            (route.method, route.resource.canonical)
+            for route in make_app(pool.gateway, _not_found).router.routes()
+            if route.resource is not None
+        }
+
+    rows = {(each.method, each.path) for each in OPERATIONS}
+    heads = {
+        ("HEAD", each.path)
+        for each in OPERATIONS
+        if each.method == "GET" and each.allow_head
+    }
+    assert routes == rows | heads
+    assert len(rows) == len(OPERATIONS)
+
+
+async def _not_found(request: web.Request) -> web.StreamResponse:
+    raise web.HTTPNotFound
+
+
+async def test_operation_with_a_scope_requires_a_key(pool: Pool) -> None:
+    for each in _with_scope():
+        answered = await _request(pool, each, "")
+
+        assert answered.status == 401, each.path
+
+
+async def test_operation_rejects_a_key_of_a_lower_scope(pool: Pool) -> None:
+    keys = {scope: await _key(pool, scope) for scope in LOWER.values()}
+
+    for each in _with_scope():
+        assert each.scope is not None
+        if each.scope in LOWER:
+            answered = await _request(pool, each, keys[LOWER[each.scope]])
+
+            assert answered.status == 403, each.path
+
+
+async def test_public_operation_answers_without_a_key(pool: Pool) -> None:
+    for each in OPERATIONS:
+        if each.scope is None:
+            answered = await _request(pool, each, "")
+
+            assert answered.status != 401, each.path
+
+
+def _with_scope() -> Iterator[Operation]:
+    return (each for each in OPERATIONS if each.scope is not None)
+
+
+async def _key(pool: Pool, scope: Scope) -> str:
+    body = {"name": f"{scope.value}-only", "scope": scope.value}
+    async with pool.session.post(
+        f"{pool.url}/admin/keys", json=body, headers=pool.headers()
+    ) as answered:
+        created = await answered.json()
+    return str(created["key"])
+
+
+async def _request(pool: Pool, operation: Operation, key: str) -> ClientResponse:
+    url = pool.url + operation.path.format(**PARAMETERS)
+    headers = pool.headers(key) if key else {}
+    async with pool.session.request(operation.method, url, headers=headers) as answered:
+        return answered
