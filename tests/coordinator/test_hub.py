@@ -392,7 +392,11 @@ def test_work_that_has_more_than_text_to_it_is_never_continued() -> None:
         can = CONTINUES | {Feature.TOOLS}
         first = await its.join("a", features=can)
         messages = ({"role": "user", "content": "hi"},)
-        chat = Chat("m", messages, options={"tools": []})
+        chat = Chat(
+            "m",
+            messages,
+            options={"tools": [{"type": "function", "function": {"name": "f"}}]},
+        )
         async with its.hub.run_job(Job(its.hub.new_id(), chat)) as reader:
             await moment()
             first.write("Let me see")

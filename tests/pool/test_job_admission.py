@@ -102,6 +102,8 @@ def test_job_of_a_pool_is_refused_where_only_other_pools_have_the_model() -> Non
     assert why_impossible(far, asking(), 0.0) is None
 
 
+TOOL_LIST: JSON = [{"type": "function", "function": {"name": "f"}}]
+JSON_OBJECT: JSON = {"type": "json_object"}
 BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
 
 
@@ -114,20 +116,23 @@ BOTH = [joined("a", features=TOOLS), joined("b", features=SCHEMA)]
          Completion("m", "a"),
          CannotDo, "model",
          "m does not do completion jobs here, but chat and embedding"),
-        ([joined()], Chat("m", HI, options={"tools": []}), CannotDo, "tools",
+        ([joined()], Chat("m", HI, options={"tools": TOOL_LIST}), CannotDo, "tools",
          "tools: none of the workers with m can do this (tools)"),
-        ([joined()], Chat("m", HI, options={"response_format": {}}), CannotDo,
+        ([joined()], Chat("m", HI, options={"response_format": JSON_OBJECT}), CannotDo,
          "response_format",
          "response_format: none of the workers with m can do this (schema)"),
         ([joined()], Chat("m", HI, options={"n": 2, "logprobs": True}), CannotDo, "n",
          "n: none of the workers with m can do this (choices)"),
         ([joined()], Chat("m", HI, options={"stop": "."}), CannotDo, "stop",
          "stop: none of the workers with m can do this (stop)"),
-        ([joined()], Chat("m", HI, options={"logit_bias": {}}), CannotDo, "logit_bias",
+        ([joined()], Chat("m", HI, options={"logit_bias": {"1": 1}}), CannotDo,
+         "logit_bias",
          "logit_bias: none of the workers with m can do this (options)"),
         ([joined()], Chat("m", PICTURE), CannotDo, "messages",
          "messages: none of the workers with m can do this (images)"),
-        (BOTH, Chat("m", HI, options={"tools": [], "response_format": {}}), CannotDo,
+        (BOTH,
+         Chat("m", HI, options={"tools": TOOL_LIST, "response_format": JSON_OBJECT}),
+         CannotDo,
          "response_format",
          "no worker with m can do all of response_format, tools together"),
         ([joined(context=999), joined("v", context=500)], Chat("m", LONG),
@@ -152,8 +157,11 @@ def test_what_nobody_can_do_is_refused_by_the_name_of_the_field(
     ("workers", "work"),
     [
         ([joined()], Chat("m", HI, options={"top_p": 0.5})),
-        ([joined(features=TOOLS)], Chat("m", HI, options={"tools": []})),
-        ([joined(), joined("v", features=TOOLS)], Chat("m", HI, options={"tools": []})),
+        ([joined(features=TOOLS)], Chat("m", HI, options={"tools": TOOL_LIST})),
+        (
+            [joined(), joined("v", features=TOOLS)],
+            Chat("m", HI, options={"tools": TOOL_LIST}),
+        ),
         ([joined(slots=0)], Chat("m", HI)),
         ([joined(context=0)], Chat("m", LONG)),
         ([joined(context=10), joined("v", context=1000)], Chat("m", LONG)),
@@ -181,7 +189,7 @@ def test_worker_that_would_do_it_for_others_only_does_not_do_it() -> None:
 
 def test_where_there_are_too_many_workers_to_ask_nothing_is_impossible() -> None:
     crowd = [joined(f"w{number}") for number in range(WORKERS_EXAMINED_MAX + 1)]
-    tools = asking(tools=[])
+    tools = asking(tools=TOOL_LIST)
 
     assert why_impossible(pool_after(*crowd), tools, 0.0) is None
     assert why_impossible(pool_after(*crowd[1:]), tools, 0.0) is not None

@@ -6,6 +6,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from shoal.domain.ids import JobId, WorkerId
+from shoal.domain.options import Feature as Feature  # re-exported
+from shoal.domain.options import needed_features
 
 JSON: TypeAlias = (
     "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
@@ -43,24 +45,6 @@ class Privacy(Enum):
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
-class Feature(Enum):
-    """Something a worker can do with a job beyond producing text."""
-
-    CONTINUE = "continue"  # goes on from a given beginning of the answer
-    OPTIONS = "options"  # obeys sampling options other than the temperature
-    STOP = "stop"  # ends at the caller's stop strings
-    TOOLS = "tools"  # calls functions, and reads what they returned
-    SCHEMA = "schema"  # writes JSON, to a schema if there is one
-    LOGPROBS = "logprobs"  # tells how likely each token was
-    CHOICES = "choices"  # gives several answers to one question
-    IMAGES = "images"
-    AUDIO = "audio"
-    VALUES = "values"  # takes arrays and other values that only our own peers know
-    CODE = "code"  # calls functions that are sent along
-
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
-
-
 INDIVISIBLE_FEATURES = frozenset(
     {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES}
 )
@@ -93,7 +77,7 @@ class Chat:
 
         Other options only colour the answer; a worker that ignores them still answers.
         """
-        wanted = _features_of(self.options)
+        wanted = needed_features(self.options)
         for message in self.messages:
             if "tool_calls" in message or message.get("role") == "tool":
                 wanted.add(Feature.TOOLS)
@@ -130,7 +114,7 @@ class Completion:
     @property
     def needs(self) -> frozenset[Feature]:
         """What a worker must be able to do for the answer to be right."""
-        wanted = _features_of(self.options)
+        wanted = needed_features(self.options)
         if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str):
             wanted.add(Feature.CHOICES)  # tokens, or a text for each answer
         return frozenset(wanted)
@@ -304,22 +288,6 @@ _CONTENT_FEATURES: Mapping[str, Feature] = {
     "image_url": Feature.IMAGES,
     "input_audio": Feature.AUDIO,
 }
-
-
-def _features_of(options: Mapping[str, JSON]) -> set[Feature]:
-    asked = {
-        Feature.OPTIONS: options.get("logit_bias"),
-        Feature.STOP: options.get("stop"),
-        Feature.TOOLS: options.get("tools"),
-        Feature.SCHEMA: options.get("response_format"),
-        Feature.LOGPROBS: options.get("logprobs"),
-        Feature.CHOICES: options.get("n") not in (None, 1),
-    }
-    return {
-        feature
-        for feature, value in asked.items()
-        if value is not None and value is not False
-    }
 
 
 def _content_types(parts: Sequence[JSON]) -> set[str]:

@@ -12,6 +12,7 @@ from shoal.domain.errors import (
     ShoalError,
     UnknownModel,
 )
+from shoal.domain.options import OPTIONS
 from shoal.domain.work import CALL_QUEUE, Feature, Job
 from shoal.pool.eligibility import why_no_worker
 from shoal.pool.functions import why_uncallable
@@ -28,16 +29,11 @@ RETRY_MAX = 60  # seconds: nobody knows the load further ahead
 RETRY_UNKNOWN = 5.0  # seconds that a job takes where none was measured yet
 
 FEATURE_FIELDS = {
-    Feature.OPTIONS: "logit_bias",
-    Feature.STOP: "stop",
-    Feature.TOOLS: "tools",
-    Feature.SCHEMA: "response_format",
-    Feature.LOGPROBS: "logprobs",
-    Feature.CHOICES: "n",
+    **{each.needs: each.name for each in OPTIONS if each.needs is not None},
     Feature.IMAGES: "messages",
     Feature.AUDIO: "messages",
 }
-"""The fields of a request that ask for a feature."""
+"""The field of a request that asks for each feature."""
 
 
 def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:

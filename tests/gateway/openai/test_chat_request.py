@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.json_limits import NESTING_MAX
+from shoal.domain.options import CHAT_OPTIONS, OptionType
 from shoal.domain.work import Feature
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
 from shoal.gateway.openai.chat_body import MESSAGES_MAX
@@ -124,6 +125,33 @@ def test_what_engines_can_do_is_passed_on_as_it_is() -> None:
         Feature.CHOICES,
         Feature.OPTIONS,
     }
+
+
+SAMPLES: dict[OptionType, Any] = {
+    OptionType.FLAG: True,
+    OptionType.TEXT: "low",
+    OptionType.OBJECT: {"a": 1},
+    OptionType.NUMBERS: {"1": 1.0},
+}
+
+
+def test_every_plain_option_is_passed_on_within_its_bounds() -> None:
+    for option in CHAT_OPTIONS:
+        if option.type is OptionType.STRUCTURED:
+            continue
+        value = SAMPLES.get(option.type, option.maximum)
+        more: dict[str, Any] = (
+            {"logprobs": True} if option.name == "top_logprobs" else {}
+        )
+        if option.name == "parallel_tool_calls":
+            more = {"tools": [TOOL]}
+
+        assert decode(**{option.name: value} | more).work.options[option.name] == value
+
+        if option.type in (OptionType.NUMBER, OptionType.INTEGER):
+            assert option.maximum is not None
+            with pytest.raises(InvalidRequest, match=option.name):
+                decode(**{option.name: option.maximum + 1})
 
 
 @pytest.mark.parametrize(

@@ -24,13 +24,7 @@ TOKENS_MAX = 2**31 - 1
 
 ModelName = Annotated[str, Meta(min_length=1, max_length=MODEL_MAX)]
 TokenCount = Annotated[int, Meta(ge=1, le=TOKENS_MAX)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
-Probability = Annotated[float, Meta(ge=0, le=1)]
-ChoiceCount = Annotated[int, Meta(ge=1, le=128)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-StopStrings = str | Annotated[list[str], Meta(max_length=4)]
 
 FreeObject = Annotated[
     msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})
@@ -39,17 +33,6 @@ FreeObject = Annotated[
 
 Few bytes can make many values, so what may be of any form has a limit of its own.
 """
-
-LogitBias = Annotated[
-    msgspec.Raw,
-    Meta(
-        extra_json_schema={
-            "type": ["object", "null"],
-            "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
-        }
-    ),
-]
-"""Logit biases by token id; the rest of the object is skipped unread."""
 
 Ignored = msgspec.Raw
 """What nothing here reads, whatever it is."""
@@ -60,8 +43,6 @@ SMALL = 64  # bytes: whatever asks for nothing is smaller
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _objects = msgspec.json.Decoder(dict[str, Any])
-FIELD_DECODERS = {"logit_bias": msgspec.json.Decoder(dict[str, Bias])}
-"""What the fields that are skipped over hold, where that is known."""
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 
@@ -152,35 +133,6 @@ def validation_error(text: str, within: str = "") -> InvalidRequest:
     if not path:
         return InvalidRequest(f"the body: {what[0].lower()}{what[1:]}")
     return InvalidRequest(f"{path}: {what[0].lower()}{what[1:]}", path)
-
-
-def given_options(body: msgspec.Struct, names: Iterable[str]) -> dict[str, JSON]:
-    """Return the fields of ``body`` that were given, as plain JSON.
-
-    Raises InvalidRequest if one that was skipped over is no good.
-    """
-    options: dict[str, JSON] = {}
-    for name in names:
-        value: Any = getattr(body, name)
-        if value is None or value is UNSET:
-            continue
-        if not isinstance(value, msgspec.Raw):
-            options[name] = msgspec.to_builtins(value)
-        elif is_given(value):
-            part = FIELD_DECODERS.get(name)
-            options[name] = (
-                decode_object(value, name)
-                if part is None
-                else decode_field(part, value, name)
-            )
-    return options
-
-
-def stop_strings(given: str | list[str] | None) -> list[str]:
-    """Return the stop strings; empty ones ask for nothing."""
-    return [
-        text for text in ([given] if isinstance(given, str) else given or []) if text
-    ]
 
 
 def unsupported(field: str, value: str = "") -> InvalidRequest:

@@ -8,19 +8,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
 
+from shoal.domain.options import CHAT_OPTIONS
 from shoal.gateway.http.decoding import (
-    ChoiceCount,
     FreeObject,
     Ignored,
-    LogitBias,
     ModelName,
-    Penalty,
-    Probability,
-    Seed,
-    StopStrings,
     Temperature,
     TokenCount,
 )
+from shoal.gateway.openai.options import StopStrings, body_type
 
 MESSAGES_MAX = 16_384  # far more than any context holds
 TOOLS_MAX = 128
@@ -104,8 +100,10 @@ class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
 
-class CreateChatCompletion(msgspec.Struct, frozen=True):
-    """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
+class ChatBody(msgspec.Struct, frozen=True):
+    """A chat completion request; unknown fields are ignored, as clients expect."""
+
+    # Its other options are added from the table ``CHAT_OPTIONS``.
 
     model: ModelName
     messages: Annotated[
@@ -114,34 +112,21 @@ class CreateChatCompletion(msgspec.Struct, frozen=True):
     max_tokens: TokenCount | None = None
     max_completion_tokens: TokenCount | None = None
     temperature: Temperature | None = None
-    top_p: Probability | None = None
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | UnsetType = UNSET
     stop: StopStrings | None = None
-    n: ChoiceCount | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Meta(max_length=TOOLS_MAX)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
-    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
-    reasoning_effort: Annotated[str, Meta(max_length=32)] | None = None
-    verbosity: Annotated[str, Meta(max_length=32)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Ignored | UnsetType = UNSET  # a text, or Open WebUI's object
     prompt_cache_key: str | None = None
     service_tier: Annotated[str, Meta(max_length=32)] | None = None
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    chat_template_kwargs: FreeObject | UnsetType = UNSET
-    # Untyped, for all that matters is whether they ask for something.
+    # Untyped: what matters is only whether they ask for something.
     functions: Raw | UnsetType = UNSET
     function_call: Raw | UnsetType = UNSET
     audio: Raw | UnsetType = UNSET
     modalities: Raw | UnsetType = UNSET
     web_search_options: Raw | UnsetType = UNSET
+
+
+CreateChatCompletion = body_type("CreateChatCompletion", ChatBody, CHAT_OPTIONS)

@@ -10,19 +10,19 @@ import msgspec
 from msgspec import UNSET
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.options import CHAT_OPTIONS
 from shoal.domain.work import JSON, Chat
 from shoal.gateway.http.decoding import (
     OBJECT_MAX,
     decode,
     decode_object,
-    given_options,
     is_given,
     is_requested,
     size_of,
-    stop_strings,
     unsupported,
 )
 from shoal.gateway.openai.chat_body import (
+    ChatBody,
     ChatRequestMessage,
     ContentPart,
     CreateChatCompletion,
@@ -30,6 +30,7 @@ from shoal.gateway.openai.chat_body import (
     Tool,
     ToolChoice,
 )
+from shoal.gateway.openai.options import Encoder, requested_options, stop_strings
 
 ROLES: Mapping[str, str] = {
     "system": "system",
@@ -50,16 +51,6 @@ UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
 
 Whoever asks for such a thing gets an error: an answer that leaves it out is wrong.
 """
-
-PASSED_THROUGH = (
-    *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("n", "logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls"),
-    *("reasoning_effort", "verbosity"),
-    # Not OpenAI's, but known to most engines.
-    *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
-    "chat_template_kwargs",
-)
-"""Fields that engines get as they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +76,7 @@ def decode_chat_request(data: bytes) -> ChatCompletionRequest:
 
     Raises InvalidRequest naming the field that is no good.
     """
-    body = decode(_decoder, data)
+    body: ChatBody = decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
         if is_requested(getattr(body, field), harmless):
             raise unsupported(field)
@@ -109,22 +100,12 @@ def decode_chat_request(data: bytes) -> ChatCompletionRequest:
     )
 
 
-def _options(body: CreateChatCompletion) -> Mapping[str, JSON]:
-    options = given_options(body, PASSED_THROUGH)
-    if stops := stop_strings(body.stop):
-        options["stop"] = stops
-    if body.tools:
-        options["tools"] = _tools(body.tools)
+def _options(body: ChatBody) -> Mapping[str, JSON]:
+    options = requested_options(body, CHAT_OPTIONS, OPTION_ENCODERS)
     _check_tools(body, options)
-    format = body.response_format
-    if format is not None and format.type != "text":  # what every answer is
-        options["response_format"] = _format(format)
-    if body.top_logprobs and not body.logprobs:
+    if options.get("top_logprobs") and not options.get("logprobs"):
         raise InvalidRequest("top_logprobs: needs logprobs to be true", "top_logprobs")
-    for field, nothing in (("n", 1), ("logprobs", False), ("logit_bias", {})):
-        if options.get(field) == nothing:
-            options.pop(field, None)
-    if not body.logprobs:
+    if not options.get("logprobs"):
         options.pop("top_logprobs", None)
     return options
 
@@ -157,7 +138,14 @@ def _format(format: ResponseFormat) -> JSON:
     return {"type": format.type, "json_schema": described}
 
 
-def _check_tools(body: CreateChatCompletion, options: dict[str, JSON]) -> None:
+OPTION_ENCODERS: Mapping[str, Encoder] = {
+    "stop": stop_strings,
+    "tools": _tools,
+    "response_format": _format,
+}
+
+
+def _check_tools(body: ChatBody, options: dict[str, JSON]) -> None:
     if not body.tools:
         options.pop("parallel_tool_calls", None)
         if options.pop("tool_choice", "none") not in ("none", "auto"):

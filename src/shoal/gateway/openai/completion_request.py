@@ -4,6 +4,7 @@ Source: OpenAI's API reference, "Create completion".
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -11,34 +12,27 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from shoal.domain.errors import InvalidRequest
+from shoal.domain.options import COMPLETION_OPTIONS
 from shoal.domain.work import JSON, Completion
 from shoal.gateway.http.body import BODY_MAX
 from shoal.gateway.http.decoding import (
-    ChoiceCount,
     Ignored,
-    LogitBias,
     ModelName,
-    Penalty,
-    Probability,
-    Seed,
-    StopStrings,
     Temperature,
     TokenCount,
     decode,
     decode_field,
-    given_options,
-    stop_strings,
 )
 from shoal.gateway.openai.chat_body import StreamOptions
+from shoal.gateway.openai.options import (
+    StopStrings,
+    body_type,
+    requested_options,
+    stop_strings,
+)
 
 PROMPTS_MAX = 128  # texts to be gone on with in one request
 TOKEN_IDS_MAX = 1 << 20
-
-PASSED_THROUGH = (
-    *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("n", "best_of", "echo", "suffix", "logprobs"),
-    *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
-)
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 
@@ -68,31 +62,22 @@ PROMPT_FORMS = {
 _BEGINNING = re.compile(rb'"|\[\s*["\[]?')
 
 
-class CreateCompletion(msgspec.Struct, frozen=True):
-    """The body.  Fields that are not here are ignored, as OpenAI's clients expect."""
+class CompletionBody(msgspec.Struct, frozen=True):
+    """A completion request; unknown fields are ignored, as clients expect."""
+
+    # Its other options are added from the table ``COMPLETION_OPTIONS``.
 
     model: ModelName
-    prompt: msgspec.Raw  # one of FORMS
+    prompt: msgspec.Raw  # one of PROMPT_FORMS
     max_tokens: TokenCount | None = None
     temperature: Temperature | None = None
-    top_p: Probability | None = None
-    seed: Seed | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: LogitBias | UnsetType = UNSET
     stop: StopStrings | None = None
-    n: ChoiceCount | None = None
-    best_of: ChoiceCount | None = None
-    echo: bool | None = None
-    suffix: str | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Ignored | UnsetType = UNSET
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Probability | None = None
-    repetition_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
-    repeat_penalty: Annotated[float, Meta(ge=0, le=10)] | None = None
+
+
+CreateCompletion = body_type("CreateCompletion", CompletionBody, COMPLETION_OPTIONS)
 
 
 class TextCompletionRequest(msgspec.Struct, frozen=True):
@@ -113,19 +98,13 @@ def decode_completion_request(data: bytes) -> TextCompletionRequest:
 
     Raises InvalidRequest naming the field that is no good.
     """
-    body = decode(_decoder, data)
-    if (body.best_of or 1) < (body.n or 1):
+    body: CompletionBody = decode(_decoder, data)
+    options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
+    best_of = _count(options, "best_of")
+    if best_of < _count(options, "n"):
         raise InvalidRequest("best_of: expected at least n", "best_of")
-    if (body.best_of or 1) > 1 and body.stream:
+    if best_of > 1 and body.stream:
         raise InvalidRequest("best_of: cannot be streamed", "best_of")
-    options = given_options(body, PASSED_THROUGH)
-    if stops := stop_strings(body.stop):
-        options["stop"] = stops
-    for field, nothing in (("n", 1), ("best_of", 1), ("echo", False), ("suffix", "")):
-        if options.get(field) == nothing:
-            options.pop(field, None)
-    if not options.get("logit_bias"):
-        options.pop("logit_bias", None)
     streaming = body.stream_options
     return TextCompletionRequest(
         Completion(
@@ -138,6 +117,11 @@ def decode_completion_request(data: bytes) -> TextCompletionRequest:
         bool(body.stream),
         streaming is not None and bool(streaming.include_usage),
     )
+
+
+def _count(options: Mapping[str, JSON], name: str) -> int:
+    value = options.get(name)
+    return value if isinstance(value, int) else 1
 
 
 def _prompt(raw: msgspec.Raw) -> JSON:

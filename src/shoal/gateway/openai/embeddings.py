@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, UnsetType
 from shoal.domain.errors import InvalidRequest, JobError
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.work import Embedding
-from shoal.gateway.http.decoding import Ignored, ModelName, decode, given_options
+from shoal.gateway.http.decoding import Ignored, ModelName, decode
 
 INPUTS_MAX = 2048  # texts in one request, as with OpenAI
 DIMENSIONS_MAX = 1 << 16
@@ -72,8 +72,9 @@ def decode_embedding_request(data: bytes) -> EmbeddingRequest:
     inputs = [body.input] if isinstance(body.input, str) else body.input
     if not inputs or len(inputs) > INPUTS_MAX:
         raise InvalidRequest(f"input: expected 1 to {INPUTS_MAX} texts", "input")
+    options = {} if body.dimensions is None else {"dimensions": body.dimensions}
     return EmbeddingRequest(
-        Embedding(body.model, tuple(inputs), given_options(body, ("dimensions",))),
+        Embedding(body.model, tuple(inputs), options),
         body.encoding_format == "base64",
     )
 

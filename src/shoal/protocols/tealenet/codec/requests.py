@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.json_limits import is_too_deep
+from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
 from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import (
     ANY_MODEL,
@@ -34,25 +35,8 @@ from shoal.protocols.tealenet.codec.scalars import EXACT_MAX, Count, Name, encod
 
 TOKENS_MAX = 2**31 - 1
 
-ACCEPTED_OPTIONS = (
-    *("top_p", "seed", "presence_penalty", "frequency_penalty", "logit_bias"),
-    *("stop", "tools", "tool_choice", "parallel_tool_calls", "response_format"),
-    *("n", "logprobs", "top_logprobs", "reasoning_effort", "verbosity", "user"),
-    # Not OpenAI's, but known to most engines.
-    *("top_k", "min_p", "repetition_penalty", "repeat_penalty"),
-    "chat_template_kwargs",
-)
-"""Options that are taken from other peers: what else there is may mean anything."""
-
-NEUTRAL_VALUES: Mapping[str, tuple[JSON, ...]] = {
-    "stop": ([], ""),
-    "tools": ([],),
-    "response_format": ({"type": "text"},),
-    "n": (1,),
-    "logprobs": (False,),
-    "logit_bias": ({},),
-}
-"""Values of options that are as good as none: a worker need not know the option."""
+ACCEPTED_OPTIONS = (*CHAT_OPTIONS, Option("user", OptionType.TEXT))
+"""Options that are accepted from other peers: another field may mean anything."""
 
 
 def write_chat(chat: Chat) -> dict[str, Any]:
@@ -81,9 +65,9 @@ def read_chat(request: Mapping[str, Any]) -> Chat:
     """Return what a plain peer asks for; ``decode`` has looked at the types."""
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     options = {}
-    for name in ACCEPTED_OPTIONS:
-        value = request.get(name)
-        if value is None or value in NEUTRAL_VALUES.get(name, ()):
+    for option in ACCEPTED_OPTIONS:
+        name, value = option.name, request.get(option.name)
+        if value is None or not option.is_requested(value):
             continue
         whole = isinstance(value, float) and value.is_integer()
         options[name] = int(value) if whole and name in ("n", "seed") else value

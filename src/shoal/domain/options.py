@@ -1,0 +1,142 @@
+"""The options of chats and completions: one table for the API, the pool and the wires.
+
+An option is a field of OpenAI's request that changes how a model answers.  A new one is
+a row here; a wire or an engine that writes it in another form says so in its codec.
+
+Source: OpenAI's API reference, "Create chat completion" and "Create completion".
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+class Feature(Enum):
+    """Something a worker can do with a job beyond producing text."""
+
+    CONTINUE = "continue"  # continues a partial answer
+    OPTIONS = "options"  # obeys sampling options other than the temperature
+    STOP = "stop"  # ends at the caller's stop strings
+    TOOLS = "tools"  # calls functions, and reads their results
+    SCHEMA = "schema"  # writes JSON, to a schema if there is one
+    LOGPROBS = "logprobs"  # returns the log probabilities of tokens
+    CHOICES = "choices"  # returns several answers to one prompt
+    IMAGES = "images"
+    AUDIO = "audio"
+    VALUES = "values"  # takes arrays and other values that only Shoal's peers know
+    CODE = "code"  # runs functions that are sent along
+
+    __hash__ = object.__hash__  # members are singletons, and looked up for every job
+
+
+class OptionType(Enum):
+    """The JSON value of an option."""
+
+    NUMBER = "number"
+    INTEGER = "integer"
+    FLAG = "flag"
+    TEXT = "text"
+    OBJECT = "object"
+    NUMBERS = "numbers"  # an object whose values are numbers
+    STRUCTURED = "structured"  # a form of its own, which the API checks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Option:
+    """An option, and what asking for it means.
+
+    ``minimum`` and ``maximum`` bound a number, or the numbers of ``NUMBERS``;
+    ``maximum`` also bounds the characters of a text.  A ``neutral`` value asks for
+    nothing and is never passed on.  A worker without the feature that an option
+    ``needs`` would give a wrong answer; other options only colour it.
+    """
+
+    name: str
+    type: OptionType
+    minimum: float | None = None
+    maximum: float | None = None
+    neutral: tuple[object, ...] = ()
+    needs: Feature | None = None
+    chat: bool = True
+    completion: bool = True
+
+    def is_requested(self, value: object) -> bool:
+        """Say whether a value asks for something: it is neither null nor neutral."""
+        return value is not None and not any(
+            # 0 and 1 equal False and True, and mean something else.
+            value == each and isinstance(value, bool) is isinstance(each, bool)
+            for each in self.neutral
+        )
+
+
+OPTIONS = (
+    Option("top_p", OptionType.NUMBER, 0, 1),
+    Option("seed", OptionType.INTEGER, -INT64_MAX - 1, INT64_MAX),
+    Option("presence_penalty", OptionType.NUMBER, -2, 2),
+    Option("frequency_penalty", OptionType.NUMBER, -2, 2),
+    Option(
+        *("logit_bias", OptionType.NUMBERS, -100, 100),
+        neutral=({},),
+        needs=Feature.OPTIONS,
+    ),
+    Option("n", OptionType.INTEGER, 1, 128, neutral=(1,), needs=Feature.CHOICES),
+    Option("best_of", OptionType.INTEGER, 1, 128, neutral=(1,), chat=False),
+    Option("echo", OptionType.FLAG, neutral=(False,), chat=False),
+    Option("suffix", OptionType.TEXT, neutral=("",), chat=False),
+    Option(
+        *("logprobs", OptionType.FLAG),
+        neutral=(False,),
+        needs=Feature.LOGPROBS,
+        completion=False,
+    ),
+    Option(
+        *("logprobs", OptionType.INTEGER, 0, 20),
+        neutral=(False,),
+        needs=Feature.LOGPROBS,
+        chat=False,
+    ),
+    Option("top_logprobs", OptionType.INTEGER, 0, 20, completion=False),
+    Option("tool_choice", OptionType.STRUCTURED, completion=False),
+    Option("parallel_tool_calls", OptionType.FLAG, completion=False),
+    Option("reasoning_effort", OptionType.TEXT, maximum=32, completion=False),
+    Option("verbosity", OptionType.TEXT, maximum=32, completion=False),
+    # Not OpenAI's, but known to most engines.
+    Option("top_k", OptionType.INTEGER, -1, INT32_MAX),
+    Option("min_p", OptionType.NUMBER, 0, 1),
+    Option("repetition_penalty", OptionType.NUMBER, 0, 10),
+    Option("repeat_penalty", OptionType.NUMBER, 0, 10),
+    Option("chat_template_kwargs", OptionType.OBJECT, completion=False),
+    Option("stop", OptionType.STRUCTURED, neutral=([], ""), needs=Feature.STOP),
+    Option(
+        *("tools", OptionType.STRUCTURED),
+        neutral=([],),
+        needs=Feature.TOOLS,
+        completion=False,
+    ),
+    Option(
+        *("response_format", OptionType.STRUCTURED),
+        neutral=({"type": "text"},),
+        needs=Feature.SCHEMA,
+        completion=False,
+    ),
+)
+"""All options.  A job holds its options in this order."""
+
+CHAT_OPTIONS = tuple(each for each in OPTIONS if each.chat)
+COMPLETION_OPTIONS = tuple(each for each in OPTIONS if each.completion)
+
+_BY_NAME: Mapping[str, Option] = {each.name: each for each in OPTIONS}
+
+
+def needed_features(options: Mapping[str, object]) -> set[Feature]:
+    """Return the features that a worker needs to obey the options of a job."""
+    return {
+        option.needs
+        for name, value in options.items()
+        if (option := _BY_NAME.get(name)) is not None
+        and option.needs is not None
+        and option.is_requested(value)
+    }

@@ -1,0 +1,119 @@
+"""The options in OpenAI's request bodies: their fields, and their values.
+
+The fields come from the table ``shoal.domain.options``.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
+
+import msgspec
+from msgspec import UNSET, Meta, Raw
+
+from shoal.domain.options import Option, OptionType
+from shoal.domain.work import JSON
+from shoal.gateway.http.decoding import (
+    FreeObject,
+    decode_field,
+    decode_object,
+    is_given,
+)
+
+B = TypeVar("B", bound=msgspec.Struct)
+
+StopStrings = str | Annotated[list[str], Meta(max_length=4)]
+
+Encoder = Callable[[Any], JSON]
+"""Turns the decoded value of a structured option into plain JSON."""
+
+
+def body_type(name: str, base: type[B], options: Iterable[Option]) -> type[B]:
+    """Return the type of a request body: ``base``, with a field for each option.
+
+    ``base`` has the fields of the structured options.
+    """
+    fields = [
+        (each.name, *_field(each))
+        for each in options
+        if each.type is not OptionType.STRUCTURED
+    ]
+    made = msgspec.defstruct(
+        name,
+        fields,
+        bases=(base,),
+        module=base.__module__,
+        namespace={"__doc__": base.__doc__},
+        frozen=True,
+    )
+    return cast("type[B]", made)  # defstruct's result does not name its bases
+
+
+def requested_options(
+    body: msgspec.Struct, options: Iterable[Option], encoders: Mapping[str, Encoder]
+) -> dict[str, JSON]:
+    """Return the options that a body asks for, as plain JSON, in the table's order.
+
+    ``encoders`` translate structured options that are not JSON as they are.
+
+    Raises InvalidRequest naming an invalid field.
+    """
+    found: dict[str, JSON] = {}
+    for option in options:
+        value: Any = getattr(body, option.name)
+        if value is None or value is UNSET:
+            continue
+        if isinstance(value, Raw):
+            value = _decode_raw(option, value)
+        else:
+            encode: Encoder = encoders.get(option.name, msgspec.to_builtins)
+            value = encode(value)
+        if option.is_requested(value):
+            found[option.name] = value
+    return found
+
+
+def stop_strings(given: str | list[str]) -> list[str]:
+    """Return the stop strings without empty ones, which ask for nothing."""
+    return [text for text in ([given] if isinstance(given, str) else given) if text]
+
+
+def _field(option: Option) -> tuple[Any, Any]:
+    """Return the type of an option's field, and its default."""
+    low, high = option.minimum, option.maximum
+    match option.type:
+        case OptionType.NUMBER:
+            return Annotated[float, Meta(ge=low, le=high)] | None, None
+        case OptionType.INTEGER:
+            return Annotated[int, Meta(ge=low, le=high)] | None, None
+        case OptionType.FLAG:
+            return bool | None, None
+        case OptionType.TEXT:
+            longest = None if high is None else int(high)
+            return Annotated[str, Meta(max_length=longest)] | None, None
+        case OptionType.OBJECT:
+            return FreeObject | msgspec.UnsetType, UNSET
+        case OptionType.NUMBERS:
+            numbers = {"type": "number", "minimum": low, "maximum": high}
+            schema = {"type": ["object", "null"], "additionalProperties": numbers}
+            raw = Annotated[Raw, Meta(extra_json_schema=schema)]
+            return raw | msgspec.UnsetType, UNSET
+        case OptionType.STRUCTURED:
+            raise AssertionError(f"{option.name} has a field in the body's base type")
+
+
+def _decode_raw(option: Option, raw: Raw) -> JSON:
+    """Decode an option that was skipped until now, as few bytes make many values."""
+    if not is_given(raw):
+        return None
+    if option.type is OptionType.OBJECT:
+        return decode_object(raw, option.name)
+    decoder = _numbers_decoder(option.minimum, option.maximum)
+    return decode_field(decoder, raw, option.name)
+
+
+@cache
+def _numbers_decoder(
+    low: float | None, high: float | None
+) -> msgspec.json.Decoder[dict[str, float]]:
+    number = Annotated[float, Meta(ge=low, le=high)]
+    return msgspec.json.Decoder(dict[str, number])
