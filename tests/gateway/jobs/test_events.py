@@ -204,7 +204,7 @@ async def test_listener_that_leaves_does_not_stop_the_job(pool: Pool) -> None:
 async def test_silence_is_filled_with_comments(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "KEEPALIVE", 0.01)
+    monkeypatch.setattr(events, "KEEPALIVE_EVERY", 0.01)
     job_id = await committed(pool)
     async with listening(pool, job_id) as listener:
         await eventually(lambda: listener.text.count(": keep-alive\n\n") > 1)

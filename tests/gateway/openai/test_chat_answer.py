@@ -11,10 +11,10 @@ from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import Chat
 from shoal.gateway.http.responses import well_formed
 from shoal.gateway.openai.chat_answer import (
-    DONE,
     ChatChunkEncoder,
     encode_chat_completion,
 )
+from shoal.gateway.openai.generation import DONE
 
 CHAT = Chat('m"1', ({"role": "user", "content": "fünf"},))
 

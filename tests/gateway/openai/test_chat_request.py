@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from shoal.domain.errors import InvalidRequest
 from shoal.domain.json_limits import NESTING_MAX
 from shoal.domain.options import CHAT_OPTIONS, OptionType
-from shoal.domain.work import Feature
+from shoal.domain.work import Chat, Feature
 from shoal.gateway.http.decoding import OBJECT_MAX, SURROGATES_MAX
 from shoal.gateway.openai.chat_body import MESSAGES_MAX
 from shoal.gateway.openai.chat_request import (
     UNSUPPORTED,
-    ChatCompletionRequest,
     decode_chat_request,
 )
+from shoal.gateway.openai.generation import GenerationRequest
 from shoal.store.codec import encode_work
 
 HI = {"role": "user", "content": "hi"}
@@ -41,7 +41,7 @@ CALL = {
 }
 
 
-def decode(**fields: Any) -> ChatCompletionRequest:
+def decode(**fields: Any) -> GenerationRequest[Chat]:
     body = {"model": "m1", "messages": [HI]} | fields
     return decode_chat_request(json.dumps(body).encode())
 

@@ -75,7 +75,7 @@ async def test_a_client_that_never_reads_is_hung_up_on(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.setattr("shoal.gateway.http.responses.WRITE_TIMEOUT", 0.2)
-    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE", 0.3)
+    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.3)
     body = json.dumps(BODY | {"stream": True}).encode()
     async with pool.node() as node:
         await pool.joined()

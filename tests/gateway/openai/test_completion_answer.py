@@ -12,11 +12,11 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Delta, Outcome, Usage
 from shoal.domain.work import Completion
 from shoal.gateway.http.responses import well_formed
-from shoal.gateway.openai.chat_answer import DONE
 from shoal.gateway.openai.completion_answer import (
     CompletionChunkEncoder,
     encode_text_completion,
 )
+from shoal.gateway.openai.generation import DONE
 
 WORK = Completion("m", "Once")
 

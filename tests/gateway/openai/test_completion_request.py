@@ -11,18 +11,18 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.work import Completion, Feature
 from shoal.gateway.openai.completion_request import (
     PROMPTS_MAX,
-    TextCompletionRequest,
     decode_completion_request,
 )
+from shoal.gateway.openai.generation import GenerationRequest
 
 
-def decode(**fields: Any) -> TextCompletionRequest:
+def decode(**fields: Any) -> GenerationRequest[Completion]:
     body = {"model": "m1", "prompt": "Once"} | fields
     return decode_completion_request(json.dumps(body).encode())
 
 
 def test_a_small_request_is_a_completion() -> None:
-    assert decode() == TextCompletionRequest(Completion("m1", "Once"))
+    assert decode() == GenerationRequest(Completion("m1", "Once"))
 
 
 @pytest.mark.parametrize(

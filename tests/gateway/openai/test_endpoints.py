@@ -266,7 +266,7 @@ async def test_a_client_that_waits_long_sees_signs_of_life(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shoal.gateway.openai.event_stream.HEADERS_AFTER", 0.01)
-    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE", 0.01)
+    monkeypatch.setattr("shoal.gateway.http.responses.KEEPALIVE_EVERY", 0.01)
     body = {"model": "m1", "messages": HI, "stream": True}
     async with (
         pool.node() as node,

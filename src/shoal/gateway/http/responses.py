@@ -82,8 +82,15 @@ def json_bytes_response(
     )
 
 
-WRITE_TIMEOUT = 10.0  # seconds a client may leave everything unread
-KEEPALIVE = 15.0  # seconds of silence that proxies and clients are known to bear
+SSE_HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # stops nginx from buffering tokens
+}
+SSE_KEEPALIVE = b": keep-alive\n\n"
+
+WRITE_TIMEOUT = 10.0  # seconds that a client may read nothing
+KEEPALIVE_EVERY = 15.0  # seconds of silence that proxies and clients tolerate
 
 
 class ClientGone(ConnectionError):
@@ -111,7 +118,7 @@ async def forward_pieces(
     reading = False
     while True:
         try:
-            async with asyncio.timeout(KEEPALIVE) as limit:
+            async with asyncio.timeout(KEEPALIVE_EVERY) as limit:
                 while True:
                     reading = True
                     if pieces is None:
@@ -125,7 +132,7 @@ async def forward_pieces(
                     # cost as much as the token.  So waits end after 10 to 15 s.
                     soonest = loop.time() + WRITE_TIMEOUT
                     if (limit.when() or 0) < soonest:
-                        limit.reschedule(loop.time() + KEEPALIVE)
+                        limit.reschedule(loop.time() + KEEPALIVE_EVERY)
                     if shown:
                         await response.write(encode(shown))
                     if watch is not None and watch.blocked:

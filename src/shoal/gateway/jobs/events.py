@@ -42,10 +42,16 @@ from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.decoding import job_id_in
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import KEEPALIVE, ClientGone, encode_json, write
+from shoal.gateway.http.responses import (
+    KEEPALIVE_EVERY,
+    SSE_HEADERS,
+    SSE_KEEPALIVE,
+    ClientGone,
+    encode_json,
+    write,
+)
 from shoal.gateway.jobs.endpoints import owned_outline
 from shoal.gateway.jobs.job_view import error_code
-from shoal.gateway.openai.event_stream import SSE
 from shoal.ledger.canonical import to_time
 from shoal.store.port import RecordedFact
 
@@ -53,7 +59,6 @@ SUBSCRIBERS_MAX = 1000  # clients that hear of jobs at a time, each on a connect
 ID_DIGITS_MAX = 15  # of an event's id
 LOOK_AGAIN = 0.5  # seconds until what was told of is in the store, though it may wait
 LAST_ID = "Last-Event-ID"
-KEEPALIVE_COMMENT = b": keep-alive\n\n"
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 
@@ -129,7 +134,7 @@ async def stream_events(
         if ended and seen >= len(story):
             # By this a browser knows that there is no point in coming back.
             return web.Response(status=204)
-        response = web.StreamResponse(headers=SSE)
+        response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
         place = _StoryPosition(job_id, min(seen, len(story)), ended)
         news = _new_events(gateway, caller, place, signal)
@@ -167,10 +172,10 @@ async def _new_events(
             return
         seen += len(new)
         # Some facts are told of a little before they are stored.
-        pause = LOOK_AGAIN if woken and not new else KEEPALIVE
+        pause = LOOK_AGAIN if woken and not new else KEEPALIVE_EVERY
         woken = await _wait_for_signal(signal, pause)
-        if not woken and pause is KEEPALIVE:
-            yield KEEPALIVE_COMMENT
+        if not woken and pause is KEEPALIVE_EVERY:
+            yield SSE_KEEPALIVE
 
 
 async def _wait_for_signal(signal: asyncio.Event, seconds: float) -> bool:

@@ -9,29 +9,20 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.domain.credentials import usage_of
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
-from shoal.domain.work import JSON, Chat, Work
-from shoal.gateway.http.responses import encode_event_text, encode_json, encode_text
-
-
-class CompletionUsage(msgspec.Struct, frozen=True):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-def completion_usage(work: Work, outcome: Outcome) -> CompletionUsage:
-    """Return the usage in OpenAI's form."""
-    usage = usage_of(work, outcome)
-    total = usage.prompt_tokens + usage.completion_tokens
-    return CompletionUsage(usage.prompt_tokens, usage.completion_tokens, total)
-
+from shoal.domain.work import JSON, Chat
+from shoal.gateway.http.responses import encode_event_text, encode_json
+from shoal.gateway.openai.generation import (
+    FINISH_REASONS,
+    ChunkFrame,
+    CompletionUsage,
+    completion_usage,
+)
 
 CHAT_ID_PREFIX = "chatcmpl-"
 
-REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
+CHAT_FINISH_REASONS = FINISH_REASONS | {"tool_calls"}
 
 
 class ChatCompletionMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -62,7 +53,7 @@ class ChatCompletion(msgspec.Struct, frozen=True):
 def encode_chat_completion(
     job_id: JobId, chat: Chat, outcome: Outcome, created: int
 ) -> bytes:
-    """Write an answer in one piece; ``created`` is in Unix seconds."""
+    """Encode a whole answer; ``created`` is in Unix seconds."""
     choices = outcome.choices or (
         Choice({"content": outcome.text}, outcome.finish_reason),
     )
@@ -77,30 +68,22 @@ def encode_chat_completion(
 
 
 class ChatChunkEncoder:
-    """Writes one streamed answer.
-
-    All that is the same in every chunk is written once: a token costs the encoding of
-    its text and one join.
-    """
+    """Encodes one streamed answer."""
 
     def __init__(
         self, job_id: JobId, chat: Chat, created: int, *, include_usage: bool
     ) -> None:
-        self._chat = chat
-        self._include_usage = include_usage
-        self._head = (
-            b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,'
-            % (encode_text(CHAT_ID_PREFIX + job_id), created, encode_text(chat.model))
+        self._frame = ChunkFrame(
+            *(chat, CHAT_ID_PREFIX + job_id, "chat.completion.chunk", created),
+            include_usage=include_usage,
         )
-        # With usage asked for, OpenAI says in every chunk that it is not there yet.
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
-        self._before = self._head + b'"choices":[{"index":0,"delta":{"content":'
-        self._after = b'},"logprobs":null,"finish_reason":null}]' + self._tail
+        self._before = self._frame.head + b'"index":0,"delta":{"content":'
+        self._after = b'},"logprobs":null,"finish_reason":null' + self._frame.tail
         self._opened: set[int] = set()
         self._ended: set[int] = set()
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
-        """Write a chunk for each; before the first of each choice goes its role."""
+        """Encode a chunk for each piece; a chunk with the role begins each choice."""
         opening = b"" if 0 in self._opened else self._opening(0, pieces)
         before, after = self._before, self._after
         chunks = [
@@ -112,17 +95,13 @@ class ChatChunkEncoder:
         return opening + b"".join(chunks)
 
     def encode_end(self, outcome: Outcome) -> bytes:
-        """Write the reasons for the end, the usage if it was asked for, and [DONE]."""
+        """Encode the finish reasons, the usage if requested, and [DONE]."""
         opening = b"" if self._opened else self._opening(0, ())
         endings = b"".join(
             self._choice(index, b"{}", None, _reason(outcome.finish_reason))
             for index in sorted(self._opened - self._ended)
         )
-        usage = b""
-        if self._include_usage:
-            counts = msgspec.json.encode(completion_usage(self._chat, outcome))
-            usage = self._head + b'"choices":[],"usage":' + counts + b"}\n\n"
-        return opening + endings + usage + DONE
+        return opening + endings + self._frame.end(outcome)
 
     def _delta(self, delta: Delta) -> bytes:
         opening = b"" if delta.choice in self._opened else self._role(delta.choice)
@@ -135,7 +114,7 @@ class ChatChunkEncoder:
         )
 
     def _opening(self, choice: int, pieces: Iterable[AnswerPiece]) -> bytes:
-        """Write the role of the first choice, unless it is not among ``pieces``."""
+        """Encode the role of the first choice, unless ``pieces`` begin with another."""
         first = next(iter(pieces), "")
         if isinstance(first, Delta) and first.choice != choice:
             return b""
@@ -149,18 +128,10 @@ class ChatChunkEncoder:
     def _choice(
         self, index: int, delta: bytes, logprobs: JSON, reason: str | None
     ) -> bytes:
-        return b'%b"choices":[{"index":%d,"delta":%b,"logprobs":%b,%b}]%b' % (
-            self._head,
-            index,
-            delta,
-            encode_json(logprobs),
-            b'"finish_reason":' + encode_json(reason),
-            self._tail,
+        return self._frame.chunk(
+            b'"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b'
+            % (index, delta, encode_json(logprobs), encode_json(reason))
         )
-
-
-DONE = b"data: [DONE]\n\n"
-KEEPALIVE = b": keep-alive\n\n"
 
 
 def _choice(index: int, choice: Choice) -> ChatChoice:
@@ -181,5 +152,5 @@ def _text(value: Any) -> str | None:
 
 
 def _reason(reason: str) -> str:
-    # Clients choose by this word, and break on one they do not know.
-    return reason if reason in REASONS else "stop"
+    # Clients branch on this value, and fail on one they do not know.
+    return reason if reason in CHAT_FINISH_REASONS else "stop"

@@ -1,4 +1,4 @@
-"""The body of OpenAI's chat request, as types that say what each field may be.
+"""The types of the body of OpenAI's chat request.
 
 Source: OpenAI's API reference, "Create chat completion".
 """
@@ -16,6 +16,7 @@ from shoal.gateway.http.decoding import (
     Temperature,
     TokenCount,
 )
+from shoal.gateway.openai.generation import StreamOptions
 from shoal.gateway.openai.options import StopStrings, body_type
 
 MESSAGES_MAX = 16_384  # far more than any context holds
@@ -94,10 +95,6 @@ class JsonSchema(msgspec.Struct, frozen=True, omit_defaults=True):
 class ResponseFormat(msgspec.Struct, frozen=True, omit_defaults=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | UnsetType = UNSET
-
-
-class StreamOptions(msgspec.Struct, frozen=True):
-    include_usage: bool | None = None
 
 
 class ChatBody(msgspec.Struct, frozen=True):

@@ -1,10 +1,9 @@
-"""OpenAI's chat request: JSON in, a chat and how it is to be answered out.
+"""Decodes OpenAI's chat requests.
 
 Source: OpenAI's API reference, "Create chat completion".
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
@@ -30,6 +29,7 @@ from shoal.gateway.openai.chat_body import (
     Tool,
     ToolChoice,
 )
+from shoal.gateway.openai.generation import GenerationRequest
 from shoal.gateway.openai.options import Encoder, requested_options, stop_strings
 
 ROLES: Mapping[str, str] = {
@@ -47,34 +47,19 @@ UNSUPPORTED: Mapping[str, tuple[JSON, ...]] = {
     "modalities": ([], ["text"]),
     "web_search_options": (),
 }
-"""Fields whose meaning nothing here can carry out, with the values that ask nothing.
+"""Fields that no worker supports, with their neutral values.
 
-Whoever asks for such a thing gets an error: an answer that leaves it out is wrong.
+A request for one is an error: an answer that ignored it would be wrong.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class ChatCompletionRequest:
-    """What a client asked for.
-
-    ``session`` is the client's own name for what belongs together; ``tier`` how it
-    wants to be served.
-    """
-
-    work: Chat
-    stream: bool = False
-    include_usage: bool = False
-    session: str = ""
-    tier: str = ""
 
 
 _decoder = msgspec.json.Decoder(CreateChatCompletion)
 
 
-def decode_chat_request(data: bytes) -> ChatCompletionRequest:
+def decode_chat_request(data: bytes) -> GenerationRequest[Chat]:
     """Decode a body.
 
-    Raises InvalidRequest naming the field that is no good.
+    Raises InvalidRequest naming the invalid field.
     """
     body: ChatBody = decode(_decoder, data)
     for field, harmless in UNSUPPORTED.items():
@@ -85,7 +70,7 @@ def decode_chat_request(data: bytes) -> ChatCompletionRequest:
         for index, message in enumerate(body.messages)
     )
     streaming = body.stream_options
-    return ChatCompletionRequest(
+    return GenerationRequest(
         Chat(
             body.model,
             messages,
@@ -114,15 +99,15 @@ def _tools(tools: list[Tool]) -> list[JSON]:
     sizes = (size_of(tool.function.parameters) for tool in tools)
     if sum(sizes) > OBJECT_MAX:
         raise InvalidRequest(f"tools: more than {OBJECT_MAX} bytes", "tools")
-    made: list[JSON] = []
+    encoded: list[JSON] = []
     for index, tool in enumerate(tools):
         given = tool.function
         function = msgspec.to_builtins(msgspec.structs.replace(given, parameters=UNSET))
         if is_given(given.parameters):
             path = f"tools[{index}].function.parameters"
             function["parameters"] = decode_object(given.parameters, path)
-        made.append({"function": function, "type": tool.type})
-    return made
+        encoded.append({"function": function, "type": tool.type})
+    return encoded
 
 
 def _format(format: ResponseFormat) -> JSON:
@@ -171,26 +156,26 @@ def _message(message: ChatRequestMessage, path: str) -> Mapping[str, JSON]:
             f"{path}.role: expected one of {expected}, got {message.role[:40]!r}",
             f"{path}.role",
         )
-    said: dict[str, JSON] = {
+    decoded: dict[str, JSON] = {
         "role": ROLES[message.role],
         "content": _content(message, f"{path}.content"),
     }
     if message.name:
-        said["name"] = message.name
+        decoded["name"] = message.name
     if message.role == "tool":
         if not message.tool_call_id:
             field = f"{path}.tool_call_id"
             raise InvalidRequest(f"{field}: required, but missing", field)
-        said["tool_call_id"] = message.tool_call_id
+        decoded["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         if message.role != "assistant":
             field = f"{path}.tool_calls"
             raise InvalidRequest(f"{field}: only an assistant calls tools", field)
-        said["tool_calls"] = msgspec.to_builtins(message.tool_calls)
+        decoded["tool_calls"] = msgspec.to_builtins(message.tool_calls)
     for field in ("refusal", "reasoning_content"):
         if (text := getattr(message, field)) is not None:
-            said[field] = text
-    return said
+            decoded[field] = text
+    return decoded
 
 
 def _content(message: ChatRequestMessage, path: str) -> JSON:

@@ -12,8 +12,13 @@ import msgspec
 from shoal.domain.ids import JobId
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome
 from shoal.domain.work import Completion
-from shoal.gateway.http.responses import encode_event_text, encode_json, encode_text
-from shoal.gateway.openai.chat_answer import DONE, CompletionUsage, completion_usage
+from shoal.gateway.http.responses import encode_event_text, encode_json
+from shoal.gateway.openai.generation import (
+    FINISH_REASONS,
+    ChunkFrame,
+    CompletionUsage,
+    completion_usage,
+)
 
 
 def to_completion_logprobs(logprobs: Any, offset: int) -> Any:
@@ -52,8 +57,6 @@ def _top_logprobs(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 COMPLETION_ID_PREFIX = "cmpl-"
 
-REASONS = frozenset({"stop", "length", "content_filter"})
-
 
 class CompletionChoice(msgspec.Struct, frozen=True):
     index: int
@@ -74,7 +77,7 @@ class TextCompletion(msgspec.Struct, frozen=True):
 def encode_text_completion(
     job_id: JobId, work: Completion, outcome: Outcome, created: int
 ) -> bytes:
-    """Write an answer in one piece; ``created`` is in Unix seconds."""
+    """Encode a whole answer; ``created`` is in Unix seconds."""
     choices = outcome.choices or (
         Choice({"content": outcome.text}, outcome.finish_reason),
     )
@@ -98,40 +101,29 @@ def encode_text_completion(
 
 
 class CompletionChunkEncoder:
-    """Writes one streamed answer."""
+    """Encodes one streamed answer."""
 
     def __init__(
         self, job_id: JobId, work: Completion, created: int, *, include_usage: bool
     ) -> None:
-        self._work = work
-        self._include_usage = include_usage
-        self._head = (
-            b'data: {"id":%b,"object":"text_completion","created":%d,"model":%b,'
-            % (
-                encode_text(COMPLETION_ID_PREFIX + job_id),
-                created,
-                encode_text(work.model),
-            )
+        self._frame = ChunkFrame(
+            *(work, COMPLETION_ID_PREFIX + job_id, "text_completion", created),
+            include_usage=include_usage,
         )
-        self._tail = b',"usage":null}\n\n' if include_usage else b"}\n\n"
         self._started: set[int] = set()
         self._ended: set[int] = set()
         self._written: dict[int, int] = {}  # characters of each choice's text
 
     def encode(self, pieces: Sequence[AnswerPiece]) -> bytes:
-        """Write a chunk for each piece."""
+        """Encode a chunk for each piece."""
         return b"".join([self._piece(piece) for piece in pieces])
 
     def encode_end(self, outcome: Outcome) -> bytes:
-        """Write the reasons for the end, the usage if it was asked for, and [DONE]."""
+        """Encode the finish reasons, the usage if requested, and [DONE]."""
         missing = sorted((self._started or {0}) - self._ended)
         reason = _reason(outcome.finish_reason)
         endings = b"".join(self._chunk(index, "", None, reason) for index in missing)
-        usage = b""
-        if self._include_usage:
-            counts = msgspec.json.encode(completion_usage(self._work, outcome))
-            usage = self._head + b'"choices":[],"usage":' + counts + b"}\n\n"
-        return endings + usage + DONE
+        return endings + self._frame.end(outcome)
 
     def _piece(self, piece: AnswerPiece) -> bytes:
         delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
@@ -147,21 +139,17 @@ class CompletionChunkEncoder:
         return self._chunk(delta.choice, text, logprobs, reason)
 
     def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
-        return (
-            b'%b"choices":[{"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b}]%b'
+        return self._frame.chunk(
+            b'"index":%d,"text":%b,"logprobs":%b,"finish_reason":%b'
             % (
-                self._head,
-                index,
-                encode_event_text(text),
-                encode_json(logprobs),
-                encode_json(reason),
-                self._tail,
+                *(index, encode_event_text(text)),
+                *(encode_json(logprobs), encode_json(reason)),
             )
         )
 
 
 def _reason(reason: str) -> str:
-    return reason if reason in REASONS else "stop"
+    return reason if reason in FINISH_REASONS else "stop"
 
 
 def _text(value: Any) -> str:

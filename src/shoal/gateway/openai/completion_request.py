@@ -1,4 +1,4 @@
-"""OpenAI's older completion request: JSON in, a text to be gone on with out.
+"""Decodes OpenAI's older completion requests.
 
 Source: OpenAI's API reference, "Create completion".
 """
@@ -23,7 +23,7 @@ from shoal.gateway.http.decoding import (
     decode,
     decode_field,
 )
-from shoal.gateway.openai.chat_body import StreamOptions
+from shoal.gateway.openai.generation import GenerationRequest, StreamOptions
 from shoal.gateway.openai.options import (
     StopStrings,
     body_type,
@@ -31,7 +31,7 @@ from shoal.gateway.openai.options import (
     stop_strings,
 )
 
-PROMPTS_MAX = 128  # texts to be gone on with in one request
+PROMPTS_MAX = 128  # prompts in one request
 TOKEN_IDS_MAX = 1 << 20
 
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -39,7 +39,7 @@ Token = Annotated[int, Meta(ge=0, lt=2**31)]
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
-    """One of the forms that a prompt may have: so many at most, called ``what``."""
+    """A form of a prompt: at most ``limit`` of ``what``."""
 
     decoder: msgspec.json.Decoder[Any]
     limit: int
@@ -57,7 +57,7 @@ PROMPT_FORMS = {
         msgspec.json.Decoder(list[list[Token]]), PROMPTS_MAX, "lists of tokens"
     ),
 }
-"""By how they begin: msgspec takes one kind of list in a union."""
+"""Forms by their first characters: msgspec allows one list type in a union."""
 
 _BEGINNING = re.compile(rb'"|\[\s*["\[]?')
 
@@ -80,23 +80,13 @@ class CompletionBody(msgspec.Struct, frozen=True):
 CreateCompletion = body_type("CreateCompletion", CompletionBody, COMPLETION_OPTIONS)
 
 
-class TextCompletionRequest(msgspec.Struct, frozen=True):
-    """What a client asked for."""
-
-    work: Completion
-    stream: bool = False
-    include_usage: bool = False
-    session: str = ""
-    tier: str = ""
-
-
 _decoder = msgspec.json.Decoder(CreateCompletion)
 
 
-def decode_completion_request(data: bytes) -> TextCompletionRequest:
+def decode_completion_request(data: bytes) -> GenerationRequest[Completion]:
     """Decode a body.
 
-    Raises InvalidRequest naming the field that is no good.
+    Raises InvalidRequest naming the invalid field.
     """
     body: CompletionBody = decode(_decoder, data)
     options = requested_options(body, COMPLETION_OPTIONS, {"stop": stop_strings})
@@ -106,7 +96,7 @@ def decode_completion_request(data: bytes) -> TextCompletionRequest:
     if best_of > 1 and body.stream:
         raise InvalidRequest("best_of: cannot be streamed", "best_of")
     streaming = body.stream_options
-    return TextCompletionRequest(
+    return GenerationRequest(
         Completion(
             body.model,
             _prompt(body.prompt),
@@ -125,31 +115,31 @@ def _count(options: Mapping[str, JSON], name: str) -> int:
 
 
 def _prompt(raw: msgspec.Raw) -> JSON:
-    """Decode the prompt by how it begins; a list of one text is that text."""
+    """Decode the prompt by its first characters; a list of one text is that text."""
     data = bytes(raw)
     found = _BEGINNING.match(data)
     beginning = b"" if found is None else b"".join(found[0].split())
     if not beginning:
-        raise _no_prompt()
+        raise _invalid_prompt()
     form = PROMPT_FORMS[beginning]
-    # Before they are made: a list takes two bytes here, and sixty in memory.
+    # Check before decoding: a list takes two bytes in JSON, and sixty in memory.
     if beginning == b"[[" and data.count(b"[") > form.limit + 1:
         raise form.too_many()
     try:
         prompt = decode_field(form.decoder, raw, "prompt", BODY_MAX)
     except InvalidRequest as error:
-        raise _no_prompt() from error
+        raise _invalid_prompt() from error
     if isinstance(prompt, str):
         return prompt
     if not prompt:
-        raise _no_prompt()
+        raise _invalid_prompt()
     if len(prompt) > form.limit:
         raise form.too_many()
     first = prompt[0]
     return first if isinstance(first, str) and len(prompt) == 1 else prompt
 
 
-def _no_prompt() -> InvalidRequest:
+def _invalid_prompt() -> InvalidRequest:
     return InvalidRequest(
         "prompt: expected a text, texts, tokens, or lists of tokens", "prompt"
     )

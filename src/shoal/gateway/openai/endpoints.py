@@ -1,4 +1,4 @@
-"""OpenAI's endpoints, as its official clients know them.
+"""OpenAI's endpoints.
 
 A finished chat or completion can be fetched by its id, for clients whose connection
 broke before the answer came.
@@ -9,7 +9,7 @@ Source: OpenAI's API reference, "Chat", "Completions", "Embeddings" and "Models"
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 from aiohttp import web
@@ -28,7 +28,7 @@ from shoal.domain.errors import (
 from shoal.domain.ids import JobId
 from shoal.domain.moderation import Moderation
 from shoal.domain.outcome import Outcome
-from shoal.domain.work import Chat, Completion, Job, Work, message_text
+from shoal.domain.work import Chat, Completion, Job, message_text
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
@@ -47,6 +47,7 @@ from shoal.gateway.openai.embeddings import (
     encode_embeddings,
 )
 from shoal.gateway.openai.event_stream import ChunkEncoder, stream_answer
+from shoal.gateway.openai.generation import GenerationRequest
 from shoal.pool.job_admission import unknown_model
 from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
@@ -55,7 +56,7 @@ from shoal.store.port import StoredJob
 class ModelObject(msgspec.Struct, frozen=True):
     id: str
     object: Literal["model"] = "model"
-    created: int = 0  # nobody knows
+    created: int = 0  # unknown
     owned_by: str = "shoal"
 
 
@@ -64,22 +65,9 @@ class ModelList(msgspec.Struct, frozen=True):
     object: Literal["list"] = "list"
 
 
-class StreamableRequest(Protocol):
-    """A request that can be answered as a stream."""
-
-    @property
-    def stream(self) -> bool: ...
-    @property
-    def include_usage(self) -> bool: ...
-    @property
-    def session(self) -> str: ...
-    @property
-    def tier(self) -> str: ...
-
-
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """How the answers to one kind of work are written."""
+    """Encoders of the answer to one job."""
 
     encode: Callable[[JobId, Outcome, int], bytes]
     chunk_encoder: Callable[[JobId, int], ChunkEncoder]
@@ -107,17 +95,14 @@ async def create_chat_completion(
 ) -> web.StreamResponse:
     asked = decode_chat_request(await gateway.bodies.read(request))
     texts = [message_text(message) for message in asked.work.messages]
-    form = chat_format(asked.work, include_usage=asked.include_usage)
-    return await _answer(gateway, request, caller, asked.work, asked, form, texts)
+    return await _answer(gateway, request, caller, asked, texts)
 
 
 async def create_completion(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     asked = decode_completion_request(await gateway.bodies.read(request))
-    form = completion_format(asked.work, include_usage=asked.include_usage)
-    texts = [asked.work.text]
-    return await _answer(gateway, request, caller, asked.work, asked, form, texts)
+    return await _answer(gateway, request, caller, asked, [asked.work.text])
 
 
 async def create_embeddings(
@@ -143,17 +128,17 @@ async def _answer(
     gateway: Gateway,
     request: web.Request,
     caller: ApiCaller,
-    work: Work,
-    asked: StreamableRequest,
-    form: AnswerFormat,
+    asked: GenerationRequest[Chat] | GenerationRequest[Completion],
     texts: list[str],
 ) -> web.StreamResponse:
+    work = asked.work
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and moderation.blocks(texts):
         raise _moderation_error("messages" if isinstance(work, Chat) else "prompt")
     job = build_job(
         gateway, request, work, caller.name, session=asked.session, tier=asked.tier
     )
+    form = answer_format(work, include_usage=asked.include_usage)
     if asked.stream:
         return await stream_answer(
             gateway, request, caller, job, form.chunk_encoder, moderation
@@ -181,35 +166,36 @@ async def _answer_whole(
     )
 
 
-def chat_format(chat: Chat, *, include_usage: bool) -> AnswerFormat:
-    """Return how answers to a chat are written."""
-    return AnswerFormat(
-        lambda job_id, outcome, created: encode_chat_completion(
-            job_id, chat, outcome, created
-        ),
-        lambda job_id, created: ChatChunkEncoder(
-            job_id, chat, created, include_usage=include_usage
-        ),
-    )
-
-
-def completion_format(work: Completion, *, include_usage: bool) -> AnswerFormat:
-    """Return how answers to a completion are written."""
-    return AnswerFormat(
-        lambda job_id, outcome, created: encode_text_completion(
-            job_id, work, outcome, created
-        ),
-        lambda job_id, created: CompletionChunkEncoder(
-            job_id, work, created, include_usage=include_usage
-        ),
-    )
+def answer_format(
+    work: Chat | Completion, *, include_usage: bool = False
+) -> AnswerFormat:
+    """Return the encoders of the answer to ``work``."""
+    match work:
+        case Chat():
+            return AnswerFormat(
+                lambda job_id, outcome, created: encode_chat_completion(
+                    job_id, work, outcome, created
+                ),
+                lambda job_id, created: ChatChunkEncoder(
+                    job_id, work, created, include_usage=include_usage
+                ),
+            )
+        case Completion():
+            return AnswerFormat(
+                lambda job_id, outcome, created: encode_text_completion(
+                    job_id, work, outcome, created
+                ),
+                lambda job_id, created: CompletionChunkEncoder(
+                    job_id, work, created, include_usage=include_usage
+                ),
+            )
 
 
 def _moderation_error(field: str) -> InvalidRequest:
     return InvalidRequest(f"the {field} match the moderation list", field)
 
 
-RESULT_WAIT = 55.0  # seconds for a job that still runs: less than proxies bear
+RESULT_WAIT = 55.0  # seconds for a job that still runs: below the limits of proxies
 
 END_ERRORS: dict[JobState, type[ShoalError]] = {
     JobState.FAILED: JobError,
@@ -235,12 +221,12 @@ async def show_result(
     if stored.outcome is None:
         raise END_ERRORS[stored.state](stored.error or stored.state.value)
     return json_bytes_response(
-        _encoded_result(stored.job, stored.outcome, int(stored.submitted_at))
+        answer_format(work).encode(job_id, stored.outcome, int(stored.submitted_at))
     )
 
 
 async def _ended_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> StoredJob:
-    """Return a job of the caller's that has ended, waiting a while if it has not.
+    """Return the caller's job once it has ended; wait at most ``RESULT_WAIT``.
 
     Raises NotFound, or StillRunning.
     """
@@ -255,8 +241,8 @@ async def _ended_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
     except TimeoutError:
         raise StillRunning(f"job {job_id} has not ended yet: ask again") from None
     except ShoalError:
-        pass  # the store knows it better
-    gateway.access.ensure_active(caller)  # who may have been shut out while this waited
+        pass  # the store has the job's state
+    gateway.access.ensure_active(caller)  # the key may have been revoked meanwhile
     stored = await _owned_job(gateway, job_id, caller)
     if stored.ended_at is None:
         raise StillRunning(f"job {job_id} has not ended yet: ask again")
@@ -269,14 +255,3 @@ async def _owned_job(gateway: Gateway, job_id: JobId, caller: ApiCaller) -> Stor
     if stored is None or not (mine or caller.has_scope(Scope.ADMIN)):
         raise NotFound(f"there is no job {job_id}: it never was, or was pruned")
     return stored
-
-
-def _encoded_result(job: Job, outcome: Outcome, created: int) -> bytes:
-    match job.work:
-        case Chat() as chat:
-            form = chat_format(chat, include_usage=False)
-        case Completion() as completion:
-            form = completion_format(completion, include_usage=False)
-        case _:
-            raise AssertionError(f"no such path for {job.kind}")
-    return form.encode(job.id, outcome, created)

@@ -17,16 +17,15 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http import errors
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.request_record import record_of
-from shoal.gateway.http.responses import ClientGone, forward_pieces, write
-from shoal.gateway.openai.chat_answer import KEEPALIVE
+from shoal.gateway.http.responses import (
+    SSE_HEADERS,
+    SSE_KEEPALIVE,
+    ClientGone,
+    forward_pieces,
+    write,
+)
 
 HEADERS_AFTER = 10.0  # seconds for an error to become the status instead of an event
-
-SSE = {
-    "Content-Type": "text/event-stream; charset=utf-8",
-    "Cache-Control": "no-cache",
-    "X-Accel-Buffering": "no",  # else nginx keeps tokens back
-}
 
 
 class ChunkEncoder(Protocol):
@@ -54,7 +53,7 @@ async def stream_answer(
     ``form`` takes the job's id and the time, in Unix seconds.  An error before the
     first piece is raised; a later one becomes an event, and no [DONE] follows.
     """
-    response = web.StreamResponse(headers=SSE)
+    response = web.StreamResponse(headers=SSE_HEADERS)
     record = record_of(request)
     try:
         async with gateway.access.submit(job, caller) as reader:
@@ -67,14 +66,14 @@ async def stream_answer(
             chunks = form(reader.job_id, int(gateway.clock.wall()))
             await response.prepare(request)
             if first is None:
-                await write(request, response, KEEPALIVE)
+                await write(request, response, SSE_KEEPALIVE)
             whole = await forward_pieces(
                 request,
                 response,
                 reader,
                 chunks.encode,
                 first=first,
-                keepalive=KEEPALIVE,
+                keepalive=SSE_KEEPALIVE,
                 watch=moderation.moderate_answer() if moderation else None,
             )
             if not whole:

@@ -1,0 +1,90 @@
+"""What chats and completions share: a decoded request, usage, and the stream's frame.
+
+Source: OpenAI's API reference, "Create chat completion" and "Create completion".
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import msgspec
+
+from shoal.domain.credentials import usage_of
+from shoal.domain.outcome import Outcome
+from shoal.domain.work import Chat, Completion
+from shoal.gateway.http.responses import encode_text
+
+W = TypeVar("W", Chat, Completion)
+
+FINISH_REASONS = frozenset({"stop", "length", "content_filter"})
+
+DONE = b"data: [DONE]\n\n"
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    include_usage: bool | None = None
+
+
+class CompletionUsage(msgspec.Struct, frozen=True):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest(Generic[W]):
+    """A request for text, and how to answer it.
+
+    ``session`` is the client's name for related requests; ``tier`` is the service tier
+    that it asks for.
+    """
+
+    work: W
+    stream: bool = False
+    include_usage: bool = False
+    session: str = ""
+    tier: str = ""
+
+
+class ChunkFrame:
+    """The parts that all chunks of one streamed answer have in common.
+
+    They are encoded once: a token costs the encoding of its text and one join.
+    """
+
+    def __init__(
+        self,
+        work: Chat | Completion,
+        answer_id: str,
+        kind: str,
+        created: int,
+        *,
+        include_usage: bool,
+    ) -> None:
+        """``kind`` is the value of ``object``; ``created`` is in Unix seconds."""
+        self._work = work
+        self._include_usage = include_usage
+        self._fields = b'data: {"id":%b,"object":%b,"created":%d,"model":%b,' % (
+            *(encode_text(answer_id), encode_text(kind), created),
+            encode_text(work.model),
+        )
+        self.head = self._fields + b'"choices":[{'
+        # If the client asked for usage, OpenAI sends a null in every other chunk.
+        self.tail = b'}],"usage":null}\n\n' if include_usage else b"}]}\n\n"
+
+    def chunk(self, choice: bytes) -> bytes:
+        """Encode a chunk; ``choice`` is the JSON of its choice, without braces."""
+        return self.head + choice + self.tail
+
+    def end(self, outcome: Outcome) -> bytes:
+        """Encode the usage, if the client asked for it, and [DONE]."""
+        if not self._include_usage:
+            return DONE
+        usage = msgspec.json.encode(completion_usage(self._work, outcome))
+        return self._fields + b'"choices":[],"usage":' + usage + b"}\n\n" + DONE
+
+
+def completion_usage(work: Chat | Completion, outcome: Outcome) -> CompletionUsage:
+    """Return the usage in OpenAI's form."""
+    usage = usage_of(work, outcome)
+    total = usage.prompt_tokens + usage.completion_tokens
+    return CompletionUsage(usage.prompt_tokens, usage.completion_tokens, total)
