@@ -1,0 +1,47 @@
+"""The stored names of facts: the database, the log and the metrics keep them."""
+
+from typing import get_args
+
+from shoal.domain.facts import (
+    FACT_NAMES,
+    AccountFact,
+    JobFact,
+    LateResult,
+    ReceiptPresented,
+    WorkerFact,
+)
+
+
+def test_every_fact_has_a_stored_name() -> None:
+    assert set(FACT_NAMES) == {
+        *get_args(JobFact),
+        *get_args(WorkerFact),
+        *get_args(AccountFact),
+        LateResult,
+        ReceiptPresented,
+    }
+
+
+def test_stored_names_never_change() -> None:
+    assert sorted(FACT_NAMES.values()) == [
+        "AccountCredited",
+        "AccountLimited",
+        "CameLate",
+        "JobCancelled",
+        "JobCompleted",
+        "JobExpired",
+        "JobFailed",
+        "JobHedged",
+        "JobLeased",
+        "JobRequeued",
+        "JobStarted",
+        "JobSubmitted",
+        "JobUnhedged",
+        "ReceiptPresented",
+        "WorkerConditioned",
+        "WorkerDraining",
+        "WorkerJoined",
+        "WorkerLost",
+        "WorkerMarked",
+        "WorkerTrusted",
+    ]
