@@ -244,7 +244,7 @@ FORGERIES = {
     "a key is done twice": """
         INSERT INTO jobs SELECT id || 'again', kind, model, owner, state, work, limits,
             lease, outcome, error, submitted_at, ended_at, priority, NULL, terms, user,
-            call, value
+            function_call, value
         FROM jobs WHERE state = 'done' LIMIT 1""",
     "another result was read": """
         UPDATE read SET digest = '' WHERE job IN (SELECT job FROM done)""",

@@ -162,7 +162,7 @@ async def test_what_is_large_stands_in_a_file_and_not_in_the_row(
     assert isinstance(job.job.work, Call)
     assert job.job.work.args == LARGE
     assert job.outcome == Outcome("", blobs=(digest(LARGE + b"y"), digest(b"c")))
-    sizes = "SELECT length(call) + length(value) FROM jobs"
+    sizes = "SELECT length(function_call) + length(value) FROM jobs"
     ((size,),) = await store.transact(lambda sql: sql.execute(sizes).fetchall())
     assert size < 300
     assert bytes(files.read(digest(LARGE + b"y"))) == LARGE + b"y"

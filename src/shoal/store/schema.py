@@ -162,6 +162,14 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN call BLOB;
     ALTER TABLE jobs ADD COLUMN value BLOB;
     """,
+    # A renamed table keeps its indexes under their old names.
+    """
+    ALTER TABLE calls RENAME TO webhook_deliveries;
+    DROP INDEX calls_due;
+    CREATE INDEX webhook_deliveries_due ON webhook_deliveries (due_at)
+        WHERE due_at IS NOT NULL;
+    ALTER TABLE jobs RENAME COLUMN call TO function_call;
+    """,
 )
 
 

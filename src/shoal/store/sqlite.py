@@ -41,7 +41,8 @@ LOCK_TIMEOUT = 5.0  # seconds to wait for a coordinator that is just stopping
 
 
 JOB = """SELECT id, kind, owner, state, work, limits, priority, idempotency_key, terms,
-                lease, outcome, error, submitted_at, ended_at, call, value
+                lease, outcome, error, submitted_at, ended_at,
+                function_call, value
          FROM jobs"""
 
 
@@ -290,7 +291,7 @@ class SqliteStore:
         with self._transaction():
             old = "SELECT id FROM jobs WHERE ended_at < ?"
             self._sql(f"DELETE FROM facts WHERE job_id IN ({old})", before)
-            self._sql(f"DELETE FROM calls WHERE job_id IN ({old})", before)
+            self._sql(f"DELETE FROM webhook_deliveries WHERE job_id IN ({old})", before)
             self._sql("DELETE FROM facts WHERE job_id IS NULL AND at < ?", before)
             forget_ended(self._opened, before)
             forget_expired(self._opened, before)

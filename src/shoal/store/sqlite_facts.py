@@ -264,7 +264,7 @@ class _Batch:
 
 INSERT = """
     INSERT INTO jobs (id, kind, model, owner, work, limits, priority, idempotency_key,
-                      terms, user, submitted_at, call,
+                      terms, user, submitted_at, function_call,
                       state, lease, outcome, value, error, ended_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?)"""
 NAME = 6  # where it is among what ``_columns`` returns

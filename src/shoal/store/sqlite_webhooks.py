@@ -9,11 +9,12 @@ from shoal.domain.work import Webhook
 from shoal.store.sqlite_keys import SqlRunner
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 
-DELIVERY = "SELECT job_id, url, secret, attempts, due_at, error FROM calls"
+DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error
+              FROM webhook_deliveries"""
 
 
 class SqliteWebhooks:
-    """Reads what ``write_calls`` has written beside the jobs, and notes attempts."""
+    """Reads what ``write_deliveries`` wrote beside the jobs, and notes attempts."""
 
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
@@ -42,7 +43,7 @@ class SqliteWebhooks:
         hosts_without: Collection[str] = (),
     ) -> float | None:
         query = (
-            "SELECT min(due_at) FROM calls WHERE due_at IS NOT NULL"
+            "SELECT min(due_at) FROM webhook_deliveries WHERE due_at IS NOT NULL"
             f" AND job_id NOT IN ({_placeholders(without)})"
             f" AND host NOT IN ({_placeholders(hosts_without)})"
         )
@@ -58,7 +59,8 @@ class SqliteWebhooks:
         self, job_id: JobId, error: str | None, due_at: float | None
     ) -> None:
         query = (
-            "UPDATE calls SET attempts = attempts + 1, error = ?, due_at = ?,"
+            "UPDATE webhook_deliveries"
+            " SET attempts = attempts + 1, error = ?, due_at = ?,"
             " secret = iif(? IS NULL, '', secret) WHERE job_id = ?"
         )
         values = (error, due_at, due_at, job_id)
@@ -77,7 +79,8 @@ def write_deliveries(
 ) -> None:
     """Write that webhooks are to be called, in the caller's transaction."""
     sql.executemany(
-        "INSERT INTO calls (job_id, url, secret, host, due_at) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO webhook_deliveries (job_id, url, secret, host, due_at)"
+        " VALUES (?, ?, ?, ?, ?)",
         [
             (call.job_id, call.webhook.url, call.webhook.secret, call.host, at)
             for call in calls
