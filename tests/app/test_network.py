@@ -30,11 +30,11 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import Send
-from shoal.store.memory_keys import MemoryKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link, LinkClosed
 from shoal.transports.tcp_client import dial
+from store.in_memory import memory_store
 from transports.certificates import issue
 from transports.links import ended
 from transports.memory_links import ScriptedSession
@@ -85,8 +85,9 @@ async def host() -> AsyncIterator[Host]:
 
 
 async def means(host: Host) -> NetworkContext:
-    keys, clock = MemoryKeys(), LoopClock()
-    door = WorkerAdmission(await load_join_tokens(keys), keys, clock)
+    clock = LoopClock()
+    async with memory_store() as store:  # nothing is written to it
+        door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     return NetworkContext(host.serve, door, clock, Random(1), "127.0.0.1")
 
 

@@ -149,6 +149,7 @@ class World:
 def test_money_is_neither_made_nor_lost(seed: int) -> None:
     random, ids = Random(seed), count()
     store = SlowStore()
+    virtual.run(store.open())
 
     async def life() -> None:
         async with coordinator(store, hedge_after=5.0, fee=500) as its:
@@ -170,6 +171,7 @@ def test_money_is_neither_made_nor_lost(seed: int) -> None:
     for _ in range(2):
         virtual.run(life())
     virtual.run(the_end())
+    virtual.run(store.close())
 
 
 async def check(its: Coordinator) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -25,8 +26,8 @@ from shoal.peers.worker_session import serve_worker
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.session import UpgradeRequest
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.memory import MemoryStore
 from shoal.store.port import RecordedFact
+from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 from transports.memory_links import MemoryLink
@@ -40,11 +41,11 @@ TURNS = 30  # of the loop: more than the story takes
 EXTENDED = {"shoal-extensions": "shoal"}
 
 
-class SlowStore(MemoryStore):
-    """Takes some turns of the loop for each commit."""
+class SlowStore(SqliteStore):
+    """Takes some more turns of the loop for each commit."""
 
     def __init__(self, turns: int) -> None:
-        super().__init__()
+        super().__init__(Path(":memory:"))
         self._turns = turns
 
     async def append(
@@ -98,8 +99,8 @@ class Node:
 class Table:
     """A hub, its nodes and its clients, a turn at a time."""
 
-    def __init__(self, store_turns: int) -> None:
-        self.store = SlowStore(store_turns)
+    def __init__(self, store: SlowStore) -> None:
+        self.store = store
         numbers = count(1)
         self.clock = LoopClock()
         self.hub = Hub(
@@ -355,7 +356,9 @@ HARMLESS = {cut_one, replace_one, reject, ask_again, ask_and_leave}
 
 async def tell(fault: Callable[[Table], None], turn: int, store_turns: int) -> None:
     """Tell the story: two nodes, a client, and at that turn the fault, twice."""
-    table = Table(store_turns)
+    store = SlowStore(store_turns)
+    await store.open()
+    table = Table(store)
     table.join("a")
     table.join("b")
     await table.until(lambda: len(table.hub.pool.workers) == 2)
@@ -369,6 +372,7 @@ async def tell(fault: Callable[[Table], None], turn: int, store_turns: int) -> N
     if fault in HARMLESS:
         assert table.clients[0].whole == WHOLE
     await table.end()
+    await store.close()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -26,6 +26,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import CallStream, JobKind, Priority
 from shoal.pool.functions import CALL_GRACE_SECONDS
+from shoal.store.port import JobFilter
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
@@ -106,7 +107,7 @@ def test_a_lane_is_neither_stored_nor_receipted() -> None:
         await ask(board, 1)
         await asyncio.sleep(IDLE_MAX + 1)
 
-        assert its.store._jobs == {}
+        assert await its.store.recent(JobFilter(), 1) == []
         assert await its.store.ledger.head() is None
 
     on_a_board(script)

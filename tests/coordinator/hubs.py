@@ -2,9 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
 
 from protocols.settings import SIGNER
 from shoal.coordinator.hub import Hub
@@ -39,8 +40,8 @@ from shoal.domain.work import (
 )
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.memory import MemoryStore
-from shoal.store.port import RecordedFact
+from shoal.store.port import JobFilter, RecordedFact
+from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
 from simulation import virtual
 
@@ -48,14 +49,15 @@ EVERYTHING: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 CONTINUES = frozenset({Feature.CONTINUE})
 NOTHING: frozenset[Feature] = frozenset()
 LIMITS = TimeLimits()
+JOBS_MAX = 1_000_000  # more than any test submits
 SECRET = "what nobody else may read"
 
 
-class SlowStore(MemoryStore):
-    """A disk that can be made to wait, and to fail."""
+class SlowStore(SqliteStore):
+    """A database in memory that can be made to wait, and to fail."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Path(":memory:"))
         self.working = asyncio.Event()
         self.working.set()
         self.full = False
@@ -272,10 +274,26 @@ async def coordinator(
     hedge_after: float | None = None,
     fee: int = 0,
 ) -> AsyncIterator[Coordinator]:
-    """Run a hub for the length of the block; then end it as ``kill -9`` does."""
-    store = store or SlowStore()
+    """Run a hub for the length of the block; then end it as ``kill -9`` does.
+
+    A ``store`` that the caller gives is open, and stays so.
+    """
+    async with AsyncExitStack() as resources:
+        if store is None:
+            store = SlowStore()
+            await store.open()
+            resources.push_async_callback(store.close)
+        yield await resources.enter_async_context(
+            _running(store, queue_max, hedge_after, fee)
+        )
+
+
+@asynccontextmanager
+async def _running(
+    store: SlowStore, queue_max: int, hedge_after: float | None, fee: int
+) -> AsyncIterator[Coordinator]:
     # Ids go on from one coordinator to the next on the same store.
-    numbers = count(1 + len(store._jobs))
+    numbers = count(1 + len(await store.recent(JobFilter(), JOBS_MAX)))
     loop = asyncio.get_running_loop()
     clock = LoopClock(loop.time)
     hub = Hub(

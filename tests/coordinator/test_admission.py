@@ -1,3 +1,4 @@
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -12,9 +13,10 @@ from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.session import AdmissionGrant, Batch, JoinRequest
-from shoal.store.memory_keys import MemoryKeys
+from shoal.store.sqlite_keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
+from store.in_memory import memory_store
 
 FINGERPRINT = b"\x00\xff" * 16
 AWAY = "192.0.2.7"
@@ -40,16 +42,17 @@ class Line:
 
 
 @pytest.fixture
-async def store() -> MemoryKeys:
-    return MemoryKeys()
+async def store() -> AsyncIterator[SqliteKeys]:
+    async with memory_store() as store:
+        yield store.keys
 
 
 @pytest.fixture
-async def door(store: MemoryKeys) -> WorkerAdmission:
+async def door(store: SqliteKeys) -> WorkerAdmission:
     return await opened(store)
 
 
-async def opened(store: MemoryKeys) -> WorkerAdmission:
+async def opened(store: SqliteKeys) -> WorkerAdmission:
     return WorkerAdmission(await load_join_tokens(store), store, LoopClock(lambda: NOW))
 
 
@@ -170,7 +173,7 @@ async def test_worker_that_was_there_comes_back_after_its_token_has_expired(
 
 
 async def test_use_that_was_recorded_is_known_after_a_restart(
-    door: WorkerAdmission, store: MemoryKeys
+    door: WorkerAdmission, store: SqliteKeys
 ) -> None:
     await make(door, uses_max=1)
     await door.record_use(knock(door, "jt-lab", "first one"))
@@ -183,7 +186,7 @@ async def test_use_that_was_recorded_is_known_after_a_restart(
 
 
 async def test_token_for_any_number_does_not_remember_them(
-    door: WorkerAdmission, store: MemoryKeys
+    door: WorkerAdmission, store: SqliteKeys
 ) -> None:
     await make(door)
 

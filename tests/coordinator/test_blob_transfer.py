@@ -10,7 +10,7 @@ from shoal.domain.errors import InvalidRequest, NotFound
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import Command, RunJob, SendBlob
 from shoal.domain.work import Call, Job
-from shoal.store.memory_blobs import MemoryBlobs
+from shoal.store.blobs import MemoryBlobs
 
 DATA = b"large"
 DIGEST = hashlib.sha256(DATA).digest()

@@ -35,6 +35,7 @@ from shoal.ledger.receipts import PREFIX
 from shoal.ledger.worker_receipts import output_hash_of
 from shoal.pool.inputs import AccountTopUp, BudgetSet, WorkerPaired
 from shoal.store.ledger import LoggedReceipt
+from simulation.virtual import in_virtual_time
 
 WORKER = Signer.from_seed(b"w" * 32)
 OTHER = Signer.from_seed(b"o" * 32)
@@ -73,6 +74,7 @@ async def only_receipt(its: Coordinator, job_id: JobId) -> LoggedReceipt:
     return filed
 
 
+@in_virtual_time
 async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> None:
     async with coordinator(fee=FEE) as its:
         worker = await its.join()
@@ -94,6 +96,7 @@ async def test_price_is_held_while_the_job_runs_and_paid_when_it_is_done() -> No
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
+@in_virtual_time
 async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
     async with coordinator() as its:
         worker = await its.join()
@@ -111,6 +114,7 @@ async def test_what_came_to_nothing_costs_nothing(how: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["", "sha256:"])
+@in_virtual_time
 async def test_receipt_of_the_worker_is_verified_paid_and_countersigned(
     prefix: str,
 ) -> None:
@@ -141,6 +145,7 @@ BAD: dict[str, tuple[SignedReceipt, Verdict]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
+@in_virtual_time
 async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
     name: str,
 ) -> None:
@@ -162,6 +167,7 @@ async def test_bad_receipt_is_recorded_not_paid_and_held_against_the_worker(
         assert mark.fact.about == client.job_id
 
 
+@in_virtual_time
 async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -174,8 +180,8 @@ async def test_worker_whose_receipts_prove_nothing_gets_no_more_work() -> None:
         assert len(worker.runs) == 3
 
 
-async def test_marks_are_known_after_a_restart() -> None:
-    store = SlowStore()
+@in_virtual_time
+async def test_marks_are_known_after_a_restart(store: SlowStore) -> None:
     async with coordinator(store) as its:
         worker = await signing(its)
         for number in range(1, 4):
@@ -189,6 +195,7 @@ async def test_marks_are_known_after_a_restart() -> None:
         assert worker.runs == []
 
 
+@in_virtual_time
 async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
     async with coordinator(fee=FEE) as its:
         worker = await signing(its)
@@ -215,6 +222,7 @@ async def test_worker_that_gives_no_receipt_is_paid_when_it_does() -> None:
 
 
 @pytest.mark.parametrize("proven", [True, False])
+@in_virtual_time
 async def test_a_wire_without_receipts_owes_none(proven: bool) -> None:
     async with coordinator() as its:
         worker = await its.join("w", public_key=WORKER.public_key.hex(), proven=proven)
@@ -266,6 +274,7 @@ def test_receipt_is_about_the_answer_that_was_first_of_two(
     play(script, hedge_after=5.0)
 
 
+@in_virtual_time
 async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -282,6 +291,7 @@ async def test_receipt_right_behind_its_answer_counts_as_if_it_came_with_it() ->
         assert its.hub.books.balance("pool:unproven") == 0
 
 
+@in_virtual_time
 async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -298,6 +308,7 @@ async def test_receipt_apart_for_the_job_of_another_changes_nothing() -> None:
         assert len(await its.store.ledger.receipts_of(client.job_id)) == 1
 
 
+@in_virtual_time
 async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -314,6 +325,7 @@ async def test_receipt_that_is_replayed_for_another_job_is_worth_nothing() -> No
         assert its.hub.books.balance(WORKER_ACCOUNT) == 10_000
 
 
+@in_virtual_time
 async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -333,6 +345,7 @@ async def test_answer_of_nobodys_lease_is_recorded_and_neither_given_nor_paid() 
         assert its.hub.books.balance(f"worker:{OTHER.public_key.hex()}") == 0
 
 
+@in_virtual_time
 async def test_task_is_done_and_its_output_signed() -> None:
     async with coordinator() as its:
         tasks = frozenset({JobKind.TASK})
@@ -348,6 +361,7 @@ async def test_task_is_done_and_its_output_signed() -> None:
         assert filed.claims.verdict is Verdict.VALID
 
 
+@in_virtual_time
 async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() -> None:
     async with coordinator() as its:
         await its.join(slots=100)
@@ -366,8 +380,8 @@ async def test_account_with_a_budget_is_not_overdrawn_by_jobs_of_one_moment() ->
         assert its.hub.books.total() == 0
 
 
-async def test_books_go_on_after_a_restart() -> None:
-    store = SlowStore()
+@in_virtual_time
+async def test_books_go_on_after_a_restart(store: SlowStore) -> None:
     async with coordinator(store) as its:
         worker = await its.join()
         await its.hub.process(BudgetSet("user:al", 15_000, "default"))
@@ -404,6 +418,7 @@ async def test_books_go_on_after_a_restart() -> None:
         assert checkpoint.verify(head.note, SIGNER.public_key).size == 2
 
 
+@in_virtual_time
 async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None:
     private = JobTerms(privacy=Privacy.PRIVATE, user="u1")
     key = WORKER.public_key.hex()
@@ -427,8 +442,8 @@ async def test_private_job_goes_to_a_paired_worker_that_proved_its_key() -> None
         assert isinstance(others.error, JobError)
 
 
-async def test_pairing_is_known_after_a_restart() -> None:
-    store = SlowStore()
+@in_virtual_time
+async def test_pairing_is_known_after_a_restart(store: SlowStore) -> None:
     key = WORKER.public_key.hex()
     async with coordinator(store) as its:
         await its.hub.process(WorkerPaired("al", "u1", key))
@@ -440,6 +455,7 @@ async def test_pairing_is_known_after_a_restart() -> None:
         assert len(worker.runs) == 1
 
 
+@in_virtual_time
 async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
     async with coordinator() as its:
         worker = await signing(its)
@@ -456,8 +472,10 @@ async def test_bad_receipt_that_comes_later_gives_the_price_back() -> None:
         assert later.claims.price == 0
 
 
-async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
-    store = SlowStore()
+@in_virtual_time
+async def test_who_tells_the_hub_something_waits_until_it_is_stored(
+    store: SlowStore,
+) -> None:
     async with coordinator(store, queue_max=3) as its:
         await its.join(slots=2)
         # More at once than the queue holds, so that the rest of the batch is put off.
@@ -469,6 +487,7 @@ async def test_who_tells_the_hub_something_waits_until_it_is_stored() -> None:
         assert len(clients) == 5
 
 
+@in_virtual_time
 async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
     key = WORKER.public_key.hex()
     async with coordinator() as its:
@@ -483,6 +502,7 @@ async def test_lost_standing_is_not_regained_by_leaving_out_the_proof() -> None:
         assert again.runs == []
 
 
+@in_virtual_time
 async def test_who_only_names_a_key_does_not_cost_its_owner_the_standing() -> None:
     key = WORKER.public_key.hex()
     async with coordinator() as its:

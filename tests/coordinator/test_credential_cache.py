@@ -1,4 +1,5 @@
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -7,11 +8,13 @@ from shoal.coordinator import credential_cache as module
 from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
-from shoal.store.memory_keys import MemoryKeys
+from shoal.store.sqlite import SqliteStore
+from shoal.store.sqlite_keys import SqliteKeys
+from store.in_memory import memory_store
 
 
-class FullDisk(MemoryKeys):
-    """A store that takes nothing."""
+class FullDisk(SqliteKeys):
+    """A store whose disk is full."""
 
     async def add_key(self, key: Key) -> None:
         raise StoreError("database or disk is full")
@@ -20,17 +23,35 @@ class FullDisk(MemoryKeys):
         raise StoreError("database or disk is full")
 
 
+@pytest.fixture
+async def database() -> AsyncIterator[SqliteStore]:
+    async with memory_store() as store:
+        yield store
+
+
+@pytest.fixture
+async def store(database: SqliteStore) -> SqliteKeys:
+    return database.keys
+
+
+@pytest.fixture
+async def full_disk(database: SqliteStore) -> FullDisk:
+    return FullDisk(database)
+
+
 def key(name: str, number: int = 1) -> Key:
     secret = f"sk-{number}"
     return Key(f"key_{number}", name, digest_of(secret), "", Scope.USE, 0.0)
 
 
-def opened(store: MemoryKeys, *kept: Key) -> CredentialCache[Key]:
+def opened(store: SqliteKeys, *kept: Key) -> CredentialCache[Key]:
     return CredentialCache("key", kept, store.add_key, store.revoke_key, ("default",))
 
 
-async def test_key_is_found_by_its_secret_its_id_and_its_name() -> None:
-    book = opened(MemoryKeys())
+async def test_key_is_found_by_its_secret_its_id_and_its_name(
+    store: SqliteKeys,
+) -> None:
+    book = opened(store)
     alice = key("alice")
 
     await book.add(alice)
@@ -42,9 +63,7 @@ async def test_key_is_found_by_its_secret_its_id_and_its_name() -> None:
         book.find("bob")
 
 
-async def test_what_was_added_is_stored() -> None:
-    store = MemoryKeys()
-
+async def test_what_was_added_is_stored(store: SqliteKeys) -> None:
     await opened(store).add(key("alice"))
 
     assert list(opened(store, *await store.keys())) == [key("alice")]
@@ -60,8 +79,10 @@ async def test_what_was_added_is_stored() -> None:
         ("alice", "there is a key alice already; revoke it first"),
     ],
 )
-async def test_name_that_cannot_be_is_refused(name: str, said: str) -> None:
-    book = opened(MemoryKeys(), key("alice"))
+async def test_name_that_cannot_be_is_refused(
+    store: SqliteKeys, name: str, said: str
+) -> None:
+    book = opened(store, key("alice"))
 
     with pytest.raises(InvalidRequest, match=said) as caught:
         await book.add(key(name, 2))
@@ -71,8 +92,10 @@ async def test_name_that_cannot_be_is_refused(name: str, said: str) -> None:
     assert len(list(book)) == 1
 
 
-async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it() -> None:
-    book = opened(MemoryKeys())
+async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(
+    store: SqliteKeys,
+) -> None:
+    book = opened(store)
 
     results = await asyncio.gather(
         *(book.add(key("alice", number)) for number in range(5)),
@@ -83,8 +106,9 @@ async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it() -> None:
     assert len(list(book)) == 1
 
 
-async def test_revoked_key_is_still_known_but_its_name_is_free() -> None:
-    store = MemoryKeys()
+async def test_revoked_key_is_still_known_but_its_name_is_free(
+    store: SqliteKeys,
+) -> None:
     book = opened(store)
     await book.add(key("alice"))
 
@@ -100,8 +124,8 @@ async def test_revoked_key_is_still_known_but_its_name_is_free() -> None:
     assert [each.revoked_at for each in await store.keys()] == [5.0, None]
 
 
-async def test_key_that_could_not_be_stored_is_none() -> None:
-    book = opened(FullDisk())
+async def test_key_that_could_not_be_stored_is_none(full_disk: FullDisk) -> None:
+    book = opened(full_disk)
 
     with pytest.raises(StoreError, match="full"):
         await book.add(key("alice"))
@@ -110,8 +134,10 @@ async def test_key_that_could_not_be_stored_is_none() -> None:
     book.check_name("alice")
 
 
-async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now() -> None:
-    book = opened(FullDisk(), key("alice"))
+async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now(
+    full_disk: FullDisk,
+) -> None:
+    book = opened(full_disk, key("alice"))
 
     with pytest.raises(StoreError, match="full"):
         await book.revoke(book.find("alice"), 5.0)
@@ -121,11 +147,11 @@ async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now() -> None:
     assert found.revoked_at == 5.0
 
 
-async def test_revoking_is_tried_again_until_it_is_for_good() -> None:
-    store = MemoryKeys()
+async def test_revoking_is_tried_again_until_it_is_for_good(
+    full_disk: FullDisk, store: SqliteKeys
+) -> None:
     await store.add_key(key("alice"))
-    disk = FullDisk()
-    book = opened(disk, key("alice"))
+    book = opened(full_disk, key("alice"))
     with pytest.raises(StoreError, match="full"):
         await book.revoke(book.find("alice"), 5.0)
     with pytest.raises(InvalidRequest, match="already"):
@@ -141,18 +167,20 @@ async def test_revoking_is_tried_again_until_it_is_for_good() -> None:
     book.check_name("alice")
 
 
-async def test_number_of_keys_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_keys_is_bounded(
+    store: SqliteKeys, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "CREDENTIALS_MAX", 2)
-    book = opened(MemoryKeys(), key("a", 1), key("b", 2))
+    book = opened(store, key("a", 1), key("b", 2))
 
     with pytest.raises(InvalidRequest, match="revoke some"):
         await book.add(key("c", 3))
 
 
-def test_what_ended_long_ago_is_forgotten() -> None:
+def test_what_ended_long_ago_is_forgotten(store: SqliteKeys) -> None:
     expired = replace(key("a", 1), expires_at=5.0)
     revoked = replace(key("b", 2), revoked_at=8.0)
-    book = opened(MemoryKeys(), expired, revoked, key("c", 3))
+    book = opened(store, expired, revoked, key("c", 3))
 
     book.drop_ended(6.0)
     assert [each.name for each in book] == ["b", "c"]

@@ -356,9 +356,10 @@ def test_client_that_leaves_frees_both() -> None:
     play(script, hedge_after=AFTER)
 
 
-def test_job_that_two_workers_had_is_taken_up_again_after_a_restart() -> None:
+def test_job_that_two_workers_had_is_taken_up_again_after_a_restart(
+    store: SlowStore,
+) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store, hedge_after=AFTER) as its:
             await two_workers(its)
             client = await its.ask()

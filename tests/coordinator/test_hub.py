@@ -1021,9 +1021,8 @@ def test_coordinator_whose_store_has_failed_can_be_stopped() -> None:
 # Beginning and end.
 
 
-def test_open_jobs_are_taken_up_again_after_a_restart() -> None:
+def test_open_jobs_are_taken_up_again_after_a_restart(store: SlowStore) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             worker = await its.join()
             begun, queued = await its.ask(), await its.ask()
@@ -1053,9 +1052,8 @@ def test_open_jobs_are_taken_up_again_after_a_restart() -> None:
     virtual.run(scenario())
 
 
-def test_models_of_before_a_restart_are_waited_for() -> None:
+def test_models_of_before_a_restart_are_waited_for(store: SlowStore) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             await its.join(model="m")
 
@@ -1073,9 +1071,10 @@ def test_models_of_before_a_restart_are_waited_for() -> None:
     virtual.run(scenario())
 
 
-def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late() -> None:
+def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late(
+    store: SlowStore,
+) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             worker = await its.join()
             client = await its.ask()
@@ -1098,9 +1097,8 @@ def test_worker_that_still_runs_a_job_of_the_last_coordinator_is_late() -> None:
     virtual.run(scenario())
 
 
-def test_job_that_nobody_takes_after_a_restart_expires() -> None:
+def test_job_that_nobody_takes_after_a_restart_expires(store: SlowStore) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             await its.join()
             await its.ask(limits=FOUR)

@@ -74,9 +74,8 @@ def test_job_that_was_done_is_answered_again_without_a_worker() -> None:
 
 
 @pytest.mark.parametrize("done", [True, False])
-def test_key_is_known_after_a_restart(done: bool) -> None:
+def test_key_is_known_after_a_restart(done: bool, store: SlowStore) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             worker = await its.join()
             first = await its.ask(key="k")
@@ -131,9 +130,8 @@ def test_askers_at_the_same_moment_are_refused_together() -> None:
 
 
 @pytest.mark.parametrize("when", ["open", "done", "restarted"])
-def test_key_stands_for_one_request_only(when: str) -> None:
+def test_key_stands_for_one_request_only(when: str, store: SlowStore) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         async with coordinator(store) as its:
             worker = await its.join()
             await its.ask(key="k", prompt="one")
@@ -312,9 +310,10 @@ async def test_same_request_from_the_disk_is_the_same(tmp_path: Path) -> None:
 # Restarts with more than one job under way are in tests/simulation.
 
 
-def test_time_in_the_queue_is_that_of_the_job_and_not_of_the_asker() -> None:
+def test_time_in_the_queue_is_that_of_the_job_and_not_of_the_asker(
+    store: SlowStore,
+) -> None:
     async def scenario() -> None:
-        store = SlowStore()
         limits = TimeLimits(queue=10.0)
         async with coordinator(store) as its:
             await its.join(slots=0)

@@ -20,6 +20,7 @@ from shoal.domain.work import (
     Task,
     Work,
 )
+from simulation.virtual import in_virtual_time
 
 MESSAGES = ({"role": "user", "content": "hi"},)
 
@@ -67,6 +68,7 @@ class Pool:
     ],
     ids=["all agree", "first is alone", "second is alone", "all differ", "only two"],
 )
+@in_virtual_time
 async def test_who_is_alone_with_its_answer_loses_its_standing(
     answers: dict[str, str], accused: list[str]
 ) -> None:

@@ -39,7 +39,7 @@ from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.remote_peer import ModelSharing
 from shoal.protocols.seam.multi_peer import PeerJoined, PeerLeft, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Data, Output, Send
-from shoal.store.memory_keys import MemoryKeys
+from shoal.store.sqlite_keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from transports.memory_links import MemoryLink
@@ -160,7 +160,7 @@ class Place:
     its: Coordinator
     crowds: PeerConnections
     door: WorkerAdmission
-    keys: MemoryKeys
+    keys: SqliteKeys
 
     async def line(self, wire: str = "wire") -> Line:
         """Open a connection."""
@@ -180,10 +180,10 @@ async def place(
     its: Coordinator,
     house: PeerJobPolicy = DEFAULT_POLICY,
     share: ModelSharing | None = None,
-    keys: MemoryKeys | None = None,
+    keys: SqliteKeys | None = None,
 ) -> Place:
     """Let a coordinator serve crowds."""
-    keys = keys or MemoryKeys()
+    keys = keys or its.store.keys
     clock = LoopClock(asyncio.get_running_loop().time)
     door = WorkerAdmission(await load_join_tokens(keys), keys, clock)
     return Place(its, PeerConnections(its.hub, clock, door, house, share), door, keys)

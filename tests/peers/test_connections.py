@@ -36,7 +36,7 @@ from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerLeft, Protection
 from shoal.protocols.seam.session import AdmissionGrant
-from shoal.store.memory_keys import MemoryKeys
+from shoal.store.sqlite_keys import SqliteKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink
 
@@ -505,7 +505,7 @@ async def token(here: Place, uses_max: int | None = None) -> JoinToken:
 
 
 def test_peer_counts_only_when_its_token_is_stored() -> None:
-    class SlowKeys(MemoryKeys):
+    class SlowKeys(SqliteKeys):
         disk = asyncio.Event()
 
         async def bind_worker(self, token_id: str, worker: str) -> None:
@@ -514,7 +514,7 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
 
     async def scenario() -> None:
         async with coordinator() as its:
-            keys = SlowKeys()
+            keys = SlowKeys(its.store)
             here = await place(its, keys=keys)
             line = await here.line()
             made = await token(here, uses_max=1)
@@ -542,13 +542,13 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
 
 
 def test_peer_whose_token_cannot_be_stored_is_sent_away() -> None:
-    class FullKeys(MemoryKeys):
+    class FullKeys(SqliteKeys):
         async def bind_worker(self, token_id: str, worker: str) -> None:
             raise StoreError("shoal.db: disk I/O error")
 
     async def scenario() -> None:
         async with coordinator() as its:
-            here = await place(its, keys=FullKeys())
+            here = await place(its, keys=FullKeys(its.store))
             line = await here.line()
             await token(here, uses_max=1)
             by = AdmissionGrant("t1", "wire:mac")

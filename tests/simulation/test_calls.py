@@ -239,7 +239,7 @@ async def live_through(
     protocol: AnyWireProtocol, seed: int, blobs: BlobCache
 ) -> Clients:
     world = World(protocol, seed, token=TOKEN)
-    await world.start()
+    await world.open()
     made = Made()
     clients = Clients(world, made)
     callers: dict[int, SimCaller] = {}
@@ -275,7 +275,7 @@ async def live_through(
             value = msgspec.msgpack.decode(stored.outcome.value)
             assert value == squared(number)
     await fleet.stop()
-    await world.crash()
+    await world.close()
     return clients
 
 

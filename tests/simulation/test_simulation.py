@@ -45,7 +45,7 @@ async def live_through(
     ``stalls`` is the share of jobs at which a worker is silent for long.
     """
     world = World(protocol, seed, stalls=stalls, hedge_after=hedge_after)
-    await world.start()
+    await world.open()
     fleet = fleet_of(world, workers)
     await asyncio.sleep(1.0)
     busy = 60.0  # seconds in which everything happens
@@ -75,7 +75,6 @@ async def live_through(
         assert worker.leases == {}, f"{worker.id} holds a slot for nothing"
     assert len(world.hub.pool.workers) == workers
     await fleet.stop()
-    await world.crash()
     return world
 
 
@@ -100,6 +99,7 @@ def test_every_job_ends_exactly_once(protocol: AnyWireProtocol, seed: int) -> No
         hedged = sum(isinstance(f, JobHedged) for s in await world.facts() for f in s)
         # Where an answer comes as a whole, silence is no sign of anything.
         assert (hedged > 0) == (seed % 2 == 1 and protocol in STREAMING)
+        await world.close()
 
     virtual.run(scenario())
 
@@ -114,6 +114,7 @@ def test_thousand_workers_and_ten_thousand_jobs(protocol: AnyWireProtocol) -> No
         assert await world.ends() == {1: len(world.accepted)}
         assert set((await world.done_by_key()).values()) == {1}
         assert world.tally.whole > 8_000
+        await world.close()
 
     virtual.run(scenario())
 
@@ -123,7 +124,7 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
     async def waits(hedge_after: float | None) -> list[float]:
         """Return how long clients waited for the first piece, the longest first."""
         world = World(protocol, 3, refusals=0.0, stalls=0.05, hedge_after=hedge_after)
-        await world.start()
+        await world.open()
         fleet = fleet_of(world, 20)
         await asyncio.sleep(1.0)
         found: list[float] = []
@@ -135,7 +136,7 @@ def test_a_second_worker_cuts_the_slow_tail(protocol: AnyWireProtocol) -> None:
         await asyncio.gather(*(ask_one() for _ in range(200)))
         await world.settle()
         await fleet.stop()
-        await world.crash()
+        await world.close()
         return sorted(found, reverse=True)
 
     plain = virtual.run(waits(None))
@@ -153,8 +154,8 @@ def test_a_seed_tells_the_same_story_twice(protocol: AnyWireProtocol) -> None:
         world = await live_through(
             protocol, 7, workers=10, jobs=60, faults=20, stalls=0.1, hedge_after=2.0
         )
-        return world.tally, [
-            await world.store.history(job_id) for job_id in world.accepted
-        ]
+        stories = await world.facts()
+        await world.close()
+        return world.tally, stories
 
     assert virtual.run(scenario()) == virtual.run(scenario())

@@ -25,7 +25,7 @@ async def answer_with_a_kill(
 ) -> None:
     """Kill the first worker once ``index`` pieces have come, let the other go on."""
     world = World(protocol, index, refusals=0.0)
-    await world.start()
+    await world.open()
     workers = {
         name: asyncio.create_task(world.work(name, "m", continues=continues))
         for name in ("first", "second")
@@ -54,7 +54,7 @@ async def answer_with_a_kill(
     for task in workers.values():
         task.cancel()
     await asyncio.gather(*workers.values(), return_exceptions=True)
-    await world.crash()
+    await world.close()
 
 
 async def kill_the_one_at_work(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from random import Random
 
 from protocols.settings import SIGNER, setting
@@ -37,7 +38,7 @@ from shoal.protocols.seam.session import (
     WorkerProfile,
     require_token,
 )
-from shoal.store.memory import MemoryStore
+from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import Agent, WorkerEvent
@@ -82,7 +83,7 @@ class World:
         self._stalls = stalls
         self._hedge_after = hedge_after
         self.random = Random(seed)
-        self.store = MemoryStore()
+        self.store = SqliteStore(Path(":memory:"))
         self.clock = LoopClock(lambda: EPOCH + asyncio.get_running_loop().time())
         self.tally = Tally()
         self.hub: Hub
@@ -97,6 +98,16 @@ class World:
         self._clients: set[asyncio.Task[None]] = set()
         self.accepted: dict[JobId, None] = {}  # in order
         self.done: dict[str, JobId] = {}  # the jobs that were done, by their keys
+
+    async def open(self) -> None:
+        """Open the store, and start the coordinator."""
+        await self.store.open()
+        await self.start()
+
+    async def close(self) -> None:
+        """End the coordinator, and close the store."""
+        await self.crash()
+        await self.store.close()
 
     async def start(self) -> None:
         """Start the coordinator, on what its predecessor left in the store."""

@@ -10,9 +10,8 @@ from shoal.domain.facts import JobCancelled, JobCompleted, JobLeased, JobSubmitt
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome
 from shoal.domain.work import Call, Feature, Job, JobKind
-from shoal.store.blobs import BlobFiles, BlobStore
+from shoal.store.blobs import BlobFiles, BlobStore, MemoryBlobs
 from shoal.store.codec import LARGE_FROM
-from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import JobFilter
 from shoal.store.sqlite import SqliteStore
 

@@ -28,7 +28,6 @@ from shoal.domain.facts import (
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Chat, Completion, Embedding, Job, TimeLimit, Work
-from shoal.store.memory import MemoryStore
 from shoal.store.sqlite import SqliteStore
 
 ONE = LeaseNumber(1)
@@ -52,17 +51,12 @@ LAB = JoinToken(
 OPEN = JoinToken("token_2", "open", digest_of("jt-2"), 11.0)
 
 
-@pytest.fixture(params=[MemoryStore, SqliteStore])
-async def store(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> AsyncIterator[MemoryStore | SqliteStore]:
-    if request.param is MemoryStore:
-        yield MemoryStore()
-        return
-    sqlite = SqliteStore(tmp_path / "shoal.db")
-    await sqlite.open()
-    yield sqlite
-    await sqlite.close()
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    yield store
+    await store.close()
 
 
 def done(
@@ -77,21 +71,21 @@ def done(
     ]
 
 
-async def test_nothing_is_there_at_first(store: MemoryStore | SqliteStore) -> None:
+async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
     assert await store.keys.keys() == []
     assert await store.keys.tokens() == []
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
     assert await store.keys.usage_by_owner(0) == {}
 
 
-async def test_keys_come_back_as_they_were(store: MemoryStore | SqliteStore) -> None:
+async def test_keys_come_back_as_they_were(store: SqliteStore) -> None:
     for key in (ALICE, BOB):
         await store.keys.add_key(key)
 
     assert await store.keys.keys() == [ALICE, BOB]
 
 
-async def test_key_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
+async def test_key_is_revoked_once(store: SqliteStore) -> None:
     await store.keys.add_key(ALICE)
 
     await store.keys.revoke_key(ALICE.id, 50.0)
@@ -110,9 +104,7 @@ async def test_key_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
     ],
     ids=["name", "id", "digest"],
 )
-async def test_no_two_living_keys_are_the_same(
-    store: MemoryStore | SqliteStore, second: Key
-) -> None:
+async def test_no_two_living_keys_are_the_same(store: SqliteStore, second: Key) -> None:
     await store.keys.add_key(ALICE)
 
     with pytest.raises(StoreError):
@@ -122,7 +114,7 @@ async def test_no_two_living_keys_are_the_same(
 
 
 async def test_name_of_a_revoked_key_can_be_given_again(
-    store: MemoryStore | SqliteStore,
+    store: SqliteStore,
 ) -> None:
     await store.keys.add_key(ALICE)
     await store.keys.revoke_key(ALICE.id, 50.0)
@@ -133,7 +125,7 @@ async def test_name_of_a_revoked_key_can_be_given_again(
 
 
 async def test_tokens_come_back_with_those_who_joined_by_them(
-    store: MemoryStore | SqliteStore,
+    store: SqliteStore,
 ) -> None:
     for token in (LAB, OPEN):
         await store.keys.add_token(token)
@@ -146,7 +138,7 @@ async def test_tokens_come_back_with_those_who_joined_by_them(
     assert await store.keys.tokens() == [bound, OPEN]
 
 
-async def test_token_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
+async def test_token_is_revoked_once(store: SqliteStore) -> None:
     await store.keys.add_token(OPEN)
 
     await store.keys.revoke_token(OPEN.id, 50.0)
@@ -156,7 +148,7 @@ async def test_token_is_revoked_once(store: MemoryStore | SqliteStore) -> None:
 
 
 async def test_pruning_forgets_what_is_of_no_use_to_anybody(
-    store: MemoryStore | SqliteStore,
+    store: SqliteStore,
 ) -> None:
     expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
     for token in (LAB, OPEN, expired):
@@ -181,7 +173,7 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
 
 
 async def test_usage_is_counted_for_each_owner_and_day(
-    store: MemoryStore | SqliteStore,
+    store: SqliteStore,
 ) -> None:
     await store.append(done("a"), 5 * DAY + 1.0)
     await store.append([*done("b"), *done("c", "bob")], 5 * DAY + 2.0)
@@ -196,7 +188,7 @@ async def test_usage_is_counted_for_each_owner_and_day(
     }
 
 
-async def test_usage_outlives_the_jobs(store: MemoryStore | SqliteStore) -> None:
+async def test_usage_outlives_the_jobs(store: SqliteStore) -> None:
     await store.append(done("a"), 1.0)
 
     assert await store.prune(2.0) == 1
@@ -211,7 +203,7 @@ async def test_usage_outlives_the_jobs(store: MemoryStore | SqliteStore) -> None
     ids=["cancelled", "expired"],
 )
 async def test_job_that_is_given_up_counts_as_far_as_it_went(
-    store: MemoryStore | SqliteStore, end: JobCancelled | JobExpired, written: int
+    store: SqliteStore, end: JobCancelled | JobExpired, written: int
 ) -> None:
     await store.append([JobSubmitted(Job(end.job_id, CHAT, owner="alice"))], 1.0)
 
@@ -221,7 +213,7 @@ async def test_job_that_is_given_up_counts_as_far_as_it_went(
     assert await store.keys.usage_of("alice", 0) == so_far
 
 
-async def test_job_that_fails_is_not_counted(store: MemoryStore | SqliteStore) -> None:
+async def test_job_that_fails_is_not_counted(store: SqliteStore) -> None:
     job_id = JobId("a")
     await store.append([JobSubmitted(Job(job_id, CHAT, owner="alice"))], 1.0)
 
@@ -231,7 +223,7 @@ async def test_job_that_fails_is_not_counted(store: MemoryStore | SqliteStore) -
 
 
 async def test_batch_that_fails_counts_nothing(
-    store: MemoryStore | SqliteStore,
+    store: SqliteStore,
 ) -> None:
     with pytest.raises(StoreError):
         await store.append([*done("a"), JobCancelled(JobId("none"), "")], 1.0)
@@ -252,7 +244,7 @@ async def test_batch_that_fails_counts_nothing(
     ids=["text", "nothing", "other scripts", "vectors", "lies"],
 )
 async def test_what_nobody_counted_is_estimated(
-    store: MemoryStore | SqliteStore, work: Work, outcome: Outcome, used: KeyUsage
+    store: SqliteStore, work: Work, outcome: Outcome, used: KeyUsage
 ) -> None:
     await store.append(done("a", work=work, outcome=outcome), DAY)
 

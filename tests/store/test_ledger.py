@@ -28,8 +28,6 @@ from shoal.ledger.merkle import (
 from shoal.ledger.notary import Notary
 from shoal.ledger.receipts import Claims
 from shoal.store.ledger import Account, LedgerEntries, LoggedReceipt, LogHead
-from shoal.store.memory import MemoryStore
-from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
 
 SIGNER = Signer.from_seed(b"s" * 32)
@@ -56,7 +54,7 @@ def claims(job_id: str) -> Claims:
 class Log:
     """Seals batches and has a store keep them."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: SqliteStore) -> None:
         self.store = store
         self.notary = Notary(SIGNER, Frontier(), 0, EMPTY_ROOT)
 
@@ -77,18 +75,15 @@ class Log:
         self.notary.commit(sealed)
 
 
-@pytest.fixture(params=[MemoryStore, SqliteStore])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param is MemoryStore:
-        yield MemoryStore()
-        return
-    sqlite = SqliteStore(tmp_path / "shoal.db")
-    await sqlite.open()
-    yield sqlite
-    await sqlite.close()
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    yield store
+    await store.close()
 
 
-async def test_nothing_is_there_at_first(store: Store) -> None:
+async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
     opening = await store.ledger.load()
 
     assert opening.accounts == {}
@@ -98,7 +93,7 @@ async def test_nothing_is_there_at_first(store: Store) -> None:
     assert await store.ledger.transfers("user:al", 10) == []
 
 
-async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
+async def test_receipts_come_back_as_they_were_signed(store: SqliteStore) -> None:
     log = Log(store)
     await log.add("j1", "j2", at=5.5)
     await log.add("j1", at=6.5)
@@ -112,7 +107,7 @@ async def test_receipts_come_back_as_they_were_signed(store: Store) -> None:
     assert [each.index for each in newest] == [2, 1]
 
 
-async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
+async def test_receipts_are_found_by_whose_jobs_they_are(store: SqliteStore) -> None:
     for name, owner in (("j1", "al"), ("j2", "bo")):
         job = Job(JobId(name), Chat("m", ()), owner=owner)
         await store.append([JobSubmitted(job)], 1.0)
@@ -124,7 +119,7 @@ async def test_receipts_are_found_by_whose_jobs_they_are(store: Store) -> None:
 
 @pytest.mark.parametrize("sizes", [[1], [3, 1, 4], [8], [1] * 7, [5, 16]])
 async def test_log_proves_every_leaf_and_every_growth(
-    store: Store, sizes: list[int]
+    store: SqliteStore, sizes: list[int]
 ) -> None:
     log, names = Log(store), iter(range(100))
     for size in sizes:
@@ -149,7 +144,7 @@ async def test_log_proves_every_leaf_and_every_growth(
         assert verify_consistency(size, last.size, head.root, last.root, path)
 
 
-async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
+async def test_log_goes_on_from_what_the_store_has(store: SqliteStore) -> None:
     log = Log(store)
     await log.add("j1", "j2", "j3")
     head = (await store.ledger.load()).head
@@ -167,7 +162,7 @@ async def test_log_goes_on_from_what_the_store_has(store: Store) -> None:
     assert now.size == 4
 
 
-async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
+async def test_accounts_are_the_sum_of_what_moved(store: SqliteStore) -> None:
     al, w = accounts.user_account("al"), "worker:w"
     moved = [
         *accounts.credit(al, 50_000),
@@ -187,7 +182,7 @@ async def test_accounts_are_the_sum_of_what_moved(store: Store) -> None:
     assert len(await store.ledger.transfers("pool:held", 2)) == 2
 
 
-async def test_budget_is_kept_changed_and_lifted(store: Store) -> None:
+async def test_budget_is_kept_changed_and_lifted(store: SqliteStore) -> None:
     for budget in (5_000, 0, None):
         await store.append([AccountLimited("user:al", budget, "default")], 1.0)
 

@@ -7,41 +7,36 @@ from pathlib import Path
 import pytest
 
 from shoal.domain.facts import WorkerTrusted
-from shoal.store.memory import MemoryStore
 from shoal.store.pairing import PairedWorker, PairingCode
-from shoal.store.port import Store
 from shoal.store.sqlite import SqliteStore
 
 CODE = PairingCode("ABCDEF", "alice", "ada", expires_at=100.0)
 KEY, OTHER = "11" * 32, "22" * 32
 
 
-@pytest.fixture(params=[MemoryStore, SqliteStore])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
-    if request.param is MemoryStore:
-        yield MemoryStore()
-        return
-    sqlite = SqliteStore(tmp_path / "shoal.db")
-    await sqlite.open()
-    yield sqlite
-    await sqlite.close()
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "shoal.db")
+    await store.open()
+    yield store
+    await store.close()
 
 
-async def test_code_is_found_as_it_was_added(store: Store) -> None:
+async def test_code_is_found_as_it_was_added(store: SqliteStore) -> None:
     assert await store.pairing.add(CODE)
 
     assert await store.pairing.find("ABCDEF") == CODE
     assert await store.pairing.find("abcdef") is None
 
 
-async def test_code_is_kept_once(store: Store) -> None:
+async def test_code_is_kept_once(store: SqliteStore) -> None:
     assert await store.pairing.add(CODE)
 
     assert not await store.pairing.add(replace(CODE, user="bob"))
     assert await store.pairing.find("ABCDEF") == CODE
 
 
-async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
+async def test_code_is_claimed_once_and_in_time(store: SqliteStore) -> None:
     await store.pairing.add(CODE)
     assert not await store.pairing.claim("ABCDEF", KEY, 100.0)
     assert not await store.pairing.claim("000000", KEY, 50.0)
@@ -53,7 +48,9 @@ async def test_code_is_claimed_once_and_in_time(store: Store) -> None:
     assert await store.pairing.find("ABCDEF") == claimed
 
 
-async def test_codes_that_can_be_claimed_are_counted_by_owner(store: Store) -> None:
+async def test_codes_that_can_be_claimed_are_counted_by_owner(
+    store: SqliteStore,
+) -> None:
     await store.pairing.add(CODE)
     await store.pairing.add(replace(CODE, code="000001"))
     await store.pairing.add(replace(CODE, code="000002", owner="bob"))
@@ -66,7 +63,7 @@ async def test_codes_that_can_be_claimed_are_counted_by_owner(store: Store) -> N
 
 
 async def test_partners_are_listed_with_the_time_of_their_first_pairing(
-    store: Store,
+    store: SqliteStore,
 ) -> None:
     await store.append([WorkerTrusted("alice", "ada", KEY)], 10.0)
     await store.append([WorkerTrusted("alice", "ada", OTHER)], 20.0)
@@ -81,7 +78,9 @@ async def test_partners_are_listed_with_the_time_of_their_first_pairing(
     assert await store.pairing.count_paired("bob") == 0
 
 
-async def test_codes_are_forgotten_some_time_after_they_expired(store: Store) -> None:
+async def test_codes_are_forgotten_some_time_after_they_expired(
+    store: SqliteStore,
+) -> None:
     await store.pairing.add(CODE)
 
     await store.prune(100.0)

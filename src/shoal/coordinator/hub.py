@@ -47,7 +47,7 @@ from shoal.pool.job_admission import queue_room, why_impossible, why_not_queued
 from shoal.pool.plan import plan
 from shoal.pool.react import Revocation, react, revocations
 from shoal.pool.state import PoolState
-from shoal.store.memory_blobs import MemoryBlobs
+from shoal.store.blobs import MemoryBlobs
 from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
 

@@ -18,9 +18,8 @@ from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.work import Job, JobKind, Priority
 from shoal.pool.lifecycle import JobState
 from shoal.store import codec
-from shoal.store.blobs import BlobStore
+from shoal.store.blobs import BlobStore, MemoryBlobs
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
-from shoal.store.memory_blobs import MemoryBlobs
 from shoal.store.port import (
     OMITTED_WORK,
     JobFilter,

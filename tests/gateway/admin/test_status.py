@@ -17,7 +17,6 @@ from shoal.domain.vocabulary import LoadChanged, OffersChanged
 from shoal.domain.worker import WorkerLoad
 from shoal.peers.connections import PeerConnections
 from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
-from shoal.store.memory_keys import MemoryKeys
 from shoal.transports.clock import LoopClock
 from transports.memory_links import MemoryLink
 
@@ -95,7 +94,8 @@ async def test_the_status_shows_workers_jobs_and_models(pool: Pool) -> None:
 async def test_the_status_shows_which_peer_a_worker_is_and_who_can_listen(
     pool: Pool,
 ) -> None:
-    keys = MemoryKeys()
+    assert pool.gateway is not None
+    keys = pool.gateway.keys
     clock = LoopClock()
     crowds = PeerConnections(
         pool.hub, clock, WorkerAdmission(await load_join_tokens(keys), keys, clock)

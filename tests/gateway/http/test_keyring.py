@@ -6,14 +6,18 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.authentication import Keyring
-from shoal.store.memory_keys import MemoryKeys
+from shoal.store.port import KeyStore
+from shoal.store.sqlite import SqliteStore
+from store.in_memory import MEMORY, memory_store
 
 NOW = 1000.0
 DAVE = Key("key_1", "dave", digest_of("sk-d"), "sk-d", Scope.READ, 0.0, NOW + 1)
 
 
-def keyring(*made: Key) -> Keyring:
-    store = MemoryKeys()
+UNOPENED = SqliteStore(MEMORY).keys
+
+
+def keyring(*made: Key, store: KeyStore = UNOPENED) -> Keyring:
     book = CredentialCache("key", made, store.add_key, store.revoke_key)
     return Keyring(book, {"alice": "sk-a", "bob": "ut-bob"})
 
@@ -88,11 +92,12 @@ def test_key_that_was_revoked_is_said_to_be() -> None:
 
 
 async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
-    keys = keyring(DAVE)
-    key = keys.authenticate("Bearer sk-d", NOW)
-    keys.ensure_active(key)
+    async with memory_store() as store:
+        keys = keyring(DAVE, store=store.keys)
+        key = keys.authenticate("Bearer sk-d", NOW)
+        keys.ensure_active(key)
 
-    await keys.cache.revoke(key, NOW)
+        await keys.cache.revoke(key, NOW)
 
     with pytest.raises(KeyRevoked):
         keys.ensure_active(key)
@@ -100,8 +105,8 @@ async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
 
 
 def test_an_empty_key_would_let_anybody_in() -> None:
-    store = MemoryKeys()
     with pytest.raises(ConfigError, match="carol is empty"):
         Keyring(
-            CredentialCache("key", (), store.add_key, store.revoke_key), {"carol": ""}
+            CredentialCache("key", (), UNOPENED.add_key, UNOPENED.revoke_key),
+            {"carol": ""},
         )

@@ -25,7 +25,7 @@ from shoal.gateway.jobs.webhook_sender import (
     WebhookSender,
 )
 from shoal.gateway.jobs.webhooks import ATTEMPTS_MAX
-from shoal.store.memory import MemoryStore
+from shoal.store.sqlite import SqliteStore
 from shoal.store.webhooks import DeliveryState
 from shoal.transports.clock import Timer
 
@@ -324,19 +324,17 @@ async def test_neither_secret_nor_url_is_logged(
 async def test_store_that_fails_ends_calling_with_a_word(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Failing(MemoryStore):
+    class Failing(SqliteStore):
         async def job(self, job_id: JobId) -> None:
             raise StoreError("shoal.db: disk I/O error")
 
     receiver = Receiver()
-    async with serving(tmp_path) as pool:
+    async with serving(tmp_path, open_store=Failing) as pool:
         assert pool.gateway is not None
         await have_done(pool, "http://127.0.0.1:1/")
-        store = Failing()
-        store.webhooks = pool.gateway.store.webhooks  # type: ignore[assignment]  # SQLite's
         its = WebhookSender(
             pool.hub,
-            store,
+            pool.gateway.store,
             Hasty(),
             partial(encode_job, pool.gateway),
             EgressPolicy.ANY,

@@ -23,10 +23,10 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import NoThrottle
-from shoal.store.memory_keys import MemoryKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
+from store.in_memory import memory_store
 
 HOST = "127.0.0.1"
 
@@ -74,8 +74,9 @@ async def served(
     own: FleetMember, contacts: Sequence[NodeAddress] = (), port: int = 0
 ) -> AsyncIterator[ServedNode]:
     """Let a node listen and gossip for the length of the block."""
-    keys, clock = MemoryKeys(), LoopClock()
-    door = WorkerAdmission(await load_join_tokens(keys), keys, clock)
+    clock = LoopClock()
+    async with memory_store() as store:  # nothing is written to it
+        door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
     limiter, fleet = (
         FleetRateLimiter(NoThrottle()),
         FleetRegistry(own.node_id, own.profile),

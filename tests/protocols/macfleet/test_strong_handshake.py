@@ -28,8 +28,8 @@ from shoal.protocols.macfleet.handshake import (
     HandshakeStrength,
 )
 from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinRequest
-from shoal.store.memory_keys import MemoryKeys
 from shoal.transports.clock import LoopClock
+from store.in_memory import memory_store
 
 JOIN = "jt-lab"  # shorter than a fleet's may be
 
@@ -45,12 +45,15 @@ def met(
 
 async def door(**changed: object) -> AdmissionCheck:
     """Return who decides at a coordinator with a fleet's token and a join token."""
-    store = MemoryKeys()
-    door = WorkerAdmission(
-        await load_join_tokens(store), store, LoopClock(lambda: 1000.0)
-    )
     kept = {"uses_max": None, "expires_at": None, "revoked_at": None} | changed
-    await door.tokens.add(JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept))  # type: ignore[arg-type]  # as JoinToken has them
+    token = JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept)  # type: ignore[arg-type]  # as JoinToken has them
+    async with memory_store() as store:
+        await store.keys.add_token(token)
+        for worker in token.workers:
+            await store.keys.bind_worker(token.id, worker)
+        door = WorkerAdmission(
+            await load_join_tokens(store.keys), store.keys, LoopClock(lambda: 1000.0)
+        )
     return door.policy_for("macfleet", TOKEN)
 
 

@@ -1,0 +1,20 @@
+"""Stores that end with the block that opened them."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from shoal.store.sqlite import SqliteStore
+
+MEMORY = Path(":memory:")
+
+
+@asynccontextmanager
+async def memory_store() -> AsyncIterator[SqliteStore]:
+    """Open a store in memory for the length of the block."""
+    store = SqliteStore(MEMORY)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
