@@ -254,7 +254,7 @@ async def test_ten_thousand_keys_are_as_good_as_one(
         )
 
     await store.transact(fill)
-    await store.keys.add_key(
+    await store.keys.keys.add(
         Key("key_last", "last", digest_of("sk-last"), "", Scope.USE, 1e6)
     )
     await store.close()

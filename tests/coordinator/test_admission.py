@@ -193,7 +193,7 @@ async def test_token_for_any_number_does_not_remember_them(
     for number in range(100):
         await door.record_use(knock(door, "jt-lab", f"w{number}"))
 
-    (token,) = await store.tokens()
+    (token,) = await store.tokens.all()
     assert token.workers == frozenset()
 
 

@@ -9,18 +9,26 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 from shoal.store.sqlite import SqliteStore
-from shoal.store.sqlite_keys import SqliteKeys
+from shoal.store.sqlite_keys import KEY_TABLE, SqliteCredentials
 from store.in_memory import memory_store
 
 
-class FullDisk(SqliteKeys):
-    """A store whose disk is full."""
+class FullDisk(SqliteCredentials[Key]):
+    """A table that accepts nothing while its disk is full."""
 
-    async def add_key(self, key: Key) -> None:
-        raise StoreError("database or disk is full")
+    full = True
 
-    async def revoke_key(self, key_id: str, at: float) -> None:
-        raise StoreError("database or disk is full")
+    async def add(self, new: Key) -> None:
+        self._check_space()
+        await super().add(new)
+
+    async def revoke(self, id_: str, at: float) -> None:
+        self._check_space()
+        await super().revoke(id_, at)
+
+    def _check_space(self) -> None:
+        if self.full:
+            raise StoreError("database or disk is full")
 
 
 @pytest.fixture
@@ -30,13 +38,13 @@ async def database() -> AsyncIterator[SqliteStore]:
 
 
 @pytest.fixture
-async def store(database: SqliteStore) -> SqliteKeys:
-    return database.keys
+async def store(database: SqliteStore) -> SqliteCredentials[Key]:
+    return database.keys.keys
 
 
 @pytest.fixture
 async def full_disk(database: SqliteStore) -> FullDisk:
-    return FullDisk(database)
+    return FullDisk(database, KEY_TABLE)
 
 
 def key(name: str, number: int = 1) -> Key:
@@ -44,12 +52,12 @@ def key(name: str, number: int = 1) -> Key:
     return Key(f"key_{number}", name, digest_of(secret), "", Scope.USE, 0.0)
 
 
-def opened(store: SqliteKeys, *kept: Key) -> CredentialCache[Key]:
-    return CredentialCache("key", kept, store.add_key, store.revoke_key, ("default",))
+def opened(store: SqliteCredentials[Key], *kept: Key) -> CredentialCache[Key]:
+    return CredentialCache("key", kept, store, ("default",))
 
 
 async def test_key_is_found_by_its_secret_its_id_and_its_name(
-    store: SqliteKeys,
+    store: SqliteCredentials[Key],
 ) -> None:
     book = opened(store)
     alice = key("alice")
@@ -63,10 +71,10 @@ async def test_key_is_found_by_its_secret_its_id_and_its_name(
         book.find("bob")
 
 
-async def test_what_was_added_is_stored(store: SqliteKeys) -> None:
+async def test_what_was_added_is_stored(store: SqliteCredentials[Key]) -> None:
     await opened(store).add(key("alice"))
 
-    assert list(opened(store, *await store.keys())) == [key("alice")]
+    assert list(opened(store, *await store.all())) == [key("alice")]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +88,7 @@ async def test_what_was_added_is_stored(store: SqliteKeys) -> None:
     ],
 )
 async def test_name_that_cannot_be_is_refused(
-    store: SqliteKeys, name: str, said: str
+    store: SqliteCredentials[Key], name: str, said: str
 ) -> None:
     book = opened(store, key("alice"))
 
@@ -93,7 +101,7 @@ async def test_name_that_cannot_be_is_refused(
 
 
 async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(
-    store: SqliteKeys,
+    store: SqliteCredentials[Key],
 ) -> None:
     book = opened(store)
 
@@ -107,7 +115,7 @@ async def test_two_who_ask_for_one_name_at_once_do_not_both_get_it(
 
 
 async def test_revoked_key_is_still_known_but_its_name_is_free(
-    store: SqliteKeys,
+    store: SqliteCredentials[Key],
 ) -> None:
     book = opened(store)
     await book.add(key("alice"))
@@ -121,7 +129,7 @@ async def test_revoked_key_is_still_known_but_its_name_is_free(
     await book.add(key("alice", 2))
     assert book.find("alice").id == "key_2"
     assert await book.revoke(revoked, 9.0) == revoked
-    assert [each.revoked_at for each in await store.keys()] == [5.0, None]
+    assert [each.revoked_at for each in await store.all()] == [5.0, None]
 
 
 async def test_key_that_could_not_be_stored_is_none(full_disk: FullDisk) -> None:
@@ -148,9 +156,9 @@ async def test_key_that_cannot_be_revoked_for_good_is_revoked_for_now(
 
 
 async def test_revoking_is_tried_again_until_it_is_for_good(
-    full_disk: FullDisk, store: SqliteKeys
+    full_disk: FullDisk, store: SqliteCredentials[Key]
 ) -> None:
-    await store.add_key(key("alice"))
+    await store.add(key("alice"))
     book = opened(full_disk, key("alice"))
     with pytest.raises(StoreError, match="full"):
         await book.revoke(book.find("alice"), 5.0)
@@ -159,16 +167,16 @@ async def test_revoking_is_tried_again_until_it_is_for_good(
 
     with pytest.raises(StoreError, match="full"):
         await book.revoke(book.find("alice"), 6.0)
-    book._revoke = store.revoke_key  # there is room again
+    full_disk.full = False
     await book.revoke(book.find("alice"), 7.0)
 
-    (kept,) = await store.keys()
+    (kept,) = await store.all()
     assert kept.revoked_at is not None
     book.check_name("alice")
 
 
 async def test_number_of_keys_is_bounded(
-    store: SqliteKeys, monkeypatch: pytest.MonkeyPatch
+    store: SqliteCredentials[Key], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREDENTIALS_MAX", 2)
     book = opened(store, key("a", 1), key("b", 2))
@@ -177,7 +185,7 @@ async def test_number_of_keys_is_bounded(
         await book.add(key("c", 3))
 
 
-def test_what_ended_long_ago_is_forgotten(store: SqliteKeys) -> None:
+def test_what_ended_long_ago_is_forgotten(store: SqliteCredentials[Key]) -> None:
     expired = replace(key("a", 1), expires_at=5.0)
     revoked = replace(key("b", 2), revoked_at=8.0)
     book = opened(store, expired, revoked, key("c", 3))

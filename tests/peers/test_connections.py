@@ -532,7 +532,7 @@ def test_peer_counts_only_when_its_token_is_stored() -> None:
             await moment()
 
             assert here.workers == ["wire:mac/m"]
-            assert (await keys.tokens())[0].workers == {"wire:mac"}
+            assert (await keys.tokens.all())[0].workers == {"wire:mac"}
             assert [each.reason for each in line.heard("a", Rejected)] == [
                 MAY_NOT_SUBMIT
             ]

@@ -72,27 +72,27 @@ def done(
 
 
 async def test_nothing_is_there_at_first(store: SqliteStore) -> None:
-    assert await store.keys.keys() == []
-    assert await store.keys.tokens() == []
+    assert await store.keys.keys.all() == []
+    assert await store.keys.tokens.all() == []
     assert await store.keys.usage_of("alice", 0) == KeyUsage()
     assert await store.keys.usage_by_owner(0) == {}
 
 
 async def test_keys_come_back_as_they_were(store: SqliteStore) -> None:
     for key in (ALICE, BOB):
-        await store.keys.add_key(key)
+        await store.keys.keys.add(key)
 
-    assert await store.keys.keys() == [ALICE, BOB]
+    assert await store.keys.keys.all() == [ALICE, BOB]
 
 
 async def test_key_is_revoked_once(store: SqliteStore) -> None:
-    await store.keys.add_key(ALICE)
+    await store.keys.keys.add(ALICE)
 
-    await store.keys.revoke_key(ALICE.id, 50.0)
-    await store.keys.revoke_key(ALICE.id, 60.0)
-    await store.keys.revoke_key("key_none", 60.0)
+    await store.keys.keys.revoke(ALICE.id, 50.0)
+    await store.keys.keys.revoke(ALICE.id, 60.0)
+    await store.keys.keys.revoke("key_none", 60.0)
 
-    assert await store.keys.keys() == [replace(ALICE, revoked_at=50.0)]
+    assert await store.keys.keys.all() == [replace(ALICE, revoked_at=50.0)]
 
 
 @pytest.mark.parametrize(
@@ -105,46 +105,46 @@ async def test_key_is_revoked_once(store: SqliteStore) -> None:
     ids=["name", "id", "digest"],
 )
 async def test_no_two_living_keys_are_the_same(store: SqliteStore, second: Key) -> None:
-    await store.keys.add_key(ALICE)
+    await store.keys.keys.add(ALICE)
 
     with pytest.raises(StoreError):
-        await store.keys.add_key(second)
+        await store.keys.keys.add(second)
 
-    assert await store.keys.keys() == [ALICE]
+    assert await store.keys.keys.all() == [ALICE]
 
 
 async def test_name_of_a_revoked_key_can_be_given_again(
     store: SqliteStore,
 ) -> None:
-    await store.keys.add_key(ALICE)
-    await store.keys.revoke_key(ALICE.id, 50.0)
+    await store.keys.keys.add(ALICE)
+    await store.keys.keys.revoke(ALICE.id, 50.0)
 
-    await store.keys.add_key(replace(BOB, name="alice"))
+    await store.keys.keys.add(replace(BOB, name="alice"))
 
-    assert [key.name for key in await store.keys.keys()] == ["alice", "alice"]
+    assert [key.name for key in await store.keys.keys.all()] == ["alice", "alice"]
 
 
 async def test_tokens_come_back_with_those_who_joined_by_them(
     store: SqliteStore,
 ) -> None:
     for token in (LAB, OPEN):
-        await store.keys.add_token(token)
+        await store.keys.tokens.add(token)
 
     await store.keys.bind_worker(LAB.id, "wire:one")
     await store.keys.bind_worker(LAB.id, "wire:two 'é'")
     await store.keys.bind_worker(LAB.id, "wire:one")
 
     bound = replace(LAB, workers=frozenset({"wire:one", "wire:two 'é'"}))
-    assert await store.keys.tokens() == [bound, OPEN]
+    assert await store.keys.tokens.all() == [bound, OPEN]
 
 
 async def test_token_is_revoked_once(store: SqliteStore) -> None:
-    await store.keys.add_token(OPEN)
+    await store.keys.tokens.add(OPEN)
 
-    await store.keys.revoke_token(OPEN.id, 50.0)
-    await store.keys.revoke_token(OPEN.id, 60.0)
+    await store.keys.tokens.revoke(OPEN.id, 50.0)
+    await store.keys.tokens.revoke(OPEN.id, 60.0)
 
-    assert await store.keys.tokens() == [replace(OPEN, revoked_at=50.0)]
+    assert await store.keys.tokens.all() == [replace(OPEN, revoked_at=50.0)]
 
 
 async def test_pruning_forgets_what_is_of_no_use_to_anybody(
@@ -152,24 +152,24 @@ async def test_pruning_forgets_what_is_of_no_use_to_anybody(
 ) -> None:
     expired = replace(OPEN, id="token_3", name="c", digest=b"3", expires_at=20.0)
     for token in (LAB, OPEN, expired):
-        await store.keys.add_token(token)
+        await store.keys.tokens.add(token)
     await store.keys.bind_worker(LAB.id, "wire:one")
-    await store.keys.revoke_token(OPEN.id, 50.0)
+    await store.keys.tokens.revoke(OPEN.id, 50.0)
     for key in (ALICE, BOB):
-        await store.keys.add_key(key)
+        await store.keys.keys.add(key)
 
     await store.prune(50.0)
     # Those who have used a token of so many uses may come back after it has expired.
-    assert {token.name for token in await store.keys.tokens()} == {"lab", "open"}
-    assert {key.name for key in await store.keys.keys()} == {"alice", "bob"}
+    assert {token.name for token in await store.keys.tokens.all()} == {"lab", "open"}
+    assert {key.name for key in await store.keys.keys.all()} == {"alice", "bob"}
 
     await store.prune(100.0)
-    assert {token.name for token in await store.keys.tokens()} == {"lab"}
-    assert {key.name for key in await store.keys.keys()} == {"bob"}
+    assert {token.name for token in await store.keys.tokens.all()} == {"lab"}
+    assert {key.name for key in await store.keys.keys.all()} == {"bob"}
 
-    await store.keys.revoke_token(LAB.id, 101.0)
+    await store.keys.tokens.revoke(LAB.id, 101.0)
     await store.prune(102.0)
-    assert await store.keys.tokens() == []
+    assert await store.keys.tokens.all() == []
 
 
 async def test_usage_is_counted_for_each_owner_and_day(

@@ -67,7 +67,7 @@ async def test_what_an_earlier_version_wrote_can_be_gone_on_with(
     store = SqliteStore(path)
     await store.open()
 
-    await store.keys.add_key(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
+    await store.keys.keys.add(Key("k", "a", digest_of("sk"), "", Scope.USE, 1.0))
     assert await store.keys.usage_of("nobody", 0) == KeyUsage()
     ended = 5 if written == WRITTEN_5 else 4
     assert await store.prune(1000.0) == ended

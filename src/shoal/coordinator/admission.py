@@ -43,8 +43,7 @@ class RevocableConnection(Protocol):
 
 async def load_join_tokens(store: KeyStore) -> CredentialCache[JoinToken]:
     """Load the join tokens in the store.  Raises StoreError."""
-    kept = await store.tokens()
-    return CredentialCache("join token", kept, store.add_token, store.revoke_token)
+    return CredentialCache("join token", await store.tokens.all(), store.tokens)
 
 
 class WorkerAdmission:

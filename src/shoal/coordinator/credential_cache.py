@@ -1,6 +1,6 @@
 """API keys or join tokens in memory, in step with the store."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Generic, TypeVar
 
@@ -12,6 +12,7 @@ from shoal.domain.credentials import (
     was_unusable_before,
 )
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
+from shoal.store.port import CredentialStore
 
 CREDENTIALS_MAX = 100_000  # keys or tokens; ended ones are dropped later
 
@@ -29,13 +30,11 @@ class CredentialCache(Generic[C]):
         self,
         what: str,
         kept: Iterable[C],
-        add: Callable[[C], Awaitable[None]],
-        revoke: Callable[[str, float], Awaitable[None]],
+        store: CredentialStore[C],
         reserved: Iterable[str] = (),
     ) -> None:
         self._what = what
-        self._add: Callable[[C], Awaitable[None]] = add
-        self._revoke = revoke
+        self._store: CredentialStore[C] = store
         self._reserved = frozenset(reserved)
         self._by_id: dict[str, C] = {}
         self._by_digest: dict[bytes, str] = {}  # the ids
@@ -97,7 +96,7 @@ class CredentialCache(Generic[C]):
         # secret yet.
         self._keep(new)
         try:
-            await self._add(new)
+            await self._store.add(new)
         except StoreError:
             self._drop(new)
             raise
@@ -113,7 +112,7 @@ class CredentialCache(Generic[C]):
             self.update(old)
             self._unsaved.add(old.id)
         if old.id in self._unsaved:
-            await self._revoke(old.id, at)
+            await self._store.revoke(old.id, at)
             self._unsaved.discard(old.id)
             self._by_name.pop(old.name, None)
         return old

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from shoal.domain.credentials import JoinToken, Key, KeyUsage
 from shoal.domain.facts import Fact, JobCompleted, JobSubmitted, WorkerTrusted
@@ -13,6 +13,8 @@ from shoal.pool.lifecycle import JobState
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries, LedgerStore
 from shoal.store.pairing import PairingStore
 from shoal.store.webhooks import WebhookStore
+
+C = TypeVar("C", Key, JoinToken)
 
 OMITTED_WORK = Task("")
 """Stands for the work of a job where that is left out."""
@@ -183,43 +185,46 @@ class Store(Protocol):
     async def close(self) -> None: ...
 
 
-class KeyStore(Protocol):
-    """API keys, join tokens, and what was used under the keys.
-
-    Usage is counted by ``Store.append``, together with the end of the job that it is
-    of: once for each job that was done, or given up after it had begun.
+class CredentialStore(Protocol[C]):
+    """The credentials of one kind: API keys, or join tokens.
 
     All methods raise StoreError.
     """
 
-    async def keys(self) -> list[Key]:
-        """Return all keys, oldest first."""
+    async def all(self) -> list[C]:
+        """Return all credentials, the oldest first."""
         ...
 
-    async def add_key(self, key: Key) -> None: ...
+    async def add(self, new: C) -> None: ...
 
-    async def revoke_key(self, key_id: str, at: float) -> None:
-        """Note that a key is of no use since then, unless it was revoked before."""
+    async def revoke(self, id_: str, at: float) -> None:
+        """Mark a credential as revoked at a Unix time, unless it was revoked before."""
         ...
 
-    async def tokens(self) -> list[JoinToken]:
-        """Return all join tokens, oldest first."""
-        ...
 
-    async def add_token(self, token: JoinToken) -> None: ...
+class KeyStore(Protocol):
+    """API keys, join tokens, and the usage recorded under the keys.
 
-    async def revoke_token(self, token_id: str, at: float) -> None:
-        """Note that a token is of no use since then, unless it was revoked before."""
-        ...
+    ``Store.append`` counts the usage of a job together with its end: once for each job
+    that completed, or that was given up after it had started.
+
+    All methods raise StoreError.
+    """
+
+    @property
+    def keys(self) -> CredentialStore[Key]: ...
+
+    @property
+    def tokens(self) -> CredentialStore[JoinToken]: ...
 
     async def bind_worker(self, token_id: str, worker: str) -> None:
-        """Note that a worker has joined by a token; noting it again changes nothing."""
+        """Record that a worker joined with a token.  Idempotent."""
         ...
 
     async def usage_of(self, owner: str, today: int) -> KeyUsage:
-        """Return what was done for the keys of this name; ``today`` is a ``day_of``."""
+        """Return the usage of the keys of this name; ``today`` is a ``day_of``."""
         ...
 
     async def usage_by_owner(self, today: int) -> dict[str, KeyUsage]:
-        """Return what was done for the keys of each name."""
+        """Return the usage of the keys of each name."""
         ...

@@ -3,8 +3,8 @@
 import json
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
-from typing import Any, Protocol, TypeVar
+from dataclasses import astuple, dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 from shoal.domain.credentials import (
     JoinToken,
@@ -21,6 +21,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.outcome import Outcome, Usage
 from shoal.store import codec
 
+C = TypeVar("C", Key, JoinToken)
 T = TypeVar("T")
 
 KEYS = """SELECT id, name, digest, start, scope, created_at, expires_at, revoked_at,
@@ -43,67 +44,51 @@ class SqlRunner(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class CredentialTable(Generic[C]):
+    """The table of one kind of credential."""
+
+    name: str
+    read: Callable[[sqlite3.Connection], list[C]]  # the oldest first
+    columns: Callable[[C], tuple[object, ...]]
+
+
+class SqliteCredentials(Generic[C]):
+    """Keeps the credentials of one kind."""
+
+    def __init__(self, database: SqlRunner, table: CredentialTable[C]) -> None:
+        self._database = database
+        self._table: CredentialTable[C] = table
+
+    async def all(self) -> list[C]:
+        return await self._database.transact(self._table.read)
+
+    async def add(self, new: C) -> None:
+        values = self._table.columns(new)
+        placeholders = ", ".join("?" * len(values))
+        query = f"INSERT INTO {self._table.name} VALUES ({placeholders})"
+        await self._database.transact(lambda sql: sql.execute(query, values))
+
+    async def revoke(self, id_: str, at: float) -> None:
+        query = (
+            f"UPDATE {self._table.name} SET revoked_at = ?"
+            " WHERE id = ? AND revoked_at IS NULL"
+        )
+        await self._database.transact(lambda sql: sql.execute(query, (at, id_)))
+
+
 class SqliteKeys:
-    """Keeps keys and tokens beside the jobs."""
+    """Keeps keys, tokens and usage beside the jobs."""
 
     def __init__(self, database: SqlRunner) -> None:
+        self.keys = SqliteCredentials(database, KEY_TABLE)
+        self.tokens = SqliteCredentials(database, TOKEN_TABLE)
         self._database = database
-
-    async def keys(self) -> list[Key]:
-        def read(sql: sqlite3.Connection) -> list[Key]:
-            return [_key(row) for row in sql.execute(KEYS)]
-
-        return await self._database.transact(read)
-
-    async def add_key(self, key: Key) -> None:
-        values = (
-            key.id,
-            key.name,
-            key.digest,
-            key.start,
-            key.scope.value,
-            key.created_at,
-            key.expires_at,
-            key.revoked_at,
-            *astuple(key.quota),
-        )
-        await self._write(f"INSERT INTO keys VALUES ({_placeholders(values)})", *values)
-
-    async def revoke_key(self, key_id: str, at: float) -> None:
-        await self._revoke("keys", key_id, at)
-
-    async def tokens(self) -> list[JoinToken]:
-        def read(sql: sqlite3.Connection) -> list[JoinToken]:
-            bound: dict[str, set[str]] = {}
-            for token_id, worker in sql.execute("SELECT * FROM join_token_workers"):
-                bound.setdefault(token_id, set()).add(worker)
-            return [
-                _token(row, bound.get(row[0], set())) for row in sql.execute(TOKENS)
-            ]
-
-        return await self._database.transact(read)
-
-    async def add_token(self, token: JoinToken) -> None:
-        values = (
-            token.id,
-            token.name,
-            token.digest,
-            token.created_at,
-            token.expires_at,
-            token.revoked_at,
-            token.uses_max,
-            json.dumps(token.models),
-        )
-        await self._write(
-            f"INSERT INTO join_tokens VALUES ({_placeholders(values)})", *values
-        )
-
-    async def revoke_token(self, token_id: str, at: float) -> None:
-        await self._revoke("join_tokens", token_id, at)
 
     async def bind_worker(self, token_id: str, worker: str) -> None:
         query = "INSERT OR IGNORE INTO join_token_workers VALUES (?, ?)"
-        await self._write(query, token_id, worker)
+        values = (token_id, worker)
+        await self._database.transact(lambda sql: sql.execute(query, values))
 
     async def usage_of(self, owner: str, today: int) -> KeyUsage:
         query = f"{USED} WHERE owner = ? GROUP BY owner"
@@ -120,13 +105,6 @@ class SqliteKeys:
             return {owner: KeyUsage(*sums) for owner, *sums in rows}
 
         return await self._database.transact(read)
-
-    async def _revoke(self, table: str, id_: str, at: float) -> None:
-        query = f"UPDATE {table} SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
-        await self._write(query, at, id_)
-
-    async def _write(self, query: str, *values: object) -> None:
-        await self._database.transact(lambda sql: sql.execute(query, values))
 
 
 NO_TOKENS = Usage(0, 0)
@@ -191,6 +169,24 @@ def forget_ended(sql: sqlite3.Connection, before: float) -> None:
     sql.execute(f"DELETE FROM join_token_workers WHERE token_id NOT IN ({known})")
 
 
+def _read_keys(sql: sqlite3.Connection) -> list[Key]:
+    return [_key(row) for row in sql.execute(KEYS)]
+
+
+def _key_columns(key: Key) -> tuple[object, ...]:
+    return (
+        key.id,
+        key.name,
+        key.digest,
+        key.start,
+        key.scope.value,
+        key.created_at,
+        key.expires_at,
+        key.revoked_at,
+        *astuple(key.quota),
+    )
+
+
 def _key(row: tuple[Any, ...]) -> Key:
     id_, name, digest, start, scope, created_at, expires_at, revoked_at, *quota = row
     return Key(
@@ -203,6 +199,26 @@ def _key(row: tuple[Any, ...]) -> Key:
         expires_at,
         revoked_at,
         Quota(*quota),
+    )
+
+
+def _read_tokens(sql: sqlite3.Connection) -> list[JoinToken]:
+    bound: dict[str, set[str]] = {}
+    for token_id, worker in sql.execute("SELECT * FROM join_token_workers"):
+        bound.setdefault(token_id, set()).add(worker)
+    return [_token(row, bound.get(row[0], set())) for row in sql.execute(TOKENS)]
+
+
+def _token_columns(token: JoinToken) -> tuple[object, ...]:
+    return (
+        token.id,
+        token.name,
+        token.digest,
+        token.created_at,
+        token.expires_at,
+        token.revoked_at,
+        token.uses_max,
+        json.dumps(token.models),
     )
 
 
@@ -221,5 +237,5 @@ def _token(row: tuple[Any, ...], workers: set[str]) -> JoinToken:
     )
 
 
-def _placeholders(values: tuple[object, ...]) -> str:
-    return ", ".join("?" * len(values))
+KEY_TABLE = CredentialTable("keys", _read_keys, _key_columns)
+TOKEN_TABLE = CredentialTable("join_tokens", _read_tokens, _token_columns)

@@ -6,7 +6,7 @@ from shoal.coordinator.credential_cache import CredentialCache
 from shoal.domain.credentials import Key, Scope, digest_of
 from shoal.domain.errors import ConfigError, KeyExpired, KeyRevoked, Unauthorized
 from shoal.gateway.http.authentication import Keyring
-from shoal.store.port import KeyStore
+from shoal.store.port import CredentialStore
 from shoal.store.sqlite import SqliteStore
 from store.in_memory import MEMORY, memory_store
 
@@ -14,11 +14,11 @@ NOW = 1000.0
 DAVE = Key("key_1", "dave", digest_of("sk-d"), "sk-d", Scope.READ, 0.0, NOW + 1)
 
 
-UNOPENED = SqliteStore(MEMORY).keys
+UNOPENED = SqliteStore(MEMORY).keys.keys
 
 
-def keyring(*made: Key, store: KeyStore = UNOPENED) -> Keyring:
-    book = CredentialCache("key", made, store.add_key, store.revoke_key)
+def keyring(*made: Key, store: CredentialStore[Key] = UNOPENED) -> Keyring:
+    book = CredentialCache("key", made, store)
     return Keyring(book, {"alice": "sk-a", "bob": "ut-bob"})
 
 
@@ -93,7 +93,7 @@ def test_key_that_was_revoked_is_said_to_be() -> None:
 
 async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
     async with memory_store() as store:
-        keys = keyring(DAVE, store=store.keys)
+        keys = keyring(DAVE, store=store.keys.keys)
         key = keys.authenticate("Bearer sk-d", NOW)
         keys.ensure_active(key)
 
@@ -107,6 +107,6 @@ async def test_key_that_is_revoked_meanwhile_is_no_longer_good() -> None:
 def test_an_empty_key_would_let_anybody_in() -> None:
     with pytest.raises(ConfigError, match="carol is empty"):
         Keyring(
-            CredentialCache("key", (), UNOPENED.add_key, UNOPENED.revoke_key),
+            CredentialCache("key", (), UNOPENED),
             {"carol": ""},
         )

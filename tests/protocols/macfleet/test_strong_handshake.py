@@ -48,7 +48,7 @@ async def door(**changed: object) -> AdmissionCheck:
     kept = {"uses_max": None, "expires_at": None, "revoked_at": None} | changed
     token = JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept)  # type: ignore[arg-type]  # as JoinToken has them
     async with memory_store() as store:
-        await store.keys.add_token(token)
+        await store.keys.tokens.add(token)
         for worker in token.workers:
             await store.keys.bind_worker(token.id, worker)
         door = WorkerAdmission(

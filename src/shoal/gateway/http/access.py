@@ -50,8 +50,7 @@ RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
 
 async def key_cache(store: KeyStore) -> CredentialCache[Key]:
     """Open the book of the keys that are stored.  Raises StoreError."""
-    kept = await store.keys()
-    return CredentialCache("key", kept, store.add_key, store.revoke_key, RESERVED_NAMES)
+    return CredentialCache("key", await store.keys.all(), store.keys, RESERVED_NAMES)
 
 
 Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
