@@ -49,6 +49,7 @@ from shoal.domain.facts import (
     JobSubmitted,
     LateResult,
 )
+from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.outcome import Delta, Fault, Outcome
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -61,7 +62,6 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.work import Chat, Feature, Job, JobKind, TimeLimits
-from shoal.pool.eligibility import FUNCTION_KINDS
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.lifecycle import JobState
 from simulation import virtual

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from shoal.domain.ids import JobId
+from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.outcome import Delta
 from shoal.domain.work import (
     JSON,
-    WORK_TYPES,
     Chat,
     Completion,
     Embedding,

@@ -28,7 +28,7 @@ from shoal.cli.worker_report import report_omitted_models, worker_reporter
 from shoal.config import USER_DATA, JoinConfig
 from shoal.config.loader import check_file, load
 from shoal.domain.errors import ConfigError, NotAdmitted, Unavailable
-from shoal.domain.work import INFERENCE_KINDS
+from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.worker import DeviceKind
 from shoal.engines import gguf_files, local_servers
 from shoal.engines.selection import (

@@ -151,9 +151,6 @@ class Embedding:
 Inference: TypeAlias = Chat | Completion | Embedding
 """What a model does."""
 
-INFERENCE_KINDS = frozenset({JobKind.CHAT, JobKind.COMPLETION, JobKind.EMBEDDING})
-"""The kinds of that."""
-
 ANY_MODEL = "*"
 """The model of a job for which any will do."""
 
@@ -264,15 +261,6 @@ Work: TypeAlias = Inference | NamedWork
 
 JsonWork: TypeAlias = Inference | Task
 """Work that is all JSON, as most wires carry it."""
-
-WORK_TYPES: Mapping[JobKind, type[Work]] = {
-    JobKind.CHAT: Chat,
-    JobKind.COMPLETION: Completion,
-    JobKind.EMBEDDING: Embedding,
-    JobKind.TASK: Task,
-    JobKind.CALL: Call,
-    JobKind.CALL_STREAM: CallStream,
-}
 
 
 def describe_target(work: Work) -> str:

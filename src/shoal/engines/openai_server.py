@@ -19,7 +19,8 @@ from shoal.domain.errors import (
     ShoalError,
     Unavailable,
 )
-from shoal.domain.work import INFERENCE_KINDS, Embedding, Inference
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import Embedding, Inference
 from shoal.domain.worker import ServedModel
 from shoal.engines.answers import EMBEDDINGS_MAX, AnswerReader, decode_embeddings
 from shoal.engines.catalog import (

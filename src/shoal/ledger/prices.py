@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from shoal.domain.job_kinds import FUNCTION_KINDS, TEXT_KINDS
 from shoal.domain.money import Micros
 from shoal.domain.work import JobKind, Policy
 
@@ -10,9 +11,6 @@ FAST_TASK = Micros(3_000)
 CHEAP_INFERENCE = Micros(5_000)
 CHEAP_TASK = Micros(1_000)
 CALL = Micros(0)
-
-_CALLS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
-_INFERENCE = frozenset({JobKind.CHAT, JobKind.COMPLETION})
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class PriceList:
 
     def price(self, policy: Policy, kind: JobKind) -> Micros:
         """Return what such a job costs."""
-        if kind in _CALLS:
+        if kind in FUNCTION_KINDS:
             return self.call
         prices = {
             (Policy.FAST, True): self.fast_inference,
@@ -38,4 +36,4 @@ class PriceList:
             (Policy.CHEAP, True): self.cheap_inference,
             (Policy.CHEAP, False): self.cheap_task,
         }
-        return prices[policy, kind in _INFERENCE]
+        return prices[policy, kind in TEXT_KINDS]

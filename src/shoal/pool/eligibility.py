@@ -5,6 +5,7 @@ from itertools import islice
 
 from shoal.domain.facts import PassedOver
 from shoal.domain.ids import WorkerId
+from shoal.domain.job_kinds import FUNCTION_KINDS
 from shoal.domain.work import (
     ANY_MODEL,
     CALL_QUEUE,
@@ -21,8 +22,6 @@ from shoal.pool.worker import Worker
 LISTED_MAX = 8  # workers named in an explanation; the others are counted
 POINTS_MAX = 3  # points against a worker from which on it gets no work
 EXAMINED_MAX = 64  # workers asked one by one why they cannot take a job
-
-FUNCTION_KINDS = frozenset({JobKind.CALL, JobKind.CALL_STREAM})
 
 FEATURE_MESSAGES = {
     Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",

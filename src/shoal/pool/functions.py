@@ -1,6 +1,5 @@
 """Function calls: which workers can make one, and how long it may take."""
 
-import difflib
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import islice
@@ -11,11 +10,11 @@ from shoal.domain.worker import Offer
 from shoal.pool.eligibility import offers_task
 from shoal.pool.open_job import required_name
 from shoal.pool.state import PoolState
+from shoal.pool.suggestions import suggest_names
 
 WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
-LISTED_MAX = 5  # functions named where none comes near
-SIMILAR_NAMES_MAX = 100  # names that a wrong one is compared with, which takes time
 
+NO_FUNCTIONS = "none of those that are there has any function"
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
 NO_CODE = (
     "workers here run no code that is sent along: give the function a name with "
@@ -74,18 +73,10 @@ def _can_call(offer: Offer, job: Job) -> bool:
 
 
 def _unknown_function(offers: Sequence[Offer], job: Job) -> str:
-    """Say that nobody has the function, and which name may have been meant."""
-    name = required_name(job.work) or ""
-    every = frozenset[str]().union(*(offer.tasks for offer in offers))
-    names = sorted(islice(every, SIMILAR_NAMES_MAX))
-    lacking = f"no worker has {describe_target(job.work)}"
-    if not names:
-        return f"{lacking}: none of those that are there has any function"
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return f"{lacking}: did you mean {' or '.join(near)}?"
-    more = f"; {ALL}" if len(every) > LISTED_MAX else ""
-    return f"{lacking}: there is {', '.join(names[:LISTED_MAX])}{more}"
+    """Say that no worker has the function, and suggest others."""
+    known = frozenset[str]().union(*(offer.tasks for offer in offers))
+    suggestion = suggest_names(required_name(job.work) or "", known, ALL)
+    return f"no worker has {describe_target(job.work)}: {suggestion or NO_FUNCTIONS}"
 
 
 CALL_QUEUE_SECONDS = (

@@ -8,7 +8,7 @@ from itertools import islice
 
 from shoal.domain.facts import JobHedged
 from shoal.domain.ids import LeaseNumber
-from shoal.domain.work import JobKind
+from shoal.domain.job_kinds import TEXT_KINDS
 from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
@@ -16,7 +16,6 @@ from shoal.pool.state import PoolState
 HEDGED_SHARE = (
     10  # one of so many running jobs may have a second worker, and one always
 )
-HEDGEABLE_KINDS = frozenset({JobKind.CHAT, JobKind.COMPLETION})
 EXAMINED_MAX = 32  # jobs in one plan for which an idle worker is looked for
 
 
@@ -56,7 +55,7 @@ def _hedgeable(pool: PoolState, now: float, after: float) -> Iterator[OpenJob]:
             return
         # Silence says nothing on a wire where an answer comes as a whole.
         if (
-            job.kind in HEDGEABLE_KINDS
+            job.kind in TEXT_KINDS
             and job.model in pool.roster.available
             and job.worker_id is not None
             and pool.workers[job.worker_id].offer.streams

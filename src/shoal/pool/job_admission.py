@@ -1,6 +1,5 @@
 """Rejects jobs at once that can never run, or that would wait in vain."""
 
-import difflib
 import math
 from itertools import islice
 
@@ -19,9 +18,8 @@ from shoal.pool.functions import why_uncallable
 from shoal.pool.open_job import CHARACTERS_PER_TOKEN_MAX, OpenJob, size_of
 from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
+from shoal.pool.suggestions import suggest_names
 
-LISTED_MAX = 5  # models named where none comes near
-SIMILAR_NAMES_MAX = 100  # models that a wrong name is compared with, which takes time
 WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
 SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
 RESERVE_SHARE = 8  # an eighth of both is kept for owners who have little of it
@@ -166,18 +164,11 @@ def _why_too_large(pool: PoolState, job: Job) -> str | None:
 
 
 def unknown_model(pool: PoolState, model: str) -> str:
-    """Say that nobody has the model, and which name may have been meant."""
-    models = sorted(islice(pool.roster.models, SIMILAR_NAMES_MAX))
-    if not models:
-        return f"no worker has the model {model}: no worker has joined yet"
-    near = difflib.get_close_matches(model, models, n=3, cutoff=0.5)
-    more = "; GET /v1/models lists all" if len(models) > LISTED_MAX else ""
-    known = (
-        f"did you mean {' or '.join(near)}?"
-        if near
-        else f"there is {', '.join(models[:LISTED_MAX])}{more}"
+    """Say that no worker has the model, and suggest others."""
+    suggestion = suggest_names(model, pool.roster.models, "GET /v1/models lists all")
+    return (
+        f"no worker has the model {model}: {suggestion or 'no worker has joined yet'}"
     )
-    return f"no worker has the model {model}: {known}"
 
 
 def _retry_after(pool: PoolState, model: str) -> int:

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable
 
-from shoal.domain.work import Feature, JobKind
+from shoal.domain.job_kinds import INFERENCE_KINDS, SHARED_KINDS
+from shoal.domain.work import Feature
 from shoal.domain.worker import Offer, WorkerLoad
 from shoal.pool.eligibility import POINTS_MAX
 from shoal.pool.state import PoolState
@@ -12,11 +13,8 @@ from shoal.pool.worker import Worker
 MODELS_MAX = 256  # models that are offered; of more, the first by name
 SLOTS_MAX = 4096  # more jobs at a time are believed of nobody
 
-NAMED_KINDS = frozenset({JobKind.TASK, JobKind.CALL})
-"""What is done without a model, by its name."""
-
-OWN_KINDS = frozenset({JobKind.CALL_STREAM})
-"""What a pool does not do for another: lanes are between it and its own workers."""
+NAMED_KINDS = SHARED_KINDS - INFERENCE_KINDS
+"""Kinds that run without a model, by a name of their own."""
 
 NOT_OFFERED = frozenset({Feature.CONTINUE})
 """What some workers can do, and the pool cannot: an answer here begins empty."""
@@ -55,7 +53,7 @@ def _is_unrestricted(worker: Worker) -> bool:
 def _merged(model: str, offers: list[Offer]) -> Offer:
     """Return what can be relied on, whichever of the workers gets a job."""
     return Offer(
-        kinds=frozenset().union(*(offer.kinds for offer in offers)) - OWN_KINDS,
+        kinds=frozenset().union(*(offer.kinds for offer in offers)) & SHARED_KINDS,
         models=frozenset({model}) if model else frozenset(),
         slots=min(sum(offer.slots for offer in offers), SLOTS_MAX),
         features=frozenset.intersection(*(offer.features for offer in offers))

@@ -15,11 +15,11 @@ from shoal.domain.facts import (
     ReceiptPresented,
     WorkerMarked,
 )
+from shoal.domain.job_kinds import WORK_TYPES
 from shoal.domain.outcome import Choice, Outcome, Usage
 from shoal.domain.receipts import Verdict
 from shoal.domain.work import (
     DEFAULT_TERMS,
-    WORK_TYPES,
     Call,
     Feature,
     Job,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.domain.work import INFERENCE_KINDS, Feature, JobKind
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.protocols.grandsage.extension import (
     CONTEXT_MAX,

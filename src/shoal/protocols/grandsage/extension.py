@@ -8,7 +8,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
-from shoal.domain.work import INFERENCE_KINDS, Feature, JobKind
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import CHAT_ONLY, ServedModel
 from shoal.protocols.grandsage.codec import well_formed
 

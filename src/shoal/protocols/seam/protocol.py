@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from shoal.domain.work import INFERENCE_KINDS, JobKind
+from shoal.domain.job_kinds import INFERENCE_KINDS
+from shoal.domain.work import JobKind
 from shoal.protocols.seam.multi_peer import (
     Listener,
     MembershipProber,
