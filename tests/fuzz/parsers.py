@@ -35,7 +35,7 @@ from shoal.protocols.tealenet.codec.messages import (
     ModelTransferChunk,
     ModelTransferComplete,
 )
-from shoal.protocols.tealenet.codec.model_sharing import read_model_message
+from shoal.protocols.tealenet.codec.model_sharing import ModelMessageReader
 from shoal.protocols.tealenet.codec.relay_messages import DiscoverResponse
 from shoal.protocols.tealenet.codec.relay_messages import decode as decode_relayed
 from shoal.protocols.tealenet.codec.relay_messages import encode as encode_relayed
@@ -115,10 +115,11 @@ def introduction(data: bytes) -> None:
 def models(data: bytes) -> None:
     """What is said of models' files, while one is fetched."""
     incoming = IncomingModel(TRANSFER, "m", 1 << 30)
+    reader = ModelMessageReader()
     for line in data.split(SEPARATOR):
         message = decode(line)
         if isinstance(message, ModelTransferChunk | ModelTransferComplete):
-            match read_model_message(message):
+            match reader.read(message, extended=False):
                 case ModelChunk() as word if incoming.belongs(word):
                     incoming.add_chunk(word)
                 case ModelDone() as word if incoming.belongs(word):

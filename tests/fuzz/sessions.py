@@ -216,8 +216,8 @@ def _take(session: MultiPeerSession, outputs: Iterable[Any]) -> None:
 
 def _ends(keys: str) -> SessionParties:
     return SessionParties(
-        own=ANNE,
-        own_id=ANNE.public_key.hex(),
+        identity=ANNE,
+        local_id=ANNE.public_key.hex(),
         peer_id=BELA.public_key.hex(),
         session_id=SESSION,
         random_bytes=deterministic_bytes(b"1"),

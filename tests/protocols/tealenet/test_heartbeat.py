@@ -29,8 +29,8 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat
 from shoal.domain.worker import MachineHealth, WorkerLoad
 from shoal.protocols.tealenet.codec.messages import HeartbeatAck
-from shoal.protocols.tealenet.heartbeat import PeerLiveness, liveness_after
 from shoal.protocols.tealenet.link_profile import LAN
+from shoal.protocols.tealenet.peer_state import PeerLiveness, liveness_after
 
 RUN = RunJob(
     JobId("job"), LeaseNumber(1), Chat("m", ({"role": "user", "content": "hi"},))

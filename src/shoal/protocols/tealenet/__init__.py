@@ -51,25 +51,25 @@ VERSION = "1"  # of what is announced
 RANK = 10  # before wires on which any query means a worker
 
 
-def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
+def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     """Return every way to peers that the configuration allows, and our own relay.
 
     Raises ConfigError for an address that cannot be dialled.
     """
-    own = coordinator_node(config, setting)
+    own = coordinator_node(config, context)
     desk = DeviceConnections(own.device_id, LAN.disconnected_after)
     pinned = PinnedKeys()
-    found: list[Endpoint] = [_relay_route(own, setting, pinned)]
+    found: list[Endpoint] = [_relay_route(own, context, pinned)]
     if config.lan:
         found += _listeners(config, own, desk)
     for address in config.peers:
         url = peer_url(address)
         found.append(_dial(own, url, desk, configured=True))
-    if setting.peer_addresses:
+    if context.peer_addresses:
         found.append(
             AddressDialer(
                 "tealenet",
-                setting.peer_addresses,
+                context.peer_addresses,
                 lambda address: _dial(own, peer_url(address), desk, configured=True),
             )
         )
@@ -80,88 +80,90 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
 
 
 def _relay_route(
-    own: TealeLocalNode, setting: ProtocolContext, pinned_keys: PinnedKeys
+    local: TealeLocalNode, context: ProtocolContext, pinned_keys: PinnedKeys
 ) -> RelayRoute:
     """Return our own relay, on which we are a node like any other."""
-    relay = RelayServer(setting)
+    relay = RelayServer(context)
     return RelayRoute(
         RANK,
         is_relay_upgrade,
         relay,
         RELAYED_MAX,
-        local_member=lambda now: RelayNode(own, now, pinned_keys, relay.address_of),
+        local_member=lambda now: RelayNode(local, now, pinned_keys, relay.address_of),
     )
 
 
-def is_relay_upgrade(hello: UpgradeRequest) -> bool:
+def is_relay_upgrade(request: UpgradeRequest) -> bool:
     """Say whether a connection is for the relay: all real nodes say who they are."""
-    names = {name for name, _ in parse_qsl(hello.query, keep_blank_values=True)}
-    return hello.path == RELAY_PATH and NODE_PARAMETER in names
+    names = {name for name, _ in parse_qsl(request.query, keep_blank_values=True)}
+    return request.path == RELAY_PATH and NODE_PARAMETER in names
 
 
 def _listeners(
-    config: Config, own: TealeLocalNode, connections: DeviceConnections
+    config: Config, local: TealeLocalNode, connections: DeviceConnections
 ) -> Sequence[Listener]:
     def accept(protection: Protection, address: str, now: float) -> MultiPeerSession:
         caller = TealeConnection(dialled=False, address=address, protection=protection)
-        return lan_session(own, caller, connections)
+        return lan_session(local, caller, connections)
 
     return [
-        Listener(config.port, partial(accept, Protection.PLAIN), _service_record(own)),
+        Listener(
+            config.port, partial(accept, Protection.PLAIN), _service_record(local)
+        ),
         # Real peers know of none: it is found by whoever asks over HTTPS.
         Listener(0, partial(accept, Protection.TLS), security=ListenerTls.COORDINATOR),
     ]
 
 
-def _service_record(own: TealeLocalNode) -> ServiceRecord:
+def _service_record(local: TealeLocalNode) -> ServiceRecord:
     text = {
-        "deviceID": own.device_id,
-        "chip": own.hardware.chip,
-        "ram": str(round(own.hardware.memory_gb)),
+        "deviceID": local.device_id,
+        "chip": local.hardware.chip,
+        "ram": str(round(local.hardware.memory_gb)),
         "version": VERSION,
         "shoal": VERSION,  # real peers skip it
     }
-    return ServiceRecord(SERVICE, own.name, text)
+    return ServiceRecord(SERVICE, local.name, text)
 
 
 def _dial(
-    own: TealeLocalNode, url: str, connections: DeviceConnections, *, configured: bool
+    local: TealeLocalNode, url: str, connections: DeviceConnections, *, configured: bool
 ) -> OutgoingConnection:
     def open_(now: float) -> MultiPeerSession:
-        return dialled_session(own, url, connections, configured=configured)
+        return dialled_session(local, url, connections, configured=configured)
 
     return OutgoingConnection(url, open_, message_max=MESSAGE_MAX)
 
 
 def _membership(
-    own: TealeLocalNode, url: str, pinned_keys: PinnedKeys
+    local: TealeLocalNode, url: str, pinned_keys: PinnedKeys
 ) -> OutgoingConnection:
     """Return how we take part in another relay."""
-    assert own.identity is not None, "a coordinator has one"
+    assert local.identity is not None, "a coordinator has one"
     return OutgoingConnection(
-        relay_url(url, own.identity.public_key.hex()),
-        lambda now: RelayNode(own, now, pinned_keys),
+        relay_url(url, local.identity.public_key.hex()),
+        lambda now: RelayNode(local, now, pinned_keys),
         message_max=RELAYED_MAX,
     )
 
 
 def _dial_found(
-    own: TealeLocalNode,
+    local: TealeLocalNode,
     connections: DeviceConnections,
-    sighting: DiscoveredService,
+    service: DiscoveredService,
     now: float,
 ) -> OutgoingConnection | None:
     """Return how to connect to a peer that was found.
 
     That is not to be with ourselves, nor with whom we are connected already.
     """
-    found = sighting.text.get("deviceID")
+    found = service.text.get("deviceID")
     if found is not None and connections.is_connected(found.upper(), now):
         return None
-    if found == own.device_id or (found is None and sighting.name == own.name):
+    if found == local.device_id or (found is None and service.name == local.name):
         return None
-    url = discovered_url(sighting)
-    return None if url is None else _dial(own, url, connections, configured=False)
+    url = discovered_url(service)
+    return None if url is None else _dial(local, url, connections, configured=False)
 
 
 PROTOCOL = WireProtocol(

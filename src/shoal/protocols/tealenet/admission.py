@@ -62,39 +62,39 @@ class PeerPermissions:
     models: frozenset[str] | None = None
 
 
-def admit(own: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
+def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     """Decide whether a peer may come in, and as what.
 
     Raises NotAdmitted, saying why not and what to do.
     """
     if peer.address and (peer.token or peer.passcode is not None):
         try:
-            own.throttle.check(peer.address)
+            local.throttle.check(peer.address)
         except Unavailable as error:
             raise NotAdmitted(str(error)) from error
-    if peer.token and own.admission is not None:
-        return _admit_by_token(own.admission, peer)
-    if own.token and peer.passcode is None:
+    if peer.token and local.admission is not None:
+        return _admit_by_token(local.admission, peer)
+    if local.token and peer.passcode is None:
         return PeerPermissions(
             submits_jobs=True
         )  # the other end lets us in by our token
-    if not passcodes_match(own.passcode, peer.passcode):
-        if peer.sends_hello or peer.passcode is not None or not own.open:
-            given = (own.passcode is not None, peer.passcode is not None)
+    if not passcodes_match(local.passcode, peer.passcode):
+        if peer.sends_hello or peer.passcode is not None or not local.open:
+            given = (local.passcode is not None, peer.passcode is not None)
             if all(given) and peer.address:
-                own.throttle.failed(peer.address)
+                local.throttle.failed(peer.address)
             raise NotAdmitted(PASSCODE_ERRORS[given])
-    elif own.passcode is not None:
+    elif local.passcode is not None:
         return PeerPermissions(submits_jobs=True)
-    if own.open or own.admission is None:
+    if local.open or local.admission is None:
         return PeerPermissions(submits_jobs=True)
-    return _admit_anonymous(own.admission, peer)
+    return _admit_anonymous(local.admission, peer)
 
 
-def admits_anonymous(own: TealeLocalNode) -> bool:
+def admits_anonymous(local: TealeLocalNode) -> bool:
     """Say whether a node that presents nothing may come in."""
     try:
-        admit(own, PeerCredentials("", sends_hello=False))
+        admit(local, PeerCredentials("", sends_hello=False))
     except NotAdmitted:
         return False
     return True

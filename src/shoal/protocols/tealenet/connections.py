@@ -28,7 +28,7 @@ from shoal.protocols.seam.session import (
     WorkerProfile,
 )
 from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
-from shoal.protocols.tealenet.codec.model_sharing import MODEL_WORDS
+from shoal.protocols.tealenet.codec.model_sharing import MODEL_MESSAGES
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.link_profile import LAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole, worker_node
@@ -63,15 +63,15 @@ def peer_url(address: str) -> str:
     return url
 
 
-def discovered_url(sighting: DiscoveredService) -> str | None:
+def discovered_url(service: DiscoveredService) -> str | None:
     """Return the URL of a peer that was found; None if it says nowhere to find it."""
-    if not sighting.addresses:
+    if not service.addresses:
         return None
-    address = min(sighting.addresses, key=lambda each: ":" in each)  # IPv4 first
+    address = min(service.addresses, key=lambda each: ":" in each)  # IPv4 first
     if ":" in address:
         # The zone of an address begins with a percent sign (RFC 6874).
         address = f"[{address.replace('%', '%25')}]"
-    return f"tcp://{address}:{sighting.port}"
+    return f"tcp://{address}:{service.port}"
 
 
 def relay_url(url: str, node_id: str) -> str:
@@ -92,7 +92,7 @@ def relay_url(url: str, node_id: str) -> str:
     return f"{RELAY_SCHEMES[parts.scheme]}://{parts.netloc}{path}?{query}"
 
 
-def candidate_urls(url: str, member: WorkerProfile) -> list[str]:
+def candidate_urls(url: str, profile: WorkerProfile) -> list[str]:
     """Return the addresses to try: directly first, if the coordinator says where.
 
     Raises ConfigError if the URL cannot be dialled.
@@ -100,9 +100,9 @@ def candidate_urls(url: str, member: WorkerProfile) -> list[str]:
     parts = _parse(url)
     if parts.scheme in DIRECT_SCHEMES:
         return [f"{parts.scheme}://{parts.netloc}"]
-    assert member.identity is not None, "a node is known by its key"
-    relay = relay_url(url, member.identity.public_key.hex())
-    return [member.direct_url, relay] if member.direct_url else [relay]
+    assert profile.identity is not None, "a node is known by its key"
+    relay = relay_url(url, profile.identity.public_key.hex())
+    return [profile.direct_url, relay] if profile.direct_url else [relay]
 
 
 def without_query(url: str) -> str:
@@ -160,7 +160,7 @@ class SinglePeerSession:
 
 
 def lan_session(
-    own: TealeLocalNode,
+    local: TealeLocalNode,
     connection: TealeConnection,
     device_connections: DeviceConnections,
 ) -> MultiPeerSession:
@@ -168,8 +168,8 @@ def lan_session(
 
     A worker takes larger messages: they come from whom it has joined.
     """
-    conversation = TealePeerSession(own, connection, LAN, device_connections)
-    message_max = LAN.request_max(to_worker=own.role is TealeRole.WORKER)
+    conversation = TealePeerSession(local, connection, LAN, device_connections)
+    message_max = LAN.request_max(to_worker=local.role is TealeRole.WORKER)
     if connection.dialled:
         return LengthPrefixed(SinglePeerSession(conversation), message_max)
     peer = SinglePeerSession(conversation, lambda: session.set_message_max(message_max))
@@ -207,12 +207,12 @@ class TealeDialer:
     message_max = MESSAGE_MAX
     headers: Mapping[str, str] = {}
 
-    def __init__(self, url: str, member: WorkerProfile) -> None:
+    def __init__(self, url: str, profile: WorkerProfile) -> None:
         self._membership = MembershipState()
-        self._own = replace(worker_node(member), on_rejected=self._on_rejected)
-        self._urls = candidate_urls(url, member)
+        self._local = replace(worker_node(profile), on_rejected=self._on_rejected)
+        self._urls = candidate_urls(url, profile)
         self._device_connections = DeviceConnections(
-            self._own.device_id, LAN.disconnected_after
+            self._local.device_id, LAN.disconnected_after
         )
         self._pinned_keys = PinnedKeys()
         self.url = self._urls[0]
@@ -220,7 +220,7 @@ class TealeDialer:
     def start_session(self, headers: Mapping[str, str]) -> MultiPeerWorkerSession:
         if urlsplit(self.url).scheme in DIRECT_SCHEMES:
             return MultiPeerWorkerSession(
-                self._direct_session, SENDABLE | MODEL_WORDS, self._membership
+                self._direct_session, SENDABLE | MODEL_MESSAGES, self._membership
             )
         return MultiPeerWorkerSession(self._relay_session, SENDABLE, self._membership)
 
@@ -239,23 +239,23 @@ class TealeDialer:
         return None
 
     def _direct_session(self, now: float) -> MultiPeerSession:
-        return dialled_session(self._own, self.url, self._device_connections)
+        return dialled_session(self._local, self.url, self._device_connections)
 
     def _relay_session(self, now: float) -> MultiPeerSession:
-        return RelayNode(self._own, now, self._pinned_keys)
+        return RelayNode(self._local, now, self._pinned_keys)
 
     def _on_rejected(self, reason: str) -> None:
         self._membership.refusal = reason
 
 
-def dial_peer(url: str, member: WorkerProfile) -> OutgoingConnection:
+def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
     """Return how to call on a peer on the local network, to ask and not to serve.
 
     Raises ConfigError if there can be none at the address.
     """
     url = peer_url(url)
     # Not as a worker, which would take the place of another of that name.
-    own = replace(worker_node(member), role=TealeRole.COORDINATOR, offers=())
+    own = replace(worker_node(profile), role=TealeRole.COORDINATOR, offers=())
     desk = DeviceConnections(own.device_id, LAN.disconnected_after)
     return OutgoingConnection(
         url, lambda now: dialled_session(own, url, desk), message_max=MESSAGE_MAX
@@ -263,7 +263,7 @@ def dial_peer(url: str, member: WorkerProfile) -> OutgoingConnection:
 
 
 def dialled_session(
-    own: TealeLocalNode,
+    local: TealeLocalNode,
     url: str,
     device_connections: DeviceConnections,
     *,
@@ -275,7 +275,7 @@ def dialled_session(
     """
     protection = DIRECT_SCHEMES[urlsplit(url).scheme]
     return lan_session(
-        own,
+        local,
         TealeConnection(True, configured, protection=protection),
         device_connections,
     )

@@ -86,31 +86,31 @@ def read_greeting(message: Hello | HelloAck) -> Greeting:
 
 
 def hello(
-    own: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
+    local: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
 ) -> Hello:
     """Return how we introduce ourselves to whom we dialled."""
     said = IntroductionExtension(
         version=VERSION,
         features=[each.value for each in HELLO_FEATURES],
-        name=_truncated_name(own.name),
-        role=own.role.value,
-        token=well_formed(own.token),
+        name=_truncated_name(local.name),
+        role=local.role.value,
+        token=well_formed(local.token),
         offers=wire_offers(offers),
-        key=_key(own),
+        key=_key(local),
         challenge=_challenge(challenge),
     )
     models = model_names(offers)
     return Hello(
-        _device(own, models, now),
+        _device(local, models, now),
         PROTOCOL_VERSION,
         models,
-        own.passcode,
+        local.passcode,
         shoal=write_extension(said),
     )
 
 
 def hello_ack(
-    own: TealeLocalNode,
+    local: TealeLocalNode,
     offers: Sequence[Offer],
     challenge: bytes,
     peer: Greeting,
@@ -124,39 +124,39 @@ def hello_ack(
     said = IntroductionExtension(
         version=VERSION,
         features=[each.value for each in HELLO_FEATURES],
-        name=_truncated_name(own.name),
-        role=own.role.value,
+        name=_truncated_name(local.name),
+        role=local.role.value,
         offers=wire_offers(offers),
-        key=_key(own),
+        key=_key(local),
         challenge=_challenge(challenge),
-        proof=prove_key(own, peer),
+        proof=prove_key(local, peer),
     )
     models = model_names(offers)
     return HelloAck(
-        _device(own, models, now),
+        _device(local, models, now),
         PROTOCOL_VERSION,
         models,
-        own.passcode if passcodes_match(own.passcode, peer.passcode) else None,
+        local.passcode if passcodes_match(local.passcode, peer.passcode) else None,
         shoal=write_extension(said),
     )
 
 
-def refusal_ack(own: TealeLocalNode, why: str, now: float) -> HelloAck:
+def refusal_ack(local: TealeLocalNode, reason: str, now: float) -> HelloAck:
     """Return what a peer of ours is told that is not let in; others hear nothing."""
     said = IntroductionExtension(
-        version=VERSION, role=own.role.value, refusal=well_formed(why[:TEXT_MAX])
+        version=VERSION, role=local.role.value, refusal=well_formed(reason[:TEXT_MAX])
     )
     return HelloAck(
-        _device(own, (), now), PROTOCOL_VERSION, shoal=write_extension(said)
+        _device(local, (), now), PROTOCOL_VERSION, shoal=write_extension(said)
     )
 
 
-def prove_key(own: TealeLocalNode, peer: Greeting) -> str:
+def prove_key(local: TealeLocalNode, peer: Greeting) -> str:
     """Return the proof of our key that a peer wants to see; empty if it wants none."""
-    if own.identity is None or not peer.challenge:
+    if local.identity is None or not peer.challenge:
         return ""
-    proof = proof_text(peer.challenge, peer.key, own.identity.public_key)
-    return encode_base64(own.identity.sign(proof))
+    proof = proof_text(peer.challenge, peer.key, local.identity.public_key)
+    return encode_base64(local.identity.sign(proof))
 
 
 def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
@@ -170,12 +170,12 @@ def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
     return tuple(names)[:MODELS_MAX]
 
 
-def _device(own: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
-    at = to_date(now + own.epoch)
+def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
+    at = to_date(now + local.epoch)
     return device_info(
-        own.device_id,
-        own.name,
-        own.hardware,
+        local.device_id,
+        local.name,
+        local.hardware,
         registered_at=at,
         seen_at=at,
         models=models,
@@ -186,8 +186,8 @@ def _truncated_name(name: str) -> str:
     return well_formed(name[:NAME_MAX])
 
 
-def _key(own: TealeLocalNode) -> str:
-    return "" if own.identity is None else own.identity.public_key.hex()
+def _key(local: TealeLocalNode) -> str:
+    return "" if local.identity is None else local.identity.public_key.hex()
 
 
 def _challenge(challenge: bytes) -> str:

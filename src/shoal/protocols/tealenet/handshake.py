@@ -85,10 +85,10 @@ class DeviceConnections:
         seated = self._connections.get(device_id)
         return seated is not None and now - seated.last_heard <= self.silence_max
 
-    def release(self, seat: DeviceConnection) -> None:
+    def release(self, connection: DeviceConnection) -> None:
         """Free a seat, if nobody has taken it meanwhile."""
-        if self._connections.get(seat.device_id) is seat:
-            del self._connections[seat.device_id]
+        if self._connections.get(connection.device_id) is connection:
+            del self._connections[connection.device_id]
 
     def _evict_silent(self, now: float) -> None:
         # Only now and then: it looks at all of them, and nearly all are still there.
@@ -133,15 +133,15 @@ class HelloHandshake:
 
     def __init__(
         self,
-        own: TealeLocalNode,
+        local: TealeLocalNode,
         connection: TealeConnection,
         device_connections: DeviceConnections | None,
     ) -> None:
-        self._own = own
+        self._local = local
         self._connection = connection
         self._device_connections = device_connections
         # Whoever cannot verify has no use for a proof.
-        self._challenge = own.random_bytes(CHALLENGE_SIZE) if own.verify else b""
+        self._challenge = local.random_bytes(CHALLENGE_SIZE) if local.verify else b""
         self._timeout_at = 0.0
         self._send_at: float | None = None  # when to say something
         self._device_connection: DeviceConnection | None = None
@@ -195,19 +195,19 @@ class HelloHandshake:
             # Our answer was lost, or the other did not wait for it.
             return () if self._connection.dialled else (self._ack(offers, now),)
         greeting = read_greeting(message)
-        if greeting.device_id == self._own.device_id:
+        if greeting.device_id == self._local.device_id:
             return (self._close(SELF_CONNECTION),)
         if (why := self._objection(greeting)) is not None:
             return (self._reject(why),)
         self.credentials = self._credentials(greeting)
         try:
-            self.permissions = admit(self._own, self.credentials)
+            self.permissions = admit(self._local, self.credentials)
         except NotAdmitted as error:
             return self._refuse(greeting, str(error), now)
         self.greeting = greeting
         seated = self._claim_connection(greeting, now)
         if not self._connection.dialled:
-            return self._respond(greeting, offers, now, seated=seated)
+            return self._respond(greeting, offers, now, claimed=seated)
         if not seated:
             return (self._close(DUPLICATE_CONNECTION),)
         self._set_greeted(now)
@@ -222,7 +222,7 @@ class HelloHandshake:
 
     def verifies_proof(self, proof: bytes) -> bool:
         """Say whether this is the other's signature of our challenge."""
-        own, greeting = self._own, self.greeting
+        own, greeting = self._local, self.greeting
         if own.verify is None or own.identity is None or greeting is None:
             return False
         signed = proof_text(self._challenge, own.identity.public_key, greeting.key)
@@ -242,7 +242,7 @@ class HelloHandshake:
     # Private parts, in the order in which they are called.
 
     def _hello(self, offers: Sequence[Offer], now: float) -> Hello:
-        return hello(self._own, offers, self._challenge, now)
+        return hello(self._local, offers, self._challenge, now)
 
     def _time_out(self) -> Close:
         if self.stage is HandshakeStage.GREETED:
@@ -270,7 +270,7 @@ class HelloHandshake:
         said = self.greeting.introduction
         works = said is not None and said.role == TealeRole.WORKER.value
         shown = offers if self.permissions.submits_jobs and not works else ()
-        return hello_ack(self._own, shown, self._challenge, self.greeting, now)
+        return hello_ack(self._local, shown, self._challenge, self.greeting, now)
 
     def _objection(self, greeting: Greeting) -> str | None:
         """Say why whom we dialled will not do, or None."""
@@ -305,7 +305,7 @@ class HelloHandshake:
         notice = Notice(reason)  # an operator may have to do something about it
         if greeting.introduction is None:
             return (notice, close)
-        return (notice, refusal_ack(self._own, why, now), close)
+        return (notice, refusal_ack(self._local, why, now), close)
 
     def _claim_connection(self, greeting: Greeting, now: float) -> bool:
         if self._device_connections is None:
@@ -317,9 +317,9 @@ class HelloHandshake:
         return self._device_connection is not None
 
     def _respond(
-        self, greeting: Greeting, offers: Sequence[Offer], now: float, *, seated: bool
+        self, greeting: Greeting, offers: Sequence[Offer], now: float, *, claimed: bool
     ) -> Sequence[HandshakeOutput]:
-        if not seated:
+        if not claimed:
             return (self._ack(offers, now), self._close(DUPLICATE_CONNECTION))
         if greeting.introduction is not None:
             return self._complete(offers, now)
@@ -329,7 +329,7 @@ class HelloHandshake:
 
     def _reject(self, reason: str) -> Close:
         if self._connection.dialled:
-            self._own.on_rejected(reason)
+            self._local.on_rejected(reason)
         return self._close(reason)
 
     def _close(self, reason: str) -> Close:

@@ -1,12 +1,9 @@
-"""Heartbeats: when to send them, and what a peer's heartbeats and silence mean.
+"""The heartbeats that Shoal sends: their contents, and when the next one is due.
 
 Source: TealeNet's "Cluster Messages", "heartbeat", and what real peers do: they send a
-heartbeat every few seconds, and one at once after a change.  Only a heartbeat or its
-answer counts as a sign of life; see ``docs/protocols/tealenet.md``.
+heartbeat every few seconds, and immediately after a change; see
+``docs/protocols/tealenet.md``.
 """
-
-from collections.abc import Mapping
-from enum import Enum
 
 from msgspec import UNSET
 
@@ -22,38 +19,37 @@ from shoal.protocols.tealenet.codec.scalars import (
     TEXT_MAX,
     ShoalField,
     ThermalLevel,
-    thermal_level,
     to_date,
     well_formed,
 )
 from shoal.protocols.tealenet.greeting import model_names
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
-from shoal.protocols.tealenet.peer import PeerSoftware, TealePeer
+from shoal.protocols.tealenet.peer import TealePeer
 
-WAIT_FACTOR = 1.5  # heartbeats of a peer's that are waited for before we send our own
-CHANGE_INTERVAL = 1.0  # seconds between heartbeats that are sent because of changes
+WAIT_FACTOR = 1.5  # intervals to wait for the peer's heartbeat before sending one
+CHANGE_INTERVAL = 1.0  # seconds between heartbeats that announce changes
 
 
 class HeartbeatSender:
-    """Our state as one peer is to know it, and the time of the next heartbeat.
+    """Writes the heartbeats to one peer; the next one is ``due``.
 
-    ``initiates``: between two of ours it is us who send heartbeats, and the other
-    answers.
+    ``initiates``: between two Shoal peers, this end sends the heartbeats and the other
+    one answers.  ``key_proof`` is for the first heartbeat.
     """
 
     def __init__(
-        self, own: TealeLocalNode, profile: LinkProfile, *, initiates: bool
+        self, local: TealeLocalNode, profile: LinkProfile, *, initiates: bool
     ) -> None:
-        self._own = own
+        self._local = local
         self._initiates = initiates
         self._profile = profile
-        self._set_offers(own.offers)
-        self.condition = WorkerLoad()
+        self._set_offers(local.offers)
+        self.load = WorkerLoad()
         self.draining: str | None = None
         self.machine_health: MachineHealth | None = None
-        self.key_proof = ""  # of our key, for the first heartbeat
-        self._sent_offers: tuple[Offer, ...] | None = None  # offers, to a peer of ours
+        self.key_proof = ""
+        self._sent_offers: tuple[Offer, ...] | None = None  # to a Shoal peer
         self._busy = False
         self._cached_names: tuple[tuple[Offer, ...], tuple[str, ...]] = ((), ())
         self._sent_at = 0.0
@@ -61,7 +57,7 @@ class HeartbeatSender:
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """What we can run."""
+        """The offers of this end."""
         return self._offers
 
     @offers.setter
@@ -69,12 +65,12 @@ class HeartbeatSender:
         self._set_offers(offers)
 
     def schedule_change(self, now: float) -> None:
-        """Have a change told at once, unless there was one just now."""
+        """Make a heartbeat due, at most one each ``CHANGE_INTERVAL``."""
         if self.due is not None:
             self.due = min(self.due, max(now, self._sent_at + CHANGE_INTERVAL))
 
     def set_open_jobs(self, jobs: int, now: float) -> None:
-        """Take note of how many jobs the peer has here."""
+        """Set how many jobs the peer has here."""
         busy = jobs > 0 and jobs >= self.slots
         if busy is not self._busy:
             self._busy = busy
@@ -83,27 +79,23 @@ class HeartbeatSender:
     def heartbeat(
         self, peer: TealePeer, now: float, farewell: str | None = None
     ) -> bytes:
-        """Return a heartbeat; the next one is due after the carrier's interval.
+        """Return a heartbeat; the next one is due after the link's interval.
 
-        ``farewell`` tells a peer of ours why we hang up.
+        ``farewell`` is for Shoal peers: why this end closes the session.
         """
         self._sent_at = now
-        waits = peer.runs_shoal and not self._initiates
-        self.due = (
-            now + (WAIT_FACTOR if waits else 1.0) * self._profile.heartbeat_interval
-        )
-        shoal = (
-            write_extension(self._extension(peer, farewell))
-            if peer.runs_shoal
-            else UNSET
-        )
+        intervals = WAIT_FACTOR if self._waits_for(peer) else 1.0
+        self.due = now + intervals * self._profile.heartbeat_interval
+        shoal: ShoalField = UNSET
+        if peer.runs_shoal:
+            shoal = write_extension(self._extension(peer, farewell))
         self.key_proof = ""
         return self._encode(Heartbeat, peer, shoal, now)
 
     def heartbeat_ack(self, peer: TealePeer, now: float) -> bytes:
-        """Return the answer to a heartbeat: how we are."""
-        if peer.runs_shoal and not self._initiates and self.due is not None:
-            # That we are there is said with this.
+        """Return the answer to a heartbeat, with the state of this end."""
+        if self._waits_for(peer) and self.due is not None:
+            # The answer is a sign of life, too.
             self.due = now + WAIT_FACTOR * self._profile.heartbeat_interval
         return self._encode(HeartbeatAck, peer, UNSET, now)
 
@@ -111,16 +103,19 @@ class HeartbeatSender:
 
     def _set_offers(self, offers: tuple[Offer, ...]) -> None:
         self._offers = offers
-        # Wanted for each token, and so no properties.
-        self.slots = sum(offer.slots for offer in offers)  # jobs that we run at a time
+        # No properties, because they are read for each token.
+        self.slots = sum(offer.slots for offer in offers)
         self.models = frozenset[str]().union(*(offer.models for offer in offers))
+
+    def _waits_for(self, peer: TealePeer) -> bool:
+        return peer.runs_shoal and not self._initiates
 
     def _extension(self, peer: TealePeer, farewell: str | None) -> HeartbeatExtension:
         shown = self._visible_offers(peer)
         offers = None if shown == self._sent_offers else wire_offers(shown)
         self._sent_offers = shown
         machine = self.machine_health or MachineHealth()
-        unfit = self.condition.unfit
+        unfit = self.load.unfit
         return HeartbeatExtension(
             proof=self.key_proof,
             offers=offers,
@@ -133,7 +128,7 @@ class HeartbeatSender:
         )
 
     def _visible_offers(self, peer: TealePeer) -> tuple[Offer, ...]:
-        """Return what a peer is shown: nothing, if it may not ask for it."""
+        """Return the offers for a peer: none if it may not submit jobs."""
         return self.offers if peer.submits_jobs else ()
 
     def _model_names(self, shown: tuple[Offer, ...]) -> tuple[str, ...]:
@@ -148,153 +143,26 @@ class HeartbeatSender:
         shoal: ShoalField,
         now: float,
     ) -> bytes:
-        condition = self.condition
-        # Others than ours find out in this way that nothing new is taken.
+        load = self.load
+        # Plain peers learn from an empty list that this end accepts no new jobs.
         models = (
             ()
             if self.draining is not None
             else self._model_names(self._visible_offers(peer))
         )
-        beat = kind(
-            device_id=self._own.device_id,
-            timestamp=to_date(now + self._own.epoch),
+        heartbeat = kind(
+            device_id=self._local.device_id,
+            timestamp=to_date(now + self._local.epoch),
             thermal_level=ThermalLevel.NOMINAL.value,
-            throttle_level=0
-            if condition.unfit
-            else max(1, round(condition.speed * 100)),
+            throttle_level=0 if load.unfit else max(1, round(load.speed * 100)),
             loaded_models=models,
-            is_generating=self._busy or condition.queued > 0,
-            queue_depth=condition.queued,
-            organization_id=self._own.passcode if peer.knows_passcode else None,
+            is_generating=self._busy or load.queued > 0,
+            queue_depth=load.queued,
+            organization_id=self._local.passcode if peer.knows_passcode else None,
             shoal=shoal,
         )
-        return encode(beat, self._own.flat)
+        return encode(heartbeat, self._local.flat)
 
 
 def _truncated(text: str | None) -> str | None:
     return None if text is None else well_formed(text[:TEXT_MAX])
-
-
-QUEUED_MAX = 10_000  # jobs that we believe others to have at a peer
-THROTTLE_MAX = 100  # percent: full speed
-
-SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
-    ThermalLevel.NOMINAL: 1.0,
-    ThermalLevel.FAIR: 0.8,
-}
-"""What is left of a machine's speed; hotter ones are left alone."""
-
-AFTER_LIMIT = 0.001  # seconds
-
-
-class PeerLiveness(Enum):
-    """What to make of how long a peer has been silent."""
-
-    CONNECTED = "connected"
-    DEGRADED = "degraded"
-    DISCONNECTED = "disconnected"
-
-
-def liveness_after(silent: float, profile: LinkProfile) -> PeerLiveness:
-    """Say what becomes of a peer that was last heard of ``silent`` seconds ago."""
-    if silent > profile.disconnected_after:
-        return PeerLiveness.DISCONNECTED
-    return (
-        PeerLiveness.DEGRADED
-        if silent > profile.degraded_after
-        else PeerLiveness.CONNECTED
-    )
-
-
-class PeerHealth:
-    """When a peer was last heard of, and what it said of itself."""
-
-    def __init__(self, profile: LinkProfile, now: float) -> None:
-        self._profile = profile
-        self._last_heard = now
-        self._liveness = PeerLiveness.CONNECTED
-        self._reported = WorkerLoad()
-        self._available = True
-        self._last_condition = WorkerLoad()
-        self.deadline = self._next_deadline()  # when its silence next means something
-
-    def receive(
-        self,
-        beat: Heartbeat | HeartbeatAck,
-        software: PeerSoftware,
-        own_jobs: int,
-        now: float,
-    ) -> bool:
-        """Take note of a heartbeat or its answer; return whether it tells anything.
-
-        ``own_jobs`` is how many jobs of ours the peer has.  A Mac answers with the
-        same words however it is doing.
-        """
-        self.note_alive(now)
-        # One of ours says what has changed in a heartbeat.
-        answers = isinstance(beat, HeartbeatAck)
-        if answers and (software is PeerSoftware.SHOAL or not beat.loaded_models):
-            return False
-        self._reported = _condition(beat, software, own_jobs)
-        return True
-
-    def note_alive(self, now: float) -> None:
-        """Take something for a sign of life."""
-        self._last_heard = now
-        self._liveness = PeerLiveness.CONNECTED
-        self.deadline = self._next_deadline()
-
-    def set_available(self, *, available: bool) -> None:
-        """Take note of what the carrier says of the peer."""
-        self._available = available
-
-    def update(self, now: float) -> PeerLiveness:
-        """Return what its silence means now."""
-        self._liveness = liveness_after(now - self._last_heard, self._profile)
-        self.deadline = self._next_deadline()
-        return self._liveness
-
-    def changed_condition(self, unfit: str) -> WorkerLoad | None:
-        """Return its condition, if that has changed since it was asked for.
-
-        ``unfit`` is what it says itself of why it is to get nothing.
-        """
-        if self._liveness is not PeerLiveness.CONNECTED:
-            condition = WorkerLoad(f"silent for {self._profile.degraded_after:g} s")
-        elif unfit:
-            condition = WorkerLoad(unfit)
-        elif not self._available:
-            condition = WorkerLoad("says that it is not available")
-        else:
-            condition = self._reported
-        if condition == self._last_condition:
-            return None
-        self._last_condition = condition
-        return condition
-
-    def _next_deadline(self) -> float:
-        connected = self._liveness is PeerLiveness.CONNECTED
-        manners = self._profile
-        limit = manners.degraded_after if connected else manners.disconnected_after
-        return (
-            self._last_heard + limit + AFTER_LIMIT
-        )  # a limit counts once it is passed
-
-
-def _condition(
-    beat: Heartbeat | HeartbeatAck, software: PeerSoftware, own_jobs: int
-) -> WorkerLoad:
-    level = thermal_level(beat.thermal_level)
-    heat = SPEED_BY_THERMAL_LEVEL.get(level)
-    if heat is None:
-        return WorkerLoad(f"too hot: {level.value}")
-    if beat.throttle_level <= 0:
-        return WorkerLoad("throttled to a standstill")
-    queued = min(max(0, beat.queue_depth), QUEUED_MAX)
-    if software is not PeerSoftware.SHOAL:
-        # It counts ours as well, and may be at work on one that it does not count.
-        queued = max(0, queued - own_jobs)
-        if beat.is_generating and not own_jobs:
-            queued = max(1, queued)
-    throttle = min(beat.throttle_level, THROTTLE_MAX) / THROTTLE_MAX
-    return WorkerLoad(queued=queued, speed=throttle * heat)

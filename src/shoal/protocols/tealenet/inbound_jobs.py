@@ -75,8 +75,8 @@ class _InboundJob:
 class TealeInboundJobs:
     """Our side as the one who is asked."""
 
-    def __init__(self, own: TealeLocalNode) -> None:
-        self._own = own
+    def __init__(self, local: TealeLocalNode) -> None:
+        self._local = local
         self._jobs: dict[str, _InboundJob] = {}  # by the request's id in upper case
 
     @property
@@ -171,12 +171,12 @@ class TealeInboundJobs:
             answer = ModelLoaded(request_id, model, 0)
         else:
             answer = ModelLoadError(request_id, model, "it is not on offer here")
-        return encode(answer, self._own.flat)
+        return encode(answer, self._local.flat)
 
     def refuse(self, request_id: str, why: str, code: ErrorCode) -> bytes:
         """Return that a request is not taken."""
         error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code)
-        return encode(error, self._own.flat)
+        return encode(error, self._local.flat)
 
     # Private parts, in the order in which they are called.
 
@@ -187,44 +187,44 @@ class TealeInboundJobs:
         return ChunkWriter(
             message.request_id,
             work.model if named else UNNAMED_MODEL,
-            int(now + self._own.epoch),
+            int(now + self._local.epoch),
             usage=wants_usage(message),
             streaming=message.streaming,
             exact=peer.runs_shoal,
-            flat=self._own.flat,
+            flat=self._local.flat,
         )
 
     def _receipt_signer(
         self, message: InferenceRequest, job: RunJob, peer: TealePeer
     ) -> ReceiptSigner:
-        signs = peer.runs_shoal and self._own.role is TealeRole.WORKER
+        signs = peer.runs_shoal and self._local.role is TealeRole.WORKER
         name = receipt_job_name(message) if signs else ""
-        return ReceiptSigner(self._own.identity, name, job.continues)
+        return ReceiptSigner(self._local.identity, name, job.continues)
 
     def _chunks(
-        self, opened: _InboundJob, pieces: Sequence[AnswerPiece]
+        self, job: _InboundJob, pieces: Sequence[AnswerPiece]
     ) -> Sequence[bytes]:
-        opened.receipt_signer.add(pieces)
-        return opened.writer.write(pieces)
+        job.receipt_signer.add(pieces)
+        return job.writer.write(pieces)
 
     def _completion(
-        self, opened: _InboundJob, done: Completed, peer: TealePeer, now: float
+        self, job: _InboundJob, event: Completed, peer: TealePeer, now: float
     ) -> bytes:
-        usage = done.usage
+        usage = event.usage
         shoal: ShoalField = UNSET
-        at = now + self._own.epoch
+        at = now + self._local.epoch
         if peer.runs_shoal:
-            receipt = opened.receipt_signer.sign(opened.work, done, at)
+            receipt = job.receipt_signer.sign(job.work, event, at)
             shoal = write_extension(
-                completion_extension(replace(done, receipt=receipt))
+                completion_extension(replace(event, receipt=receipt))
             )
         message = InferenceComplete(
-            opened.request_id,
+            job.request_id,
             None if usage is None else min(usage.prompt_tokens, EXACT_MAX),
             None if usage is None else min(usage.completion_tokens, EXACT_MAX),
             shoal,
         )
-        return encode(message, self._own.flat)
+        return encode(message, self._local.flat)
 
     def _rejection_code(self, work: Work, offers: Sequence[Offer]) -> ErrorCode:
         named = not isinstance(work, Task) and work.model != ANY_MODEL
@@ -245,4 +245,4 @@ class TealeInboundJobs:
     ) -> bytes:
         shoal = write_extension(error_extension(end)) if peer.runs_shoal else UNSET
         error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code, shoal)
-        return encode(error, self._own.flat)
+        return encode(error, self._local.flat)

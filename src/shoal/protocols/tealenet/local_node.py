@@ -60,38 +60,38 @@ class TealeLocalNode:
     offers: tuple[Offer, ...] = ()
 
 
-def coordinator_node(config: Config, setting: ProtocolContext) -> TealeLocalNode:
+def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode:
     """Return a coordinator's side."""
     return TealeLocalNode(
         role=TealeRole.COORDINATOR,
-        name=setting.name,
-        device_id=device_id(setting.identity, setting.name),
-        hardware=setting.hardware,
-        epoch=setting.epoch,
-        random_bytes=setting.random_bytes,
-        identity=setting.identity,
+        name=context.name,
+        device_id=device_id(context.identity, context.name),
+        hardware=context.hardware,
+        epoch=context.epoch,
+        random_bytes=context.random_bytes,
+        identity=context.identity,
         flat=config.flat,
         passcode=passcode_hash(config.passcode) if config.passcode else None,
-        admission=setting.admission,
+        admission=context.admission,
         open=config.open,
-        verify=setting.verify,
-        throttle=setting.throttle,
+        verify=context.verify,
+        throttle=context.throttle,
     )
 
 
-def worker_node(member: WorkerProfile) -> TealeLocalNode:
+def worker_node(profile: WorkerProfile) -> TealeLocalNode:
     """Return a worker's side."""
     return TealeLocalNode(
         role=TealeRole.WORKER,
-        name=member.name,
-        device_id=device_id(member.identity, member.name),
-        hardware=member.hardware,
-        epoch=member.epoch,
-        random_bytes=member.random_bytes,
-        identity=member.identity,
-        passcode=passcode_hash(member.passcode) if member.passcode else None,
-        token=member.token,
-        offers=member.offers or (_default_offer(member),),
+        name=profile.name,
+        device_id=device_id(profile.identity, profile.name),
+        hardware=profile.hardware,
+        epoch=profile.epoch,
+        random_bytes=profile.random_bytes,
+        identity=profile.identity,
+        passcode=passcode_hash(profile.passcode) if profile.passcode else None,
+        token=profile.token,
+        offers=profile.offers or (_default_offer(profile),),
     )
 
 
@@ -104,30 +104,30 @@ def device_id(identity: Identity | None, name: str) -> str:
     return uuid_from(hashlib.sha256(b"shoal device\n" + own).digest())
 
 
-def uuid_from(drawn: bytes) -> str:
+def uuid_from(random_bytes: bytes) -> str:
     """Write 16 bytes or more as a UUID, in upper case as Macs do."""
-    marked = bytearray(drawn[:16])
+    marked = bytearray(random_bytes[:16])
     marked[6] = marked[6] & 0x0F | 0x80
     marked[8] = marked[8] & 0x3F | 0x80
     text = marked.hex().upper()
     return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
-def _default_offer(member: WorkerProfile) -> Offer:
+def _default_offer(profile: WorkerProfile) -> Offer:
     """Return the offer of a worker that says nothing but its model."""
-    model = member.model
+    model = profile.model
     kinds = model.kinds - {JobKind.TASK}
-    key = "" if member.identity is None else member.identity.public_key.hex()
+    key = "" if profile.identity is None else profile.identity.public_key.hex()
     offer = Offer(
         kinds=kinds,
         models=frozenset({model.name}),
-        slots=member.slots,
+        slots=profile.slots,
         features=model.features,
         context=model.context,
-        only_for=member.only_for,
-        device=member.device,
+        only_for=profile.only_for,
+        device=profile.device,
         public_key=key,
     )
-    if not member.tasks:
+    if not profile.tasks:
         return offer
-    return replace(offer, kinds=kinds | {JobKind.TASK}, tasks=member.tasks)
+    return replace(offer, kinds=kinds | {JobKind.TASK}, tasks=profile.tasks)

@@ -74,11 +74,11 @@ class TealeOutboundJobs:
     cancelled, is not heard.
     """
 
-    def __init__(self, own: TealeLocalNode, profile: LinkProfile) -> None:
-        self._flat = own.flat
+    def __init__(self, local: TealeLocalNode, profile: LinkProfile) -> None:
+        self._flat = local.flat
         self._profile = profile
         # Ids are to be unique even if what is drawn is not.
-        self._seed = own.random_bytes(SEED_SIZE)
+        self._seed = local.random_bytes(SEED_SIZE)
         self._counter = 0
         self._jobs: dict[str, _OutboundJob] = {}  # by the request's id in upper case
         self._request_ids: dict[tuple[JobId, LeaseNumber], str] = {}
@@ -213,14 +213,14 @@ class TealeOutboundJobs:
     # Private parts.
 
     def _progress(
-        self, asked: _OutboundJob, pieces: list[AnswerPiece]
+        self, job: _OutboundJob, pieces: list[AnswerPiece]
     ) -> Sequence[AnswerChunk]:
-        if asked.batch == self._batch:
-            asked.pieces += pieces
+        if job.batch == self._batch:
+            job.pieces += pieces
             return ()
-        asked.batch = self._batch
-        asked.pieces = pieces
-        return (AnswerChunk(asked.job_id, asked.lease, pieces),)
+        job.batch = self._batch
+        job.pieces = pieces
+        return (AnswerChunk(job.job_id, job.lease, pieces),)
 
     def _new_request_id(self) -> str:
         self._counter += 1

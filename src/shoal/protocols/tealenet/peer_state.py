@@ -1,10 +1,12 @@
-"""The state of a connected peer, as events: offers, load, draining and health.
+"""The state of a peer, as events: offers, load, draining, health and liveness.
 
-A peer that joined by a token can only offer the models that its token permits.
+Only a heartbeat or its answer counts as a sign of life.  A peer that joined with a
+token can only offer the models that its token permits.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 
 from shoal.domain.vocabulary import (
     Draining,
@@ -13,8 +15,7 @@ from shoal.domain.vocabulary import (
     LoadChanged,
     OffersChanged,
 )
-from shoal.domain.worker import MachineHealth as Machine
-from shoal.domain.worker import Offer
+from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
 from shoal.protocols.tealenet.admission import (
     PeerCredentials,
     PeerPermissions,
@@ -28,8 +29,11 @@ from shoal.protocols.tealenet.codec.extension import (
     read_offers,
 )
 from shoal.protocols.tealenet.codec.messages import Heartbeat, HeartbeatAck
-from shoal.protocols.tealenet.codec.scalars import well_formed
-from shoal.protocols.tealenet.heartbeat import PeerHealth, PeerLiveness
+from shoal.protocols.tealenet.codec.scalars import (
+    ThermalLevel,
+    thermal_level,
+    well_formed,
+)
 from shoal.protocols.tealenet.link_profile import LinkProfile
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import (
@@ -39,21 +43,124 @@ from shoal.protocols.tealenet.peer import (
     offers_by_name,
 )
 
+REASON_MAX = 1000  # characters that are kept of a reason
+QUEUED_MAX = 10_000  # jobs that a peer may report as queued
+THROTTLE_MAX = 100  # percent: full speed
+AFTER_LIMIT = 0.001  # seconds: a time limit counts once it has passed
+
+SPEED_BY_THERMAL_LEVEL: Mapping[ThermalLevel, float] = {
+    ThermalLevel.NOMINAL: 1.0,
+    ThermalLevel.FAIR: 0.8,
+}
+"""The relative speed of a machine; hotter ones get no work."""
+
+
+class PeerLiveness(Enum):
+    """Whether a peer counts as connected, by the time since its last heartbeat."""
+
+    CONNECTED = "connected"
+    DEGRADED = "degraded"
+    DISCONNECTED = "disconnected"
+
+
+def liveness_after(silent: float, profile: LinkProfile) -> PeerLiveness:
+    """Return the liveness of a peer ``silent`` seconds after its last heartbeat."""
+    if silent > profile.disconnected_after:
+        return PeerLiveness.DISCONNECTED
+    if silent > profile.degraded_after:
+        return PeerLiveness.DEGRADED
+    return PeerLiveness.CONNECTED
+
+
+class PeerHealth:
+    """A peer's liveness and the load that it reports.
+
+    ``deadline``: when its liveness next changes if it stays silent.
+    """
+
+    def __init__(self, profile: LinkProfile, now: float) -> None:
+        self._profile = profile
+        self._last_heard = now
+        self._liveness = PeerLiveness.CONNECTED
+        self._reported = WorkerLoad()
+        self._available = True
+        self._last_load = WorkerLoad()
+        self.deadline = self._next_deadline()
+
+    def receive(
+        self,
+        heartbeat: Heartbeat | HeartbeatAck,
+        software: PeerSoftware,
+        outstanding_jobs: int,
+        now: float,
+    ) -> bool:
+        """Apply a heartbeat or its answer; return whether it has any information.
+
+        A Mac's answers always have the same values.  ``outstanding_jobs``: how many
+        jobs of this end the peer has.
+        """
+        self.note_alive(now)
+        # Shoal peers announce changes in heartbeats, not in the answers.
+        answers = isinstance(heartbeat, HeartbeatAck)
+        if answers and (software is PeerSoftware.SHOAL or not heartbeat.loaded_models):
+            return False
+        self._reported = _reported_load(heartbeat, software, outstanding_jobs)
+        return True
+
+    def note_alive(self, now: float) -> None:
+        """Record a sign of life."""
+        self._last_heard = now
+        self._liveness = PeerLiveness.CONNECTED
+        self.deadline = self._next_deadline()
+
+    def set_available(self, *, available: bool) -> None:
+        """Set whether a relay reports the peer as available."""
+        self._available = available
+
+    def update(self, now: float) -> PeerLiveness:
+        """Return the peer's liveness by the time since its last heartbeat."""
+        self._liveness = liveness_after(now - self._last_heard, self._profile)
+        self.deadline = self._next_deadline()
+        return self._liveness
+
+    def changed_load(self, unfit: str) -> WorkerLoad | None:
+        """Return the peer's load; None if it has not changed since the last call.
+
+        ``unfit``: the peer's reason to get no work, if any.
+        """
+        if self._liveness is not PeerLiveness.CONNECTED:
+            load = WorkerLoad(f"silent for {self._profile.degraded_after:g} s")
+        elif unfit:
+            load = WorkerLoad(unfit)
+        elif not self._available:
+            load = WorkerLoad("not available")
+        else:
+            load = self._reported
+        if load == self._last_load:
+            return None
+        self._last_load = load
+        return load
+
+    def _next_deadline(self) -> float:
+        profile = self._profile
+        if self._liveness is PeerLiveness.CONNECTED:
+            return self._last_heard + profile.degraded_after + AFTER_LIMIT
+        return self._last_heard + profile.disconnected_after + AFTER_LIMIT
+
 
 class PeerOffers:
-    """Reads what a peer offers; what is the same as before is no news.
+    """A peer's offers, reported when they change.
 
-    ``credentials`` and ``permissions`` say which models a join token is for, if there
-    is one.
+    ``credentials`` and ``permissions`` decide which models a join token permits.
     """
 
     def __init__(
         self,
-        own: TealeLocalNode,
+        local: TealeLocalNode,
         credentials: PeerCredentials | None,
         permissions: PeerPermissions,
     ) -> None:
-        self._own = own
+        self._local = local
         self._credentials = credentials
         self._permissions = permissions
         self._last: tuple[Offer, ...] | None = None
@@ -61,15 +168,15 @@ class PeerOffers:
     def from_description(
         self, peer: TealePeer, description: PeerDescription
     ) -> tuple[Offer, ...] | None:
-        """Take what is told of a plain peer; return its offers, if they are others."""
+        """Return a plain peer's offers; None if they have not changed."""
         return self._if_changed(offers_by_name(peer.software, description))
 
     def from_extension(
-        self, peer: TealePeer, offerings: Iterable[WireOffer]
+        self, peer: TealePeer, entries: Iterable[WireOffer]
     ) -> tuple[Offer, ...] | None:
-        """Take what a peer of ours offers; return that, if it is something else."""
+        """Return a Shoal peer's offers; None if they have not changed."""
         offers = read_offers(
-            offerings,
+            entries,
             coordinator=peer.is_coordinator,
             public_key=peer.public_key,
             proven=bool(peer.public_key),
@@ -77,7 +184,7 @@ class PeerOffers:
         return self._if_changed(self._permitted(offers))
 
     def _permitted(self, offers: Sequence[Offer]) -> tuple[Offer, ...]:
-        admission = self._own.admission
+        admission = self._local.admission
         if (
             self._permissions.models is None
             or admission is None
@@ -97,14 +204,8 @@ class PeerOffers:
         return offers
 
 
-REASON_MAX = 1000  # characters of a reason that are kept
-
-
 class TealePeerState:
-    """A peer from the time at which it is met.
-
-    What it says is passed on when it changes, and not each time that it is said.
-    """
+    """A peer that has joined.  Its state becomes an event whenever it changes."""
 
     def __init__(
         self, peer: TealePeer, offers: PeerOffers, profile: LinkProfile, now: float
@@ -115,88 +216,106 @@ class TealePeerState:
         self._description = PeerDescription()
         self._unfit = ""
         self._draining: str | None = None
-        self._machine_health = Machine()
-        self.farewell: str | None = None  # why it is about to hang up
+        self._machine_health = MachineHealth()
+        self.farewell: str | None = None  # why the peer is about to disconnect
 
     @property
     def deadline(self) -> float:
-        """When its silence next means something."""
+        """When ``liveness`` next changes if the peer stays silent."""
         return self._health.deadline
 
     def liveness(self, now: float) -> PeerLiveness:
-        """Return what its silence means now."""
+        """Return the peer's liveness by the time since its last heartbeat."""
         return self._health.update(now)
 
     def note_alive(self, now: float) -> None:
-        """Take something else for a sign of life."""
+        """Count something else as a sign of life."""
         self._health.note_alive(now)
 
     def update_description(self, description: PeerDescription) -> Sequence[Event]:
-        """Take what the carrier tells of a peer that does not say it itself."""
+        """Apply what a relay reports about the peer."""
         self._description = description
         self._health.set_available(available=description.available)
         return self._offer_events(self._offers.from_description(self.peer, description))
 
     def apply_introduction(
-        self, said: IntroductionExtension | None, models: Sequence[str]
+        self, introduction: IntroductionExtension | None, models: Sequence[str]
     ) -> Sequence[Event]:
-        """Take what it said when it greeted."""
-        if said is not None and said.offers is not None:
+        """Apply the contents of the peer's ``hello`` or ``helloAck``."""
+        if introduction is not None and introduction.offers is not None:
             return self._offer_events(
-                self._offers.from_extension(self.peer, said.offers)
+                self._offers.from_extension(self.peer, introduction.offers)
             )
         return self.update_description(replace(self._description, models=tuple(models)))
 
     def receive_heartbeat(
-        self, beat: Heartbeat | HeartbeatAck, own_jobs: int, now: float
+        self, heartbeat: Heartbeat | HeartbeatAck, outstanding_jobs: int, now: float
     ) -> Sequence[Event]:
-        """Take a heartbeat or an answer to one.
+        """Apply a heartbeat or the answer to one.
 
-        ``own_jobs`` is how many jobs of ours it has.
+        ``outstanding_jobs``: how many jobs of this end the peer has.
         """
         events: list[Event] = []
         peer = self.peer
         if (
             peer.software is PeerSoftware.MAC
-            and beat.ewma_tokens_per_second is not None
+            and heartbeat.ewma_tokens_per_second is not None
         ):
             peer = self.peer = replace(peer, software=PeerSoftware.RUST)
-        if self._health.receive(beat, peer.software, own_jobs, now):
+        if self._health.receive(heartbeat, peer.software, outstanding_jobs, now):
             if not peer.runs_shoal:
-                described = replace(self._description, models=beat.loaded_models)
+                described = replace(self._description, models=heartbeat.loaded_models)
                 events += self._offer_events(
                     self._offers.from_description(peer, described)
                 )
-            elif (pulse := read_heartbeat(beat.shoal)) is not None:
-                events += self._apply_extension(pulse)
+            elif (extension := read_heartbeat(heartbeat.shoal)) is not None:
+                events += self._apply_extension(extension)
         return [*events, *self.load_events()]
 
     def load_events(self) -> Sequence[Event]:
-        """Return how much it can take, if that has changed."""
-        condition = self._health.changed_condition(self._unfit)
-        return () if condition is None else (LoadChanged(condition),)
+        """Return the peer's load if it has changed."""
+        load = self._health.changed_load(self._unfit)
+        return () if load is None else (LoadChanged(load),)
 
     # Private parts.
 
-    def _apply_extension(self, pulse: HeartbeatExtension) -> list[Event]:
-        """Take what only a peer of ours says."""
+    def _apply_extension(self, extension: HeartbeatExtension) -> list[Event]:
         events: list[Event] = []
-        if pulse.offers is not None:
+        if extension.offers is not None:
             events += self._offer_events(
-                self._offers.from_extension(self.peer, pulse.offers)
+                self._offers.from_extension(self.peer, extension.offers)
             )
-        self._unfit = well_formed((pulse.unfit or "")[:REASON_MAX])
-        if pulse.draining is not None and self._draining is None:
-            # Each one is stored, and it never comes back from it: once is enough.
-            self._draining = well_formed(pulse.draining[:REASON_MAX])
+        self._unfit = well_formed((extension.unfit or "")[:REASON_MAX])
+        if extension.draining is not None and self._draining is None:
+            # The store records each event, and a peer never stops draining.
+            self._draining = well_formed(extension.draining[:REASON_MAX])
             events.append(Draining(self._draining))
-        if pulse.farewell is not None:
-            self.farewell = well_formed(pulse.farewell[:REASON_MAX])
-        machine = Machine(pulse.cpu, pulse.memory, pulse.jobs)
-        if machine != self._machine_health:
-            self._machine_health = machine
-            events.append(HealthReported(machine))
+        if extension.farewell is not None:
+            self.farewell = well_formed(extension.farewell[:REASON_MAX])
+        health = MachineHealth(extension.cpu, extension.memory, extension.jobs)
+        if health != self._machine_health:
+            self._machine_health = health
+            events.append(HealthReported(health))
         return events
 
     def _offer_events(self, offers: tuple[Offer, ...] | None) -> Sequence[Event]:
         return () if offers is None else (OffersChanged(offers),)
+
+
+def _reported_load(
+    heartbeat: Heartbeat | HeartbeatAck, software: PeerSoftware, outstanding_jobs: int
+) -> WorkerLoad:
+    level = thermal_level(heartbeat.thermal_level)
+    speed = SPEED_BY_THERMAL_LEVEL.get(level)
+    if speed is None:
+        return WorkerLoad(f"too hot: {level.value}")
+    if heartbeat.throttle_level <= 0:
+        return WorkerLoad("throttled to a standstill")
+    queued = min(max(0, heartbeat.queue_depth), QUEUED_MAX)
+    if software is not PeerSoftware.SHOAL:
+        # The depth includes this end's jobs, and may omit the job that is running.
+        queued = max(0, queued - outstanding_jobs)
+        if heartbeat.is_generating and not outstanding_jobs:
+            queued = max(1, queued)
+    throttle = min(heartbeat.throttle_level, THROTTLE_MAX) / THROTTLE_MAX
+    return WorkerLoad(queued=queued, speed=throttle * speed)

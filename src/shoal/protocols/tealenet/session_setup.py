@@ -51,19 +51,19 @@ class SessionSetup:
 
     def __init__(
         self,
-        own: TealeLocalNode,
+        local: TealeLocalNode,
         connection: TealeConnection,
         profile: LinkProfile,
         device_connections: DeviceConnections | None,
         heartbeats: HeartbeatSender,
     ) -> None:
-        self._own = own
+        self._local = local
         self._connection = connection
         self._profile = profile
         self._heartbeats = heartbeats
         greets = profile.requires_hello or connection.software is PeerSoftware.SHOAL
         self._handshake = (
-            HelloHandshake(own, connection, device_connections) if greets else None
+            HelloHandshake(local, connection, device_connections) if greets else None
         )
         self.peer: TealePeer | None = None
 
@@ -84,8 +84,8 @@ class SessionSetup:
             return self._outputs(
                 self._handshake.start(self._heartbeats.offers, now), now
             )
-        self.peer, leave = anonymous_peer(self._own, self._connection)
-        stock = PeerOffers(self._own, None, leave)
+        self.peer, leave = anonymous_peer(self._local, self._connection)
+        stock = PeerOffers(self._local, None, leave)
         if not self.peer.refusal:
             self._heartbeats.due = now
         return TealePeerState(self.peer, stock, self._profile, now)
@@ -107,11 +107,11 @@ class SessionSetup:
             return ()
         # It need not have said hello, and is told in return who we are.
         shown = self._heartbeats.offers if self.peer.submits_jobs else ()
-        answer = hello_ack(self._own, shown, b"", read_greeting(message), now)
-        return (Send(encode(answer, self._own.flat)),)
+        answer = hello_ack(self._local, shown, b"", read_greeting(message), now)
+        return (Send(encode(answer, self._local.flat)),)
 
     def receive_first_heartbeat(
-        self, beat: Heartbeat | HeartbeatAck, now: float
+        self, heartbeat: Heartbeat | HeartbeatAck, now: float
     ) -> tuple[TealePeerState, Sequence[Event]] | None:
         """Take the first heartbeat; None, if the peer has not greeted yet.
 
@@ -123,15 +123,15 @@ class SessionSetup:
         if handshake is None or handshake.greeting is None or peer is None:
             return None
         greeting = handshake.greeting
-        if greeting.key and self._own.verify is not None and not peer.public_key:
-            pulse = read_heartbeat(beat.shoal)
+        if greeting.key and self._local.verify is not None and not peer.public_key:
+            pulse = read_heartbeat(heartbeat.shoal)
             if pulse is None or not handshake.verifies_proof(
                 decode_base64(pulse.proof)
             ):
                 raise PeerError(KEY_NOT_PROVEN)
             peer = self.peer = replace(peer, public_key=greeting.key)
         assert handshake.permissions is not None, "it was let in"
-        stock = PeerOffers(self._own, handshake.credentials, handshake.permissions)
+        stock = PeerOffers(self._local, handshake.credentials, handshake.permissions)
         standing = TealePeerState(peer, stock, self._profile, now)
         return standing, standing.apply_introduction(
             greeting.introduction, greeting.models
@@ -156,7 +156,7 @@ class SessionSetup:
         outputs: list[Output] = [
             each
             if isinstance(each, Close | Notice)
-            else Send(encode(each, self._own.flat))
+            else Send(encode(each, self._local.flat))
             for each in replies
         ]
         if handshake.stage is not HandshakeStage.GREETED or self.peer is not None:
@@ -165,15 +165,15 @@ class SessionSetup:
         assert greeting is not None, "it has greeted"
         assert leave is not None, "it was let in"
         self.peer = introduced_peer(
-            self._own, self._connection, greeting, leave, handshake.proven_key
+            self._local, self._connection, greeting, leave, handshake.proven_key
         )
         if self._connection.dialled:
-            self._heartbeats.key_proof = prove_key(self._own, greeting)
+            self._heartbeats.key_proof = prove_key(self._local, greeting)
         return [*outputs, Send(self._heartbeats.heartbeat(self.peer, now))]
 
 
 def introduced_peer(
-    own: TealeLocalNode,
+    local: TealeLocalNode,
     connection: TealeConnection,
     greeting: Greeting,
     permissions: PeerPermissions,
@@ -195,12 +195,12 @@ def introduced_peer(
         grant=permissions.grant,
         public_key=key,
         is_coordinator=said is not None and not works,
-        knows_passcode=passcodes_match(own.passcode, greeting.passcode),
+        knows_passcode=passcodes_match(local.passcode, greeting.passcode),
     )
 
 
 def anonymous_peer(
-    own: TealeLocalNode, connection: TealeConnection
+    local: TealeLocalNode, connection: TealeConnection
 ) -> tuple[TealePeer, PeerPermissions]:
     """Return a peer of a relay that need not say who it is, let in or not."""
     presented = PeerCredentials(
@@ -211,7 +211,7 @@ def anonymous_peer(
         sends_hello=False,
     )
     try:
-        leave = admit(own, presented)
+        leave = admit(local, presented)
     except NotAdmitted as error:
         return TealePeer(
             connection.name, connection.software, refusal=str(error)

@@ -38,7 +38,7 @@ from shoal.protocols.tealenet.codec.messages import (
     Message,
     ModelLoaded,
     ModelLoadError,
-    ModelQuery,
+    ModelQueryRequest,
     ModelQueryResponse,
     ModelTransferChunk,
     ModelTransferComplete,
@@ -69,7 +69,7 @@ TOLD: list[SentMessage] = [
     LoadModel("lm-1", "m"),
     ModelLoaded("lm-1", "m", 17500),
     ModelLoadError("lm-1", "m", "not_swappable"),
-    ModelQuery("m"),
+    ModelQueryRequest("m"),
     ModelQueryResponse("m", True, 4831838208),
     ModelTransferRequest(ID, "m"),
     ModelTransferChunk(ID, "model.safetensors", 1048576, bytes(range(256)), True),
@@ -178,13 +178,15 @@ OPTIONAL = {
 def test_what_the_layer_holds_counts_and_not_what_is_beside_it() -> None:
     message = decode('{"modelQuery":{"modelID":"flat","_0":{"modelID":"layer"}}}')
 
-    assert message == ModelQuery("layer")
+    assert message == ModelQueryRequest("layer")
 
 
 def test_of_a_key_that_comes_twice_the_last_counts() -> None:
-    assert decode('{"modelQuery":{"modelID":"a","modelID":"b"}}') == ModelQuery("b")
+    assert decode('{"modelQuery":{"modelID":"a","modelID":"b"}}') == ModelQueryRequest(
+        "b"
+    )
     twice = '{"modelQuery":{"_0":{"modelID":"a"}},"modelQuery":{"_0":{"modelID":"b"}}}'
-    assert decode(twice) == ModelQuery("b")
+    assert decode(twice) == ModelQueryRequest("b")
 
 
 @pytest.mark.parametrize("number", ["100.0", "1e2", "100"])

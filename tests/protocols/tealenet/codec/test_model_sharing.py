@@ -94,7 +94,7 @@ def test_a_piece_of_another_size_than_announced_ends_the_connection() -> None:
 
     two.dialler.take(two.dialler.conversation.receive([head, DATA[1:]], two.now))
 
-    assert two.dialler.closed == "model.gguf: expected 4096 bytes as they are, got 4095"
+    assert two.dialler.closed == "model.gguf: expected 4096 raw bytes, got 4095"
     assert not two.dialler.of(ModelMessage)
 
 

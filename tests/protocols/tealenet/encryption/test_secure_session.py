@@ -51,8 +51,8 @@ def ends(
     own: Signer, peer: Signer, *, noise: bool, teale: bool = False
 ) -> SessionParties:
     return SessionParties(
-        own=own,
-        own_id=own.public_key.hex(),
+        identity=own,
+        local_id=own.public_key.hex(),
         peer_id=peer.public_key.hex(),
         session_id=SESSION,
         random_bytes=source(own.public_key[0]),

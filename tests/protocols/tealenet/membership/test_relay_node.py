@@ -535,7 +535,7 @@ def test_a_relay_that_refuses_us_is_left_with_its_reason() -> None:
 
     (close,) = node.receive([json.dumps(error)], 0.0)
 
-    assert "does not let us register: no room" in str(close)
+    assert "refuses the registration: no room" in str(close)
 
 
 def test_who_the_relay_has_forgotten_registers_again() -> None:
@@ -555,7 +555,7 @@ def test_a_relay_that_sends_garbage_is_left_in_the_end() -> None:
 
     heard = [each for _ in range(INVALID_MAX) for each in node.receive(["no"], 0.0)]
 
-    assert "nothing that makes sense" in str(heard[-1])
+    assert "invalid messages of the relay in a row" in str(heard[-1])
     assert node.deadline is None
 
 
@@ -629,7 +629,7 @@ def test_a_node_that_is_not_available_any_more_is_unfit() -> None:
     net.run(DISCOVER_INTERVAL)
 
     conditions = [each.load.unfit for each in host.words(LoadChanged)]
-    assert conditions == ["says that it is not available", ""]
+    assert conditions == ["not available", ""]
 
 
 def test_a_peer_that_is_cut_off_is_gone_once() -> None:
@@ -651,7 +651,7 @@ def test_a_peer_that_ends_its_session_is_gone_and_called_on_again() -> None:
 
     net.say(node, "relayClose", ends(B, session_id))
     assert [each.reason for each in host.words(PeerLeft)] == [
-        "the peer ended the session"
+        "the peer closed the session"
     ]
     net.run(2.0)
 
@@ -844,7 +844,7 @@ def test_a_session_belongs_to_whoever_opened_it() -> None:
     text = json.dumps({"relayOpen": ends(A, SESSION.lower())})
     (notice,) = host.node.receive([text], net.now)
 
-    assert "under the id of another's" in str(notice)
+    assert "belongs to another node" in str(notice)
 
 
 def test_who_opens_a_session_and_says_nothing_is_not_waited_for() -> None:

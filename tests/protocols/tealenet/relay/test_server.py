@@ -355,7 +355,7 @@ def test_many_are_told_bit_by_bit(relaying: RelayHarness) -> None:
     relay = relaying.relay
     # The keys are of no matter here, and there are not as many seeds.
     registry = relay._registry
-    registry._setting = replace(registry._setting, verify=lambda *_: True)
+    registry._context = replace(registry._context, verify=lambda *_: True)
     for number in range(BATCH_LINKS * 2 + 1):
         peer = relaying.connect(2, "a")
         id_ = f"{number:064x}"

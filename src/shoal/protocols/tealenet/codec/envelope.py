@@ -7,7 +7,7 @@ real peers do; see ``docs/protocols/tealenet.md``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -16,6 +16,7 @@ from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import has_more_values, is_too_deep
 from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.messages import (
+    KINDS,
     Message,
     ModelTransferChunk,
     SentMessage,
@@ -23,19 +24,19 @@ from shoal.protocols.tealenet.codec.messages import (
 from shoal.protocols.tealenet.codec.scalars import ID_MAX, encode_json
 from shoal.protocols.tealenet.codec.validation import VALIDATORS, Validator
 
-VERSION = 1  # of the protocol; nobody checks the other's
-VALUES_MAX = 200_000  # values in a message: reading them takes some 20 ms
-LONG = 2 * VALUES_MAX  # bytes from which on there can be more
+VERSION = 1  # of the protocol; no peer checks it
+VALUES_MAX = 200_000  # values in a message: reading them takes about 20 ms
+LONG = 2 * VALUES_MAX  # bytes above which a message can have more values
 LENIENT_MAX = 64 << 10  # bytes of a payload whose integers may be written as 100.0
-ERROR_MAX = 500  # characters of what is wrong with a message
+ERROR_MAX = 500  # characters of an error's text
 
 _BOM = b"\xef\xbb\xbf"
 
 
 class BadMessage(PeerError):
-    """A message that cannot be read; ``kind`` and ``request_id`` as far as they can.
+    """An invalid message; ``kind`` and ``request_id`` are empty if they are unknown.
 
-    ``request_id`` is that of a request or a transfer, so that it can be answered.
+    ``request_id`` is the id of a request or a transfer, for the answer.
     """
 
     def __init__(self, why: str, kind: str = "", request_id: str = "") -> None:
@@ -46,33 +47,29 @@ class BadMessage(PeerError):
 
 
 def decode(data: Data) -> Message | None:
-    """Decode a message; None if its kind is none of ours: newer peers have more.
+    """Decode a message; None for an unknown kind, as a newer peer may send.
 
-    Keys beside the kind are ignored.  Of a key that comes twice the last counts, as
-    for Rust peers.  Numbers without a fraction are integers, whatever their form.
+    Ignores keys beside the kind.  The last of duplicate keys counts, as for Rust
+    peers.  Numbers without a fraction are integers in any notation.
 
-    Raises BadMessage if it is no JSON object, has two kinds or a bad payload.
+    Raises BadMessage if it is no JSON object, has two kinds or an invalid payload.
     """
     text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-    # As all real peers begin, without a blank; other JSON takes the longer way.
+    # Fast path: all real peers write the kind first and no space before it.
     form = _FORMS.get(text[2 : text.find(b'"', 2)])
     if form is None or (form.holds_many and len(text) > LONG):
         return _decode_any(text)
     try:
         message: Message = form.wrapped.decode(text).layer.payload
     except (ValueError, RecursionError):
-        return _decode_any(text)  # another form, or the reason why not
-    return (
-        message
-        if form.validator is None
-        else _validated(form, form.validator, message, text)
-    )
+        return _decode_any(text)  # another form, or invalid: this says why
+    return _validated(form, message, text)
 
 
 def encode(message: SentMessage, flat: bool = False) -> bytes:
-    """Encode a message; ``flat`` as the document has it, which no Mac reads.
+    """Encode a message; ``flat``: in the document's form, which Macs do not read.
 
-    Raises PeerError if it is nested too deeply to be written.
+    Raises PeerError if it is nested too deeply.
     """
     form = _FORMS_BY_TYPE[type(message)]
     body = encode_json(message)
@@ -84,11 +81,10 @@ def encode(message: SentMessage, flat: bool = False) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A kind of message: how it is read and written.
+    """How a kind of message is read and written.
 
-    ``wrapped`` reads the form of real peers, with no key beside; ``check`` says what is
-    wrong with what was read, or None.  What ``holds_many`` may be of many small values,
-    which take more memory than their text.
+    ``wrapped`` reads the form of real peers, without other keys.  ``holds_many``: it
+    may contain many small values, which take more memory than their text.
     """
 
     kind: str
@@ -110,7 +106,7 @@ class _Ids(msgspec.Struct, rename={"request": "requestID", "transfer": "transfer
 
 
 def _decode_any(text: bytes) -> Message | None:
-    """Decode a message in any form, in steps, so that it is known what is wrong."""
+    """Decode a message of any form, in steps, to find out what is wrong with it."""
     text = text.removeprefix(_BOM)
     kind, payload = _split(text)
     if payload is None:
@@ -123,22 +119,18 @@ def _decode_any(text: bytes) -> Message | None:
             message = _decode_leniently(form, payload)
         except (ValueError, RecursionError):
             raise BadMessage(_error_text(error), kind, _id_in(payload)) from error
-    return (
-        message
-        if form.validator is None
-        else _validated(form, form.validator, message, text)
-    )
+    return _validated(form, message, text)
 
 
 def _split(text: bytes) -> tuple[str, Raw | None]:
-    """Return a message's kind and payload; None if we do not know its kind."""
+    """Return a message's kind and payload; None for an unknown kind."""
     try:
         if len(text) > LONG and has_more_values(text.decode(), VALUES_MAX):
             raise BadMessage(f"more than {VALUES_MAX} values")
         entries: dict[str, Raw] = _objects.decode(text)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"expected a JSON object: {_error_text(error)}") from error
-    kinds = [kind for kind in _KINDS if kind in entries]
+    kinds = [kind for kind in KINDS if kind in entries]
     if not entries or len(kinds) > 1:
         found = " and ".join(kinds) or "none"
         raise BadMessage(f"expected one kind, found {found}", *kinds[:1])
@@ -153,9 +145,9 @@ def _split(text: bytes) -> tuple[str, Raw | None]:
 
 
 def _decode_leniently(form: _Form, payload: Raw) -> Message:
-    """Read a payload whose integers may be written as 100.0, as a Mac does.
+    """Read a payload whose integers may be written as 100.0, as Macs write them.
 
-    Raises ValueError or RecursionError if that is not what is wrong with it.
+    Raises ValueError or RecursionError if the payload is invalid in another way.
     """
     if memoryview(payload).nbytes > LENIENT_MAX:
         raise ValueError
@@ -190,17 +182,17 @@ def _id_in(payload: Raw) -> str:
 
 
 def _error_text(error: Exception) -> str:
-    """Say what is wrong with a JSON text, without quoting from it."""
+    """Return the reason why a JSON text is invalid, without quoting from it."""
     if isinstance(error, msgspec.ValidationError):
         return str(error)
     return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"
 
 
-def _validated(form: _Form, check: Validator, message: Message, text: bytes) -> Message:
-    if (fault := check(message, text)) is not None:
-        named = getattr(message, "request_id", getattr(message, "transfer_id", ""))
-        raise BadMessage(fault, form.kind, named)
-    return message
+def _validated(form: _Form, message: Message, text: bytes) -> Message:
+    if form.validator is None or (fault := form.validator(message, text)) is None:
+        return message
+    request_id = getattr(message, "request_id", getattr(message, "transfer_id", ""))
+    raise BadMessage(fault, form.kind, request_id)
 
 
 _objects = msgspec.json.Decoder(dict[str, Raw])
@@ -209,8 +201,7 @@ _layers = msgspec.json.Decoder(_Layer)
 _ids = msgspec.json.Decoder(_Ids)
 
 
-def _form(payload: type) -> _Form:
-    kind = payload.__name__[0].lower() + payload.__name__[1:]
+def _form(kind: str, payload: type[Message]) -> _Form:
     layer = msgspec.defstruct("layer", [("payload", payload)], rename={"payload": "_0"})
     outer = msgspec.defstruct(
         "outer", [("layer", layer)], rename={"layer": kind}, forbid_unknown_fields=True
@@ -226,10 +217,9 @@ def _form(payload: type) -> _Form:
     )
 
 
-_FORMS_BY_TYPE: Mapping[type, _Form] = {
-    payload: _form(payload) for payload in get_args(Message)
-}
 _FORMS: Mapping[bytes, _Form] = {
-    form.kind.encode(): form for form in _FORMS_BY_TYPE.values()
+    kind.encode(): _form(kind, payload) for kind, payload in KINDS.items()
 }
-_KINDS = tuple(form.kind for form in _FORMS_BY_TYPE.values())
+_FORMS_BY_TYPE: Mapping[type, _Form] = {
+    payload: _FORMS[kind.encode()] for kind, payload in KINDS.items()
+}

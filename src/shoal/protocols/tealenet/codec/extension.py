@@ -54,8 +54,8 @@ def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
     return [
         WireOffer(
             models=sorted(offer.models),
-            kinds=[] if offer.kinds == CHAT_ONLY else _values(offer.kinds),
-            features=_values(offer.features),
+            kinds=[] if offer.kinds == CHAT_ONLY else _sorted_values(offer.kinds),
+            features=_sorted_values(offer.features),
             slots=offer.slots,
             context=offer.context,
             only_for=sorted(offer.only_for)[:NAMES_MAX],
@@ -69,7 +69,7 @@ def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
 
 
 def read_offers(
-    offerings: Iterable[WireOffer],
+    entries: Iterable[WireOffer],
     *,
     coordinator: bool = False,
     public_key: bytes = b"",
@@ -81,7 +81,7 @@ def read_offers(
     """
     offers = []
     models = 0
-    for given in offerings:
+    for given in entries:
         kinds = frozenset(kind for kind in JobKind if kind.value in given.kinds)
         names = frozenset(well_formed(name) for name in given.models)
         models += max(1, len(names))
@@ -96,8 +96,8 @@ def read_offers(
                 slots=min(given.slots, SLOTS_MAX),
                 features=frozenset(f for f in Feature if f.value in given.features),
                 context=min(given.context, CONTEXT_MAX),
-                only_for=_some(given.only_for),
-                tasks=_some(given.tasks),
+                only_for=_limited_names(given.only_for),
+                tasks=_limited_names(given.tasks),
                 streams=given.streams,
                 device=next((d for d in DeviceKind if d.value == given.device), None),
                 public_key=public_key.hex(),
@@ -109,11 +109,11 @@ def read_offers(
     return tuple(offers)
 
 
-def _values(words: Iterable[JobKind | Feature]) -> list[str]:
-    return sorted(word.value for word in words)
+def _sorted_values(members: Iterable[JobKind | Feature]) -> list[str]:
+    return sorted(word.value for word in members)
 
 
-def _some(names: list[str]) -> frozenset[str]:
+def _limited_names(names: list[str]) -> frozenset[str]:
     return frozenset(well_formed(name) for name in names[:NAMES_MAX] if name)
 
 
@@ -239,17 +239,17 @@ def read_introduction(raw: ShoalField) -> IntroductionExtension | None:
 
 def read_heartbeat(raw: ShoalField) -> HeartbeatExtension | None:
     """Read what a heartbeat says; None if it says nothing of ours."""
-    return _decode(_pulses, raw)
+    return _decode(_heartbeats, raw)
 
 
 def read_error(raw: ShoalField) -> InferenceErrorExtension:
     """Read how a job failed; what cannot be read is not said."""
-    return _decode(_failings, raw) or InferenceErrorExtension()
+    return _decode(_errors, raw) or InferenceErrorExtension()
 
 
 def read_raw_chunk(raw: ShoalField) -> RawChunkExtension | None:
     """Read whether a piece of a model comes next; None if it does not."""
-    return _decode(_followings, raw)
+    return _decode(_raw_chunks, raw)
 
 
 def read_completion(raw: ShoalField) -> InferenceCompleteExtension:
@@ -259,7 +259,7 @@ def read_completion(raw: ShoalField) -> InferenceCompleteExtension:
     """
     if isinstance(raw, UnsetType):
         return InferenceCompleteExtension()
-    ending = _decode(_endings, raw)
+    ending = _decode(_completions, raw)
     if ending is None:
         raise PeerError("inferenceComplete: shoal: it cannot be read")
     return ending
@@ -286,26 +286,26 @@ def usage_of(tokens: UsageExtension | None) -> Usage | None:
     return Usage(tokens.prompt_tokens, tokens.completion_tokens)
 
 
-def completion_extension(done: Completed) -> InferenceCompleteExtension:
+def completion_extension(event: Completed) -> InferenceCompleteExtension:
     """Return what is said of an answer that is whole."""
-    usage, receipt = done.usage, done.receipt
+    usage, receipt = event.usage, event.receipt
     return InferenceCompleteExtension(
-        finish_reason=well_formed(done.finish_reason)[:WORD_MAX],
+        finish_reason=well_formed(event.finish_reason)[:WORD_MAX],
         usage=None
         if usage is None
         else UsageExtension(usage.prompt_tokens, usage.completion_tokens),
-        output=done.output,
+        output=event.output,
         receipt=None
         if receipt is None
         else ReceiptExtension(receipt.body, receipt.signature),
     )
 
 
-def error_extension(end: Rejected | Failed) -> InferenceErrorExtension:
+def error_extension(event: Rejected | Failed) -> InferenceErrorExtension:
     """Return what is said beside the error's text."""
-    if isinstance(end, Rejected):
+    if isinstance(event, Rejected):
         return InferenceErrorExtension()
-    return InferenceErrorExtension(failed=True, fault=end.fault.value)
+    return InferenceErrorExtension(failed=True, fault=event.fault.value)
 
 
 def receipt_of(receipt: ReceiptExtension | None) -> SignedReceipt | None:
@@ -315,9 +315,9 @@ def receipt_of(receipt: ReceiptExtension | None) -> SignedReceipt | None:
     return SignedReceipt(receipt.body, receipt.signature)
 
 
-def fault_of(failing: InferenceErrorExtension) -> Fault:
+def fault_of(error: InferenceErrorExtension) -> Fault:
     """Return whose fault it was; the worker's, where it does not say."""
-    return next((f for f in Fault if f.value == failing.fault), Fault.WORKER)
+    return next((f for f in Fault if f.value == error.fault), Fault.WORKER)
 
 
 # Private parts, in the order in which they are called.
@@ -325,10 +325,10 @@ def fault_of(failing: InferenceErrorExtension) -> Fault:
 T = TypeVar("T")
 
 _introductions = msgspec.json.Decoder(IntroductionExtension)
-_pulses = msgspec.json.Decoder(HeartbeatExtension)
-_failings = msgspec.json.Decoder(InferenceErrorExtension)
-_followings = msgspec.json.Decoder(RawChunkExtension)
-_endings = msgspec.json.Decoder(InferenceCompleteExtension)
+_heartbeats = msgspec.json.Decoder(HeartbeatExtension)
+_errors = msgspec.json.Decoder(InferenceErrorExtension)
+_raw_chunks = msgspec.json.Decoder(RawChunkExtension)
+_completions = msgspec.json.Decoder(InferenceCompleteExtension)
 
 
 def _decode(decoder: "msgspec.json.Decoder[T]", raw: ShoalField) -> T | None:

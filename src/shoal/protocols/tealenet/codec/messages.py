@@ -2,10 +2,10 @@
 
 Source: TealeNet's "Cluster Messages", and what real peers do; see
 ``docs/protocols/tealenet.md``.  Fields that a Mac requires are written even at their
-defaults; absent optional fields are left out, never ``null``.  The name of a payload's
-class is its kind on the wire.
+defaults; absent optional fields are left out, never ``null``.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -30,7 +30,7 @@ FILE_NAME_MAX = 1024  # characters
 
 
 def _always_written(value: Any) -> Any:
-    """Return a default for reading that is written all the same, for Macs want it."""
+    """Return a default that is written as well, because Macs require the field."""
     return msgspec.field(default_factory=lambda: value)
 
 
@@ -44,11 +44,11 @@ class _Hello(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
 
 
 class Hello(_Hello, frozen=True):
-    """Who dialled, and what it has."""
+    """The first message: the device that dialled, and its models."""
 
 
 class HelloAck(_Hello, frozen=True):
-    """Who was dialled, and what it has."""
+    """The answer to ``Hello``: the device that was dialled, and its models."""
 
 
 class _Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
@@ -66,17 +66,17 @@ class _Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_na
 
 
 class Heartbeat(_Heartbeat, frozen=True):
-    """How a peer is doing; any word may stand for how hot it is."""
+    """A peer's state; ``thermal_level`` may be any word."""
 
 
 class HeartbeatAck(_Heartbeat, frozen=True):
-    """The same; a Mac's says nothing but that it is there."""
+    """The answer to a heartbeat; a Mac's always has the same values."""
 
 
 class InferenceRequest(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
 ):
-    """Work for a peer; ``request`` is OpenAI's chat completion request, whole."""
+    """A job for a peer; ``request`` is a complete OpenAI chat completion request."""
 
     request_id: Id
     request: dict[str, Any]
@@ -85,7 +85,7 @@ class InferenceRequest(
 
 
 class ChunkUsage(msgspec.Struct, frozen=True):
-    """Usage.  A Mac wants all three."""
+    """Token usage.  A Mac requires all three fields."""
 
     prompt_tokens: Count = 0
     completion_tokens: Count = 0
@@ -93,9 +93,9 @@ class ChunkUsage(msgspec.Struct, frozen=True):
 
 
 class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of one of a request's answers.
+    """A piece of one choice of an answer.
 
-    ``shoal`` marks what a peer of ours gives as it is: nothing in it is left out.
+    ``shoal`` marks a piece from a Shoal peer: it is complete and taken unchanged.
     """
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = _always_written(0)
@@ -106,9 +106,9 @@ class ChunkChoice(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ChatCompletionChunk(msgspec.Struct, frozen=True, omit_defaults=True):
-    """OpenAI's chat completion chunk, as far as it is read: see ``chunks``.
+    """The fields of OpenAI's chat completion chunk that are read: see ``chunks``.
 
-    Peers fill in the rest as they like, and some not at all.
+    The other fields differ between peers, and some peers omit them.
     """
 
     choices: list[ChunkChoice]
@@ -125,7 +125,7 @@ class InferenceChunk(msgspec.Struct, frozen=True, omit_defaults=True, rename=wir
 class InferenceComplete(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
 ):
-    """The answer is whole.  Rust peers count chunks and call them tokens."""
+    """The end of an answer.  Rust peers report the number of chunks as tokens."""
 
     request_id: Id
     tokens_in: Count | None = None
@@ -134,7 +134,7 @@ class InferenceComplete(
 
 
 class InferenceError(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
-    """The request was not done, or not to the end; ``code`` may be any word."""
+    """The request failed or was refused; ``code`` may be any word."""
 
     request_id: Id
     error_message: str
@@ -143,20 +143,20 @@ class InferenceError(msgspec.Struct, frozen=True, omit_defaults=True, rename=wir
 
 
 class InferenceCancel(msgspec.Struct, frozen=True, rename=wire_name):
-    """Ours: nobody waits for the answer any more."""
+    """Shoal's: cancels a request."""
 
     request_id: Id
 
 
 class LoadModel(msgspec.Struct, frozen=True, rename=wire_name):
-    """Make a model ready.  Rust peers know it, but none sends it."""
+    """Asks a peer to load a model.  Rust peers read it, but no peer sends it."""
 
     request_id: Id
     model_id: Name
 
 
 class ModelLoaded(msgspec.Struct, frozen=True, rename=wire_name):
-    """The model is ready; it took ``load_time_ms`` milliseconds."""
+    """The model is loaded; loading took ``load_time_ms`` milliseconds."""
 
     request_id: Id
     model_id: Name
@@ -164,15 +164,15 @@ class ModelLoaded(msgspec.Struct, frozen=True, rename=wire_name):
 
 
 class ModelLoadError(msgspec.Struct, frozen=True, rename=wire_name):
-    """The model cannot be made ready."""
+    """The model could not be loaded."""
 
     request_id: Id
     model_id: Name
     reason: str
 
 
-class ModelQuery(msgspec.Struct, frozen=True, rename=wire_name):
-    """Do you have this model, to be copied?"""
+class ModelQueryRequest(msgspec.Struct, frozen=True, rename=wire_name):
+    """Asks whether a peer has a model to copy."""
 
     model_id: Name
 
@@ -180,7 +180,7 @@ class ModelQuery(msgspec.Struct, frozen=True, rename=wire_name):
 class ModelQueryResponse(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name
 ):
-    """Whether it is there, and how many bytes it has in all, about."""
+    """Whether the model is available, and its approximate total size."""
 
     model_id: Name
     available: bool
@@ -188,14 +188,14 @@ class ModelQueryResponse(
 
 
 class ModelTransferRequest(msgspec.Struct, frozen=True, rename=wire_name):
-    """Send this model, under this id."""
+    """Requests a copy of a model; the requester chooses the transfer's id."""
 
     transfer_id: Uuid
     model_id: Name
 
 
 class ModelTransferChunk(msgspec.Struct, frozen=True, rename=wire_name):
-    """A piece of a file, in base64 on the wire; real peers' have 1 MiB at most."""
+    """A chunk of a file, base64 on the wire; real peers send at most 1 MiB."""
 
     transfer_id: Uuid
     file_name: Annotated[str, msgspec.Meta(min_length=1, max_length=FILE_NAME_MAX)]
@@ -206,7 +206,7 @@ class ModelTransferChunk(msgspec.Struct, frozen=True, rename=wire_name):
 
 
 class ModelTransferComplete(msgspec.Struct, frozen=True, rename=wire_name):
-    """All files of the model have been sent."""
+    """All files of the model were sent."""
 
     transfer_id: Uuid
     model_id: Name
@@ -224,12 +224,32 @@ SentMessage: TypeAlias = (
     | LoadModel
     | ModelLoaded
     | ModelLoadError
-    | ModelQuery
+    | ModelQueryRequest
     | ModelQueryResponse
     | ModelTransferRequest
     | ModelTransferChunk
     | ModelTransferComplete
 )
-"""What ``encode`` writes; chunks are written by ``chunks``."""
+"""The messages that ``encode`` writes; ``chunks`` writes ``inferenceChunk``."""
 
 Message: TypeAlias = SentMessage | InferenceChunk
+
+KINDS: Mapping[str, type[Message]] = {
+    "hello": Hello,
+    "helloAck": HelloAck,
+    "heartbeat": Heartbeat,
+    "heartbeatAck": HeartbeatAck,
+    "inferenceRequest": InferenceRequest,
+    "inferenceChunk": InferenceChunk,
+    "inferenceComplete": InferenceComplete,
+    "inferenceError": InferenceError,
+    "inferenceCancel": InferenceCancel,
+    "loadModel": LoadModel,
+    "modelLoaded": ModelLoaded,
+    "modelLoadError": ModelLoadError,
+    "modelQuery": ModelQueryRequest,
+    "modelQueryResponse": ModelQueryResponse,
+    "modelTransferRequest": ModelTransferRequest,
+    "modelTransferChunk": ModelTransferChunk,
+    "modelTransferComplete": ModelTransferComplete,
+}

@@ -1,11 +1,11 @@
-"""What peers sign: proofs of their keys, and receipts for their answers.
+"""The signatures of peers: proofs of their keys, and receipts for answers.
 
-The peer that dialled sends a challenge in ``hello``.  ``helloAck`` has the proof and a
-challenge of its own, which the first ``heartbeat`` of the peer that dialled answers.
+The dialling peer sends a challenge in ``hello``.  ``helloAck`` has the proof and
+another challenge, which the dialling peer's first ``heartbeat`` answers.
 
-A receipt signs the hash of an answer.  The coordinator puts the answer's pieces
-together and writes them as canonical JSON (RFC 8785).  The receipt has the five fields
-of the receipts' document.
+A receipt signs the hash of an answer: the coordinator assembles the pieces of the
+answer and writes them as canonical JSON (RFC 8785).  It has the five fields that the
+receipts' document defines.
 """
 
 import base64
@@ -30,24 +30,27 @@ CHALLENGE_SIZE = 32  # bytes
 KEY_SIZE = 32  # bytes
 
 PROOF_PREFIX = b"shoal tealenet proof v1\n"
-"""What a proof begins with, so that no other signature is taken for one."""
+"""The prefix of a proof, which distinguishes it from other signed texts."""
 
 NOISE_PREFIX = b"shoal tealenet noise v1\n"
-"""The same, of what binds a key for encryption to its owner's key for signatures."""
+"""The prefix of the text that binds an X25519 key to an Ed25519 key."""
 
-_HEX_KEY = re.compile("[0-9a-fA-F]{64}")
+HEX_KEY = re.compile("[0-9a-f]{64}")
+"""A public key as nodes write it; the Ed25519 key is the node's id."""
+
+_ANY_HEX_KEY = re.compile("[0-9a-fA-F]{64}")
 
 
 def proof_text(challenge: bytes, verifier: bytes, prover: bytes) -> bytes:
-    """Return what a peer signs to prove its Ed25519 key, to this verifier and no other.
+    """Return the text that a peer signs to prove its Ed25519 key to one verifier.
 
-    All three have 32 bytes; the challenge is what the verifier drew.
+    All three have 32 bytes; the verifier chose the challenge at random.
     """
     return PROOF_PREFIX + challenge + verifier + prover
 
 
 def noise_binding(exchange_key: bytes) -> bytes:
-    """Return what a peer signs to make an X25519 key, of 32 bytes, known as its own."""
+    """Return the text that a peer signs to bind its X25519 key, of 32 bytes."""
     return NOISE_PREFIX + exchange_key
 
 
@@ -58,31 +61,31 @@ def noise_fields(identity: Identity) -> tuple[str, str]:
 
 
 def parse_key(text: str) -> bytes:
-    """Return a public key from its 64 hexadecimal digits; of anything else, nothing."""
-    return bytes.fromhex(text) if _HEX_KEY.fullmatch(text) else b""
+    """Return a public key from its 64 hexadecimal digits; empty for invalid text."""
+    return bytes.fromhex(text) if _ANY_HEX_KEY.fullmatch(text) else b""
 
 
 def encode_base64(data: bytes) -> str:
-    """Return a challenge or a proof as it is written."""
+    """Encode a challenge or a proof."""
     return base64.b64encode(data).decode()
 
 
 def decode_base64(text: str) -> bytes:
-    """Return a challenge or a proof as it was read; of anything else, nothing."""
+    """Decode a challenge or a proof; empty for invalid text."""
     try:
         return binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
         return b""
 
 
-SIGNED_MAX = 16 << 20  # characters of an answer that is kept to be signed
+SIGNED_MAX = 16 << 20  # characters of an answer that can be signed
 
 
 class ReceiptSigner:
-    """What is kept of one answer until it is whole.
+    """Collects one answer and signs it.
 
-    ``job`` is what the coordinator calls the job; without one nothing is kept, and an
-    answer of more than ``SIGNED_MAX`` characters is not signed.
+    ``job`` is the coordinator's id for the job; empty: no receipt is wanted.  An answer
+    of more than ``SIGNED_MAX`` characters is not signed.
     """
 
     def __init__(self, identity: Identity | None, job: str, continues: str) -> None:
@@ -92,7 +95,7 @@ class ReceiptSigner:
         self._size = len(continues)
 
     def add(self, pieces: Sequence[AnswerPiece]) -> None:
-        """Take note of what was sent."""
+        """Add pieces that were sent."""
         if self._identity is None:
             return
         self._pieces += pieces
@@ -103,9 +106,9 @@ class ReceiptSigner:
             self._pieces = []
 
     def sign(self, work: Work, done: Completed, at: float) -> SignedReceipt | None:
-        """Return the receipt for the whole; None if there can be none.
+        """Return the receipt for the answer; None if it cannot be signed.
 
-        ``at`` is in seconds since the epoch.
+        ``at`` is Unix time in seconds.
         """
         identity = self._identity
         if identity is None:
@@ -114,7 +117,7 @@ class ReceiptSigner:
             outcome = assemble(self._pieces, done.finish_reason, done.usage)
             output = done.output.encode() or canonical_output(work, outcome)
         except (ValueError, RecursionError):
-            return None  # it has a number that nobody else could write again
+            return None  # a number in it has no canonical form
         time = datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds")
         body = _encode(
             {
@@ -129,7 +132,7 @@ class ReceiptSigner:
 
 
 def canonical_output(work: Work, outcome: Outcome) -> bytes:
-    """Return an answer as the coordinator writes it.
+    """Return the canonical form of an answer, as the coordinator writes it.
 
     Raises ValueError for numbers that RFC 8785 cannot write.
     """
@@ -138,7 +141,7 @@ def canonical_output(work: Work, outcome: Outcome) -> bytes:
     text = well_formed(outcome.text)
     output: dict[str, JSON] = {"model": well_formed(work.model), "text": text}
     if not outcome.choices:
-        return _sorted(output)  # texts are written as RFC 8785 does
+        return _sorted(output)  # for texts alone this equals RFC 8785
     output["choices"] = [
         {
             "fields": _sent(choice.fields),
@@ -152,7 +155,7 @@ def canonical_output(work: Work, outcome: Outcome) -> bytes:
 
 
 def _sent(value: object) -> JSON:
-    """Return a value as the coordinator has it, whose texts are well formed."""
+    """Return a value as the coordinator received it, with well-formed texts."""
     sent: JSON = msgspec.json.decode(encode_json(value))
     return sent
 

@@ -99,8 +99,8 @@ def nonce_of(number: int) -> bytes:
 class EphemeralKey:
     """A key pair for one handshake."""
 
-    def __init__(self, draw: RandomBytes) -> None:
-        self._key = X25519PrivateKey.from_private_bytes(draw(KEY_SIZE))
+    def __init__(self, random_bytes: RandomBytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(random_bytes(KEY_SIZE))
         self.public = self._key.public_key().public_bytes_raw()
 
     def exchange(self, public_key: bytes) -> bytes:
@@ -176,10 +176,14 @@ class NoiseInitiator:
     """
 
     def __init__(
-        self, own: Identity, peer_key: bytes, prologue: bytes, draw: RandomBytes
+        self,
+        identity: Identity,
+        peer_key: bytes,
+        prologue: bytes,
+        random_bytes: RandomBytes,
     ) -> None:
-        self._own, self._peer_key = own, peer_key
-        self._ephemeral = EphemeralKey(draw)
+        self._identity, self._peer_key = identity, peer_key
+        self._ephemeral = EphemeralKey(random_bytes)
         self._state = SymmetricState()
         self._state.mix_hash(prologue)
         self._state.mix_hash(peer_key)
@@ -192,8 +196,8 @@ class NoiseInitiator:
         state, ephemeral = self._state, self._ephemeral
         state.mix_hash(ephemeral.public)
         state.mix_key(shared_secret(ephemeral.exchange, self._peer_key))
-        static = state.seal(self._own.exchange_key)
-        state.mix_key(shared_secret(self._own.exchange, self._peer_key))
+        static = state.seal(self._identity.exchange_key)
+        state.mix_key(shared_secret(self._identity.exchange, self._peer_key))
         return ephemeral.public + static + state.seal(payload)
 
     def read_second(self, message: bytes) -> tuple[bytes, TransportKeys]:
@@ -207,7 +211,7 @@ class NoiseInitiator:
         state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
         state.mix_hash(peer_ephemeral)
         state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
-        state.mix_key(shared_secret(self._own.exchange, peer_ephemeral))
+        state.mix_key(shared_secret(self._identity.exchange, peer_ephemeral))
         payload = state.open(message[KEY_SIZE:])
         said, heard = state.split()
         return payload, TransportKeys(Sealer(said), Opener(heard), state.hash)
@@ -219,25 +223,25 @@ class NoiseResponder:
     Raises PeerError if it is not genuine, or not for the owner of ``own``.
     """
 
-    def __init__(self, own: Identity, prologue: bytes, message: bytes) -> None:
+    def __init__(self, identity: Identity, prologue: bytes, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
             raise message_too_short(message, FIRST_SIZE_MIN)
         self._state = state = SymmetricState()
         state.mix_hash(prologue)
-        state.mix_hash(own.exchange_key)
+        state.mix_hash(identity.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)
-        state.mix_key(shared_secret(own.exchange, self._peer_ephemeral))
+        state.mix_key(shared_secret(identity.exchange, self._peer_ephemeral))
         end = 2 * KEY_SIZE + TAG_SIZE
         self.peer_key = state.open(message[KEY_SIZE:end])
-        state.mix_key(shared_secret(own.exchange, self.peer_key))
+        state.mix_key(shared_secret(identity.exchange, self.peer_key))
         self.payload = state.open(message[end:])
 
     def write_second(
-        self, draw: RandomBytes, payload: bytes = b""
+        self, random_bytes: RandomBytes, payload: bytes = b""
     ) -> tuple[bytes, TransportKeys]:
         """Return the second message, and the secrets.  Once only."""
-        state, ephemeral = self._state, EphemeralKey(draw)
+        state, ephemeral = self._state, EphemeralKey(random_bytes)
         state.mix_hash(ephemeral.public)
         state.mix_key(shared_secret(ephemeral.exchange, self._peer_ephemeral))
         state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))

@@ -1,4 +1,4 @@
-"""Encryption of one session through a relay, and its negotiation between the two ends.
+"""Encryption of one session through a relay, and its negotiation by the two ends.
 
 The first byte of the first message selects the channel: 0x11 starts Noise, which
 Shoal's nodes use among themselves; 0x01 starts the channel of TealeNet's own peers; and
@@ -136,8 +136,8 @@ class SessionParties:
     has to have heard of who sends it.
     """
 
-    own: Identity
-    own_id: str
+    identity: Identity
+    local_id: str
     peer_id: str
     session_id: str
     random_bytes: RandomBytes
@@ -153,7 +153,11 @@ class SessionParties:
         That is who talks and in which session, so that a relay cannot connect the ends
         of two.
         """
-        ids = (self.own_id, self.peer_id) if initiates else (self.peer_id, self.own_id)
+        ids = (
+            (self.local_id, self.peer_id)
+            if initiates
+            else (self.peer_id, self.local_id)
+        )
         parts = ("shoal tealenet 1", *(each.lower() for each in ids))
         return "\n".join((*parts, self.session_id.upper())).encode(errors="replace")
 
@@ -188,24 +192,24 @@ class SecureSession:
 
         Raises PeerError if the peer announced a key that is no good.
         """
-        ends = self._parties
+        parties = self._parties
         if not self._initiates:
             return ()
-        if ends.noise_key is not None:
-            prologue = ends.prologue(initiates=True)
+        if parties.noise_key is not None:
+            prologue = parties.prologue(initiates=True)
             self._noise_initiator = NoiseInitiator(
-                ends.own, ends.noise_key, prologue, ends.random_bytes
+                parties.identity, parties.noise_key, prologue, parties.random_bytes
             )
             self.deadline = now + NOISE_TIMEOUT
-            first = self._noise_initiator.write_first(ends.signature)
+            first = self._noise_initiator.write_first(parties.signature)
             return (DataToSend(bytes([NOISE_FIRST]) + first),)
-        if ends.teale_key is None:
+        if parties.teale_key is None:
             return self._establish(PlainChannel())
         try:
             self._teale_initiator = TealeInitiator(
-                ends.own, ends.teale_key, ends.random_bytes
+                parties.identity, parties.teale_key, parties.random_bytes
             )
-            offer = self._teale_initiator.write_first(ends.handshake_payload(now))
+            offer = self._teale_initiator.write_first(parties.handshake_payload(now))
         except PeerError as error:
             plain = self._establish(PlainChannel())
             return (Notice(f"the peer's key for encryption: {error}"), *plain)
@@ -278,22 +282,24 @@ class SecureSession:
         return self._establish(NoiseChannel(secrets))
 
     def _answer_noise(self, message: bytes) -> Sequence[SecureOutput]:
-        ends = self._parties
-        responder = NoiseResponder(ends.own, ends.prologue(initiates=False), message)
-        if not ends.is_bound(responder.peer_key, responder.payload):
+        parties = self._parties
+        responder = NoiseResponder(
+            parties.identity, parties.prologue(initiates=False), message
+        )
+        if not parties.is_bound(responder.peer_key, responder.payload):
             raise PeerError("the handshake was begun with a key that is not the peer's")
         self.noise_key = responder.peer_key
-        second, secrets = responder.write_second(ends.random_bytes)
+        second, secrets = responder.write_second(parties.random_bytes)
         answer = DataToSend(bytes([NOISE_SECOND]) + second)
         return (answer, *self._establish(NoiseChannel(secrets)))
 
     def _answer_teale(self, message: bytes, now: float) -> Sequence[SecureOutput]:
-        ends = self._parties
-        responder = TealeResponder(ends.own, message)
-        if ends.teale_key not in (None, responder.peer_key):
+        parties = self._parties
+        responder = TealeResponder(parties.identity, message)
+        if parties.teale_key not in (None, responder.peer_key):
             raise PeerError("the handshake was begun with a key that is not the peer's")
         second, secrets = responder.write_second(
-            ends.random_bytes, ends.handshake_payload(now)
+            parties.random_bytes, parties.handshake_payload(now)
         )
         answer = DataToSend(bytes([TEALE_SECOND]) + second)
         return (answer, *self._establish(TealeChannel(TealePackets(secrets))))
@@ -316,8 +322,8 @@ class SecureSession:
             return False
         return True
 
-    def _drop(self, why: str) -> Sequence[SecureOutput]:
+    def _drop(self, reason: str) -> Sequence[SecureOutput]:
         if self._noticed:
             return ()
         self._noticed = True
-        return (Notice(f"{why}: it is dropped"),)
+        return (Notice(f"{reason}: it is dropped"),)

@@ -46,9 +46,11 @@ def time_payload(at: float) -> bytes:
 class TealeInitiator:
     """Begins a handshake with the owner of ``peer_key``."""
 
-    def __init__(self, own: Identity, peer_key: bytes, draw: RandomBytes) -> None:
-        self._own, self._peer_key = own, peer_key
-        self._ephemeral = EphemeralKey(draw)
+    def __init__(
+        self, identity: Identity, peer_key: bytes, random_bytes: RandomBytes
+    ) -> None:
+        self._identity, self._peer_key = identity, peer_key
+        self._ephemeral = EphemeralKey(random_bytes)
         self._state = SymmetricState()
         self._state.mix_hash(peer_key)
 
@@ -57,8 +59,8 @@ class TealeInitiator:
         state, ephemeral = self._state, self._ephemeral
         state.mix_hash(ephemeral.public)
         state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_key))
-        static = state.seal(self._own.exchange_key)
-        state.mix_key(_hashed_secret(self._own.exchange, self._peer_key))
+        static = state.seal(self._identity.exchange_key)
+        state.mix_key(_hashed_secret(self._identity.exchange, self._peer_key))
         return ephemeral.public + static + state.seal(payload)
 
     def read_second(self, message: bytes) -> TransportKeys:
@@ -80,29 +82,29 @@ class TealeResponder:
     Raises PeerError if it is not genuine, or not for the owner of ``own``.
     """
 
-    def __init__(self, own: Identity, message: bytes) -> None:
+    def __init__(self, identity: Identity, message: bytes) -> None:
         if len(message) < FIRST_SIZE_MIN:
             raise message_too_short(message, FIRST_SIZE_MIN)
-        self._own = own
+        self._identity = identity
         self._state = state = SymmetricState()
-        state.mix_hash(own.exchange_key)
+        state.mix_hash(identity.exchange_key)
         self._peer_ephemeral = message[:KEY_SIZE]
         state.mix_hash(self._peer_ephemeral)
-        state.mix_key(_hashed_secret(own.exchange, self._peer_ephemeral))
+        state.mix_key(_hashed_secret(identity.exchange, self._peer_ephemeral))
         self.peer_key = state.open(message[KEY_SIZE:FIRST_SIZE_MIN])
-        state.mix_key(_hashed_secret(own.exchange, self.peer_key))
+        state.mix_key(_hashed_secret(identity.exchange, self.peer_key))
         if len(message) > FIRST_SIZE_MIN:
             state.open(message[FIRST_SIZE_MIN:])
 
     def write_second(
-        self, draw: RandomBytes, payload: bytes
+        self, random_bytes: RandomBytes, payload: bytes
     ) -> tuple[bytes, TransportKeys]:
         """Return the second message, and the secrets.  Once only."""
-        state, ephemeral = self._state, EphemeralKey(draw)
+        state, ephemeral = self._state, EphemeralKey(random_bytes)
         state.mix_hash(ephemeral.public)
         state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_ephemeral))
         # Noise would take our ephemeral and the peer's static key here.
-        state.mix_key(_hashed_secret(self._own.exchange, self._peer_ephemeral))
+        state.mix_key(_hashed_secret(self._identity.exchange, self._peer_ephemeral))
         message = ephemeral.public + state.seal(payload)
         heard, said = state.split()
         return message, TransportKeys(Sealer(said), Opener(heard), state.hash)

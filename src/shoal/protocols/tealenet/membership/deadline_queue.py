@@ -1,4 +1,4 @@
-"""Deadlines of many keys: finds the next one without a search."""
+"""A queue of deadlines by key, for thousands of sessions with one timer."""
 
 from collections.abc import Hashable
 from heapq import heappop, heappush
@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 
 
 class DeadlineQueue(Generic[K]):
-    """Times by key.  A key may come up too early, and has then to be set again."""
+    """Deadlines by key.  A key may come up too early: the caller then sets it again."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, K]] = []
@@ -18,13 +18,13 @@ class DeadlineQueue(Generic[K]):
 
     @property
     def next_due(self) -> float | None:
-        """When the next key comes up."""
+        """The earliest deadline."""
         return self._heap[0][0] if self._heap else None
 
     def set(self, key: K, when: float | None) -> None:
-        """Let a key come up at ``when``, or before.
+        """Set a key's deadline; None is ignored.
 
-        A time that moves on costs nothing: the key comes up at the old one, once.
+        A later deadline costs nothing: the key comes up once at the old one.
         """
         if when is None:
             return
@@ -34,7 +34,7 @@ class DeadlineQueue(Generic[K]):
             heappush(self._heap, (when, next(self._order), key))
 
     def pop_due(self, now: float) -> list[K]:
-        """Return the keys whose time has come, and forget them."""
+        """Remove and return the keys whose deadline has passed."""
         keys = []
         while self._heap and self._heap[0][0] <= now:
             when, _, key = heappop(self._heap)

@@ -1,10 +1,10 @@
 """The directory of a relay's other nodes, as the relay describes them.
 
-A relay is believed about what a node runs, but not about its encryption: a Shoal node
-signs its Noise key with the key that is its id, and once it has, the key is pinned.
+Shoal trusts a relay's description of what a node runs, but not of its encryption: a
+Shoal node signs its Noise key with the key that is its id, and that signed key is
+pinned.
 """
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,28 +19,28 @@ from shoal.protocols.tealenet.codec.extension import (
 from shoal.protocols.tealenet.codec.hardware import NodeCapabilities
 from shoal.protocols.tealenet.codec.relay_messages import NodeEntry
 from shoal.protocols.tealenet.codec.signatures import (
+    HEX_KEY,
     decode_base64,
     noise_binding,
     parse_key,
 )
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware
 
-NODES_MAX = 4096  # other nodes that are known at a time
-ENTRIES_MAX = 1000  # of one answer that are read: each has a signature to be verified
-COMPLETE_BELOW = 50  # nodes: relays that tell of some only tell of as many as this
-FORGOTTEN_AFTER = 600.0  # seconds since a relay told of a node, as Macs have it
-PINNED_MAX = 65_536  # nodes whose keys for Noise are remembered
+NODES_MAX = 4096  # nodes in the directory
+ENTRIES_MAX = 1000  # of one answer that are read: each has a signature to verify
+COMPLETE_BELOW = 50  # nodes: an answer with fewer lists all available nodes
+FORGOTTEN_AFTER = 600.0  # seconds without an entry, as at Macs
+PINNED_MAX = 65_536  # nodes whose Noise keys are pinned
 
-_NODE_ID = re.compile("[0-9a-f]{64}")
 _capabilities = msgspec.json.Decoder(NodeCapabilities)
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNode:
-    """Another node, as a relay tells of it.
+    """Another node, as a relay describes it.
 
-    ``role`` is what a node of ours says that it is for.  ``teale_key`` is what it says
-    is its key for the channel of TealeNet's own peers, and nobody signed that.
+    ``role`` is the role that a Shoal node announces.  ``teale_key`` is the announced
+    key for TealeNet's own encrypted channel; it is not signed.
     """
 
     id: str
@@ -54,12 +54,12 @@ class KnownNode:
 
 @dataclass(slots=True)
 class PinnedKeys:
-    """The keys for Noise that nodes have signed, across all connections to relays."""
+    """The Noise keys that nodes have signed, for all connections to relays."""
 
     keys: dict[str, bytes] = field(default_factory=dict)
 
     def pin(self, node_id: str, key: bytes) -> None:
-        """Remember a key; the oldest is forgotten when there are too many."""
+        """Pin a key; beyond ``PINNED_MAX`` the oldest one is evicted."""
         self.keys.pop(node_id, None)
         self.keys[node_id] = key
         if len(self.keys) > PINNED_MAX:
@@ -67,27 +67,27 @@ class PinnedKeys:
 
 
 class NodeDirectory:
-    """Who is on the relay."""
+    """The other nodes of one relay."""
 
     def __init__(self, own_id: str, pinned_keys: PinnedKeys) -> None:
         self._own_id = own_id
         self._pinned_keys = pinned_keys
         self._known: dict[str, KnownNode] = {}
         self._seen: dict[str, float] = {}
-        self._entries: dict[str, NodeEntry] = {}  # what was read last: mostly the same
+        self._entries: dict[str, NodeEntry] = {}  # the last ones, mostly unchanged
 
-    def update(self, peers: Sequence[NodeEntry], now: float) -> None:
-        """Take note of who is there; who makes no sense is left out.
+    def update(self, entries: Sequence[NodeEntry], now: float) -> None:
+        """Apply a relay's list of nodes; skip invalid entries.
 
-        Relays of ours do not tell of nodes that are not available at the moment.
+        Shoal's relays omit nodes that are not available at the moment.
         """
-        if len(peers) < COMPLETE_BELOW:
-            told = {entry.node_id for entry in peers}
-            for node_id in self._known.keys() - told:
+        if len(entries) < COMPLETE_BELOW:
+            listed = {entry.node_id for entry in entries}
+            for node_id in self._known.keys() - listed:
                 self._mark_unavailable(node_id)
-        for entry in peers[:ENTRIES_MAX]:
+        for entry in entries[:ENTRIES_MAX]:
             node_id = entry.node_id
-            if node_id == self._own_id or not _NODE_ID.fullmatch(node_id):
+            if node_id == self._own_id or not HEX_KEY.fullmatch(node_id):
                 continue
             if node_id not in self._known and len(self._known) >= NODES_MAX:
                 continue
@@ -98,27 +98,27 @@ class NodeDirectory:
                 self.remove(node_id)
 
     def pin_key(self, node_id: str, key: bytes) -> None:
-        """Take note of a node that has signed its key for Noise."""
+        """Pin the Noise key of a node that has signed it."""
         self._pinned_keys.pin(node_id, key)
         self._entries.pop(node_id, None)
 
     def remove(self, node_id: str) -> None:
-        """Forget a node that has left, but not its key."""
+        """Remove a node that has left; its key stays pinned."""
         for table in (self._known, self._seen, self._entries):
             table.pop(node_id, None)
 
     def all(self) -> Iterable[KnownNode]:
-        """Return all that are there."""
+        """Return all nodes."""
         return self._known.values()
 
     def get(self, node_id: str) -> KnownNode:
-        """Return what is known of a node, which may be next to nothing."""
+        """Return a node; without an entry, only its id and pinned key are known."""
         known = self._known.get(node_id)
         if known is not None:
             return known
         key = self._pinned_keys.keys.get(node_id)
-        breed = PeerSoftware.RUST if key is None else PeerSoftware.SHOAL
-        return KnownNode(node_id, "", breed, PeerDescription(), noise_key=key)
+        software = PeerSoftware.RUST if key is None else PeerSoftware.SHOAL
+        return KnownNode(node_id, "", software, PeerDescription(), noise_key=key)
 
     def _mark_unavailable(self, node_id: str) -> None:
         self._entries.pop(node_id, None)
@@ -137,22 +137,22 @@ class NodeDirectory:
     def _parse(self, entry: NodeEntry) -> bool:
         node_id = entry.node_id
         try:
-            said = _capabilities.decode(msgspec.json.encode(entry.capabilities))
+            capabilities = _capabilities.decode(msgspec.json.encode(entry.capabilities))
         except (ValueError, TypeError, RecursionError):
             return False
-        ours = read_introduction(said.shoal)
-        key = None if ours is None else announced_key(node_id, ours)
+        shoal = read_introduction(capabilities.shoal)
+        key = None if shoal is None else announced_key(node_id, shoal)
         if key is not None:
             self._pinned_keys.pin(node_id, key)
         key = self._pinned_keys.keys.get(node_id)
-        if ours is not None and key is None:
-            return False  # one of ours without a key: somebody took it away
+        if shoal is not None and key is None:
+            return False  # a Shoal node always has a key: it was removed on the way
         self._known[node_id] = KnownNode(
             node_id,
             entry.display_name,
-            PeerSoftware.SHOAL if key is not None else _software(said, entry),
-            _description(said),
-            "" if ours is None else ours.role,
+            PeerSoftware.SHOAL if key is not None else _software(capabilities, entry),
+            _description(capabilities),
+            "" if shoal is None else shoal.role,
             parse_key(entry.wg_public_key or "") or None,
             key,
         )
@@ -160,14 +160,16 @@ class NodeDirectory:
         return True
 
 
-def announced_key(node_id: str, ours: IntroductionExtension) -> bytes | None:
-    """Return a node's key for Noise, if the key that it is known by signed that."""
-    key = parse_key(ours.noise)
-    return key if is_bound(node_id, key, decode_base64(ours.noise_proof)) else None
+def announced_key(node_id: str, introduction: IntroductionExtension) -> bytes | None:
+    """Return a node's announced Noise key; None unless the node's id signed it."""
+    key = parse_key(introduction.noise)
+    return (
+        key if is_bound(node_id, key, decode_base64(introduction.noise_proof)) else None
+    )
 
 
 def is_bound(node_id: str, exchange_key: bytes, signature: bytes) -> bool:
-    """Say whether a node signed this X25519 key as its own."""
+    """Return whether the key that is a node's id has signed this X25519 key."""
     owner = parse_key(node_id)
     if not owner or not exchange_key:
         return False
@@ -179,21 +181,21 @@ def is_bound(node_id: str, exchange_key: bytes, signature: bytes) -> bool:
     return True
 
 
-def _software(said: NodeCapabilities, entry: NodeEntry) -> PeerSoftware:
-    """Guess whose program a node is: Macs have a key, and say nothing of this."""
+def _software(capabilities: NodeCapabilities, entry: NodeEntry) -> PeerSoftware:
+    """Guess a node's software: Macs have a key and none of these fields."""
     rust = (
         entry.wg_public_key is None
-        or said.max_concurrent_requests is not None
-        or said.effective_context is not None
-        or said.on_ac_power is not None
+        or capabilities.max_concurrent_requests is not None
+        or capabilities.effective_context is not None
+        or capabilities.on_ac_power is not None
     )
     return PeerSoftware.RUST if rust else PeerSoftware.MAC
 
 
-def _description(said: NodeCapabilities) -> PeerDescription:
+def _description(capabilities: NodeCapabilities) -> PeerDescription:
     return PeerDescription(
-        models=said.loaded_models,
-        slots=max(1, said.max_concurrent_requests or 1),
-        context=max(0, said.effective_context or 0),
-        available=said.is_available,
+        models=capabilities.loaded_models,
+        slots=max(1, capabilities.max_concurrent_requests or 1),
+        context=max(0, capabilities.effective_context or 0),
+        available=capabilities.is_available,
     )

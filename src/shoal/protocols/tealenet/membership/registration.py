@@ -31,24 +31,23 @@ from shoal.protocols.tealenet.codec.scalars import MODELS_MAX, NAME_MAX, well_fo
 from shoal.protocols.tealenet.codec.signatures import noise_fields
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 
-REFRESH_INTERVAL = 240.0  # seconds from one registration to the next
-CHANGE_INTERVAL = 2.0  # seconds at least from one registration to the next, on changes
-TTL_FRACTION = 0.8  # of the time for which the relay knows us, after which we register
-ACK_TIMEOUT = 10.0  # seconds for the relay to acknowledge the first one
+REFRESH_INTERVAL = 240.0  # seconds between two registrations
+CHANGE_INTERVAL = 2.0  # seconds at least between two registrations, on changes
+TTL_FRACTION = 0.8  # of a registration's lifetime, after which it is renewed
+ACK_TIMEOUT = 10.0  # seconds to wait for the first acknowledgement
 NODE_FEATURES = tuple(ShoalFeature)
 
 
 class NodeRegistration:
-    """What a relay is told of us, and when.
+    """This node's registration; the next one is ``due_at``.
 
-    ``is_acknowledged`` says whether it has acknowledged that, and ``due_at`` when it is
-    due to be told again.
+    ``is_acknowledged``: the relay has acknowledged the last one.
     """
 
-    def __init__(self, own: TealeLocalNode, identity: Identity, now: float) -> None:
-        self._own, self._identity = own, identity
-        self._offers = own.offers
-        self._condition = WorkerLoad()
+    def __init__(self, local: TealeLocalNode, identity: Identity, now: float) -> None:
+        self._local, self._identity = local, identity
+        self._offers = local.offers
+        self._load = WorkerLoad()
         self._draining = False
         self._last: RelayRegister | None = None
         self._last_at = now
@@ -64,10 +63,13 @@ class NodeRegistration:
         )
 
     def tick(self, now: float) -> RelayRegister | None:
-        """Return what to say, if it is time to; PeerError if the relay says nothing."""
+        """Return the registration if it is due.
+
+        Raises PeerError if the relay has not acknowledged it in time.
+        """
         if not self.is_acknowledged and now >= self._timeout_at:
             raise PeerError(
-                "the relay did not acknowledge our registration within "
+                "the relay did not acknowledge the registration within "
                 f"{ACK_TIMEOUT:g} s"
             )
         if now < self.due_at:
@@ -77,37 +79,37 @@ class NodeRegistration:
         return self._last
 
     def prove(self, challenge: RelayRegisterChallenge) -> RelayRegister:
-        """Return the registration with what proves that we have the key now."""
-        said = self._last or self._registration()
-        text = challenge_text(challenge.challenge, said.node_id)
+        """Return the registration with the proof that answers a challenge."""
+        registration = self._last or self._registration()
+        text = challenge_text(challenge.challenge, registration.node_id)
         proof = RegistrationProof(challenge.challenge, self._identity.sign(text).hex())
-        return msgspec.structs.replace(said, shoal=proof)
+        return msgspec.structs.replace(registration, shoal=proof)
 
     def on_ack(self, ack: RelayRegisterAck, now: float) -> None:
-        """Take note that the relay knows us, and for how long."""
+        """Schedule the renewal within the lifetime that the relay grants."""
         self.is_acknowledged = True
-        lifetime = min(
-            ack.ttl_seconds, REFRESH_INTERVAL / TTL_FRACTION
-        )  # it may be any number
-        again = max(CHANGE_INTERVAL, TTL_FRACTION * lifetime)
-        self.due_at = min(self.due_at, now + again)
+        # The relay may send any number.
+        lifetime = min(ack.ttl_seconds, REFRESH_INTERVAL / TTL_FRACTION)
+        self.due_at = min(
+            self.due_at, now + max(CHANGE_INTERVAL, TTL_FRACTION * lifetime)
+        )
 
     def on_expired(self, now: float) -> None:
-        """Register again: the relay does not know us any more."""
+        """Register again, because the relay has removed this node."""
         self.is_acknowledged = False
         self._timeout_at = now + ACK_TIMEOUT
         self._schedule_change()
 
-    def update(self, word: OffersChanged | LoadChanged | Draining) -> None:
-        """Take note of what we can run now; the relay hears of it soon."""
-        match word:
+    def update(self, event: OffersChanged | LoadChanged | Draining) -> None:
+        """Apply a change of this node's state, and register again if it matters."""
+        match event:
             case OffersChanged(offers):
                 self._offers = offers
-            case LoadChanged(condition):
-                if bool(condition.unfit) is bool(self._condition.unfit):
-                    self._condition = condition
+            case LoadChanged(load):
+                unchanged = bool(load.unfit) is bool(self._load.unfit)
+                self._load = load
+                if unchanged:
                     return
-                self._condition = condition
             case Draining():
                 self._draining = True
         self._schedule_change()
@@ -116,51 +118,51 @@ class NodeRegistration:
         self.due_at = min(self.due_at, self._last_at + CHANGE_INTERVAL)
 
     def _registration(self) -> RelayRegister:
-        own, node_id = self._own, self._identity.public_key.hex()
+        node_id = self._identity.public_key.hex()
         return RelayRegister(
             node_id=node_id,
             public_key=node_id,
-            display_name=well_formed(own.name)[:NAME_MAX],
+            display_name=well_formed(self._local.name)[:NAME_MAX],
             capabilities=self._capabilities(),
             signature=self._identity.sign(node_id.encode()).hex(),
             wg_public_key=self._identity.exchange_key.hex(),
         )
 
     def _capabilities(self) -> dict[str, Any]:
-        own, offers = self._own, [*_public_offers(self._offers)]
+        local, offers = self._local, [*_public_offers(self._offers)]
         contexts = [offer.context for offer in offers if offer.context]
         noise, proof = noise_fields(self._identity)
         introduction = IntroductionExtension(
             version=VERSION,
             features=[each.value for each in NODE_FEATURES],
-            name=well_formed(own.name)[:NAME_MAX],
-            role=own.role.value,
+            name=well_formed(local.name)[:NAME_MAX],
+            role=local.role.value,
             key=self._identity.public_key.hex(),
             noise=noise,
             noise_proof=proof,
         )
-        # A coordinator is there for its workers also while it has nothing to offer.
-        willing = own.role is TealeRole.COORDINATOR or bool(offers)
-        said = node_capabilities(
-            own.hardware,
+        # A coordinator without offers is still available to its workers.
+        usable = local.role is TealeRole.COORDINATOR or bool(offers)
+        capabilities = node_capabilities(
+            local.hardware,
             public_model_names(offers),
-            available=willing and not self._draining and not self._condition.unfit,
+            available=usable and not self._draining and not self._load.unfit,
             slots=max((offer.slots for offer in offers), default=1),
             context=min(contexts, default=0),
             shoal=write_extension(introduction),
         )
-        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(said))
+        plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(capabilities))
         return plain
 
 
 def public_model_names(offers: Iterable[Offer]) -> list[str]:
-    """Return the models that others may ask for, each once."""
+    """Return the names of the models that plain peers can use, without duplicates."""
     names = {name for offer in offers for name in offer.models}
     return sorted(name for name in names if 0 < len(name) <= NAME_MAX)[:MODELS_MAX]
 
 
 def _public_offers(offers: Iterable[Offer]) -> Iterable[Offer]:
-    """Return what peers that are not ours can use: chats, with whoever asks."""
+    """Return the offers that plain peers can use: chats that are open to every key."""
     return (
         offer
         for offer in offers

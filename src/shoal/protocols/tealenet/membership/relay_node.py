@@ -74,51 +74,49 @@ from shoal.protocols.tealenet.membership.relay_sessions import (
 )
 
 DISCOVER_INTERVAL = 10.0  # seconds, as gateways do
-DISCOVER_INTERVAL_MIN = (
-    2.0  # seconds at least between two looks, when somebody has come
-)
-FOUND_MAX = 1000  # nodes that we want to hear of at a time
-INVALID_MAX = 100  # bad messages in a row, after which the relay is left
+DISCOVER_INTERVAL_MIN = 2.0  # seconds between two requests, after a node has joined
+FOUND_MAX = 1000  # nodes that one answer may contain
+INVALID_MAX = 100  # consecutive invalid messages before the node disconnects
 NO_PEERS = Notice(
-    "nobody on this relay is asked or served, for its nodes can present nothing: that "
-    "takes --tealenet-open"
+    "relay nodes do not authenticate, so none of this relay's nodes is admitted: start "
+    "the coordinator with --tealenet-open to admit them"
 )
-SHOWN_MAX = 200  # characters of the relay's words that are repeated
+SHOWN_MAX = 200  # characters of a relay's error text in notices
 
 
 class RelayNode:
-    """Our end of a connection to a relay.
+    """One node's connection to a relay.
 
-    ``own`` must have an identity, for that is what a node is known by.  ``pinned_keys``
-    outlives the connection, and ``address_of`` says where nodes of a relay of our own
-    come from.  On a relay that is no coordinator's a worker meets
-    EVERYBODY, as soon as the relay knows it.
+    ``local`` must have an identity, whose key is the node's id.  ``pinned_keys``
+    outlives the connection.  ``address_of`` returns the addresses of nodes, at Shoal's
+    own relay. On a relay without a coordinator, ALL_PEERS joins a worker's session as
+    soon as the relay has acknowledged the registration.
     """
 
     def __init__(
         self,
-        own: TealeLocalNode,
+        local: TealeLocalNode,
         now: float,
         pinned_keys: PinnedKeys | None = None,
         address_of: AddressOf = unknown_address,
     ) -> None:
-        assert own.identity is not None, "a node is known by its key"
-        self.id = own.identity.public_key.hex()
-        self._own = own
-        self._serves = own.role is TealeRole.WORKER
-        self._registration = NodeRegistration(own, own.identity, now)
+        assert local.identity is not None, "a node's id is its key"
+        self.id = local.identity.public_key.hex()
+        self._local = local
+        self._serves = local.role is TealeRole.WORKER
+        self._registration = NodeRegistration(local, local.identity, now)
         self._directory = NodeDirectory(self.id, pinned_keys or PinnedKeys())
         self._deadlines: DeadlineQueue[RelaySession | RelayPeer] = DeadlineQueue()
-        sessions = RelaySessions(own, own.identity, address_of)
+        sessions = RelaySessions(local, local.identity, address_of)
         self._peers = RelayPeers(sessions, self._directory, self._deadlines)
         self._dialer = RelayDialer(
-            own, sessions, self._directory, self._peers, self._deadlines
+            local, sessions, self._directory, self._peers, self._deadlines
         )
         self.accepts: frozenset[type] = _ACCEPTS
         self._discovered_at: float | None = None
         self._discover_at: float | None = None
         self._invalid = 0
-        self._sent_at = now  # when something was issued last
+        self._sent_at = now  # when ``send`` was called last
         self._closed = False
 
     @property
@@ -164,13 +162,13 @@ class RelayNode:
     def receive(self, batch: Batch, now: float) -> Sequence[NodeOutput]:
         outputs: list[NodeOutput] = []
         messages = (self._decoded(data) for data in batch)
-        # What one read brought in one session goes on together.
+        # The session's data of one read is processed together.
         for session_id, group in groupby(messages, _session_id):
             if self._closed:
                 break
             if session_id is not None:
-                said = [each for each in group if isinstance(each, RelayData)]
-                outputs += self._peers.on_data(said, now)
+                data = [each for each in group if isinstance(each, RelayData)]
+                outputs += self._peers.on_data(data, now)
                 continue
             for message in group:
                 outputs += self._receive_message(message, now)
@@ -198,7 +196,7 @@ class RelayNode:
         if isinstance(message, BadRelayMessage):
             self._invalid += 1
             if self._invalid >= INVALID_MAX:
-                why = f"the relay sends nothing that makes sense: {message}"
+                why = f"{INVALID_MAX} invalid messages of the relay in a row: {message}"
                 return self._close(why)
             return (Notice(f"message of the relay ignored: {message}"),)
         self._invalid = 0
@@ -219,7 +217,7 @@ class RelayNode:
                 self._directory.update(peers, now)
                 return self._dialer.dial_due(now)
             case RelayPeerJoined():
-                # Real relays say so whenever a node registers again.
+                # Real relays also send this whenever a node registers again.
                 self._schedule_discover(now)
                 return ()
             case RelayPeerLeft(node_id, _):
@@ -230,7 +228,7 @@ class RelayNode:
             case RelayData():
                 return self._peers.on_data([message], now)
             case RelayAnswer() | IceCandidate() | RelayRegister() | Discover() | None:
-                return ()  # we offer nothing, and are no relay
+                return ()  # unknown kinds, and messages that a node never receives
 
     def _on_register_ack(
         self, ack: RelayRegisterAck, now: float
@@ -245,12 +243,17 @@ class RelayNode:
             self._directory.pin_key(host.node_id, parse_key(host.noise))
             outputs = self._dialer.on_host(host.node_id, now)
         elif first and self._serves:
-            # Nobody in particular is to be met: whoever comes may ask.
+            # Every node of the relay may submit jobs to this worker.
             outputs = (
                 PeerMessage(ALL_PEERS, PeerJoined(ALL_PEERS, submits_jobs=True)),
             )
         elsewhere = not host or host.node_id != self.id
-        if first and elsewhere and not self._serves and not admits_anonymous(self._own):
+        if (
+            first
+            and elsewhere
+            and not self._serves
+            and not admits_anonymous(self._local)
+        ):
             outputs = (*outputs, NO_PEERS)
         self._schedule_discover(now)
         return outputs
@@ -264,17 +267,17 @@ class RelayNode:
         self._discover_at = min(soon, self._discover_at or soon)
 
     def _on_error(self, error: RelayError, now: float) -> Sequence[NodeOutput]:
-        said = ascii(error.message)[1:-1][:SHOWN_MAX]
+        shown = ascii(error.message)[1:-1][:SHOWN_MAX]
         match error.code:
             case "peer_not_found":
                 return self._peers.on_not_found(error.message, now)
             case "registration_expired":
                 self._registration.on_expired(now)
             case "invalid_register" if not self._registration.is_acknowledged:
-                return self._close(f"the relay does not let us register: {said}")
+                return self._close(f"the relay refuses the registration: {shown}")
             case _:
                 pass
-        return (Notice(f"the relay says: {said}"),)
+        return (Notice(f"error of the relay: {shown}"),)
 
     def _close(self, reason: str) -> Sequence[NodeOutput]:
         self._closed = True

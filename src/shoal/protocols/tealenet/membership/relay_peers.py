@@ -1,11 +1,11 @@
-"""The peers of a node, and the sessions that each of them has.
+"""The peers of a node, and the sessions of each peer.
 
-One session of a peer is its *main* one: jobs for the peer go there, and what the peer
-is and offers counts as it says there.  When the main session ends, the peer has left.
-Peers that only submit jobs, as gateways do with a session for each request, have none.
+One session of a peer is its *main* session: it carries the jobs for the peer and
+reports the peer's state.  When the main session ends, the peer has left.  Peers that
+only submit jobs, such as gateways with one session for each request, have no main
+session.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -33,9 +33,11 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     RelayData,
     RelayReady,
 )
+from shoal.protocols.tealenet.codec.signatures import HEX_KEY
 from shoal.protocols.tealenet.membership.deadline_queue import DeadlineQueue
 from shoal.protocols.tealenet.membership.node_directory import KnownNode, NodeDirectory
 from shoal.protocols.tealenet.membership.relay_sessions import (
+    UNADMITTED_MAX,
     RelaySession,
     RelaySessions,
 )
@@ -44,17 +46,17 @@ from shoal.protocols.tealenet.peer_session import FromPeer
 
 JobKey: TypeAlias = tuple[JobId, LeaseNumber]
 
-DUPLICATE_JOB = "a job of this number is at work, from another session"
+DUPLICATE_JOB = "a job with this id is running already, from another session"
 
 
 @dataclass(slots=True, eq=False)
 class RelayPeer:
-    """A peer.
+    """A peer and its sessions.
 
-    ``reporting`` is the session that speaks for it: ``main``, or the one by which it
-    was met.  ``jobs`` says by which session each of its jobs came.  It is called on
-    from ``dial_at``, after so many ``failures``, and forgotten at ``forget_at``, if it
-    has no session by then.
+    ``reporting`` is the session that reports the peer's state: ``main``, or the session
+    in which it joined.  ``jobs`` maps the peer's jobs to their sessions.  The node may
+    dial the peer again from ``dial_at`` on, and forgets it at ``forget_at`` if it has
+    no session then.
     """
 
     id: str
@@ -69,72 +71,73 @@ class RelayPeer:
 
     @property
     def is_dialled(self) -> bool:
-        """Whether we have called on it, or have no need to."""
-        return self.main is not None or any(talk.initiates for talk in self.sessions)
+        """Whether the node has dialled the peer, or need not."""
+        return self.main is not None or any(
+            session.initiates for session in self.sessions
+        )
 
     def join(
-        self, talk: RelaySession, met: PeerJoined, *, main: bool
+        self, session: RelaySession, event: PeerJoined, *, main: bool
     ) -> Sequence[PeerMessage]:
-        """Let a session speak for the peer, if it is the main one or none does."""
+        """Add an admitted session; the first one makes the peer join."""
         if main:
-            self.main = self.reporting = talk
+            self.main = self.reporting = session
             self.failures = 0
         elif self.reporting is None:
-            self.reporting = talk
+            self.reporting = session
         if self.joined:
             return ()
         self.joined = True
-        return (PeerMessage(self.id, met),)
+        return (PeerMessage(self.id, event),)
 
     def receive(
-        self, talk: RelaySession, word: FromPeer
+        self, session: RelaySession, message: FromPeer
     ) -> Sequence[PeerMessage] | Rejected:
-        """Take what was said in a session; or say why a job is not done."""
-        match word:
+        """Return the peer's messages for the node, or a job's rejection."""
+        match message:
             case RunJob(job_id, lease):
                 if (job_id, lease) in self.jobs:
                     return Rejected(job_id, lease, DUPLICATE_JOB)
-                self.jobs[job_id, lease] = talk
+                self.jobs[job_id, lease] = session
             case CancelJob(job_id, lease):
                 self.jobs.pop((job_id, lease), None)
             case OffersChanged() | LoadChanged() | Draining() | HealthReported():
-                if talk is not self.reporting:
+                if session is not self.reporting:
                     return ()
             case _:
-                pass  # about what we asked for
-        return (PeerMessage(self.id, word),)
+                pass  # a report on one of this node's jobs
+        return (PeerMessage(self.id, message),)
 
-    def session_for(self, word: Event | Command) -> RelaySession | None:
-        """Return the session in which to say something; None: it does not matter."""
-        match word:
+    def session_for(self, message: Event | Command) -> RelaySession | None:
+        """Return the session that carries a message; None if the session has ended."""
+        match message:
             case AnswerChunk(job_id, lease):
                 return self.jobs.get((job_id, lease))
             case Completed() | Rejected() | Failed():
-                return self.jobs.pop((word.job_id, word.lease), None)
+                return self.jobs.pop((message.job_id, message.lease), None)
             case _:
                 return self.main
 
-    def close_session(self, talk: RelaySession, reason: str) -> Sequence[PeerMessage]:
-        """Draw the consequences of a session's end.
-
-        Jobs that came by it are done for nobody; with its main one the peer is gone.
-        """
-        self.sessions.discard(talk)
-        heard = []
-        for job, by in [*self.jobs.items()]:
-            if by is talk:
+    def close_session(
+        self, session: RelaySession, reason: str
+    ) -> Sequence[PeerMessage]:
+        """Remove a session that ended, and cancel the jobs that it carried."""
+        self.sessions.discard(session)
+        messages = []
+        for job, origin in [*self.jobs.items()]:
+            if origin is session:
                 del self.jobs[job]
-                heard.append(PeerMessage(self.id, CancelJob(*job)))
-        if talk is self.main:
-            return [*heard, *self.leave(reason)]
-        if talk is self.reporting:
+                messages.append(PeerMessage(self.id, CancelJob(*job)))
+        if session is self.main:
+            return [*messages, *self.leave(reason)]
+        if session is self.reporting:
             self.reporting = next(
                 (each for each in self.sessions if each.admitted), None
             )
-        return heard
+        return messages
 
     def leave(self, reason: str) -> Sequence[PeerMessage]:
-        """Take note that the peer is gone."""
+        """Report that the peer has left."""
         self.main = self.reporting = None
         if not self.joined:
             return ()
@@ -143,21 +146,20 @@ class RelayPeer:
         return (PeerMessage(self.id, PeerLeft(reason)),)
 
 
-LINGER = 60.0  # seconds for which who came to ask is remembered between two sessions
-REDIAL_FIRST = 1.0  # seconds until a peer is called on again, and twice that next time
+LINGER = 60.0  # seconds to remember a peer without sessions
+REDIAL_FIRST = 1.0  # seconds before a peer is dialled again, doubled for each failure
 REDIAL_MAX = 60.0  # seconds
-DISMISSED_PAUSE = 300.0  # seconds for which nobody whom we sent away is called on
+DISMISSED_PAUSE = 300.0  # seconds before a dismissed peer is dialled again
 ID_SHOWN = 16  # characters of a peer's id in notices
 
 NodeOutput: TypeAlias = PeerMessage | Output
 
-_NODE_ID = re.compile("[0-9a-f]{64}")
-
 
 class RelayPeers:
-    """All peers of a node; what is returned is for the relay or for whoever listens.
+    """All peers of a node.  Outputs are for the relay, messages for the node's owner.
 
-    Sessions come up in ``deadlines`` when they are to act, and guests without any.
+    ``deadlines`` has the deadlines of sessions, and of peers without sessions.
+    ``pending``: messages that sending caused; the node returns them at its next tick.
     """
 
     def __init__(
@@ -170,230 +172,238 @@ class RelayPeers:
         self._directory = directory
         self._deadlines = deadlines
         self._peers: dict[str, RelayPeer] = {}
-        self.pending: list[
-            PeerMessage
-        ] = []  # what was heard where things can only be said
+        self.pending: list[PeerMessage] = []
 
     def find(self, node_id: str) -> RelayPeer | None:
-        """Return a peer that is there, or is to be called on again."""
+        """Return a peer that has sessions or is remembered."""
         return self._peers.get(node_id)
 
-    def add_session(self, talk: RelaySession) -> None:
-        """Take note of a session that has been opened."""
-        guest = self._peers.setdefault(talk.peer_id, RelayPeer(talk.peer_id))
-        guest.sessions.add(talk)
-        self._deadlines.set(talk, talk.deadline)
+    def add_session(self, session: RelaySession) -> None:
+        """Add a session that was opened."""
+        peer = self._peers.setdefault(session.peer_id, RelayPeer(session.peer_id))
+        peer.sessions.add(session)
+        self._deadlines.set(session, session.deadline)
 
-    def forget(self, guest: RelayPeer) -> None:
-        """Forget a peer that has gone."""
-        del self._peers[guest.id]
+    def forget(self, peer: RelayPeer) -> None:
+        """Forget a peer that has left."""
+        del self._peers[peer.id]
 
     def evict_unadmitted(self, now: float) -> list[NodeOutput]:
-        """End the oldest session of a peer that was not let in, if there are too many.
+        """End the oldest session whose peer is not admitted, if there are too many.
 
-        Anybody can open sessions, and may not keep others from being let in by that.
+        Any node can open sessions, and must not block others in that way.
         """
-        talk = self._sessions.excess
-        if talk is None:
+        session = self._sessions.excess
+        if session is None:
             return []
-        closing = self._sessions.close_message(talk.peer_id, talk.id)
-        return [closing, *self._close_session(talk, "others want to be let in", now)]
+        closing = self._sessions.close_message(session.peer_id, session.id)
+        reason = f"more than {UNADMITTED_MAX} sessions wait for admission"
+        return [closing, *self._close_session(session, reason, now)]
 
     def update_description(self, node: KnownNode, now: float) -> list[NodeOutput]:
-        """Take what the relay tells of a peer."""
-        guest = self._peers.get(node.id)
-        if guest is None:
+        """Apply what the relay reports about a peer."""
+        peer = self._peers.get(node.id)
+        if peer is None:
             return []
-        if guest.main is None and node.software is PeerSoftware.MAC:
-            guest.main = (
-                guest.reporting
-            )  # it came before it was known; it takes no other
-        if guest.main is None:
+        if peer.main is None and node.software is PeerSoftware.MAC:
+            # It opened this session before the relay described it, and keeps to it.
+            peer.main = peer.reporting
+        if peer.main is None:
             return []
-        outputs = guest.main.update_description(node.description, now)
-        return self._process(guest.main, outputs, now)
+        outputs = peer.main.update_description(node.description, now)
+        return self._process(peer.main, outputs, now)
 
-    def tick(self, talk: RelaySession, now: float) -> list[NodeOutput]:
-        """Let a session act on time passing, if it is time."""
-        if talk.deadline is None or talk.deadline > now:
-            self._deadlines.set(talk, talk.deadline)
+    def tick(self, session: RelaySession, now: float) -> list[NodeOutput]:
+        """Handle a session's deadline if it has passed."""
+        if session.deadline is None or session.deadline > now:
+            self._deadlines.set(session, session.deadline)
             return []
-        return self._process(talk, talk.tick(now), now)
+        return self._process(session, session.tick(now), now)
 
-    # What the relay says.
+    # Messages of the relay.
 
     def on_ready(self, message: RelayReady, now: float) -> list[NodeOutput]:
-        """Take note that a peer is ready."""
-        talk = self._session(message.from_node_id, message.session_id)
-        return [] if talk is None else self._process(talk, talk.on_ready(now), now)
+        """Start a session that the peer has accepted."""
+        session = self._session(message.from_node_id, message.session_id)
+        return (
+            []
+            if session is None
+            else self._process(session, session.on_ready(now), now)
+        )
 
     def on_data(self, batch: Sequence[RelayData], now: float) -> list[NodeOutput]:
-        """Take what was said in one session, from who says it to be itself."""
-        talk = self._session(batch[0].from_node_id, batch[0].session_id)
-        if talk is None:
+        """Process the data of one session; drop data with another sender's id."""
+        session = self._session(batch[0].from_node_id, batch[0].session_id)
+        if session is None:
             return []
-        said = [each.data for each in batch if each.from_node_id == talk.peer_id]
-        return self._process(talk, talk.receive(said, now), now)
+        data = [each.data for each in batch if each.from_node_id == session.peer_id]
+        return self._process(session, session.receive(data, now), now)
 
     def on_close(self, message: RelayClose, now: float) -> list[NodeOutput]:
-        """Take note that a peer has ended a session."""
-        talk = self._session(message.from_node_id, message.session_id)
-        if talk is None:
+        """Remove a session that the peer closed."""
+        session = self._session(message.from_node_id, message.session_id)
+        if session is None:
             return []
-        return self._close_session(talk, "the peer ended the session", now)
+        return self._close_session(session, "the peer closed the session", now)
 
     def on_left(self, node_id: str, reason: str, now: float) -> list[NodeOutput]:
-        """Take note that a peer is not there any more."""
-        guest = self._peers.get(node_id)
-        if guest is None:
+        """Remove a peer that has left the relay."""
+        peer = self._peers.get(node_id)
+        if peer is None:
             return []
-        outputs: list[NodeOutput] = [*guest.leave(reason)]
-        for talk in [*guest.sessions]:
-            outputs += self._close_session(talk, reason, now)
+        outputs: list[NodeOutput] = [*peer.leave(reason)]
+        for session in [*peer.sessions]:
+            outputs += self._close_session(session, reason, now)
         return outputs
 
     def on_not_found(self, text: str, now: float) -> list[NodeOutput]:
-        """Take note that the relay does not know whom we talk to."""
-        node_id = _NODE_ID.search(text)
+        """Remove a peer that the relay does not know; ``text`` contains its id."""
+        node_id = HEX_KEY.search(text)
         if node_id is None:
             return []
-        return self.on_left(node_id[0], "the relay does not know it any more", now)
+        return self.on_left(node_id[0], "the relay no longer knows it", now)
 
-    # What is said to peers.
+    # Sending.
 
-    def send(self, peer: str, word: Event | Command, now: float) -> list[Output]:
-        """Say something to one peer."""
-        guest = self._peers.get(peer)
-        if guest is None:
-            return []  # it has gone meanwhile
-        if isinstance(word, Dismiss):
-            return self._dismiss(guest, word, now)
-        talk = guest.session_for(word)
-        return [] if talk is None else self._send(talk, word, now)
+    def send(self, peer_id: str, message: Event | Command, now: float) -> list[Output]:
+        """Send a message to one peer; drop it if the peer has left."""
+        peer = self._peers.get(peer_id)
+        if peer is None:
+            return []
+        if isinstance(message, Dismiss):
+            return self._dismiss(peer, message, now)
+        session = peer.session_for(message)
+        return [] if session is None else self._send(session, message, now)
 
-    def send_to_all(self, word: Event | Command, now: float) -> list[Output]:
-        """Say something of us to everybody, and to whoever comes later."""
-        match word:
+    def send_to_all(self, message: Event | Command, now: float) -> list[Output]:
+        """Send this node's state to all peers, and to each peer that joins later."""
+        match message:
             case OffersChanged() | LoadChanged() | Draining() | HealthReported():
-                self._sessions.own_state[type(word)] = word
+                self._sessions.local_state[type(message)] = message
             case _:
-                raise AssertionError("nothing else is said to everybody")
+                raise AssertionError("only a node's state is sent to all peers")
         outputs: list[Output] = []
-        for talk in self._sessions.all():
-            outputs += self._send(talk, word, now)
+        for session in self._sessions.all():
+            outputs += self._send(session, message, now)
         return outputs
 
     # Private parts, in the order in which they are called.
 
     def _session(self, peer_id: str, session_id: str) -> RelaySession | None:
-        talk = self._sessions.find(session_id)
-        return talk if talk is not None and talk.peer_id == peer_id else None
+        session = self._sessions.find(session_id)
+        return session if session is not None and session.peer_id == peer_id else None
 
     def _process(
-        self, talk: RelaySession, outputs: Sequence[FromPeer | Output], now: float
+        self, session: RelaySession, outputs: Sequence[FromPeer | Output], now: float
     ) -> list[NodeOutput]:
-        """Pass on what came out of a session."""
-        heard: list[NodeOutput] = []
+        """Translate the outputs of a session into those of the node."""
+        translated: list[NodeOutput] = []
         for each in outputs:
             match each:
                 case Send(data):
-                    heard.append(self._sessions.data_message(talk, data))
+                    translated.append(self._sessions.data_message(session, data))
                 case Close(reason):
-                    heard.append(self._sessions.close_message(talk.peer_id, talk.id))
-                    heard += self._close_session(talk, reason, now)
+                    translated.append(
+                        self._sessions.close_message(session.peer_id, session.id)
+                    )
+                    translated += self._close_session(session, reason, now)
                 case Bulk():
-                    raise AssertionError("a relay carries messages, and no streams")
+                    raise AssertionError("a relay carries messages only, no streams")
                 case Notice(text):
-                    heard.append(Notice(f"node {talk.peer_id[:ID_SHOWN]}: {text}"))
+                    translated.append(
+                        Notice(f"node {session.peer_id[:ID_SHOWN]}: {text}")
+                    )
                 case PeerJoined():
-                    heard += self._join(talk, each, now)
-                case word:
-                    heard += self._receive(talk, word, now)
-        if not talk.closed:
-            self._deadlines.set(talk, talk.deadline)
-        return heard
+                    translated += self._join(session, each, now)
+                case message:
+                    translated += self._receive(session, message, now)
+        if not session.closed:
+            self._deadlines.set(session, session.deadline)
+        return translated
 
     def _join(
-        self, talk: RelaySession, met: PeerJoined, now: float
+        self, session: RelaySession, event: PeerJoined, now: float
     ) -> list[NodeOutput]:
-        guest = self._peers[talk.peer_id]
-        self._sessions.mark_admitted(talk)
-        if talk.noise_key is not None:
-            self._directory.pin_key(guest.id, talk.noise_key)
-        main = self._may_be_main(guest, talk)
+        peer = self._peers[session.peer_id]
+        self._sessions.mark_admitted(session)
+        if session.noise_key is not None:
+            self._directory.pin_key(peer.id, session.noise_key)
+        main = self._may_be_main(peer, session)
         outputs: list[NodeOutput] = []
-        if main and (older := guest.main) is not None:
-            outputs.append(self._sessions.close_message(guest.id, older.id))
-            outputs += self._close_session(older, "it has begun anew", now)
-        return [*outputs, *guest.join(talk, met, main=main)]
+        if main and (older := peer.main) is not None:
+            outputs.append(self._sessions.close_message(peer.id, older.id))
+            outputs += self._close_session(older, "the peer opened a new session", now)
+        return [*outputs, *peer.join(session, event, main=main)]
 
-    def _may_be_main(self, guest: RelayPeer, talk: RelaySession) -> bool:
-        node = self._directory.get(guest.id)
+    def _may_be_main(self, peer: RelayPeer, session: RelaySession) -> bool:
+        node = self._directory.get(peer.id)
         if (
-            talk.initiates
-            or talk.noise_key is not None
+            session.initiates
+            or session.noise_key is not None
             or node.software is PeerSoftware.SHOAL
         ):
-            return True  # one of ours that opens another has forgotten the first
-        # Gateways open one for each request; Macs keep theirs.
-        return guest.main is None and node.software is PeerSoftware.MAC
+            return True  # a Shoal peer opens a second one after losing the first
+        # Gateways open a session for each request; a Mac keeps its session.
+        return peer.main is None and node.software is PeerSoftware.MAC
 
     def _receive(
-        self, talk: RelaySession, word: FromPeer, now: float
+        self, session: RelaySession, message: FromPeer, now: float
     ) -> Sequence[NodeOutput]:
-        heard = self._peers[talk.peer_id].receive(talk, word)
-        if isinstance(heard, Rejected):
-            return self._process(talk, talk.send(heard, now), now)
-        return heard
+        received = self._peers[session.peer_id].receive(session, message)
+        if isinstance(received, Rejected):
+            return self._process(session, session.send(received, now), now)
+        return received
 
     def _close_session(
-        self, talk: RelaySession, reason: str, now: float
+        self, session: RelaySession, reason: str, now: float
     ) -> list[NodeOutput]:
-        """Draw the consequences of a session's end; the peer knows of it."""
-        talk.close(reason)
-        self._sessions.remove(talk)
-        guest = self._peers[talk.peer_id]
-        was_main = talk is guest.main
-        outputs: list[NodeOutput] = [*guest.close_session(talk, reason)]
+        """Remove a session whose end the peer knows; the main one ends all others."""
+        session.close(reason)
+        self._sessions.remove(session)
+        peer = self._peers[session.peer_id]
+        was_main = session is peer.main
+        outputs: list[NodeOutput] = [*peer.close_session(session, reason)]
         if was_main:
-            for other in [*guest.sessions]:
-                outputs.append(self._sessions.close_message(guest.id, other.id))
+            for other in [*peer.sessions]:
+                outputs.append(self._sessions.close_message(peer.id, other.id))
                 outputs += self._close_session(other, reason, now)
-        if talk.initiates or was_main:
-            guest.dial_at = max(guest.dial_at, now + _redial_delay(guest.failures))
-            guest.failures += 1
-        if not guest.sessions:
-            guest.forget_at = now + LINGER
-            self._deadlines.set(guest, min(guest.forget_at, max(now, guest.dial_at)))
+        if session.initiates or was_main:
+            peer.dial_at = max(peer.dial_at, now + _redial_delay(peer.failures))
+            peer.failures += 1
+        if not peer.sessions:
+            peer.forget_at = now + LINGER
+            self._deadlines.set(peer, min(peer.forget_at, max(now, peer.dial_at)))
         return outputs
 
-    def _dismiss(self, guest: RelayPeer, word: Dismiss, now: float) -> list[Output]:
-        guest.dial_at = now + DISMISSED_PAUSE
+    def _dismiss(self, peer: RelayPeer, command: Dismiss, now: float) -> list[Output]:
+        peer.dial_at = now + DISMISSED_PAUSE
         outputs: list[Output] = []
-        for talk in [*guest.sessions]:
-            outputs += self._send(talk, word, now)
-            if not talk.closed:
-                outputs.append(self._sessions.close_message(guest.id, talk.id))
-                self._hold_received(self._close_session(talk, word.reason, now))
-        self._hold_received(guest.leave(word.reason))
+        for session in [*peer.sessions]:
+            outputs += self._send(session, command, now)
+            if not session.closed:
+                outputs.append(self._sessions.close_message(peer.id, session.id))
+                self._hold_received(self._close_session(session, command.reason, now))
+        self._hold_received(peer.leave(command.reason))
         return outputs
 
     def _send(
-        self, talk: RelaySession, word: Event | Command, now: float
+        self, session: RelaySession, message: Event | Command, now: float
     ) -> list[Output]:
-        return self._hold_received(self._process(talk, talk.send(word, now), now))
+        return self._hold_received(
+            self._process(session, session.send(message, now), now)
+        )
 
-    def _hold_received(self, heard: Sequence[NodeOutput]) -> list[Output]:
-        """Return what is to be said; what was heard is owed."""
-        outputs: list[Output] = []
-        for each in heard:
+    def _hold_received(self, outputs: Sequence[NodeOutput]) -> list[Output]:
+        """Return the outputs for the relay; keep the messages for the next tick."""
+        to_relay: list[Output] = []
+        for each in outputs:
             if isinstance(each, PeerMessage):
                 self.pending.append(each)
             else:
-                outputs.append(each)
-        return outputs
+                to_relay.append(each)
+        return to_relay
 
 
 def _redial_delay(failures: int) -> float:
-    """Return for how long a peer is left alone, in seconds."""
+    """Return the delay before a peer is dialled again, in seconds."""
     return min(REDIAL_MAX, REDIAL_FIRST * 2.0 ** min(failures, 10))

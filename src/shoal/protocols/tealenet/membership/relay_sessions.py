@@ -1,6 +1,5 @@
-"""A node's sessions through a relay: opened, encrypted, then peer sessions."""
+"""A node's sessions through a relay: opening, encryption, and peer session."""
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     RelayReady,
     encode,
 )
-from shoal.protocols.tealenet.codec.signatures import noise_binding
+from shoal.protocols.tealenet.codec.signatures import HEX_KEY, noise_binding
 from shoal.protocols.tealenet.encryption.secure_session import (
     DataToSend,
     MessageReceived,
@@ -42,21 +41,20 @@ from shoal.protocols.tealenet.membership.node_directory import KnownNode, is_bou
 from shoal.protocols.tealenet.peer import PeerDescription, PeerSoftware, TealeConnection
 from shoal.protocols.tealenet.peer_session import FromPeer, TealePeerSession
 
-READY_TIMEOUT = 4.0  # seconds for the peer to say that it is ready, as gateways have it
-SILENCE_TIMEOUT = 60.0  # seconds that who opened a session may take to say something
+READY_TIMEOUT = 4.0  # seconds to wait for relayReady, as gateways do
+SILENCE_TIMEOUT = 60.0  # seconds to wait for the first data in a session
 
 NewPeerSession: TypeAlias = Callable[[Protection, float], TealePeerSession]
-"""Begins a conversation, given who can read along, and the time."""
+"""Returns the peer session for a protection, at a time."""
 
 StateEvents: TypeAlias = Callable[[], Sequence[Event]]
-"""Returns what every peer is told of us when a conversation begins."""
+"""Returns this node's state, which each new session sends first."""
 
 
 class RelaySession:
-    """A session with one peer.  ``initiates``: it was opened here.
+    """A session with one peer.  ``initiates``: this node opened it.
 
-    What it returns is for its node: a Send has what is to be carried to the peer, and
-    a Close says that the session is over.
+    A Send that it returns has data for the peer; a Close means that the session ended.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class RelaySession:
         self.peer_id = parties.peer_id
         self.initiates = initiates
         self.closed = False
-        self.admitted = False  # whether the peer was let in
+        self.admitted = False
         self.peer_session: TealePeerSession | None = None
         self._secure = SecureSession(parties, initiates=initiates)
         self._new_peer_session = new_peer_session
@@ -92,11 +90,11 @@ class RelaySession:
 
     @property
     def noise_key(self) -> bytes | None:
-        """The key for Noise that the peer turned out to have."""
+        """The peer's Noise key, once the handshake has proved it."""
         return self._secure.noise_key
 
     def on_ready(self, now: float) -> Sequence[FromPeer | Output]:
-        """Take note that the peer is ready to hear; once is enough."""
+        """Start the session at the peer's first relayReady."""
         if self._ready or self.closed:
             return ()
         self._ready = True
@@ -106,7 +104,7 @@ class RelaySession:
     def receive(
         self, batch: Sequence[bytes], now: float
     ) -> Sequence[FromPeer | Output]:
-        """Take what the relay carried here, all that came together."""
+        """Process the data that arrived together."""
         if self.closed or not self._ready:
             return ()
         steps: list[SecureOutput] = []
@@ -121,23 +119,23 @@ class RelaySession:
             outputs.append(self.close(str(failure)))
         return outputs
 
-    def send(self, word: Event | Command, now: float) -> Sequence[Output]:
-        """Say something; before the conversation has begun there is nobody to hear."""
+    def send(self, message: Event | Command, now: float) -> Sequence[Output]:
+        """Send a message to the peer; drop it before the peer session has started."""
         if self.closed or self.peer_session is None:
             return ()
-        said = self.peer_session.send(word, now)
-        return [each for output in said for each in self._encrypt(output)]
+        outputs = self.peer_session.send(message, now)
+        return [each for output in outputs for each in self._encrypt(output)]
 
     def update_description(
         self, description: PeerDescription, now: float
     ) -> Sequence[FromPeer | Output]:
-        """Take what the relay tells of the peer."""
+        """Apply what the relay reports about the peer."""
         if self.closed or self.peer_session is None:
             return ()
         return self._encrypt_all(self.peer_session.update_description(description, now))
 
     def tick(self, now: float) -> Sequence[FromPeer | Output]:
-        """Act on time passing."""
+        """Handle deadlines."""
         if self.closed:
             return ()
         if self.peer_session is not None:
@@ -154,7 +152,7 @@ class RelaySession:
     def _timeout_reason(self) -> str:
         if not self._ready:
             return f"the peer was not ready within {READY_TIMEOUT:g} s"
-        return f"the peer said nothing within {SILENCE_TIMEOUT:g} s"
+        return f"the peer sent nothing within {SILENCE_TIMEOUT:g} s"
 
     def _guarded(
         self, act: Callable[[float], Sequence[SecureOutput]], now: float
@@ -169,36 +167,36 @@ class RelaySession:
         self, steps: Sequence[SecureOutput], now: float
     ) -> list[FromPeer | Output]:
         outputs: list[FromPeer | Output] = []
-        heard: list[Data] = []
+        received: list[Data] = []
         for step in steps:
             match step:
                 case MessageReceived(data):
-                    heard.append(data)
+                    received.append(data)
                 case DataToSend(data):
                     outputs.append(Send(data))
                 case Notice():
                     outputs.append(step)
-        settled = self._secure.protection
-        if self.peer_session is None and settled is not None:
-            self.peer_session = self._new_peer_session(settled, now)
+        protection = self._secure.protection
+        if self.peer_session is None and protection is not None:
+            self.peer_session = self._new_peer_session(protection, now)
             outputs += self._encrypt_all(self.peer_session.tick(now))
-            for word in self._state_events():
-                outputs += self.send(word, now)
-        if heard and self.peer_session is not None and not self.closed:
-            outputs += self._encrypt_all(self.peer_session.receive(heard, now))
+            for event in self._state_events():
+                outputs += self.send(event, now)
+        if received and self.peer_session is not None and not self.closed:
+            outputs += self._encrypt_all(self.peer_session.receive(received, now))
         return outputs
 
     def _encrypt_all(
-        self, said: Sequence[FromPeer | Output]
+        self, outputs: Sequence[FromPeer | Output]
     ) -> list[FromPeer | Output]:
-        outputs: list[FromPeer | Output] = []
-        for each in said:
+        encrypted: list[FromPeer | Output] = []
+        for each in outputs:
             if isinstance(each, Send | Close):
-                outputs += self._encrypt(each)
+                encrypted += self._encrypt(each)
             else:
                 self.admitted = self.admitted or isinstance(each, PeerJoined)
-                outputs.append(each)
-        return outputs
+                encrypted.append(each)
+        return encrypted
 
     def _encrypt(self, output: Output) -> Sequence[Output]:
         match output:
@@ -218,109 +216,104 @@ class RelaySession:
 
 
 SESSIONS_MAX = 8192  # open at a time
-UNADMITTED_MAX = 1024  # of them by peers that were not let in, or not yet
+UNADMITTED_MAX = 1024  # of them whose peer is not admitted
 ID_MAX = 256  # characters of a session's id
-SILENCE_MAX = 3600.0  # seconds without a heartbeat, where none is to be expected
-ID_SIZE = 16  # bytes of one of ours
+SILENCE_MAX = 3600.0  # seconds without heartbeats from a peer that sends none
+ID_SIZE = 16  # bytes of an id that this node chooses
 
 AddressOf: TypeAlias = Callable[[str], str]
-"""Returns where the node of an id comes from; empty where that is not known."""
+"""Returns the network address of a node by its id; empty if it is unknown."""
 
 
 def unknown_address(node_id: str) -> str:
-    """Return that it is not known."""
+    """Return the empty address, at relays that do not tell addresses."""
     return ""
 
 
-_NODE_ID = re.compile("[0-9a-f]{64}")
-
-
 class RelaySessions:
-    """All sessions of a node.  Their ids differ in more than case.
+    """All sessions of a node, by their ids without regard to case.
 
-    ``own_state`` is what everybody is told of us, by its kind.
+    ``local_state`` has this node's state, by event type: each session sends it.
     """
 
     def __init__(
-        self, own: TealeLocalNode, identity: Identity, address_of: AddressOf
+        self, local: TealeLocalNode, identity: Identity, address_of: AddressOf
     ) -> None:
-        self._own, self._identity = own, identity
+        self._local, self._identity = local, identity
         self._address_of = address_of
         self.id = identity.public_key.hex()
         self._signature = identity.sign(noise_binding(identity.exchange_key))
         self._sessions: dict[str, RelaySession] = {}  # by their ids in upper case
-        self._unadmitted: dict[
-            RelaySession, None
-        ] = {}  # whose peers are not let in, in order
-        self.own_state: dict[type, Event] = {}
+        self._unadmitted: dict[RelaySession, None] = {}  # in order of opening
+        self.local_state: dict[type, Event] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     def all(self) -> Iterable[RelaySession]:
-        """Return them, as they are now."""
+        """Return a copy of the current sessions."""
         return [*self._sessions.values()]
 
     def find(self, session_id: str) -> RelaySession | None:
-        """Return the session of an id."""
+        """Return the session with an id."""
         return self._sessions.get(session_id) or self._sessions.get(session_id.upper())
 
     def can_accept(self, peer_id: str, session_id: str) -> bool:
-        """Say whether there is room for a session that a peer wants to open."""
+        """Return whether a peer may open a session under an id."""
         return (
-            _NODE_ID.fullmatch(peer_id) is not None
+            HEX_KEY.fullmatch(peer_id) is not None
             and peer_id != self.id
             and 0 < len(session_id) <= ID_MAX
             and len(self._sessions) < SESSIONS_MAX
         )
 
     def open_outbound(self, node: KnownNode, now: float) -> tuple[RelaySession, Send]:
-        """Open a session; return it and what to say."""
-        session_id = uuid_from(self._own.random_bytes(ID_SIZE))
-        talk = self._open(node, session_id, now, begins=True)
-        return talk, Send(encode(RelayOpen(self.id, node.id, session_id)))
+        """Open a session; return it and its relayOpen."""
+        session_id = uuid_from(self._local.random_bytes(ID_SIZE))
+        session = self._open(node, session_id, now, initiates=True)
+        return session, Send(encode(RelayOpen(self.id, node.id, session_id)))
 
     def accept(self, node: KnownNode, session_id: str, now: float) -> RelaySession:
-        """Take a session that a peer opens."""
-        talk = self._open(node, session_id, now, begins=False)
-        self._unadmitted[talk] = None
-        return talk
+        """Accept a session that a peer opens."""
+        session = self._open(node, session_id, now, initiates=False)
+        self._unadmitted[session] = None
+        return session
 
-    def mark_admitted(self, talk: RelaySession) -> None:
-        """Take note that the peer was let in."""
-        self._unadmitted.pop(talk, None)
+    def mark_admitted(self, session: RelaySession) -> None:
+        """Mark the peer of a session as admitted."""
+        self._unadmitted.pop(session, None)
 
     @property
     def excess(self) -> RelaySession | None:
-        """The session that has to end, so that others can be let in."""
+        """The session to end if more than ``UNADMITTED_MAX`` wait for admission."""
         if len(self._unadmitted) <= UNADMITTED_MAX:
             return None
         return next(iter(self._unadmitted))
 
-    def remove(self, talk: RelaySession) -> None:
-        """Forget a session."""
-        self._sessions.pop(talk.id.upper(), None)
-        self._unadmitted.pop(talk, None)
+    def remove(self, session: RelaySession) -> None:
+        """Remove a session that ended."""
+        self._sessions.pop(session.id.upper(), None)
+        self._unadmitted.pop(session, None)
 
-    # What is said in a session, or about one.
+    # Messages in a session, or about one.
 
     def ready_message(self, peer_id: str, session_id: str) -> Send:
-        """Return that a session may be used."""
+        """Return the relayReady of a session."""
         return Send(encode(RelayReady(self.id, peer_id, session_id)))
 
     def close_message(self, peer_id: str, session_id: str) -> Send:
-        """Return that a session is over."""
+        """Return the relayClose of a session."""
         return Send(encode(RelayClose(self.id, peer_id, session_id)))
 
-    def data_message(self, talk: RelaySession, data: Data) -> Send:
-        """Return what a session's data is to the relay."""
+    def data_message(self, session: RelaySession, data: Data) -> Send:
+        """Return the relayData of a session."""
         message = data if isinstance(data, bytes) else data.encode()
-        return Send(encode(RelayData(self.id, talk.peer_id, talk.id, message)))
+        return Send(encode(RelayData(self.id, session.peer_id, session.id, message)))
 
     def answer_message(self, offer: RelayOffer) -> Send:
-        """Answer a peer that would rather connect directly: only the relay will do."""
+        """Return an answer that makes the peer continue to use the relay."""
         peer_id, session_id = offer.from_node_id, offer.session_id
-        # With a NAT like this at one end, Macs do not even try.
+        # Macs do not try to connect directly to a node behind a symmetric NAT.
         key = self._identity.exchange_key.hex()
         info = NatConnectionInfo("", 0, "symmetric", wg_public_key=key)
         text = f"{self.id}:{peer_id}:{session_id}".encode(errors="replace")
@@ -330,58 +323,60 @@ class RelaySessions:
     # Private parts, in the order in which they are called.
 
     def _open(
-        self, node: KnownNode, session_id: str, now: float, *, begins: bool
+        self, node: KnownNode, session_id: str, now: float, *, initiates: bool
     ) -> RelaySession:
-        ends = SessionParties(
-            own=self._identity,
-            own_id=self.id,
+        parties = SessionParties(
+            identity=self._identity,
+            local_id=self.id,
             peer_id=node.id,
             session_id=session_id,
-            random_bytes=self._own.random_bytes,
+            random_bytes=self._local.random_bytes,
             is_bound=partial(is_bound, node.id),
             signature=self._signature,
-            epoch=self._own.epoch,
+            epoch=self._local.epoch,
             noise_key=node.noise_key,
             teale_key=node.teale_key,
         )
-        converse = partial(self._new_peer_session, node, begins)
-        talk = RelaySession(
-            ends,
-            initiates=begins,
-            new_peer_session=converse,
+        new_peer_session = partial(self._new_peer_session, node, initiates)
+        session = RelaySession(
+            parties,
+            initiates=initiates,
+            new_peer_session=new_peer_session,
             state_events=self._state_events,
             now=now,
         )
-        self._sessions[session_id.upper()] = talk
-        return talk
+        self._sessions[session_id.upper()] = session
+        return session
 
     def _new_peer_session(
-        self, node: KnownNode, begins: bool, protection: Protection, now: float
+        self, node: KnownNode, initiates: bool, protection: Protection, now: float
     ) -> TealePeerSession:
-        own = self._own
-        if isinstance(offered := self.own_state.get(OffersChanged), OffersChanged):
-            own = replace(own, offers=offered.offers)
+        local = self._local
+        if isinstance(changed := self.local_state.get(OffersChanged), OffersChanged):
+            local = replace(local, offers=changed.offers)
         noise = protection is Protection.NOISE
-        caller = TealeConnection(
-            dialled=begins,
+        connection = TealeConnection(
+            dialled=initiates,
             name=node.id,
             software=PeerSoftware.SHOAL if noise else node.software,
             description=node.description,
             address=self._address_of(node.id),
             protection=protection,
         )
-        return TealePeerSession(own, caller, _link_profile(caller.software))
+        return TealePeerSession(local, connection, _link_profile(connection.software))
 
     def _state_events(self) -> Sequence[Event]:
         return [
-            word for kind, word in self.own_state.items() if kind is not OffersChanged
+            event
+            for kind, event in self.local_state.items()
+            if kind is not OffersChanged
         ]
 
 
 def _link_profile(software: PeerSoftware) -> LinkProfile:
-    """Return how long a peer may be silent, beside the rest."""
+    """Return the link's profile; it depends on how long a peer may be silent."""
     if software is PeerSoftware.RUST:
-        # Its nodes hear nothing while they answer a request, and its gateways never
-        # say how they are: the relay tells when they are gone.
+        # Rust nodes read nothing while they answer a request, and gateways never send
+        # heartbeats: the relay reports when they leave.
         return replace(WAN, degraded_after=SILENCE_MAX, disconnected_after=SILENCE_MAX)
     return WAN

@@ -28,7 +28,7 @@ class NodeLink:
     ``read_at`` it may be read from again.
     """
 
-    link: int
+    id: int
     origin: LinkOrigin
     unregistered_since: float
     messages: RateBucket
@@ -62,11 +62,11 @@ class NodeLinks:
     def __iter__(self) -> Iterator[NodeLink]:
         return iter(list(self._by_link.values()))
 
-    def get(self, link: int) -> NodeLink | None:
+    def get(self, link_id: int) -> NodeLink | None:
         """Return the link of that number; None once it is being closed."""
-        return self._by_link.get(link)
+        return self._by_link.get(link_id)
 
-    def add(self, link: int, address: str, now: float) -> bool:
+    def add(self, link_id: int, address: str, now: float) -> bool:
         """Take a link, if there is room for it."""
         limits = self._limits
         origin = self._origins.get(address)
@@ -76,8 +76,8 @@ class NodeLinks:
             return False
         self._origins[address] = origin
         origin.links += 1
-        self._by_link[link] = NodeLink(
-            link,
+        self._by_link[link_id] = NodeLink(
+            link_id,
             origin,
             now,
             RateBucket.full(limits.messages, now),
@@ -88,21 +88,21 @@ class NodeLinks:
         )
         return True
 
-    def remove(self, line: NodeLink) -> None:
+    def remove(self, link: NodeLink) -> None:
         """Forget a link that has ended, or is to end."""
-        del self._by_link[line.link]
-        line.origin.links -= 1
-        if not line.origin.links:
-            del self._origins[line.origin.address]
+        del self._by_link[link.id]
+        link.origin.links -= 1
+        if not link.origin.links:
+            del self._origins[link.origin.address]
 
 
-def error_to(line: NodeLink, code: str, why: str) -> RelaySend:
+def error_to(link: NodeLink, code: str, message: str) -> RelaySend:
     """Return an error."""
-    return RelaySend(line.link, encode(RelayError(code, why)))
+    return RelaySend(link.id, encode(RelayError(code, message)))
 
 
-def rate_limited(line: NodeLink, what: str, seconds: float) -> RelaySend:
+def rate_limited(link: NodeLink, what: str, seconds: float) -> RelaySend:
     """Return the error for too much of something."""
     wait = ceil(seconds)
     why = f"Too many {what}; try again in {wait} s"
-    return RelaySend(line.link, encode(RelayError("rate_limited", why, wait)))
+    return RelaySend(link.id, encode(RelayError("rate_limited", why, wait)))

@@ -18,9 +18,9 @@ from shoal.protocols.tealenet.codec.relay_messages import (
 )
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 
-KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
+HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 SIGNATURE = re.compile(r"[0-9a-fA-F]{128}", re.ASCII)
-NODE_COST = 1024  # bytes that a node takes beside its capabilities, about
+NODE_OVERHEAD = 1024  # bytes that a node takes beside its capabilities, about
 
 Verify = Callable[[bytes, bytes, bytes], bool]
 """Takes a key, a signature and a message; see ``ProtocolContext.verify``."""
@@ -46,9 +46,9 @@ class NodeProfile:
     tier: float
 
     @property
-    def cost(self) -> int:
+    def size(self) -> int:
         """How many bytes are kept of it, about."""
-        return NODE_COST + memoryview(self.capabilities).nbytes
+        return NODE_OVERHEAD + memoryview(self.capabilities).nbytes
 
     def matches(self, wanted: DiscoverFilter | None) -> bool:
         """Say whether it is to be told of.  Of tiers, 1 is the most capable."""
@@ -73,7 +73,7 @@ class NodeRecord:
     """
 
     id: str
-    link: int
+    link_id: int
     profile: NodeProfile
     last_heard: float
     proven: bool
@@ -88,18 +88,18 @@ def read_registration(payload: Mapping[str, Any]) -> RelayRegister:
     Raises BadRelayMessage.
     """
     if not payload.get("nodeID"):
-        raise _refused("Missing nodeID in register payload")
+        raise _invalid_registration("Missing nodeID in register payload")
     try:
         message = decode_payload("register", {**_REGISTER_DEFAULTS, **payload})
     except BadRelayMessage as error:
-        raise _refused(str(error)) from error
+        raise _invalid_registration(str(error)) from error
     assert isinstance(message, RelayRegister), "this is what that kind is read as"
-    if not KEY.fullmatch(message.node_id):
-        raise _refused(
+    if not HEX_KEY.fullmatch(message.node_id):
+        raise _invalid_registration(
             "nodeID: expected an Ed25519 public key: 64 hex digits, lower case"
         )
     if message.public_key != message.node_id:
-        raise _refused("publicKey: expected the same as nodeID")
+        raise _invalid_registration("publicKey: expected the same as nodeID")
     return message
 
 
@@ -107,7 +107,9 @@ def check_signature(message: RelayRegister, verifies: Verify) -> None:
     """Raise BadRelayMessage unless the id's key signed the id."""
     text = message.node_id.encode()
     if not _is_signed(message.node_id, message.signature, text, verifies):
-        raise _refused("signature: not one of nodeID's text by the key that it names")
+        raise _invalid_registration(
+            "signature: not one of nodeID's text by the key that it names"
+        )
 
 
 def check_proof(
@@ -120,7 +122,7 @@ def check_proof(
         or proof.challenge != challenge
         or not _is_signed(message.node_id, proof.proof, text, verifies)
     ):
-        raise _refused(
+        raise _invalid_registration(
             "shoal.proof: not a signature of this connection's challenge by nodeID's "
             "key; register without it to get a challenge"
         )
@@ -138,12 +140,12 @@ def node_profile(message: RelayRegister, limits: RelayLimits) -> NodeProfile:
     said = message.capabilities
     written = msgspec.json.encode(said)
     if len(written) > limits.capabilities_max:
-        raise _refused(
+        raise _invalid_registration(
             f"capabilities of {len(written)} bytes, at most {limits.capabilities_max}"
         )
     key = message.wg_public_key
-    if key is not None and not KEY.fullmatch(key):
-        raise _refused(
+    if key is not None and not HEX_KEY.fullmatch(key):
+        raise _invalid_registration(
             "wgPublicKey: expected an X25519 public key: 64 hex digits, lower case"
         )
     hardware = said.get("hardware")
@@ -189,14 +191,14 @@ def discover_entries(
             break
         if node is not asker and node.profile.matches(wanted):
             entries.append(_entry(node, epoch))
-            size += node.profile.cost
+            size += node.profile.size
     return entries
 
 
 # Private parts, in the order in which they are called.
 
 
-def _refused(why: str) -> BadRelayMessage:
+def _invalid_registration(why: str) -> BadRelayMessage:
     return BadRelayMessage("invalid_register", why)
 
 

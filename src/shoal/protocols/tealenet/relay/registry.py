@@ -48,8 +48,8 @@ from shoal.protocols.tealenet.relay.nodes import (
 )
 from shoal.protocols.tealenet.relay.routed_sessions import RoutedSessions
 
-GATHER = 0.02  # seconds for which news are gathered
-GATHER_EACH = 0.0001  # seconds for each node, where that is more
+BATCH_DELAY = 0.02  # seconds for which news are gathered
+BATCH_DELAY_PER_NODE = 0.0001  # seconds for each node, where that is more
 PENDING_MAX = 1024  # news that are gathered before they are told at once
 BATCH_LINKS = 500  # links
 
@@ -82,7 +82,7 @@ class PresenceBroadcast:
             self._sending, self._next = tuple(self._next), []
             for node in self._nodes:
                 if node.announced < len(self._sending):
-                    self._waiting.append((node.link, node.announced))
+                    self._waiting.append((node.link_id, node.announced))
                 node.announced = 0
         some = self._waiting[:BATCH_LINKS]
         del self._waiting[:BATCH_LINKS]
@@ -93,7 +93,7 @@ class PresenceBroadcast:
         return (RelayBroadcast(self._sending, some),) if some else ()
 
     def _due(self, now: float) -> float:
-        return now + max(GATHER, GATHER_EACH * len(self._nodes))
+        return now + max(BATCH_DELAY, BATCH_DELAY_PER_NODE * len(self._nodes))
 
 
 SINCE_2001 = -978_307_200.0  # seconds to add to Unix time for the wire's own
@@ -113,86 +113,86 @@ class NodeRegistry:
 
     def __init__(
         self,
-        setting: ProtocolContext,
+        context: ProtocolContext,
         limits: RelayLimits,
         links: NodeLinks,
         sessions: RoutedSessions,
     ) -> None:
-        self._setting = setting
+        self._context = context
         self._limits = limits
         self._links = links
         self._sessions = sessions
-        identity = setting.identity
+        identity = context.identity
         self._host = RelayHost(identity.public_key.hex(), *noise_fields(identity))
-        self._epoch = setting.epoch + SINCE_2001
+        self._epoch = context.epoch + SINCE_2001
         self._stored_size = 0  # bytes, about
         self.nodes: dict[str, NodeRecord] = {}
         self.presence = PresenceBroadcast(self.nodes.values())
 
     def register(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
         """Register a node, again or at last, or ask it for a proof.
 
         Raises BadRelayMessage.
         """
-        if wait := line.registrations.try_charge_one(now):
-            return (rate_limited(line, "registrations", wait),)
+        if wait := link.registrations.try_charge_one(now):
+            return (rate_limited(link, "registrations", wait),)
         message = read_registration(payload)
-        before = line.node
+        before = link.node
         if before is not None and before.id != message.node_id:
             raise BadRelayMessage(
                 "invalid_register",
                 "nodeID: another one is registered on this connection; use one "
                 "connection for each",
             )
-        verifies = self._setting.verify
+        verifies = self._context.verify
         if before is None or before.profile.signature != message.signature:
             check_signature(message, verifies)
         proven = before is not None and before.proven
         if not isinstance(message.shoal, RegistrationProof):
             if not proven and knows_extension(message.capabilities):
                 # The signature may be a copy: it is the same each time.
-                line.challenge = (
-                    line.challenge or self._setting.random_bytes(CHALLENGE_SIZE).hex()
+                link.challenge = (
+                    link.challenge or self._context.random_bytes(CHALLENGE_SIZE).hex()
                 )
-                challenge = RelayRegisterChallenge(line.challenge)
-                return (RelaySend(line.link, encode(challenge)),)
+                challenge = RelayRegisterChallenge(link.challenge)
+                return (RelaySend(link.id, encode(challenge)),)
         else:
-            check_proof(message, message.shoal, line.challenge, verifies)
+            check_proof(message, message.shoal, link.challenge, verifies)
             proven = True
         said = node_profile(message, self._limits)
         return [
-            *self._store(line, message.node_id, said, now, proven=proven),
-            self._acknowledge(line.link, message.node_id, said, now),
+            *self._store(link, message.node_id, said, now, proven=proven),
+            self._acknowledge(link.id, message.node_id, said, now),
         ]
 
     def discover(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
         """Say who is there.  Raises BadRelayMessage."""
-        asker = line.registered_node
-        if wait := line.discoveries.try_charge_one(now):
-            return (rate_limited(line, "questions", wait),)
+        asker = link.registered_node
+        if wait := link.discoveries.try_charge_one(now):
+            return (rate_limited(link, "questions", wait),)
         # Who asks is known: what it calls itself does not matter.
         message = decode_payload(kind, {**payload, "requestingNodeID": asker.id})
         assert isinstance(message, Discover), "this is what that kind is read as"
         # Each question may lead to a look at all nodes, and those who ask from one
         # address may be many as well.
-        if wait := line.origin.lookups.try_charge(len(self.nodes), now):
-            return (rate_limited(line, "questions", wait),)
-        first = int.from_bytes(self._setting.random_bytes(8)) % len(self.nodes)
+        if wait := link.origin.lookups.try_charge(len(self.nodes), now):
+            return (rate_limited(link, "questions", wait),)
+        first = int.from_bytes(self._context.random_bytes(8)) % len(self.nodes)
         peers = discover_entries(
             self.nodes, asker, message.filter, self._limits, first, self._epoch
         )
         return (
-            RelaySend(line.link, encode_envelope("discoverResponse", {"peers": peers})),
+            RelaySend(link.id, encode_envelope("discoverResponse", {"peers": peers})),
         )
 
     def remove(self, node: NodeRecord, now: float) -> Sequence[RelayOutput]:
         """Forget a node and tell the others."""
         del self.nodes[node.id]
-        self._stored_size -= node.profile.cost
+        self._stored_size -= node.profile.size
         self.presence.add(encode(RelayPeerLeft(node.id, node.profile.name)), now)
         return self._close_sessions(node)
 
@@ -205,7 +205,7 @@ class NodeRegistry:
                 if now - line.unregistered_since >= self._limits.registration_timeout:
                     self._links.remove(line)
                     code, why = CLOSE_UNREGISTERED
-                    outputs.append(RelaySend(line.link, why, code))
+                    outputs.append(RelaySend(line.id, why, code))
             elif now - node.last_heard >= self._limits.node_ttl:
                 line.node, line.unregistered_since = None, now
                 outputs += self.remove(node, now)
@@ -217,15 +217,15 @@ class NodeRegistry:
 
     def _store(
         self,
-        line: NodeLink,
+        link: NodeLink,
         node_id: str,
-        said: NodeProfile,
+        profile: NodeProfile,
         now: float,
         *,
         proven: bool,
     ) -> Sequence[RelayOutput]:
         """Let a node in, or let it say something else of itself."""
-        node = line.node
+        node = link.node
         holder = self.nodes.get(node_id)
         if node is None and holder is not None and holder.proven and not proven:
             raise BadRelayMessage(
@@ -233,7 +233,7 @@ class NodeRegistry:
                 "nodeID: registered by a node that has proved its key, which can only "
                 "be replaced by one that does so",
             )
-        kept = self._stored_size + said.cost - (holder.profile.cost if holder else 0)
+        kept = self._stored_size + profile.size - (holder.profile.size if holder else 0)
         if kept > self._limits.stored_size or (
             holder is None and len(self.nodes) >= self._limits.nodes
         ):
@@ -242,29 +242,29 @@ class NodeRegistry:
             )
         self._stored_size = kept
         if node is not None:
-            node.profile, node.proven = said, proven
+            node.profile, node.proven = profile, proven
             return ()
-        line.node = self.nodes[node_id] = node = NodeRecord(
-            node_id, line.link, said, now, proven, line.origin.address
+        link.node = self.nodes[node_id] = node = NodeRecord(
+            node_id, link.id, profile, now, proven, link.origin.address
         )
         if holder is None:
-            self.presence.add(encode(RelayPeerJoined(node_id, said.name)), now)
+            self.presence.add(encode(RelayPeerJoined(node_id, profile.name)), now)
             self.presence.skip(node)
             return ()
         node.announced = holder.announced
         code, why = CLOSE_REPLACED
-        older = self._links.get(holder.link)
+        older = self._links.get(holder.link_id)
         assert older is not None, "with its line a node goes"
         self._links.remove(older)
-        return [*self._close_sessions(holder), RelaySend(holder.link, why, code)]
+        return [*self._close_sessions(holder), RelaySend(holder.link_id, why, code)]
 
     def _acknowledge(
-        self, link: int, node_id: str, said: NodeProfile, now: float
+        self, link_id: int, node_id: str, profile: NodeProfile, now: float
     ) -> RelayOutput:
         lifetime = int(self._limits.node_ttl)
-        host = self._host if said.extended else UNSET
+        host = self._host if profile.extended else UNSET
         ack = RelayRegisterAck(node_id, self._epoch + now, lifetime, host)
-        return RelaySend(link, encode(ack))
+        return RelaySend(link_id, encode(ack))
 
     def _close_sessions(self, node: NodeRecord) -> Sequence[RelayOutput]:
         """End a node's sessions in its name, for those who expect a relay to do that.
@@ -277,5 +277,5 @@ class NodeRegistry:
             assert other is not None, "it is one of the session's two"
             if other.profile.extended:
                 closing = RelayClose(node.id, other.id, session.id)
-                outputs.append(RelaySend(other.link, encode(closing)))
+                outputs.append(RelaySend(other.link_id, encode(closing)))
         return outputs

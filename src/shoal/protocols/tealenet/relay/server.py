@@ -38,11 +38,11 @@ LIMITS = RelayLimits()
 class RelayServer:
     """A Switch between nodes."""
 
-    def __init__(self, setting: ProtocolContext, limits: RelayLimits = LIMITS) -> None:
+    def __init__(self, context: ProtocolContext, limits: RelayLimits = LIMITS) -> None:
         self._limits = limits
         self._links = NodeLinks(limits)
         self._sessions = RoutedSessions(limits)
-        self._registry = NodeRegistry(setting, limits, self._links, self._sessions)
+        self._registry = NodeRegistry(context, limits, self._links, self._sessions)
         self._sweep_due: float | None = None
         self._handlers: Mapping[str, _Handler] = {
             "register": self._registry.register,
@@ -91,7 +91,7 @@ class RelayServer:
     def address_of(self, node_id: str) -> str:
         """Return where a node comes from; empty if it is not there."""
         node = self._registry.nodes.get(node_id)
-        line = None if node is None else self._links.get(node.link)
+        line = None if node is None else self._links.get(node.link_id)
         return "" if line is None else line.origin.address
 
     def link_closed(self, link: int, now: float) -> Sequence[RelayOutput]:
@@ -123,26 +123,26 @@ class RelayServer:
     # What each kind of message leads to; all raise BadRelayMessage.
 
     def _forward_signal(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        _, other, _ = self._endpoints(line, kind, payload)
-        if wait := line.openings.try_charge_one(now):
-            return (rate_limited(line, "offers", wait),)
-        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+        _, other, _ = self._endpoints(link, kind, payload)
+        if wait := link.openings.try_charge_one(now):
+            return (rate_limited(link, "offers", wait),)
+        return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _open_session(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        node, other, session_id = self._endpoints(line, kind, payload)
-        if wait := line.openings.try_charge_one(now):
-            return (rate_limited(line, "sessions", wait),)
+        node, other, session_id = self._endpoints(link, kind, payload)
+        if wait := link.openings.try_charge_one(now):
+            return (rate_limited(link, "sessions", wait),)
         self._sessions.open(session_id, node, other)
-        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+        return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _forward(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        node, other, session_id = self._endpoints(line, kind, payload)
+        node, other, session_id = self._endpoints(link, kind, payload)
         if not self._sessions.is_open(session_id, node, other):
             raise BadRelayMessage(
                 "session_not_found",
@@ -151,28 +151,28 @@ class RelayServer:
             )
         if kind == "relayData":
             check_data(payload.get("data"))
-        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+        return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _close_session(
-        self, line: NodeLink, kind: str, payload: dict[str, Any], now: float
+        self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
         try:
-            node, other, session_id = self._endpoints(line, kind, payload)
+            node, other, session_id = self._endpoints(link, kind, payload)
         except _NotConnected:
             return ()  # with the peer the session went
         if not self._sessions.is_open(session_id, node, other):
             return ()  # both ends may have closed it at once
         self._sessions.close(session_id)
-        return (RelaySend(other.link, encode_envelope(kind, payload)),)
+        return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _endpoints(
-        self, line: NodeLink, kind: str, payload: dict[str, Any]
+        self, link: NodeLink, kind: str, payload: dict[str, Any]
     ) -> tuple[NodeRecord, NodeRecord, str]:
         """Return who says this, to whom, and in which session.
 
         Raises BadRelayMessage unless both are there and the sender is itself.
         """
-        node = line.registered_node
+        node = link.registered_node
         sender, target = payload.get("fromNodeID"), payload.get("toNodeID")
         session_id = payload.get("sessionID")
         if (
@@ -211,7 +211,7 @@ class _NotConnected(BadRelayMessage):
 
 
 def _unsupported(
-    line: NodeLink, kind: str, payload: dict[str, Any], now: float
+    link: NodeLink, kind: str, payload: dict[str, Any], now: float
 ) -> Sequence[RelayOutput]:
     shown = kind[:SHOWN_MAX]
     raise BadRelayMessage("unsupported_message", f"Unsupported relay message: {shown}")
