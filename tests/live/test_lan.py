@@ -161,7 +161,7 @@ def test_stranger_on_the_network_gets_nothing(
     here = one.serve(*EVERYWHERE)  # with a join token, and no passcode
     there = other.serve(*flags)
     with_model(one, here, "tiny")
-    eventually(lambda: "is not let in" in here.program.errors, "they have met")
+    eventually(lambda: "is not admitted" in here.program.errors, "they have met")
 
     with pytest.raises(APIStatusError, match="tiny"):
         other.ask(there, "ping", "tiny")

@@ -115,7 +115,7 @@ def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
         (MEMBER, Config(), "--token"),
         (replace(MEMBER, token="wrong"), Config(), "Invalid token: check --token"),
         (replace(MEMBER, passcode="a"), Config(passcode="b"), "another passcode"),
-        (MEMBER, Config(passcode="b"), "has a passcode"),
+        (MEMBER, Config(passcode="b"), "requires a passcode"),
     ],
 )
 def test_a_refusal_is_final_and_says_what_to_do(

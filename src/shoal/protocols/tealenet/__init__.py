@@ -1,4 +1,4 @@
-"""TealeNet: peers on the local network and through relays, who serve and ask alike.
+"""TealeNet: peers on the local network and through relays serve and submit jobs.
 
 Source: TealeNet's documents on cluster and relay messages, and exchanges recorded with
 the real programs; see ``docs/protocols/tealenet.md``.
@@ -47,42 +47,40 @@ from shoal.protocols.tealenet.relay.server import RelayServer
 __all__ = ["PROTOCOL", "Config"]
 
 SERVICE = "_teale._tcp"
-VERSION = "1"  # of what is announced
-RANK = 10  # before wires on which any query means a worker
+VERSION = "1"  # of the service announcement
+RANK = 10  # before the protocols that claim every upgrade with a query
 
 
 def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
-    """Return every way to peers that the configuration allows, and our own relay.
+    """Return the endpoints that the configuration enables, and Shoal's own relay.
 
     Raises ConfigError for an address that cannot be dialled.
     """
-    own = coordinator_node(config, context)
-    desk = DeviceConnections(own.device_id, LAN.disconnected_after)
-    pinned = PinnedKeys()
-    found: list[Endpoint] = [_relay_route(own, context, pinned)]
+    local = coordinator_node(config, context)
+    connections = DeviceConnections(local.device_id, LAN.disconnected_after)
+    pinned_keys = PinnedKeys()
+
+    def dial(address: str) -> OutgoingConnection:
+        return _dial(local, peer_url(address), connections, configured=True)
+
+    enabled: list[Endpoint] = [_relay_route(local, context, pinned_keys)]
     if config.lan:
-        found += _listeners(config, own, desk)
-    for address in config.peers:
-        url = peer_url(address)
-        found.append(_dial(own, url, desk, configured=True))
+        enabled += _listeners(config, local, connections)
+    enabled += [dial(address) for address in config.peers]
     if context.peer_addresses:
-        found.append(
-            AddressDialer(
-                "tealenet",
-                context.peer_addresses,
-                lambda address: _dial(own, peer_url(address), desk, configured=True),
-            )
-        )
-    found += [_membership(own, url, pinned) for url in config.relays]
+        enabled.append(AddressDialer("tealenet", context.peer_addresses, dial))
+    enabled += [_membership(local, url, pinned_keys) for url in config.relays]
     if config.browse:
-        found.append(ServiceBrowser(SERVICE, partial(_dial_found, own, desk)))
-    return found
+        enabled.append(
+            ServiceBrowser(SERVICE, partial(_dial_found, local, connections))
+        )
+    return enabled
 
 
 def _relay_route(
     local: TealeLocalNode, context: ProtocolContext, pinned_keys: PinnedKeys
 ) -> RelayRoute:
-    """Return our own relay, on which we are a node like any other."""
+    """Return Shoal's own relay, at which the coordinator is one of the nodes."""
     relay = RelayServer(context)
     return RelayRoute(
         RANK,
@@ -94,7 +92,7 @@ def _relay_route(
 
 
 def is_relay_upgrade(request: UpgradeRequest) -> bool:
-    """Say whether a connection is for the relay: all real nodes say who they are."""
+    """Return whether a request is for the relay: its query has the node's id."""
     names = {name for name, _ in parse_qsl(request.query, keep_blank_values=True)}
     return request.path == RELAY_PATH and NODE_PARAMETER in names
 
@@ -103,14 +101,17 @@ def _listeners(
     config: Config, local: TealeLocalNode, connections: DeviceConnections
 ) -> Sequence[Listener]:
     def accept(protection: Protection, address: str, now: float) -> MultiPeerSession:
-        caller = TealeConnection(dialled=False, address=address, protection=protection)
-        return lan_session(local, caller, connections)
+        return lan_session(
+            local,
+            TealeConnection(dialled=False, address=address, protection=protection),
+            connections,
+        )
 
     return [
         Listener(
             config.port, partial(accept, Protection.PLAIN), _service_record(local)
         ),
-        # Real peers know of none: it is found by whoever asks over HTTPS.
+        # Not announced, because real peers do not use TLS; Shoal's /healthz has it.
         Listener(0, partial(accept, Protection.TLS), security=ListenerTls.COORDINATOR),
     ]
 
@@ -121,7 +122,7 @@ def _service_record(local: TealeLocalNode) -> ServiceRecord:
         "chip": local.hardware.chip,
         "ram": str(round(local.hardware.memory_gb)),
         "version": VERSION,
-        "shoal": VERSION,  # real peers skip it
+        "shoal": VERSION,  # ignored by real peers
     }
     return ServiceRecord(SERVICE, local.name, text)
 
@@ -138,8 +139,8 @@ def _dial(
 def _membership(
     local: TealeLocalNode, url: str, pinned_keys: PinnedKeys
 ) -> OutgoingConnection:
-    """Return how we take part in another relay."""
-    assert local.identity is not None, "a coordinator has one"
+    """Return the connection with which the coordinator joins another relay."""
+    assert local.identity is not None, "a coordinator has an identity"
     return OutgoingConnection(
         relay_url(url, local.identity.public_key.hex()),
         lambda now: RelayNode(local, now, pinned_keys),
@@ -153,14 +154,16 @@ def _dial_found(
     service: DiscoveredService,
     now: float,
 ) -> OutgoingConnection | None:
-    """Return how to connect to a peer that was found.
+    """Return a connection to a discovered peer.
 
-    That is not to be with ourselves, nor with whom we are connected already.
+    None for this coordinator itself and for a device with a connection.
     """
-    found = service.text.get("deviceID")
-    if found is not None and connections.is_connected(found.upper(), now):
+    device_id = service.text.get("deviceID")
+    if device_id is not None and connections.is_connected(device_id.upper(), now):
         return None
-    if found == local.device_id or (found is None and service.name == local.name):
+    if device_id == local.device_id or (
+        device_id is None and service.name == local.name
+    ):
         return None
     url = discovered_url(service)
     return None if url is None else _dial(local, url, connections, configured=False)

@@ -1,6 +1,6 @@
 """Admission of peers: by join token, by the cluster's passcode, or open to all.
 
-Source of the passcode's check: what real peers do; see ``docs/protocols/tealenet.md``.
+Real peers compare passcodes in the same way; see ``docs/protocols/tealenet.md``.
 """
 
 import hmac
@@ -13,32 +13,31 @@ from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinReq
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 
 CREDENTIALS_REQUIRED = (
-    "no peer is let in here without a passcode or a join token: have the coordinator "
-    "started with --tealenet-passcode or --tealenet-open, or join as a worker with "
-    "--token"
+    "a peer needs a passcode or a join token here: start the coordinator with "
+    "--tealenet-passcode or --tealenet-open, or join as a worker with --token"
 )
 PASSCODE_ERRORS: Mapping[tuple[bool, bool], str] = {
-    (True, True): "the cluster here has another passcode: check --passcode",
-    (True, False): "the cluster here has a passcode: present it (--passcode), or a "
-    "join token (--token)",
-    (False, True): "the cluster here has no passcode, and the peer has one: have the "
-    "coordinator started with --tealenet-passcode",
+    (True, True): "the cluster has another passcode: check --passcode",
+    (True, False): "the cluster requires a passcode (--passcode) or a join token "
+    "(--token)",
+    (False, True): "the cluster has no passcode, but the peer has one: start the "
+    "coordinator with --tealenet-passcode",
 }
-"""What is wrong where passcodes differ, by who has one: we, and the peer."""
+"""Errors for different passcodes, by whether this end and the peer have one."""
 
 MAY_NOT_SUBMIT = (
-    "who joined by a token is here to work: to ask, use the coordinator's HTTP API "
-    "with a key, or have it started with --tealenet-passcode"
+    "a peer that joined with a token may not submit jobs: use the coordinator's HTTP "
+    "API with a key, or start it with --tealenet-passcode"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCredentials:
-    """What a peer presents in order to be let in.
+    """A peer's credentials.
 
-    ``passcode`` is the hash that it shows, and None if it shows none.  ``configured``:
-    an operator named its address.  ``sends_hello``: it says hello before anything else,
-    so that it could have shown a passcode.
+    ``passcode`` is the hash that it presents, or None.  ``configured``: its address
+    comes from the configuration.  ``sends_hello``: it starts with a hello, in which it
+    could have presented a passcode.
     """
 
     name: str
@@ -52,9 +51,9 @@ class PeerCredentials:
 
 @dataclass(frozen=True, slots=True)
 class PeerPermissions:
-    """Leave to serve, and perhaps to ask.
+    """Permission to serve, and perhaps to submit jobs.
 
-    ``models`` are those that it may offer; None: any.
+    ``models``: those that the peer may offer; None: any.
     """
 
     submits_jobs: bool
@@ -63,9 +62,9 @@ class PeerPermissions:
 
 
 def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
-    """Decide whether a peer may come in, and as what.
+    """Admit a peer and return its permissions.
 
-    Raises NotAdmitted, saying why not and what to do.
+    Raises NotAdmitted with the reason and what to do about it.
     """
     if peer.address and (peer.token or peer.passcode is not None):
         try:
@@ -75,15 +74,14 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
     if peer.token and local.admission is not None:
         return _admit_by_token(local.admission, peer)
     if local.token and peer.passcode is None:
-        return PeerPermissions(
-            submits_jobs=True
-        )  # the other end lets us in by our token
+        # A worker's coordinator: it admits this end by the token.
+        return PeerPermissions(submits_jobs=True)
     if not passcodes_match(local.passcode, peer.passcode):
         if peer.sends_hello or peer.passcode is not None or not local.open:
-            given = (local.passcode is not None, peer.passcode is not None)
-            if all(given) and peer.address:
+            has_passcode = (local.passcode is not None, peer.passcode is not None)
+            if all(has_passcode) and peer.address:
                 local.throttle.failed(peer.address)
-            raise NotAdmitted(PASSCODE_ERRORS[given])
+            raise NotAdmitted(PASSCODE_ERRORS[has_passcode])
     elif local.passcode is not None:
         return PeerPermissions(submits_jobs=True)
     if local.open or local.admission is None:
@@ -92,7 +90,7 @@ def admit(local: TealeLocalNode, peer: PeerCredentials) -> PeerPermissions:
 
 
 def admits_anonymous(local: TealeLocalNode) -> bool:
-    """Say whether a node that presents nothing may come in."""
+    """Return whether a node without credentials is admitted."""
     try:
         admit(local, PeerCredentials("", sends_hello=False))
     except NotAdmitted:
@@ -101,10 +99,7 @@ def admits_anonymous(local: TealeLocalNode) -> bool:
 
 
 def passcodes_match(own: str | None, theirs: str | None) -> bool:
-    """Say whether two peers have the same passcode, by its hashes; none is one too.
-
-    It takes as long whatever the hashes are.
-    """
+    """Compare two passcodes by their hashes, in constant time; two Nones are equal."""
     if own is None or theirs is None:
         return own is theirs
     return hmac.compare_digest(own.encode(), theirs.encode(errors="replace"))
@@ -113,36 +108,36 @@ def passcodes_match(own: str | None, theirs: str | None) -> bool:
 def _admit_by_token(
     admission: AdmissionCheck, peer: PeerCredentials
 ) -> PeerPermissions:
-    """Let a worker in, with those of its models that the token is for."""
+    """Admit a worker with those of its models that its token permits."""
     try:
         try:
-            # First without models: a token that is no good is to be counted once.
-            admitted = admission(_join_request(peer, frozenset()))
-        except Unavailable as error:  # the address has guessed too often
+            # First without models, so that a wrong token counts once.
+            grant = admission(_join_request(peer, frozenset()))
+        except Unavailable as error:  # too many wrong tokens from this address
             raise NotAdmitted(str(error)) from error
         allowed = permitted_models(admission, peer, peer.models)
         if peer.models and not allowed:
-            admission(_join_request(peer, peer.models))  # which says why not
+            admission(_join_request(peer, peer.models))  # raises with the reason
     except NotAdmitted as error:
         raise NotAdmitted(f"{error}: check --token") from error
-    return PeerPermissions(submits_jobs=False, grant=admitted, models=allowed)
+    return PeerPermissions(submits_jobs=False, grant=grant, models=allowed)
 
 
 def permitted_models(
     admission: AdmissionCheck, peer: PeerCredentials, models: frozenset[str]
 ) -> frozenset[str]:
-    """Return those of the models that the peer's token is for."""
+    """Return those of the models that the peer's token permits."""
 
-    def is_for(some: frozenset[str]) -> bool:
+    def permits(subset: frozenset[str]) -> bool:
         try:
-            admission(_join_request(peer, some))
+            admission(_join_request(peer, subset))
         except (NotAdmitted, Unavailable):
             return False
         return True
 
-    if is_for(models):
+    if permits(models):
         return models
-    return frozenset(model for model in models if is_for(frozenset({model})))
+    return frozenset(model for model in models if permits(frozenset({model})))
 
 
 def _join_request(peer: PeerCredentials, models: frozenset[str]) -> JoinRequest:
@@ -152,9 +147,9 @@ def _join_request(peer: PeerCredentials, models: frozenset[str]) -> JoinRequest:
 def _admit_anonymous(
     admission: AdmissionCheck, peer: PeerCredentials
 ) -> PeerPermissions:
-    """Let a peer in that presents nothing, if anybody may come in.
+    """Admit a peer without credentials if the coordinator needs none.
 
-    One whose address an operator gave may serve all the same.
+    A peer at a configured address may serve in any case.
     """
     try:
         admission(_join_request(peer, peer.models))

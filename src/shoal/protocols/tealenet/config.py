@@ -1,4 +1,4 @@
-"""What an operator decides about TealeNet: who is let in, and where peers are."""
+"""TealeNet's configuration: the admission of peers, and their addresses."""
 
 from dataclasses import dataclass, field
 
@@ -9,64 +9,66 @@ FORMS = ("wrapped", "flat")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How peers are let in, and where they are.
+    """The admission of peers, and their addresses.
 
-    Raises ConfigError from the constructor for a form that there is not.
+    Raises ConfigError from the constructor for an unknown form.
     """
 
     token: str = field(
         default="",
         metadata={
-            "help": "what workers present as their token; empty: the coordinator's "
+            "help": "token that workers present to join; empty: the coordinator's "
             "join token"
         },
     )
     passcode: str = field(
         default="",
         metadata={
-            "help": "the cluster's passcode: peers that have it serve and ask, and on "
-            "the local network no others are let in, but for workers with a token"
+            "help": "passcode of the cluster; peers that have it serve and submit "
+            "jobs, and others on the local network need a join token"
         },
     )
     open: bool = field(
         default=False,
         metadata={
-            "help": "let peers in that have neither a token nor a passcode, to serve "
-            "and to ask"
+            "help": "admission of peers without a token or a passcode, to serve and to "
+            "submit jobs"
         },
     )
     lan: bool = field(
         default=True,
-        metadata={"help": "listen for peers on a TCP port of its own, and announce it"},
+        metadata={"help": "separate TCP port for peers, announced by multicast"},
     )
     port: int = field(
         default=0,
-        metadata={"help": "that port; 0 lets the system choose"},
+        metadata={"help": "number of that port; 0: the system chooses one"},
     )
     browse: bool = field(
         default=False,
-        metadata={"help": "look for peers on the local network, and connect to them"},
+        metadata={
+            "help": "discovery of peers by multicast, and connections to those found"
+        },
     )
     peers: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "peers to connect to where none can be looked for: HOST:PORT, with "
-            "commas between",
+            "help": "addresses of peers to connect to where multicast is blocked: "
+            "HOST:PORT, separated by commas",
             "metavar": "ADDRESSES",
         },
     )
     relays: tuple[str, ...] = field(
         default=(),
         metadata={
-            "help": "relays to take part in: wss://HOST/ws, with commas between",
+            "help": "relays to join: wss://HOST/ws, separated by commas",
             "metavar": "URLS",
         },
     )
     form: str = field(
         default="wrapped",
         metadata={
-            "help": "how messages are written: wrapped, as all real peers read them, "
-            "or flat, as the document has them",
+            "help": "form of sent messages: wrapped, which all real peers read, or "
+            "flat, as in TealeNet's document",
             "metavar": "FORM",
         },
     )

@@ -1,6 +1,6 @@
-"""Connections to peers: their URLs, LAN sessions, and how a worker dials.
+"""Connections to peers: their URLs, LAN sessions, and a worker's dialer.
 
-On the local network a connection has one peer, and a length before each message.  A
+On the local network a connection has one peer, and a length precedes each message.  A
 worker reaches its coordinator directly, or through the coordinator's relay.
 """
 
@@ -29,6 +29,7 @@ from shoal.protocols.seam.session import (
 )
 from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
 from shoal.protocols.tealenet.codec.model_sharing import MODEL_MESSAGES
+from shoal.protocols.tealenet.codec.relay_messages import CLOSE_REPLACED
 from shoal.protocols.tealenet.handshake import DeviceConnections
 from shoal.protocols.tealenet.link_profile import LAN
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole, worker_node
@@ -49,11 +50,11 @@ RELAY_SCHEMES: Mapping[str, str] = {
     "wss": "wss",
 }
 RELAY_PATH = "/ws"
-NODE_PARAMETER = "node"  # the parameter of a relay's URL that says who connects
+NODE_PARAMETER = "node"  # the parameter of a relay's URL with the node's id
 
 
 def peer_url(address: str) -> str:
-    """Return the URL of a peer that is given as HOST:PORT, or by its URL.
+    """Return the URL of a peer from HOST:PORT or a URL.
 
     Raises ConfigError if it cannot be dialled.
     """
@@ -64,7 +65,7 @@ def peer_url(address: str) -> str:
 
 
 def discovered_url(service: DiscoveredService) -> str | None:
-    """Return the URL of a peer that was found; None if it says nowhere to find it."""
+    """Return the URL of a discovered peer; None if it has no address."""
     if not service.addresses:
         return None
     address = min(service.addresses, key=lambda each: ":" in each)  # IPv4 first
@@ -75,9 +76,10 @@ def discovered_url(service: DiscoveredService) -> str | None:
 
 
 def relay_url(url: str, node_id: str) -> str:
-    """Return where a relay is to be dialled: what real ones ignore helps proxies.
+    """Return the URL at which to dial a relay, with the node's id in the query.
 
-    Raises ConfigError if the URL cannot be dialled.
+    Real relays ignore the id; proxies can route by it.  Raises ConfigError if the URL
+    cannot be dialled.
     """
     parts = _parse(url)
     if parts.scheme not in RELAY_SCHEMES:
@@ -93,27 +95,27 @@ def relay_url(url: str, node_id: str) -> str:
 
 
 def candidate_urls(url: str, profile: WorkerProfile) -> list[str]:
-    """Return the addresses to try: directly first, if the coordinator says where.
+    """Return the URLs to try: the coordinator's direct one first, if it has one.
 
     Raises ConfigError if the URL cannot be dialled.
     """
     parts = _parse(url)
     if parts.scheme in DIRECT_SCHEMES:
         return [f"{parts.scheme}://{parts.netloc}"]
-    assert profile.identity is not None, "a node is known by its key"
+    assert profile.identity is not None, "a node's id is its key"
     relay = relay_url(url, profile.identity.public_key.hex())
     return [profile.direct_url, relay] if profile.direct_url else [relay]
 
 
 def without_query(url: str) -> str:
-    """Return a URL as messages show it: without what may be secret."""
+    """Return a URL for messages, without the query, which may have secrets."""
     return url.partition("?")[0]
 
 
 def _parse(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        host, port = parts.hostname, parts.port  # the port raises if it is none
+        host, port = parts.hostname, parts.port  # an invalid port raises ValueError
     except ValueError as error:
         raise ConfigError(
             f"URL {without_query(url)!a}: {error}; {EXPECTED_FORMS}"
@@ -126,19 +128,19 @@ def _parse(url: str) -> SplitResult:
     return parts
 
 
-PEER_NAME = "1"  # the peer, of which there is one
+PEER_NAME = "1"  # the only peer of a connection
 MESSAGE_MAX = LAN.worker_request_max  # bytes of the largest message
-HELLO_MAX = 512 << 10  # bytes of a message of who is not let in yet: anybody can dial
+HELLO_MAX = 512 << 10  # bytes of a message before admission: any host can dial
 
 
 class SinglePeerSession:
-    """A conversation, as a connection on which there could be many peers."""
+    """Adapts a peer session to a multi-peer session with one peer."""
 
     def __init__(
         self, session: TealePeerSession, on_admitted: Callable[[], None] | None = None
     ) -> None:
         self._session = session
-        self._on_admitted = on_admitted  # what to do when the peer is
+        self._on_admitted = on_admitted  # called once
         self.accepts = session.accepts
 
     @property
@@ -146,11 +148,11 @@ class SinglePeerSession:
         return self._session.deadline
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
-        heard = _as_peer_messages(self._session.receive(batch, now))
+        messages = _as_peer_messages(self._session.receive(batch, now))
         if self._on_admitted is not None and self._session.admitted:
             self._on_admitted()
             self._on_admitted = None
-        return heard
+        return messages
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
         return self._session.send(message.message, now)
@@ -166,13 +168,13 @@ def lan_session(
 ) -> MultiPeerSession:
     """Return a session for a new connection.
 
-    A worker takes larger messages: they come from whom it has joined.
+    A worker accepts larger messages, because they come from its coordinator.
     """
-    conversation = TealePeerSession(local, connection, LAN, device_connections)
+    peer_session = TealePeerSession(local, connection, LAN, device_connections)
     message_max = LAN.request_max(to_worker=local.role is TealeRole.WORKER)
     if connection.dialled:
-        return LengthPrefixed(SinglePeerSession(conversation), message_max)
-    peer = SinglePeerSession(conversation, lambda: session.set_message_max(message_max))
+        return LengthPrefixed(SinglePeerSession(peer_session), message_max)
+    peer = SinglePeerSession(peer_session, lambda: session.set_message_max(message_max))
     session = LengthPrefixed(peer, HELLO_MAX)
     return session
 
@@ -188,20 +190,14 @@ def _as_peer_messages(
     ]
 
 
-CLOSE_RESTARTING = (
-    1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
-)
-CLOSE_REPLACED = (
-    "Replaced by newer session"  # how a relay ends a node's older connection
-)
+CLOSE_RESTARTING = 1012  # close code "service restart" (IANA; RFC 6455, section 7.4)
 
 
 class TealeDialer:
-    """Joins one coordinator, again and again, by each of its addresses in turn.
+    """Joins one coordinator, and rejoins it, trying its URLs in turn.
 
-    One at which it was let in is tried again first, and so is one at which the
-    coordinator is AWAY: then it is away at the others, too.  Raises ConfigError from
-    the constructor if the URL cannot be dialled.
+    It tries the same URL again after it was admitted there, and while the coordinator
+    restarts.  Raises ConfigError from the constructor if the URL cannot be dialled.
     """
 
     message_max = MESSAGE_MAX
@@ -227,15 +223,17 @@ class TealeDialer:
     def why_final(self, code: int, text: str) -> str | None:
         if self._membership.refusal:
             refused = f"the coordinator refuses this worker: {self._membership.refusal}"
-            # Most refusals say what to do.
-            named = "--" in refused
-            return refused if named else f"{refused}: check --token or --passcode"
+            # Most refusals name the option to change.
+            names_option = "--" in refused
+            return (
+                refused if names_option else f"{refused}: check --token or --passcode"
+            )
         if text == CLOSE_REPLACED:
             return "another worker joined with the same key: choose another --name"
         if not self._membership.admitted and code != CLOSE_RESTARTING:
             following = self._urls.index(self.url) + 1
             self.url = self._urls[following % len(self._urls)]
-        self._membership.admitted = False  # until it is let in again
+        self._membership.admitted = False  # until the next admission
         return None
 
     def _direct_session(self, now: float) -> MultiPeerSession:
@@ -249,16 +247,18 @@ class TealeDialer:
 
 
 def dial_peer(url: str, profile: WorkerProfile) -> OutgoingConnection:
-    """Return how to call on a peer on the local network, to ask and not to serve.
+    """Return a connection to a peer on the local network that submits jobs only.
 
-    Raises ConfigError if there can be none at the address.
+    Raises ConfigError if the URL cannot be dialled.
     """
     url = peer_url(url)
-    # Not as a worker, which would take the place of another of that name.
-    own = replace(worker_node(profile), role=TealeRole.COORDINATOR, offers=())
-    desk = DeviceConnections(own.device_id, LAN.disconnected_after)
+    # A worker would replace another worker with the same name.
+    local = replace(worker_node(profile), role=TealeRole.COORDINATOR, offers=())
+    connections = DeviceConnections(local.device_id, LAN.disconnected_after)
     return OutgoingConnection(
-        url, lambda now: dialled_session(own, url, desk), message_max=MESSAGE_MAX
+        url,
+        lambda now: dialled_session(local, url, connections),
+        message_max=MESSAGE_MAX,
     )
 
 
@@ -269,9 +269,9 @@ def dialled_session(
     *,
     configured: bool = True,
 ) -> MultiPeerSession:
-    """Return a session with a peer that was dialled.
+    """Return a session with a dialled peer.
 
-    ``configured`` says that an operator named its address.
+    ``configured``: its address comes from the configuration.
     """
     protection = DIRECT_SCHEMES[urlsplit(url).scheme]
     return lan_session(

@@ -1,4 +1,4 @@
-"""``hello`` and ``helloAck``: what each peer says about itself, encoded and decoded."""
+"""``hello`` and ``helloAck``: the introduction of a peer, encoded and decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from shoal.protocols.tealenet.codec.signatures import (
     parse_key,
     proof_text,
 )
-from shoal.protocols.tealenet.local_node import TealeLocalNode
+from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 
 HELLO_FEATURES = (
     ShoalFeature.CANCEL,
@@ -42,10 +42,9 @@ HELLO_FEATURES = (
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a peer said in ``hello`` or ``helloAck``.
+    """The contents of a ``hello`` or ``helloAck``.
 
-    ``device_id`` is in upper case, and ``introduction`` what only peers of our kind
-    say.
+    ``device_id`` is in upper case; only Shoal peers have an ``introduction``.
     """
 
     device_id: str
@@ -54,29 +53,40 @@ class Greeting:
     introduction: IntroductionExtension | None
 
     @property
+    def is_worker(self) -> bool:
+        """Whether the peer is a Shoal worker."""
+        introduction = self.introduction
+        return introduction is not None and introduction.role == TealeRole.WORKER.value
+
+    @property
+    def name(self) -> str:
+        """The name that a Shoal worker chose, or else the device's id."""
+        if self.introduction is not None and self.is_worker and self.introduction.name:
+            return well_formed(self.introduction.name)
+        return self.device_id
+
+    @property
     def key(self) -> bytes:
-        """The Ed25519 key that it names, which is not proven by that."""
+        """The Ed25519 key that the peer announces, without a proof."""
         return b"" if self.introduction is None else parse_key(self.introduction.key)
 
     @property
     def challenge(self) -> bytes:
-        """What it wants to see signed."""
-        return (
-            b""
-            if self.introduction is None
-            else decode_base64(self.introduction.challenge)
-        )
+        """The challenge that the peer wants signed."""
+        if self.introduction is None:
+            return b""
+        return decode_base64(self.introduction.challenge)
 
     @property
     def proof(self) -> bytes:
-        """What it signed of ours."""
-        return (
-            b"" if self.introduction is None else decode_base64(self.introduction.proof)
-        )
+        """The peer's signature of this end's challenge."""
+        if self.introduction is None:
+            return b""
+        return decode_base64(self.introduction.proof)
 
 
 def read_greeting(message: Hello | HelloAck) -> Greeting:
-    """Read who a peer says that it is."""
+    """Read a peer's introduction."""
     return Greeting(
         device_key(message.device_info.id),
         message.loaded_models,
@@ -88,8 +98,8 @@ def read_greeting(message: Hello | HelloAck) -> Greeting:
 def hello(
     local: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
 ) -> Hello:
-    """Return how we introduce ourselves to whom we dialled."""
-    said = IntroductionExtension(
+    """Return the hello for a dialled peer."""
+    introduction = IntroductionExtension(
         version=VERSION,
         features=[each.value for each in HELLO_FEATURES],
         name=_truncated_name(local.name),
@@ -105,7 +115,7 @@ def hello(
         PROTOCOL_VERSION,
         models,
         local.passcode,
-        shoal=write_extension(said),
+        shoal=write_extension(introduction),
     )
 
 
@@ -116,12 +126,12 @@ def hello_ack(
     peer: Greeting,
     now: float,
 ) -> HelloAck:
-    """Return how we introduce ourselves to who dialled us.
+    """Return the helloAck for a peer that dialled.
 
-    Our passcode's hash, with which anybody could come in, is only for who showed the
-    same: one that came by a token may show anything.
+    It has the passcode's hash, which is all that admission needs, only if the peer
+    presented the same hash: a peer with a token may present any.
     """
-    said = IntroductionExtension(
+    introduction = IntroductionExtension(
         version=VERSION,
         features=[each.value for each in HELLO_FEATURES],
         name=_truncated_name(local.name),
@@ -137,22 +147,22 @@ def hello_ack(
         PROTOCOL_VERSION,
         models,
         local.passcode if passcodes_match(local.passcode, peer.passcode) else None,
-        shoal=write_extension(said),
+        shoal=write_extension(introduction),
     )
 
 
 def refusal_ack(local: TealeLocalNode, reason: str, now: float) -> HelloAck:
-    """Return what a peer of ours is told that is not let in; others hear nothing."""
-    said = IntroductionExtension(
+    """Return the helloAck that refuses a Shoal peer; others get no answer."""
+    introduction = IntroductionExtension(
         version=VERSION, role=local.role.value, refusal=well_formed(reason[:TEXT_MAX])
     )
     return HelloAck(
-        _device(local, (), now), PROTOCOL_VERSION, shoal=write_extension(said)
+        _device(local, (), now), PROTOCOL_VERSION, shoal=write_extension(introduction)
     )
 
 
 def prove_key(local: TealeLocalNode, peer: Greeting) -> str:
-    """Return the proof of our key that a peer wants to see; empty if it wants none."""
+    """Return the proof of this end's key for a peer; empty without a challenge."""
     if local.identity is None or not peer.challenge:
         return ""
     proof = proof_text(peer.challenge, peer.key, local.identity.public_key)
@@ -160,7 +170,7 @@ def prove_key(local: TealeLocalNode, peer: Greeting) -> str:
 
 
 def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
-    """Return the models on offer, as peers are told of them that know no more."""
+    """Return the names of the offered models, for peers without Shoal's extension."""
     names = dict.fromkeys(
         well_formed(name)
         for offer in offers

@@ -1,6 +1,6 @@
 """Timing, sizes and rules of the two kinds of links: local network and relay.
 
-Source: what real peers do on either; see ``docs/protocols/tealenet.md``.
+Source: what real peers do on each; see ``docs/protocols/tealenet.md``.
 """
 
 from dataclasses import dataclass
@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LinkProfile:
-    """The habits of a carrier; times are in seconds.
+    """The parameters of a link; times are in seconds.
 
-    ``requires_hello`` says that whoever dialled has to say hello, and nothing else is
-    heard before; otherwise peers that are not ours go without.  ``degraded_after`` and
-    ``disconnected_after`` count from a peer's last heartbeat.  ``shares_models`` says
-    that models may be copied over it.
+    ``requires_hello``: the dialling peer must send a hello first; otherwise plain peers
+    need not.  ``degraded_after`` and ``disconnected_after`` count from a peer's last
+    heartbeat.  ``shares_models``: models may be copied over the link.
     """
 
     requires_hello: bool
@@ -25,7 +24,7 @@ class LinkProfile:
     worker_request_max: int
 
     def request_max(self, *, to_worker: bool) -> int:
-        """Return how many bytes a request may have."""
+        """Return the maximum size of a request, in bytes."""
         return self.worker_request_max if to_worker else self.message_max
 
 
@@ -41,11 +40,11 @@ LAN = LinkProfile(
 WAN = LinkProfile(
     requires_hello=False,
     heartbeat_interval=15.0,
-    # Twice a heartbeat and then some: the relay may be slow without being lost.
+    # Three intervals, because a relay may be slow.
     degraded_after=45.0,
     disconnected_after=90.0,
     shares_models=False,
-    # A relay takes 16 MiB, of which base64 leaves three quarters.
+    # A relay accepts 16 MiB, of which base64 leaves three quarters.
     message_max=11 << 20,
     worker_request_max=11 << 20,
 )

@@ -20,10 +20,10 @@ from shoal.protocols.tealenet.config import Config
 
 
 class TealeRole(Enum):
-    """What one of our own is to the other end."""
+    """The role that a Shoal node announces."""
 
     COORDINATOR = "coordinator"
-    WORKER = "worker"  # serves who has let it in, and asks for nothing
+    WORKER = "worker"  # serves the peers that admitted it, and submits no jobs
 
 
 def _ignore(reason: str) -> None:
@@ -32,14 +32,14 @@ def _ignore(reason: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TealeLocalNode:
-    """One end's own side; times and randomness are as in ``ProtocolContext``.
+    """This end of every session; times and randomness are as in ``ProtocolContext``.
 
-    ``device_id`` is a UUID in upper case.  ``passcode`` is what peers are shown of the
-    cluster's, and None if there is none.  ``token`` is what we present to be let in.
-    Without an ``admission`` whomever we dialled may ask, as a worker has it, and
-    without ``verify`` nobody is asked to prove a key.  ``on_rejected`` is told why
-    a peer does not want us, now or later, and ``throttle`` of wrong passcodes.
-    ``offers`` is what we can run to begin with.
+    ``device_id`` is a UUID in upper case.  ``passcode`` is the hash of the cluster's
+    passcode, or None; ``token`` is the join token to present.  Without an
+    ``admission``, as at a worker, every dialled peer may submit jobs; without
+    ``verify`` no peer has to prove its key.  ``on_rejected`` gets the reason when a
+    peer refuses this end or closes the session, and ``throttle`` counts wrong
+    passcodes.  ``offers`` are the first ones.
     """
 
     role: TealeRole
@@ -61,7 +61,7 @@ class TealeLocalNode:
 
 
 def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode:
-    """Return a coordinator's side."""
+    """Return a coordinator's end."""
     return TealeLocalNode(
         role=TealeRole.COORDINATOR,
         name=context.name,
@@ -80,7 +80,7 @@ def coordinator_node(config: Config, context: ProtocolContext) -> TealeLocalNode
 
 
 def worker_node(profile: WorkerProfile) -> TealeLocalNode:
-    """Return a worker's side."""
+    """Return a worker's end."""
     return TealeLocalNode(
         role=TealeRole.WORKER,
         name=profile.name,
@@ -96,16 +96,16 @@ def worker_node(profile: WorkerProfile) -> TealeLocalNode:
 
 
 def device_id(identity: Identity | None, name: str) -> str:
-    """Return the UUID that a machine is known by: always the same for the same key.
+    """Return a device's UUID: the same for the same key, or for the same name.
 
-    It is of version 8, whose bits are anybody's own (RFC 9562, section 5.8).
+    It has version 8, whose bits an application defines (RFC 9562, section 5.8).
     """
-    own = well_formed(name).encode() if identity is None else identity.public_key
-    return uuid_from(hashlib.sha256(b"shoal device\n" + own).digest())
+    seed = well_formed(name).encode() if identity is None else identity.public_key
+    return uuid_from(hashlib.sha256(b"shoal device\n" + seed).digest())
 
 
 def uuid_from(random_bytes: bytes) -> str:
-    """Write 16 bytes or more as a UUID, in upper case as Macs do."""
+    """Format the first 16 bytes as a UUID, in upper case as Macs do."""
     marked = bytearray(random_bytes[:16])
     marked[6] = marked[6] & 0x0F | 0x80
     marked[8] = marked[8] & 0x3F | 0x80
@@ -114,7 +114,7 @@ def uuid_from(random_bytes: bytes) -> str:
 
 
 def _default_offer(profile: WorkerProfile) -> Offer:
-    """Return the offer of a worker that says nothing but its model."""
+    """Return the offer for a worker's own model and tasks."""
     model = profile.model
     kinds = model.kinds - {JobKind.TASK}
     key = "" if profile.identity is None else profile.identity.public_key.hex()

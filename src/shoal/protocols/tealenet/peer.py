@@ -1,4 +1,4 @@
-"""What is known about a session's peer, before and after its ``hello``."""
+"""The description of a session's peer, before and after its ``hello``."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,19 +7,20 @@ from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
 from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN, Protection
 from shoal.protocols.seam.session import AdmissionGrant
-from shoal.protocols.tealenet.codec.extension import ShoalFeature
+from shoal.protocols.tealenet.codec.extension import (
+    CONTEXT_MAX,
+    SLOTS_MAX,
+    ShoalFeature,
+)
 from shoal.protocols.tealenet.codec.scalars import NAME_MAX, well_formed
-
-SLOTS_MAX = 1024  # jobs at a time that we believe a peer to run
-CONTEXT_MAX = 2**31 - 1  # tokens
 
 
 class PeerSoftware(Enum):
-    """Whose program a peer is, which decides what it understands."""
+    """The program that a peer runs, which decides what it understands."""
 
-    MAC = "mac"  # and whatever else is not known
+    MAC = "mac"  # also the default for unknown programs
     RUST = "rust"
-    SHOAL = "ours"
+    SHOAL = "shoal"
 
 
 _FEATURES = {
@@ -30,7 +31,7 @@ _FEATURES = {
 
 @dataclass(frozen=True, slots=True)
 class PeerDescription:
-    """What a carrier tells of a peer that says nothing of the kind itself."""
+    """A relay's description of a peer that does not send its own."""
 
     models: tuple[str, ...] = ()
     slots: int = 1
@@ -40,11 +41,11 @@ class PeerDescription:
 
 @dataclass(frozen=True, slots=True)
 class TealeConnection:
-    """A peer that has not said anything yet.
+    """A connection whose peer has not introduced itself yet.
 
-    ``dialled``: we made the connection, and ``configured``: because an operator told us
-    to. ``name`` is its identity, where the carrier knows it; otherwise it says who it
-    is.
+    ``dialled``: this end made the connection; ``configured``: the address comes from
+    the configuration.  ``name`` is the peer's identity at a relay; on the local network
+    the peer sends it.
     """
 
     dialled: bool
@@ -58,11 +59,10 @@ class TealeConnection:
 
 @dataclass(frozen=True, slots=True)
 class TealePeer:
-    """A peer that has said who it is.
+    """A peer that has introduced itself.
 
-    ``refusal`` is why it is not let in; empty: it is.  ``submits_jobs`` says whether it
-    may ask for work, and is told what there is.  ``public_key`` is proven, if there is
-    one.
+    ``refusal``: why it is not admitted; empty if it is.  ``submits_jobs``: it may
+    submit jobs, and gets the offers of this end.  ``public_key`` is proven, or empty.
     """
 
     name: str
@@ -77,17 +77,14 @@ class TealePeer:
 
     @property
     def runs_shoal(self) -> bool:
-        """Whether it speaks our extension."""
+        """Whether the peer knows Shoal's extension."""
         return self.software is PeerSoftware.SHOAL
 
 
 def offers_by_name(
     software: PeerSoftware, description: PeerDescription
 ) -> tuple[Offer, ...]:
-    """Return what a peer that is not ours can run: it names its models, and no more.
-
-    Models are found by exactly the names that it gives them.
-    """
+    """Return the offers of a plain peer: one for each model, by the name it uses."""
     features = _FEATURES[
         PeerSoftware.RUST if software is PeerSoftware.RUST else PeerSoftware.MAC
     ]

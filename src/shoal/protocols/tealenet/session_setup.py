@@ -33,20 +33,19 @@ from shoal.protocols.tealenet.handshake import (
     HandshakeOutput,
     HandshakeStage,
     HelloHandshake,
-    greeting_name,
+    peer_name,
 )
 from shoal.protocols.tealenet.heartbeat import HeartbeatSender
 from shoal.protocols.tealenet.link_profile import LinkProfile
-from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
+from shoal.protocols.tealenet.local_node import TealeLocalNode
 from shoal.protocols.tealenet.peer import PeerSoftware, TealeConnection, TealePeer
 from shoal.protocols.tealenet.peer_state import PeerOffers, TealePeerState
 
 
 class SessionSetup:
-    """The beginning of a conversation.
+    """The setup of a session, up to the first heartbeat, with which the peer joins.
 
-    ``peer`` is there once it has said who it is, or if it need not.  A first heartbeat
-    tells that both can hear each other: then it is met.
+    ``peer`` is set once the peer has introduced itself, or at once if it need not.
     """
 
     def __init__(
@@ -61,10 +60,9 @@ class SessionSetup:
         self._connection = connection
         self._profile = profile
         self._heartbeats = heartbeats
-        greets = profile.requires_hello or connection.software is PeerSoftware.SHOAL
-        self._handshake = (
-            HelloHandshake(local, connection, device_connections) if greets else None
-        )
+        self._handshake: HelloHandshake | None = None
+        if profile.requires_hello or connection.software is PeerSoftware.SHOAL:
+            self._handshake = HelloHandshake(local, connection, device_connections)
         self.peer: TealePeer | None = None
 
     @property
@@ -74,24 +72,24 @@ class SessionSetup:
 
     @property
     def admitted(self) -> bool:
-        """Whether the peer has said who it is, and is let in."""
+        """Whether the peer has introduced itself and was admitted."""
         handshake = self._handshake
         return handshake is not None and handshake.permissions is not None
 
     def start(self, now: float) -> Sequence[Output] | TealePeerState:
-        """Say hello if it is us who dialled; return a peer that says none as met."""
+        """Start the handshake, or return the state of a peer that needs none."""
         if self._handshake is not None:
             return self._outputs(
                 self._handshake.start(self._heartbeats.offers, now), now
             )
-        self.peer, leave = anonymous_peer(self._local, self._connection)
-        stock = PeerOffers(self._local, None, leave)
+        self.peer, permissions = anonymous_peer(self._local, self._connection)
+        offers = PeerOffers(self._local, None, permissions)
         if not self.peer.refusal:
             self._heartbeats.due = now
-        return TealePeerState(self.peer, stock, self._profile, now)
+        return TealePeerState(self.peer, offers, self._profile, now)
 
     def tick(self, now: float) -> Sequence[Output]:
-        """Act on time passing."""
+        """Handle deadlines."""
         if self._handshake is None:
             return ()
         return self._outputs(self._handshake.tick(self._heartbeats.offers, now), now)
@@ -99,60 +97,55 @@ class SessionSetup:
     def receive_greeting(
         self, message: Hello | HelloAck, now: float
     ) -> Sequence[Output]:
-        """Take a greeting of the peer's."""
+        """Process a hello or helloAck of the peer."""
         if self._handshake is not None:
             replies = self._handshake.receive(message, self._heartbeats.offers, now)
             return self._outputs(replies, now)
         if isinstance(message, HelloAck) or self.peer is None:
             return ()
-        # It need not have said hello, and is told in return who we are.
-        shown = self._heartbeats.offers if self.peer.submits_jobs else ()
-        answer = hello_ack(self._local, shown, b"", read_greeting(message), now)
+        # This peer need not send a hello, but gets an answer to one.
+        visible = self._heartbeats.offers if self.peer.submits_jobs else ()
+        answer = hello_ack(self._local, visible, b"", read_greeting(message), now)
         return (Send(encode(answer, self._local.flat)),)
 
     def receive_first_heartbeat(
         self, heartbeat: Heartbeat | HeartbeatAck, now: float
     ) -> tuple[TealePeerState, Sequence[Event]] | None:
-        """Take the first heartbeat; None, if the peer has not greeted yet.
+        """Return the peer's state and first events; None before its greeting.
 
-        Returns how we stand with it, and what it said when it greeted.
-
-        Raises PeerError if it has not proved the key that it names.
+        Raises PeerError if the peer has not proved the key that it announces.
         """
         handshake, peer = self._handshake, self.peer
         if handshake is None or handshake.greeting is None or peer is None:
             return None
         greeting = handshake.greeting
         if greeting.key and self._local.verify is not None and not peer.public_key:
-            pulse = read_heartbeat(heartbeat.shoal)
-            if pulse is None or not handshake.verifies_proof(
-                decode_base64(pulse.proof)
-            ):
+            extension = read_heartbeat(heartbeat.shoal)
+            proof = "" if extension is None else extension.proof
+            if not handshake.verifies_proof(decode_base64(proof)):
                 raise PeerError(KEY_NOT_PROVEN)
             peer = self.peer = replace(peer, public_key=greeting.key)
-        assert handshake.permissions is not None, "it was let in"
-        stock = PeerOffers(self._local, handshake.credentials, handshake.permissions)
-        standing = TealePeerState(peer, stock, self._profile, now)
-        return standing, standing.apply_introduction(
-            greeting.introduction, greeting.models
-        )
+        assert handshake.permissions is not None, "the peer was admitted"
+        offers = PeerOffers(self._local, handshake.credentials, handshake.permissions)
+        state = TealePeerState(peer, offers, self._profile, now)
+        return state, state.apply_introduction(greeting.introduction, greeting.models)
 
     def note_heartbeat(self, now: float) -> None:
-        """Note that the peer is still there."""
+        """Record a sign of life."""
         if self._handshake is not None:
             self._handshake.note_heartbeat(now)
 
     def close(self) -> None:
-        """Make room for another connection to the same device."""
+        """End the setup, and release the connection to the device."""
         if self._handshake is not None:
             self._handshake.close()
 
     def _outputs(
         self, replies: Sequence[HandshakeOutput], now: float
     ) -> Sequence[Output]:
-        """Return what the handshake wants said, and then a first heartbeat."""
+        """Encode the handshake's outputs; add the first heartbeat after a greeting."""
         handshake = self._handshake
-        assert handshake is not None, "it has just replied"
+        assert handshake is not None, "the replies are its own"
         outputs: list[Output] = [
             each
             if isinstance(each, Close | Notice)
@@ -161,11 +154,11 @@ class SessionSetup:
         ]
         if handshake.stage is not HandshakeStage.GREETED or self.peer is not None:
             return outputs
-        greeting, leave = handshake.greeting, handshake.permissions
-        assert greeting is not None, "it has greeted"
-        assert leave is not None, "it was let in"
+        greeting, permissions = handshake.greeting, handshake.permissions
+        assert greeting is not None, "the stage is GREETED"
+        assert permissions is not None, "the peer was admitted"
         self.peer = introduced_peer(
-            self._local, self._connection, greeting, leave, handshake.proven_key
+            self._local, self._connection, greeting, permissions, handshake.proven_key
         )
         if self._connection.dialled:
             self._heartbeats.key_proof = prove_key(self._local, greeting)
@@ -179,22 +172,19 @@ def introduced_peer(
     permissions: PeerPermissions,
     key: bytes,
 ) -> TealePeer:
-    """Return a peer that has said who it is; ``key`` is what it has proved, if any.
-
-    A worker is known by the name that it chose, a peer of a relay by its node's, and
-    others by their device's.
-    """
-    said = greeting.introduction
-    works = said is not None and said.role == TealeRole.WORKER.value
-    name = greeting_name(greeting) if works or not connection.name else connection.name
+    """Return a peer after its greeting; ``key`` is proven, or empty."""
+    introduction = greeting.introduction
+    software, features = connection.software, frozenset[ShoalFeature]()
+    if introduction is not None:
+        software, features = PeerSoftware.SHOAL, introduction.shoal_features
     return TealePeer(
-        name=name,
-        software=connection.software if said is None else PeerSoftware.SHOAL,
-        features=frozenset[ShoalFeature]() if said is None else said.shoal_features,
-        submits_jobs=permissions.submits_jobs and not works,
+        name=peer_name(connection, greeting),
+        software=software,
+        features=features,
+        submits_jobs=permissions.submits_jobs and not greeting.is_worker,
         grant=permissions.grant,
         public_key=key,
-        is_coordinator=said is not None and not works,
+        is_coordinator=introduction is not None and not greeting.is_worker,
         knows_passcode=passcodes_match(local.passcode, greeting.passcode),
     )
 
@@ -202,8 +192,8 @@ def introduced_peer(
 def anonymous_peer(
     local: TealeLocalNode, connection: TealeConnection
 ) -> tuple[TealePeer, PeerPermissions]:
-    """Return a peer of a relay that need not say who it is, let in or not."""
-    presented = PeerCredentials(
+    """Return a peer of a relay that need not introduce itself, and its permissions."""
+    credentials = PeerCredentials(
         name=connection.name,
         models=frozenset(connection.description.models),
         address=connection.address,
@@ -211,15 +201,14 @@ def anonymous_peer(
         sends_hello=False,
     )
     try:
-        leave = admit(local, presented)
+        permissions = admit(local, credentials)
     except NotAdmitted as error:
-        return TealePeer(
-            connection.name, connection.software, refusal=str(error)
-        ), PeerPermissions(submits_jobs=False)
+        peer = TealePeer(connection.name, connection.software, refusal=str(error))
+        return peer, PeerPermissions(submits_jobs=False)
     peer = TealePeer(
         connection.name,
         connection.software,
-        submits_jobs=leave.submits_jobs,
-        grant=leave.grant,
+        submits_jobs=permissions.submits_jobs,
+        grant=permissions.grant,
     )
-    return peer, leave
+    return peer, permissions

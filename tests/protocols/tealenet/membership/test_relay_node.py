@@ -776,7 +776,9 @@ def test_nobody_is_let_in_where_a_token_is_wanted() -> None:
     say(net, end, B, SESSION, RUST_REQUEST)
 
     assert not host.words(PeerJoined) + host.words(RunJob)
-    assert "no peer is let in here" in json.dumps(said_to(end, SESSION))
+    assert "a peer needs a passcode or a join token here" in json.dumps(
+        said_to(end, SESSION)
+    )
 
 
 def test_a_peer_may_have_only_so_many_sessions() -> None:

@@ -18,8 +18,9 @@ from protocols.tealenet.relay_harness import (
     signer,
 )
 from shoal.protocols.tealenet.codec.relay_messages import KINDS, challenge_text
+from shoal.protocols.tealenet.codec.scalars import to_date
 from shoal.protocols.tealenet.relay.limits import Rate
-from shoal.protocols.tealenet.relay.registry import BATCH_LINKS, SINCE_2001
+from shoal.protocols.tealenet.relay.registry import BATCH_LINKS
 from shoal.protocols.tealenet.relay.server import LIMITS
 
 FROM_NODE_TO_NODE = (
@@ -174,7 +175,7 @@ def test_a_node_is_acknowledged_in_the_wires_own_time(relaying: RelayHarness) ->
 
     (answer,) = peer.say(peer.registration())
 
-    told = {"registeredAt": relaying.now + SINCE_2001, "ttlSeconds": 300}
+    told = {"registeredAt": to_date(relaying.now), "ttlSeconds": 300}
     assert answer == {"registerAck": {"nodeID": peer.id, **told}}
 
 
@@ -635,7 +636,7 @@ def test_who_does_not_register_has_to_go(relaying: RelayHarness) -> None:
     stranger.say("garbage", "{}")
     relaying.tick(LIMITS.registration_timeout + 10)
 
-    assert stranger.closed == (1008, "nobody registered in time")
+    assert stranger.closed == (1008, "no registration in time")
     assert other.closed is None
 
 

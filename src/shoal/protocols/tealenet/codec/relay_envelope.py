@@ -1,7 +1,7 @@
-"""Relay messages as JSON: the kind as the one key, and the payload below it.
+"""Relay messages as JSON: an object with one key, the kind, and the payload below it.
 
-Kinds are written flat, because real peers refuse any other form of them, and read flat
-or below ``_0``.
+Payloads are written flat, because real peers refuse any other form, and read flat or
+below ``_0``.
 """
 
 import base64
@@ -14,10 +14,10 @@ from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import has_more_values, is_too_deep
 from shoal.protocols.seam.session import Data
 
-RAW_AT = 4096  # bytes from which the text in a message is not decoded
-COUNTED_AT = 1 << 18  # characters from which the values of a message are counted
-VALUES_MAX = 100_000  # values of a message that are read
-SHOWN_MAX = 100  # characters of something unknown that are repeated to who sent it
+RAW_AT = 4096  # bytes of a message above which the text of ``data`` stays encoded
+COUNTED_AT = 1 << 18  # characters of a message above which its values are counted
+VALUES_MAX = 100_000  # values in a message
+SHOWN_MAX = 100  # characters of unknown text in an error
 
 _decoder = msgspec.json.Decoder()
 _raw_decoder = msgspec.json.Decoder(dict[str, dict[str, msgspec.Raw]])
@@ -25,7 +25,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class BadRelayMessage(PeerError):
-    """A message that is none; ``code`` is how a relay's error names what is wrong."""
+    """An invalid message; ``code`` is for the relay's error."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
@@ -33,9 +33,9 @@ class BadRelayMessage(PeerError):
 
 
 def decode_envelope(data: Data) -> tuple[str, dict[str, Any]]:
-    """Return the kind and the payload of a message, without what wraps the payload.
+    """Return the kind and the payload of a message, without the layer ``_0``.
 
-    Raises BadRelayMessage, with the codes and mostly the words of real relays.
+    Raises BadRelayMessage, with the codes and mostly the texts of real relays.
     """
     try:
         if len(data) > COUNTED_AT:
@@ -48,7 +48,7 @@ def decode_envelope(data: Data) -> tuple[str, dict[str, Any]]:
     if type(envelope) is not dict:
         raise BadRelayMessage("invalid_message", "Expected an object with one key")
     if len(envelope) != 1:
-        # Real relays take the first key: which that is, readers may disagree on.
+        # Real relays use the first key, but readers disagree about which is first.
         what = f"Expected one kind, got {len(envelope)}" if envelope else "Empty"
         raise BadRelayMessage("invalid_message", f"{what} relay message")
     ((kind, payload),) = envelope.items()
@@ -65,7 +65,7 @@ def decode_envelope(data: Data) -> tuple[str, dict[str, Any]]:
 
 
 def encode_envelope(kind: str, payload: object) -> str:
-    """Write a payload of a kind."""
+    """Encode a payload of a kind."""
     return _encoder.encode({kind: payload}).decode()
 
 
@@ -73,16 +73,16 @@ def encode_envelope(kind: str, payload: object) -> str:
 
 
 def _decode_long(data: Data) -> Any:
-    """Decode a message, but for a text under ``data``: that would be most of the work.
+    """Decode a message except for a text under ``data``, which is most of the work.
 
-    It stays as it was written, though checked, and can be written as it is.
+    The text is validated and keeps its encoding, so that it can be forwarded as it is.
     """
     if isinstance(data, bytes):
-        data = data.decode()  # what is not decoded is not checked to be text either
+        data = data.decode()  # the raw decoder does not validate UTF-8
     try:
         envelope = _raw_decoder.decode(data)
     except msgspec.ValidationError:
-        return _decoder.decode(data)  # it has another form, of which there is an error
+        return _decoder.decode(data)  # another form: the caller reports the error
     return {
         kind: {
             name: raw if name == "data" and _is_long_text(raw) else _decoder.decode(raw)
@@ -98,29 +98,29 @@ def _is_long_text(raw: msgspec.Raw) -> bool:
 
 
 def _check_size(data: Data) -> None:
-    # A long message is one long text, or else an attack on whoever builds its values.
+    # A long valid message is one long text; many values would exhaust memory.
     text = data if isinstance(data, str) else data.decode()
     if has_more_values(text, VALUES_MAX):
         why = f"More than {VALUES_MAX} values in a message"
         raise BadRelayMessage("invalid_message", why)
 
 
-HANDSHAKE = b"\x01"  # what the first message of a handshake begins with
-HANDSHAKE_MIN = 81  # bytes that it has: a key, another with its tag, and a tag
-_HANDSHAKE_TEXT_MIN = 108  # characters of base64 for those
+HANDSHAKE = b"\x01"  # the first byte of a handshake's first message
+HANDSHAKE_MIN = 81  # bytes of that message: type, key, key with its tag, and tag
+_HANDSHAKE_TEXT_MIN = 108  # characters of their base64
 
 
 def decode_data(data: object) -> bytes:
-    """Return what the ``data`` of a ``relayData`` stands for, as Rust's nodes read it.
+    """Decode the ``data`` of a ``relayData``, as Rust nodes do.
 
-    That is base64 text; any other text is the bytes themselves, and so is a list of
-    numbers, of which the lowest eight bits count.  Raises BadRelayMessage.
+    It is base64 text.  Any other text, and a list of numbers, is the bytes themselves;
+    of a number the lowest eight bits count.  Raises BadRelayMessage.
     """
     if isinstance(data, msgspec.Raw):
         try:
             data = msgspec.json.decode(data)
         except (msgspec.MsgspecError, UnicodeError) as error:
-            why = "relayData: data: no text"
+            why = "relayData: data: expected text"
             raise BadRelayMessage("invalid_message", why) from error
     if isinstance(data, str):
         try:
@@ -133,9 +133,9 @@ def decode_data(data: object) -> bytes:
 
 
 def check_data(data: object) -> None:
-    """Raise BadRelayMessage for ``data`` that no reader takes, or that kills some.
+    """Raise BadRelayMessage for ``data`` that peers refuse, or that crashes some.
 
-    Real peers read the first message of a handshake before they look how long it is.
+    Real peers parse the first message of a handshake without checking its length.
     """
     if type(data) is str:
         if len(data) > _HANDSHAKE_TEXT_MIN or not data.startswith("A"):
@@ -147,5 +147,5 @@ def check_data(data: object) -> None:
                 f"relayData: data: a handshake of {len(packet)} bytes, expected at "
                 f"least {HANDSHAKE_MIN}",
             )
-    elif not isinstance(data, msgspec.Raw):  # which is a long text
+    elif not isinstance(data, msgspec.Raw):  # Raw is a long text
         decode_data(data)

@@ -1,8 +1,8 @@
-"""The relay messages: what nodes and a relay send to each other.
+"""The relay messages between nodes and a relay.
 
 Source: the TealeNet document, and what real relays, nodes and gateways write and read;
-see ``docs/protocols/tealenet.md``.  Times are seconds since 2001-01-01 (UTC), and keys
-and signatures hexadecimal in lower case.
+see ``docs/protocols/tealenet.md``.  Times are seconds since 2001-01-01 (UTC); keys and
+signatures are hexadecimal in lower case.
 """
 
 from collections.abc import Mapping
@@ -19,35 +19,29 @@ from shoal.protocols.tealenet.codec.relay_envelope import (
     decode_envelope,
     encode_envelope,
 )
+from shoal.protocols.tealenet.codec.scalars import wire_name
 
-MESSAGE_MAX = 16 << 20  # bytes of a message, as real relays have it
+MESSAGE_MAX = 16 << 20  # bytes of a message, as at real relays
+CLOSE_REPLACED = "Replaced by newer session"  # reason for closing an older connection
 
 _ENTRY_DEFAULTS = {"natType": "unknown", "endpoints": []}
-_WORDS = {"id": "ID", "gb": "GB", "ram": "RAM", "ip": "IP"}
-
 
 Number: TypeAlias = int | float
-"""A number that is written as it is: some readers take no fraction, not even ``.0``."""
+"""A number that keeps its notation: some peers accept no fraction, not even ``.0``."""
 
 
-def _wire_name(name: str) -> str:
-    """Return what a field is called on the wire: ``node_id`` is ``nodeID``."""
-    first, *rest = name.split("_")
-    return first + "".join(_WORDS.get(each, each.capitalize()) for each in rest)
-
-
-class _RelayPayload(msgspec.Struct, frozen=True, omit_defaults=True, rename=_wire_name):
-    """How all of them are written: what is absent is left out."""
+class _RelayPayload(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
+    """The base of all payloads: absent fields are omitted."""
 
 
 # Between a node and the relay.
 
 
 class RelayRegister(_RelayPayload, frozen=True):
-    """Makes a node known, and again whenever something changes.
+    """Registers a node, and again after each change.
 
-    ``signature`` is of the id's text, so always the same.  ``capabilities`` has what
-    the node is and runs, as it wrote it.  ``shoal`` answers a
+    ``signature`` signs the text of the id, so it is always the same.  ``capabilities``
+    has the node's hardware and models, as it wrote them.  ``shoal`` answers a
     ``RelayRegisterChallenge``.
     """
 
@@ -61,26 +55,25 @@ class RelayRegister(_RelayPayload, frozen=True):
 
 
 class RegistrationProof(_RelayPayload, frozen=True):
-    """Ours: ``proof`` is the signature of ``challenge_text``."""
+    """Shoal's: ``proof`` is the signature of ``challenge_text``."""
 
     challenge: str
     proof: str
 
 
 class RelayRegisterChallenge(_RelayPayload, frozen=True):
-    """Ours: register again, with a proof; for nodes with ``shoal`` capabilities only.
+    """Shoal's: requests another registration, with a proof, from Shoal nodes.
 
-    Any later registration on the same connection needs none.
+    Later registrations on the same connection need no proof.
     """
 
     challenge: str
 
 
 class RelayRegisterAck(_RelayPayload, frozen=True):
-    """The node is known for ``ttl_seconds`` after what is heard of it last.
+    """The node is registered until ``ttl_seconds`` after its last message.
 
-    ``shoal`` names the coordinator that a relay of ours is a part of, to nodes that
-    know what that is.
+    ``shoal`` tells Shoal nodes which coordinator a Shoal relay belongs to.
     """
 
     node_id: str
@@ -90,7 +83,7 @@ class RelayRegisterAck(_RelayPayload, frozen=True):
 
 
 class RelayHost(_RelayPayload, frozen=True):
-    """Ours: a coordinator's node, and its Noise key with the proof of it."""
+    """Shoal's: a coordinator's node, and its signed Noise key."""
 
     node_id: str
     noise: str
@@ -98,7 +91,7 @@ class RelayHost(_RelayPayload, frozen=True):
 
 
 class DiscoverFilter(_RelayPayload, frozen=True):
-    """Which nodes are wanted: all of them that all of this holds of."""
+    """Restricts discovery to the nodes that meet all conditions."""
 
     model_id: str | None = None
     min_ram_gb: Number | None = None
@@ -107,14 +100,14 @@ class DiscoverFilter(_RelayPayload, frozen=True):
 
 
 class Discover(_RelayPayload, frozen=True):
-    """Asks who is there."""
+    """Requests the list of nodes."""
 
     requesting_node_id: str
     filter: DiscoverFilter | None = None
 
 
 class NodeEntry(_RelayPayload, frozen=True):
-    """A node, as the relay knows it; ``shoal`` has what a relay of ours adds."""
+    """A node, as the relay describes it; Shoal's relays add ``shoal``."""
 
     node_id: str
     public_key: str
@@ -128,44 +121,44 @@ class NodeEntry(_RelayPayload, frozen=True):
 
 
 class KeyStatus(_RelayPayload, frozen=True):
-    """Ours: whether a node has shown the relay that it has its key."""
+    """Shoal's: whether a node has proved its key to the relay."""
 
     proven: bool
 
 
 class DiscoverResponse(_RelayPayload, frozen=True):
-    """Who is there.  Nodes that make no sense are left out when it is read."""
+    """The list of nodes; the decoder skips invalid entries."""
 
     peers: tuple[NodeEntry, ...]
 
 
 class RelayPeerJoined(_RelayPayload, frozen=True):
-    """Another node is there."""
+    """Another node has registered."""
 
     node_id: str
     display_name: str
 
 
 class RelayPeerLeft(_RelayPayload, frozen=True):
-    """Another node is no longer there."""
+    """Another node has left."""
 
     node_id: str
     display_name: str
 
 
 class RelayError(_RelayPayload, frozen=True):
-    """What the relay did not do, and why."""
+    """The relay refuses a message."""
 
     code: str
     message: str
     retry_after_seconds: Number | None = None
 
 
-# From node to node, through the relay.
+# Between two nodes, through the relay.
 
 
 class NatConnectionInfo(_RelayPayload, frozen=True):
-    """Where a node might be reached without the relay."""
+    """The addresses at which a node may be reachable without the relay."""
 
     public_ip: str
     public_port: Number
@@ -176,7 +169,7 @@ class NatConnectionInfo(_RelayPayload, frozen=True):
 
 
 class RelayOffer(_RelayPayload, frozen=True):
-    """Proposes to connect; ``signature`` is of ``FROM:TO:SESSION``."""
+    """Offers a direct connection; ``signature`` signs ``FROM:TO:SESSION``."""
 
     from_node_id: str
     to_node_id: str
@@ -186,7 +179,7 @@ class RelayOffer(_RelayPayload, frozen=True):
 
 
 class RelayAnswer(_RelayPayload, frozen=True):
-    """Takes an offer up."""
+    """Accepts an offer."""
 
     from_node_id: str
     to_node_id: str
@@ -196,7 +189,7 @@ class RelayAnswer(_RelayPayload, frozen=True):
 
 
 class CandidateAddress(_RelayPayload, frozen=True):
-    """One more address to try."""
+    """Another address at which a node may be reachable."""
 
     ip: str
     port: Number
@@ -205,7 +198,7 @@ class CandidateAddress(_RelayPayload, frozen=True):
 
 
 class IceCandidate(_RelayPayload, frozen=True):
-    """Names one more address to try; no real peer does."""
+    """Adds an address to an offer; no real peer sends it."""
 
     from_node_id: str
     to_node_id: str
@@ -214,7 +207,7 @@ class IceCandidate(_RelayPayload, frozen=True):
 
 
 class RelayOpen(_RelayPayload, frozen=True):
-    """Opens a session, under an id that the opener makes up."""
+    """Opens a session, under an id that the opener chooses."""
 
     from_node_id: str
     to_node_id: str
@@ -222,7 +215,7 @@ class RelayOpen(_RelayPayload, frozen=True):
 
 
 class RelayReady(_RelayPayload, frozen=True):
-    """Says that a session may be used."""
+    """Accepts a session."""
 
     from_node_id: str
     to_node_id: str
@@ -230,7 +223,7 @@ class RelayReady(_RelayPayload, frozen=True):
 
 
 class RelayData(_RelayPayload, frozen=True):
-    """What is said in a session: base64 on the wire."""
+    """Data in a session: base64 on the wire."""
 
     from_node_id: str
     to_node_id: str
@@ -239,7 +232,7 @@ class RelayData(_RelayPayload, frozen=True):
 
 
 class RelayClose(_RelayPayload, frozen=True):
-    """Ends a session."""
+    """Closes a session."""
 
     from_node_id: str
     to_node_id: str
@@ -287,16 +280,16 @@ KIND_NAMES: Mapping[type[RelayMessage], str] = {
 
 
 def decode(data: Data) -> RelayMessage | None:
-    """Read a message; None if it is of a kind that is not known here.
+    """Decode a message; None for an unknown kind.
 
     Raises BadRelayMessage.
     """
-    if data[: len(_DATA_BEGINS)] == _DATA_BEGINS:
-        # As relays write what nearly all messages are.
+    if data[: len(_DATA_PREFIX)] == _DATA_PREFIX:
+        # Fast path: relays write relayData, nearly all messages, in this form.
         try:
             return _data_decoder.decode(data).carried
         except (ValueError, RecursionError):
-            pass  # another form, or the reason why not
+            pass  # another form, or invalid: the slow path says why
     kind, payload = decode_envelope(data)
     if kind not in KINDS:
         return None
@@ -304,7 +297,7 @@ def decode(data: Data) -> RelayMessage | None:
 
 
 def decode_payload(kind: str, payload: Mapping[str, Any]) -> RelayMessage:
-    """Read the payload of a known kind.  Raises BadRelayMessage."""
+    """Decode the payload of a known kind.  Raises BadRelayMessage."""
     fields = dict(payload)
     if kind == "relayData":
         fields["data"] = decode_data(fields.get("data"))
@@ -318,12 +311,12 @@ def decode_payload(kind: str, payload: Mapping[str, Any]) -> RelayMessage:
 
 
 def encode(message: RelayMessage) -> str:
-    """Write a message as the text of a WebSocket message."""
+    """Encode a message as the text of a WebSocket message."""
     return encode_envelope(KIND_NAMES[type(message)], message)
 
 
 def challenge_text(challenge: str, node_id: str) -> bytes:
-    """Return what a node signs to show a relay of ours that it has its key now."""
+    """Return the text that a node signs to prove its key to a Shoal relay."""
     return f"shoal relay register 1:{challenge}:{node_id}".encode()
 
 
@@ -336,16 +329,18 @@ class _DataEnvelope(
     carried: RelayData
 
 
-_DATA_BEGINS = '{"relayData":'
+_DATA_PREFIX = '{"relayData":'
 _data_decoder = msgspec.json.Decoder(_DataEnvelope)
 
 
 def _valid_entries(peers: object) -> list[NodeEntry]:
     if not isinstance(peers, list):
-        raise BadRelayMessage("invalid_message", "discoverResponse: peers: no list")
-    known = []
+        raise BadRelayMessage(
+            "invalid_message", "discoverResponse: peers: expected a list"
+        )
+    entries = []
     for each in peers:
         if isinstance(each, dict):
             with suppress(msgspec.ValidationError):
-                known.append(msgspec.convert(_ENTRY_DEFAULTS | each, NodeEntry))
-    return known
+                entries.append(msgspec.convert(_ENTRY_DEFAULTS | each, NodeEntry))
+    return entries

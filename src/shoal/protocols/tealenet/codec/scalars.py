@@ -19,13 +19,13 @@ REFERENCE_DATE = 978307200.0  # Unix time of 2001-01-01T00:00:00Z, in seconds
 ID_MAX = 128  # characters of an id; a UUID has 36
 NAME_MAX = 256  # characters of the name of a model, a machine or a key
 MODELS_MAX = 1024  # models that a peer may name
-TEXT_MAX = 4096  # characters of an error or a reason that are taken
-EXACT_MAX = 2**53  # up to here a relay written in JavaScript keeps integers as they are
+TEXT_MAX = 4096  # characters of an error or a reason
+EXACT_MAX = 2**53  # the largest integer that a relay written in JavaScript preserves
 
 _UUID = "[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 
 Id: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_MAX)]
-"""What names a request or a device, as its peer wrote it: see ``normalized_id``."""
+"""The id of a request or a device, as its peer wrote it: see ``normalized_id``."""
 
 Uuid: TypeAlias = Annotated[str, msgspec.Meta(pattern=f"^{_UUID}$", max_length=36)]
 Name: TypeAlias = Annotated[str, msgspec.Meta(max_length=NAME_MAX)]
@@ -33,15 +33,15 @@ Names: TypeAlias = Annotated[tuple[Name, ...], msgspec.Meta(max_length=MODELS_MA
 Int: TypeAlias = Annotated[int, msgspec.Meta(ge=-EXACT_MAX, le=EXACT_MAX)]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=EXACT_MAX)]
 WholeNumber: TypeAlias = int | float
-"""An integer that may be written as 100.0, where a fraction is no reason to refuse."""
+"""An integer that may be written as 100.0; a fraction is accepted, too."""
 
 Date: TypeAlias = float
 """Seconds since ``REFERENCE_DATE``."""
 
 ShoalField: TypeAlias = Raw | UnsetType
-"""Our field, which ``extension`` reads: other peers ignore it.
+"""Shoal's field, which ``extension`` reads and other peers ignore.
 
-It keeps the bytes of the whole message alive, so it is to be read at once.
+It keeps the bytes of the whole message alive: decode it immediately.
 """
 
 _LONE = re.compile("[\ud800-\udfff]")
@@ -53,11 +53,12 @@ _WORDS = {
     "ram": "RAM",
     "vram": "VRAM",
     "ac": "AC",
+    "ip": "IP",
 }
 
 
 class ThermalLevel(StrEnum):
-    """How hot a machine is, in the order of the document."""
+    """A machine's thermal state, in the order of the document."""
 
     NOMINAL = "nominal"
     FAIR = "fair"
@@ -69,9 +70,9 @@ _LEVELS = {level.value: level for level in ThermalLevel}
 
 
 class ErrorCode(StrEnum):
-    """Why a request was not done, for programs.
+    """Why a request failed or was refused.
 
-    A Rust peer ignores the whole error if its code is another.
+    A Rust peer ignores an error with any other code.
     """
 
     MODEL_NOT_LOADED = "model_not_loaded"
@@ -83,24 +84,24 @@ class ErrorCode(StrEnum):
 
 
 def wire_name(field: str) -> str:
-    """Return what the wire calls a field: ``loaded_models`` is ``loadedModels``."""
+    """Return the wire's name of a field: ``loaded_models`` is ``loadedModels``."""
     first, *rest = field.split("_")
     return first + "".join(_WORDS.get(word, word.capitalize()) for word in rest)
 
 
 def thermal_level(word: str) -> ThermalLevel:
-    """Return the level that a word means; one that is not known counts as fair.
+    """Return the level that a word means; an unknown word counts as fair.
 
-    A newer peer then still gets work, and others get it first.
+    A newer peer then still gets work, with lower priority.
     """
     return _LEVELS.get(word, ThermalLevel.FAIR)
 
 
 def normalized_id(text: str) -> str:
-    """Return what to compare ids by: a Mac answers a request's id in upper case.
+    """Return the form in which ids are compared.
 
-    Messages hold ids as they came, and answers repeat them so: Rust peers compare them
-    as texts.
+    A Mac answers a request with its id in upper case.  Shoal's answers repeat an id as
+    it was received, because Rust peers compare ids as text.
     """
     return text.upper()
 
@@ -111,15 +112,15 @@ def to_date(unix: float) -> Date:
 
 
 def passcode_hash(passcode: str) -> str:
-    """Return what a peer shows of its passcode: lower-case hex of the SHA-256.
+    """Return the hash that a peer presents: lower-case hex of the passcode's SHA-256.
 
-    There is neither salt nor nonce, so that whoever sees it can show it as well.
+    It has neither salt nor nonce: anyone who sees it can present it as well.
     """
     return hashlib.sha256(well_formed(passcode).encode()).hexdigest()
 
 
 def well_formed(text: str) -> str:
-    """Return ``text`` with whatever UTF-8 cannot carry replaced by U+FFFD."""
+    """Return ``text`` with U+FFFD for each character that UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -128,14 +129,14 @@ def well_formed(text: str) -> str:
 
 
 def encode_json(value: object) -> bytes:
-    """Return a value or message of our own as JSON; texts are made well formed.
+    """Encode a value or a message as JSON, with well-formed texts.
 
-    Raises PeerError if it is nested too deeply, for the other end refuses that.
+    Raises PeerError if it is nested too deeply: peers refuse that.
     """
     try:
         try:
             return _encode(value)
-        except UnicodeEncodeError:  # half a character
+        except UnicodeEncodeError:  # half of a surrogate pair
             return _encode(
                 _well_formed_tree(msgspec.to_builtins(value, enc_hook=_to_builtin))
             )
@@ -162,5 +163,5 @@ def _well_formed_tree(value: Any) -> Any:
             return value
 
 
-# The hook is for mappings that are no dict.
+# The hook encodes mappings that are not dicts.
 _encode = msgspec.json.Encoder(enc_hook=dict).encode

@@ -1,11 +1,11 @@
-"""A relay's limits, and the token bucket that counts against a rate."""
+"""A relay's limits, and the token bucket for rates."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """So much a second in the long run, and ``burst`` at once."""
+    """A long-term rate per second, and the ``burst`` that is allowed at once."""
 
     per_second: float
     burst: float
@@ -13,52 +13,50 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What a relay takes: much more than honest nodes ask for.
+    """The limits of a relay, far above what honest nodes need.
 
     A node beyond ``messages`` or ``size`` is read from more slowly and loses nothing;
-    beyond the other rates it is told when to try again.
+    beyond the other rates it gets an error that says when to try again.
     """
 
     messages: Rate = Rate(10_000, 100_000)
     size: Rate = Rate(64 << 20, 256 << 20)  # bytes
-    openings: Rate = Rate(100, 500)  # sessions, and offers of some
-    discoveries: Rate = Rate(2, 20)  # who is there?
-    lookups: Rate = Rate(200_000, 2_000_000)  # at nodes, for questions of one address
+    openings: Rate = Rate(100, 500)  # sessions and offers
+    discoveries: Rate = Rate(2, 20)
+    lookups: Rate = Rate(200_000, 2_000_000)  # nodes searched for one address
     registrations: Rate = Rate(2, 20)
-    pause_max: float = 1.0  # seconds for which a node is not read from, at a time
+    pause_max: float = 1.0  # seconds without reading from a node, at a time
     links: int = 24_000
     links_per_address: int = 1024
     nodes: int = 20_000
-    stored_size: int = 256 << 20  # bytes that all nodes' capabilities have together
+    stored_size: int = 256 << 20  # bytes of all nodes' capabilities
     sessions: int = 200_000
-    sessions_per_node: int = 1024  # that it opened
-    sessions_per_address: int = 50_000  # that nodes of one address opened
-    registration_timeout: float = (
-        30.0  # seconds after which who has not registered must go
-    )
-    node_ttl: float = 300.0  # seconds that a node is known after it was heard last
-    results: int = 50  # nodes that are told of to who does not say how many
+    sessions_per_node: int = 1024  # opened by it
+    sessions_per_address: int = 50_000  # opened by nodes of one address
+    registration_timeout: float = 30.0  # seconds before an unregistered link closes
+    node_ttl: float = 300.0  # seconds from a node's last message to its removal
+    results: int = 50  # nodes in an answer, if the request has no maxPeers
     results_max: int = 1000
-    results_size: int = 4 << 20  # bytes, about, that an answer has at most
-    name_max: int = 256  # characters of a displayName that are kept
+    results_size: int = 4 << 20  # bytes of an answer, approximately
+    name_max: int = 256  # characters of a displayName; the rest is cut off
     session_id_max: int = 256  # characters
     capabilities_max: int = 128 << 10  # bytes
 
 
 @dataclass(slots=True)
 class RateBucket:
-    """Counts against a rate.  Full at first."""
+    """A token bucket."""
 
     rate: Rate
     level: float
-    at: float  # when the level was that
+    at: float  # time of the level
 
     @classmethod
     def full(cls, rate: Rate, now: float) -> "RateBucket":
         return cls(rate, rate.burst, now)
 
     def charge(self, amount: float, now: float) -> float:
-        """Take it in any case; return for how many seconds it is too much."""
+        """Charge an amount; return how many seconds the bucket is overdrawn."""
         rate = self.rate
         level = self.level + (now - self.at) * rate.per_second
         self.level = level = min(level, rate.burst) - amount
@@ -66,12 +64,12 @@ class RateBucket:
         return -level / rate.per_second if level < 0 else 0.0
 
     def try_charge(self, amount: float, now: float) -> float:
-        """Take it if it is there; else return in how many seconds it will be."""
+        """Charge an amount if it is available, else return the seconds until then."""
         wait = self.charge(amount, now)
         if wait:
             self.level += amount
         return wait
 
     def try_charge_one(self, now: float) -> float:
-        """The same of one."""
+        """Charge an amount of 1 if it is available, as ``try_charge``."""
         return self.try_charge(1, now)

@@ -13,7 +13,7 @@ from shoal.protocols.tealenet.relay.nodes import NodeRecord
 
 @dataclass(slots=True)
 class LinkOrigin:
-    """An address, how many links it has, and what those may do together."""
+    """An address, the number of its links, and their common rate limit."""
 
     address: str
     lookups: RateBucket
@@ -22,10 +22,10 @@ class LinkOrigin:
 
 @dataclass(slots=True, eq=False)
 class NodeLink:
-    """A link, and what it has left of what it may do.
+    """A link with its rate limits.
 
-    ``since`` it has no node, ``challenge`` is what one may have to sign, and at
-    ``read_at`` it may be read from again.
+    ``challenge`` is for a node to sign when it registers.  The link is not read from
+    before ``read_at``.
     """
 
     id: int
@@ -42,14 +42,14 @@ class NodeLink:
 
     @property
     def registered_node(self) -> NodeRecord:
-        """Its node.  Raises BadRelayMessage if it has none."""
+        """The node of the link.  Raises BadRelayMessage if none is registered."""
         if self.node is None:
             raise BadRelayMessage("not_registered", "Send register first")
         return self.node
 
 
 class NodeLinks:
-    """All links, by their numbers, so many of each address at most."""
+    """All links by their ids, within the limits in total and for each address."""
 
     def __init__(self, limits: RelayLimits) -> None:
         self._limits = limits
@@ -63,11 +63,11 @@ class NodeLinks:
         return iter(list(self._by_link.values()))
 
     def get(self, link_id: int) -> NodeLink | None:
-        """Return the link of that number; None once it is being closed."""
+        """Return the link with an id; None once it is being closed."""
         return self._by_link.get(link_id)
 
     def add(self, link_id: int, address: str, now: float) -> bool:
-        """Take a link, if there is room for it."""
+        """Add a link; return False if that exceeds a limit."""
         limits = self._limits
         origin = self._origins.get(address)
         if origin is None:
@@ -89,7 +89,7 @@ class NodeLinks:
         return True
 
     def remove(self, link: NodeLink) -> None:
-        """Forget a link that has ended, or is to end."""
+        """Remove a link that has closed or is being closed."""
         del self._by_link[link.id]
         link.origin.links -= 1
         if not link.origin.links:
@@ -97,12 +97,12 @@ class NodeLinks:
 
 
 def error_to(link: NodeLink, code: str, message: str) -> RelaySend:
-    """Return an error."""
+    """Return an error for a link."""
     return RelaySend(link.id, encode(RelayError(code, message)))
 
 
 def rate_limited(link: NodeLink, what: str, seconds: float) -> RelaySend:
-    """Return the error for too much of something."""
+    """Return the error for too many messages of a type."""
     wait = ceil(seconds)
     why = f"Too many {what}; try again in {wait} s"
     return RelaySend(link.id, encode(RelayError("rate_limited", why, wait)))

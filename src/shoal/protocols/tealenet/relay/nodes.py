@@ -1,4 +1,4 @@
-"""A relay's nodes: how registrations are verified and discovery requests answered."""
+"""A relay's nodes: registrations are verified, and discovery requests answered."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,23 +16,23 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     challenge_text,
     decode_payload,
 )
+from shoal.protocols.tealenet.codec.signatures import HEX_KEY
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 
-HEX_KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
-SIGNATURE = re.compile(r"[0-9a-fA-F]{128}", re.ASCII)
-NODE_OVERHEAD = 1024  # bytes that a node takes beside its capabilities, about
+SIGNATURE = re.compile(r"[0-9a-fA-F]{128}")
+NODE_OVERHEAD = 1024  # bytes of a node beside its capabilities, approximately
 
 Verify = Callable[[bytes, bytes, bytes], bool]
-"""Takes a key, a signature and a message; see ``ProtocolContext.verify``."""
+"""Verifies a signature by key, signature and message: ``ProtocolContext.verify``."""
 
 _REGISTER_DEFAULTS: Mapping[str, object] = {"displayName": "", "capabilities": {}}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeProfile:
-    """What a node says of itself.
+    """What a node has registered.
 
-    ``capabilities`` is their JSON, and ``extended`` says that it knows what is ours.
+    ``capabilities`` is JSON; ``extended``: the node runs Shoal.
     """
 
     name: str
@@ -47,11 +47,11 @@ class NodeProfile:
 
     @property
     def size(self) -> int:
-        """How many bytes are kept of it, about."""
+        """The approximate number of bytes that are stored."""
         return NODE_OVERHEAD + memoryview(self.capabilities).nbytes
 
     def matches(self, wanted: DiscoverFilter | None) -> bool:
-        """Say whether it is to be told of.  Of tiers, 1 is the most capable."""
+        """Return whether discovery lists the node.  Tier 1 is the most capable."""
         if not self.available:
             return False
         if wanted is None:
@@ -65,11 +65,11 @@ class NodeProfile:
 
 @dataclass(slots=True, eq=False)
 class NodeRecord:
-    """A node that is registered.
+    """A registered node.
 
-    ``address`` is where it comes from, ``last_heard`` when something came from it last,
-    ``opened_sessions`` how many sessions it has opened, and ``announced`` how many of
-    the pending news are none to it.
+    ``last_heard`` is the time of its last message, ``opened_sessions`` the number of
+    open sessions that it opened, and ``announced`` the number of pending announcements
+    that it does not need.
     """
 
     id: str
@@ -83,7 +83,7 @@ class NodeRecord:
 
 
 def read_registration(payload: Mapping[str, Any]) -> RelayRegister:
-    """Read a registration, in which only what proves the id has to be there.
+    """Decode a registration; only the id, its key and the signature are required.
 
     Raises BadRelayMessage.
     """
@@ -93,7 +93,7 @@ def read_registration(payload: Mapping[str, Any]) -> RelayRegister:
         message = decode_payload("register", {**_REGISTER_DEFAULTS, **payload})
     except BadRelayMessage as error:
         raise _invalid_registration(str(error)) from error
-    assert isinstance(message, RelayRegister), "this is what that kind is read as"
+    assert isinstance(message, RelayRegister), "the kind determines the type"
     if not HEX_KEY.fullmatch(message.node_id):
         raise _invalid_registration(
             "nodeID: expected an Ed25519 public key: 64 hex digits, lower case"
@@ -108,7 +108,7 @@ def check_signature(message: RelayRegister, verifies: Verify) -> None:
     text = message.node_id.encode()
     if not _is_signed(message.node_id, message.signature, text, verifies):
         raise _invalid_registration(
-            "signature: not one of nodeID's text by the key that it names"
+            "signature: expected nodeID's text signed with the key that it names"
         )
 
 
@@ -129,36 +129,36 @@ def check_proof(
 
 
 def knows_extension(capabilities: Mapping[str, Any]) -> bool:
-    """Say whether a node announces what is ours."""
+    """Return whether a node announces Shoal's extension."""
     shoal = capabilities.get("shoal")
     version = shoal.get("version") if isinstance(shoal, dict) else None
     return type(version) is int and version >= 1
 
 
 def node_profile(message: RelayRegister, limits: RelayLimits) -> NodeProfile:
-    """Return what a node says of itself.  Raises BadRelayMessage if it is too much."""
-    said = message.capabilities
-    written = msgspec.json.encode(said)
-    if len(written) > limits.capabilities_max:
+    """Return a registration's profile.  Raises BadRelayMessage if it is too large."""
+    capabilities = message.capabilities
+    encoded = msgspec.json.encode(capabilities)
+    if len(encoded) > limits.capabilities_max:
         raise _invalid_registration(
-            f"capabilities of {len(written)} bytes, at most {limits.capabilities_max}"
+            f"capabilities of {len(encoded)} bytes, at most {limits.capabilities_max}"
         )
     key = message.wg_public_key
     if key is not None and not HEX_KEY.fullmatch(key):
         raise _invalid_registration(
             "wgPublicKey: expected an X25519 public key: 64 hex digits, lower case"
         )
-    hardware = said.get("hardware")
+    hardware = capabilities.get("hardware")
     if not isinstance(hardware, dict):
         hardware = {}
-    models = said.get("loadedModels")
+    models = capabilities.get("loadedModels")
     return NodeProfile(
         name=message.display_name[: limits.name_max],
-        capabilities=msgspec.Raw(written),
+        capabilities=msgspec.Raw(encoded),
         exchange_key=key,
         signature=message.signature,
-        extended=knows_extension(said),
-        available=said.get("isAvailable") is not False,
+        extended=knows_extension(capabilities),
+        available=capabilities.get("isAvailable") is not False,
         models=frozenset(
             each
             for each in (models if isinstance(models, list) else ())
@@ -171,25 +171,25 @@ def node_profile(message: RelayRegister, limits: RelayLimits) -> NodeProfile:
 
 def discover_entries(
     nodes: Mapping[str, NodeRecord],
-    asker: NodeRecord,
+    requester: NodeRecord,
     wanted: DiscoverFilter | None,
     limits: RelayLimits,
     first: int,
     epoch: float,
 ) -> list[dict[str, object]]:
-    """Return what is told of nodes that fit, going round from the ``first`` on.
+    """Return the entries of matching nodes, starting with number ``first``.
 
-    ``epoch`` is when the clock was at 0, in the wire's own seconds.
+    ``epoch`` is the wire's date at which the clock was 0.
     """
-    most = limits.results
+    entries_max = limits.results
     if wanted is not None and wanted.max_peers is not None:
-        most = max(0, min(int(wanted.max_peers), limits.results_max))
+        entries_max = max(0, min(int(wanted.max_peers), limits.results_max))
     entries: list[dict[str, object]] = []
     size = 0
     for node in _rotated(nodes, first):
-        if len(entries) >= most or size >= limits.results_size:
+        if len(entries) >= entries_max or size >= limits.results_size:
             break
-        if node is not asker and node.profile.matches(wanted):
+        if node is not requester and node.profile.matches(wanted):
             entries.append(_entry(node, epoch))
             size += node.profile.size
     return entries

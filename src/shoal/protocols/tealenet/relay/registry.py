@@ -1,8 +1,7 @@
 """The registry of a relay's nodes, and the announcements of joins and departures.
 
-Each join and departure is announced to all nodes.  The announcements are collected for
-a moment: each link then gets one write, and with many links other messages get their
-turn in between.
+Each join and departure is announced to all nodes, in batches: each link gets one write,
+and with many links other messages are processed in between.
 """
 
 from collections.abc import Collection, Sequence
@@ -17,6 +16,7 @@ from shoal.protocols.tealenet.codec.relay_envelope import (
     encode_envelope,
 )
 from shoal.protocols.tealenet.codec.relay_messages import (
+    CLOSE_REPLACED,
     Discover,
     RegistrationProof,
     RelayClose,
@@ -28,7 +28,8 @@ from shoal.protocols.tealenet.codec.relay_messages import (
     decode_payload,
     encode,
 )
-from shoal.protocols.tealenet.codec.signatures import noise_fields
+from shoal.protocols.tealenet.codec.scalars import to_date
+from shoal.protocols.tealenet.codec.signatures import CHALLENGE_SIZE, noise_fields
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 from shoal.protocols.tealenet.relay.links import (
     NodeLink,
@@ -48,24 +49,24 @@ from shoal.protocols.tealenet.relay.nodes import (
 )
 from shoal.protocols.tealenet.relay.routed_sessions import RoutedSessions
 
-BATCH_DELAY = 0.02  # seconds for which news are gathered
-BATCH_DELAY_PER_NODE = 0.0001  # seconds for each node, where that is more
-PENDING_MAX = 1024  # news that are gathered before they are told at once
+BATCH_DELAY = 0.02  # seconds to collect announcements
+BATCH_DELAY_PER_NODE = 0.0001  # seconds for each node, if that is more
+PENDING_MAX = 1024  # announcements that are sent without further delay
 BATCH_LINKS = 500  # links
 
 
 class PresenceBroadcast:
-    """What is still to be told, and to whom of ``nodes``, by the time ``due``."""
+    """The announcements that are not sent yet; the next batch is ``due``."""
 
     def __init__(self, nodes: Collection[NodeRecord]) -> None:
         self._nodes = nodes
         self._next: list[str] = []
         self._sending: tuple[str, ...] = ()
-        self._waiting: list[tuple[int, int]] = []  # links, and what is news to them
+        self._waiting: list[tuple[int, int]] = []  # link, and its first announcement
         self.due: float | None = None
 
     def add(self, text: str, now: float) -> None:
-        """Have something told to all nodes that are there by now."""
+        """Announce something to all current nodes."""
         self._next.append(text)
         if self.due is None:
             self.due = self._due(now)
@@ -73,11 +74,11 @@ class PresenceBroadcast:
             self.due = now
 
     def skip(self, node: NodeRecord) -> None:
-        """Have a node not told what there is by now, for it has come since."""
+        """Omit the pending announcements for a node that has just joined."""
         node.announced = len(self._next)
 
     def broadcast(self, now: float) -> Sequence[RelayBroadcast]:
-        """Tell some of those who have yet to hear it."""
+        """Return the pending announcements for up to ``BATCH_LINKS`` links."""
         if not self._waiting:
             self._sending, self._next = tuple(self._next), []
             for node in self._nodes:
@@ -96,19 +97,16 @@ class PresenceBroadcast:
         return now + max(BATCH_DELAY, BATCH_DELAY_PER_NODE * len(self._nodes))
 
 
-SINCE_2001 = -978_307_200.0  # seconds to add to Unix time for the wire's own
-CHALLENGE_SIZE = 32  # bytes
-
-CLOSE_REPLACED = (1012, "Replaced by newer session")  # as real relays have it
-CLOSE_UNREGISTERED = (1008, "nobody registered in time")
+CLOSE_REPLACED_CODE = 1012  # as at real relays
+CLOSE_UNREGISTERED = (1008, "no registration in time")
 
 RelayOutput: TypeAlias = RelaySend | RelayBroadcast
 
 
 class NodeRegistry:
-    """The nodes by their ids, and the news of them.
+    """The nodes by their ids, and their announcements.
 
-    With a node go its sessions.
+    Removing a node closes its sessions.
     """
 
     def __init__(
@@ -124,7 +122,7 @@ class NodeRegistry:
         self._sessions = sessions
         identity = context.identity
         self._host = RelayHost(identity.public_key.hex(), *noise_fields(identity))
-        self._epoch = context.epoch + SINCE_2001
+        self._epoch = to_date(context.epoch)
         self._stored_size = 0  # bytes, about
         self.nodes: dict[str, NodeRecord] = {}
         self.presence = PresenceBroadcast(self.nodes.values())
@@ -132,10 +130,7 @@ class NodeRegistry:
     def register(
         self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        """Register a node, again or at last, or ask it for a proof.
-
-        Raises BadRelayMessage.
-        """
+        """Register a node, or request a proof from it.  Raises BadRelayMessage."""
         if wait := link.registrations.try_charge_one(now):
             return (rate_limited(link, "registrations", wait),)
         message = read_registration(payload)
@@ -143,8 +138,8 @@ class NodeRegistry:
         if before is not None and before.id != message.node_id:
             raise BadRelayMessage(
                 "invalid_register",
-                "nodeID: another one is registered on this connection; use one "
-                "connection for each",
+                "nodeID: another node is registered on this connection; use one "
+                "connection for each node",
             )
         verifies = self._context.verify
         if before is None or before.profile.signature != message.signature:
@@ -152,7 +147,7 @@ class NodeRegistry:
         proven = before is not None and before.proven
         if not isinstance(message.shoal, RegistrationProof):
             if not proven and knows_extension(message.capabilities):
-                # The signature may be a copy: it is the same each time.
+                # The signature never changes, so it may be a copy.
                 link.challenge = (
                     link.challenge or self._context.random_bytes(CHALLENGE_SIZE).hex()
                 )
@@ -161,56 +156,55 @@ class NodeRegistry:
         else:
             check_proof(message, message.shoal, link.challenge, verifies)
             proven = True
-        said = node_profile(message, self._limits)
+        profile = node_profile(message, self._limits)
         return [
-            *self._store(link, message.node_id, said, now, proven=proven),
-            self._acknowledge(link.id, message.node_id, said, now),
+            *self._store(link, message.node_id, profile, now, proven=proven),
+            self._acknowledge(link.id, message.node_id, profile, now),
         ]
 
     def discover(
         self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
     ) -> Sequence[RelayOutput]:
-        """Say who is there.  Raises BadRelayMessage."""
-        asker = link.registered_node
+        """Return the list of nodes.  Raises BadRelayMessage."""
+        requester = link.registered_node
         if wait := link.discoveries.try_charge_one(now):
             return (rate_limited(link, "questions", wait),)
-        # Who asks is known: what it calls itself does not matter.
-        message = decode_payload(kind, {**payload, "requestingNodeID": asker.id})
-        assert isinstance(message, Discover), "this is what that kind is read as"
-        # Each question may lead to a look at all nodes, and those who ask from one
-        # address may be many as well.
+        # The link identifies the requester; the id that the message claims is ignored.
+        message = decode_payload(kind, {**payload, "requestingNodeID": requester.id})
+        assert isinstance(message, Discover), "the kind determines the type"
+        # A request may search all nodes, and one address may have many requesters.
         if wait := link.origin.lookups.try_charge(len(self.nodes), now):
             return (rate_limited(link, "questions", wait),)
         first = int.from_bytes(self._context.random_bytes(8)) % len(self.nodes)
         peers = discover_entries(
-            self.nodes, asker, message.filter, self._limits, first, self._epoch
+            self.nodes, requester, message.filter, self._limits, first, self._epoch
         )
         return (
             RelaySend(link.id, encode_envelope("discoverResponse", {"peers": peers})),
         )
 
     def remove(self, node: NodeRecord, now: float) -> Sequence[RelayOutput]:
-        """Forget a node and tell the others."""
+        """Remove a node and announce that to the others."""
         del self.nodes[node.id]
         self._stored_size -= node.profile.size
         self.presence.add(encode(RelayPeerLeft(node.id, node.profile.name)), now)
         return self._close_sessions(node)
 
     def evict(self, now: float) -> Sequence[RelayOutput]:
-        """Have those go who never registered, and those who are not heard of."""
+        """Close links without a registration, and remove silent nodes."""
         outputs: list[RelayOutput] = []
-        for line in self._links:
-            node = line.node
+        for link in self._links:
+            node = link.node
             if node is None:
-                if now - line.unregistered_since >= self._limits.registration_timeout:
-                    self._links.remove(line)
+                if now - link.unregistered_since >= self._limits.registration_timeout:
+                    self._links.remove(link)
                     code, why = CLOSE_UNREGISTERED
-                    outputs.append(RelaySend(line.id, why, code))
+                    outputs.append(RelaySend(link.id, why, code))
             elif now - node.last_heard >= self._limits.node_ttl:
-                line.node, line.unregistered_since = None, now
+                link.node, link.unregistered_since = None, now
                 outputs += self.remove(node, now)
-                why = "Nothing was heard for too long; register again"
-                outputs.append(error_to(line, "registration_expired", why))
+                why = "No message for too long; register again"
+                outputs.append(error_to(link, "registration_expired", why))
         return outputs
 
     # Private parts, in the order in which they are called.
@@ -224,23 +218,25 @@ class NodeRegistry:
         *,
         proven: bool,
     ) -> Sequence[RelayOutput]:
-        """Let a node in, or let it say something else of itself."""
+        """Add a node, or replace its profile or its older connection."""
         node = link.node
         holder = self.nodes.get(node_id)
         if node is None and holder is not None and holder.proven and not proven:
             raise BadRelayMessage(
                 "invalid_register",
-                "nodeID: registered by a node that has proved its key, which can only "
-                "be replaced by one that does so",
+                "nodeID: registered by a node that has proved its key; to replace it, "
+                "prove the key, too",
             )
-        kept = self._stored_size + profile.size - (holder.profile.size if holder else 0)
-        if kept > self._limits.stored_size or (
+        stored_size = (
+            self._stored_size + profile.size - (holder.profile.size if holder else 0)
+        )
+        if stored_size > self._limits.stored_size or (
             holder is None and len(self.nodes) >= self._limits.nodes
         ):
             raise BadRelayMessage(
                 "relay_full", "The relay has no room for more nodes; try again later"
             )
-        self._stored_size = kept
+        self._stored_size = stored_size
         if node is not None:
             node.profile, node.proven = profile, proven
             return ()
@@ -252,11 +248,13 @@ class NodeRegistry:
             self.presence.skip(node)
             return ()
         node.announced = holder.announced
-        code, why = CLOSE_REPLACED
         older = self._links.get(holder.link_id)
-        assert older is not None, "with its line a node goes"
+        assert older is not None, "a node is removed with its link"
         self._links.remove(older)
-        return [*self._close_sessions(holder), RelaySend(holder.link_id, why, code)]
+        return [
+            *self._close_sessions(holder),
+            RelaySend(holder.link_id, CLOSE_REPLACED, CLOSE_REPLACED_CODE),
+        ]
 
     def _acknowledge(
         self, link_id: int, node_id: str, profile: NodeProfile, now: float
@@ -267,14 +265,14 @@ class NodeRegistry:
         return RelaySend(link_id, encode(ack))
 
     def _close_sessions(self, node: NodeRecord) -> Sequence[RelayOutput]:
-        """End a node's sessions in its name, for those who expect a relay to do that.
+        """Close a node's sessions; send relayClose in its name to Shoal nodes.
 
-        A real node would take it for a reason to come back again and again.
+        A real node that gets one would reopen the session again and again.
         """
         outputs = []
         for session in self._sessions.close_all(node):
             other = session.other_end(node)
-            assert other is not None, "it is one of the session's two"
+            assert other is not None, "the node is an end of the session"
             if other.profile.extended:
                 closing = RelayClose(node.id, other.id, session.id)
                 outputs.append(RelaySend(other.link_id, encode(closing)))

@@ -10,24 +10,24 @@ from shoal.protocols.tealenet.relay.nodes import NodeRecord
 
 @dataclass(slots=True, eq=False)
 class RoutedSession:
-    """What two nodes say to each other under one id, as the opener wrote that."""
+    """A session between two nodes; ``id`` is as the opener wrote it."""
 
     id: str
     opener: NodeRecord
     other: NodeRecord
 
     def other_end(self, node: NodeRecord) -> NodeRecord | None:
-        """Return who is at the other end; None if the node is at neither."""
+        """Return the other end's node; None if ``node`` is at neither end."""
         if node is self.opener:
             return self.other
         return self.opener if node is self.other else None
 
 
 class RoutedSessions:
-    """All open sessions.  Their ids differ in more than case.
+    """All open sessions, by their ids without regard to case.
 
-    An id belongs to one pair of nodes, for there are readers that go by the id alone:
-    a third that has learnt it must not get anything in.
+    An id belongs to one pair of nodes.  Some peers identify a session by its id alone,
+    so a third node that knows the id must not be able to send into the session.
     """
 
     def __init__(self, limits: RelayLimits) -> None:
@@ -40,19 +40,19 @@ class RoutedSessions:
         return len(self._by_id)
 
     def open(self, session_id: str, opener: NodeRecord, other: NodeRecord) -> None:
-        """Open a session, or find that these two have it open.
+        """Open a session, if these nodes have not opened it already.
 
-        Raises BadRelayMessage if others have, or there are too many.
+        Raises BadRelayMessage if other nodes have this id, or at a limit.
         """
         key = session_id.lower()
         session = self._by_id.get(key)
         if session is not None:
-            # Nodes that have been cut off open what they had again.
+            # Nodes that reconnect open their sessions again.
             if session.other_end(opener) is other:
                 return
             raise BadRelayMessage(
                 "session_taken",
-                "sessionID: others have a session of this id; choose a random UUID",
+                "sessionID: other nodes use this id; choose a random UUID",
             )
         if opener.opened_sessions >= self._limits.sessions_per_node:
             raise BadRelayMessage(
@@ -79,7 +79,7 @@ class RoutedSessions:
     def is_open(
         self, session_id: str, node: NodeRecord, other: NodeRecord | None
     ) -> bool:
-        """Say whether these two have the session open."""
+        """Return whether these nodes have the session open."""
         session = self._by_id.get(session_id) or self._by_id.get(session_id.lower())
         return (
             session is not None
@@ -88,15 +88,15 @@ class RoutedSessions:
         )
 
     def close(self, session_id: str) -> None:
-        """End a session that is open."""
+        """Close an open session."""
         self._remove(self._by_id[session_id.lower()])
 
     def close_all(self, node: NodeRecord) -> list[RoutedSession]:
-        """End all sessions of a node; return them."""
-        ended = list(self._of_node.get(node, ()))
-        for session in ended:
+        """Close all sessions of a node, and return them."""
+        closed = list(self._of_node.get(node, ()))
+        for session in closed:
             self._remove(session)
-        return ended
+        return closed
 
     def _remove(self, session: RoutedSession) -> None:
         del self._by_id[session.id.lower()]

@@ -1,8 +1,8 @@
-"""The relay server: nodes register, find each other, and exchange data through it.
+"""The relay server: nodes register, discover each other, and exchange data through it.
 
 Source: the TealeNet document, and what real relays do; see
-``docs/protocols/tealenet.md``.  Unlike those it verifies: a node proves the key that is
-its id, senders cannot be forged, and only its two ends can use a session.
+``docs/protocols/tealenet.md``.  Unlike real relays it verifies that a node has the key
+that is its id, that senders are not forged, and that only its two ends use a session.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,7 @@ from shoal.protocols.tealenet.relay.nodes import NodeRecord
 from shoal.protocols.tealenet.relay.registry import NodeRegistry, RelayOutput
 from shoal.protocols.tealenet.relay.routed_sessions import RoutedSessions
 
-SWEEP_INTERVAL = 5.0  # seconds between looks for who has to go
+SWEEP_INTERVAL = 5.0  # seconds between evictions
 
 CLOSE_TOO_MANY = (1013, "too many connections: try again later")
 
@@ -36,7 +36,7 @@ LIMITS = RelayLimits()
 
 
 class RelayServer:
-    """A Switch between nodes."""
+    """The relay's state machine over its links."""
 
     def __init__(self, context: ProtocolContext, limits: RelayLimits = LIMITS) -> None:
         self._limits = limits
@@ -69,58 +69,64 @@ class RelayServer:
     def receive(
         self, link: int, batch: Sequence[Data], now: float
     ) -> Sequence[RelayOutput]:
-        line = self._links.get(link)
-        if line is None:
+        node_link = self._links.get(link)
+        if node_link is None:
             return ()  # it is being closed
         size = sum(map(len, batch))
-        wait = max(line.messages.charge(len(batch), now), line.size.charge(size, now))
+        wait = max(
+            node_link.messages.charge(len(batch), now), node_link.size.charge(size, now)
+        )
         if wait:
-            line.read_at = now + min(wait, self._limits.pause_max)
-        if line.node is not None:
-            line.node.last_heard = now
+            node_link.read_at = now + min(wait, self._limits.pause_max)
+        if node_link.node is not None:
+            node_link.node.last_heard = now
         outputs: list[RelayOutput] = []
         for data in batch:
             try:
                 kind, payload = decode_envelope(data)
                 handler = self._handlers.get(kind, _unsupported)
-                outputs += handler(line, kind, payload, now)
+                outputs += handler(node_link, kind, payload, now)
             except BadRelayMessage as error:
-                outputs.append(error_to(line, error.code, str(error)))
+                outputs.append(error_to(node_link, error.code, str(error)))
         return outputs
 
     def address_of(self, node_id: str) -> str:
-        """Return where a node comes from; empty if it is not there."""
+        """Return the network address of a node; empty if it is not registered."""
         node = self._registry.nodes.get(node_id)
-        line = None if node is None else self._links.get(node.link_id)
-        return "" if line is None else line.origin.address
+        node_link = None if node is None else self._links.get(node.link_id)
+        return "" if node_link is None else node_link.origin.address
 
     def link_closed(self, link: int, now: float) -> Sequence[RelayOutput]:
-        line = self._links.get(link)
-        if line is None:
+        node_link = self._links.get(link)
+        if node_link is None:
             return ()
-        self._links.remove(line)
-        return () if line.node is None else self._registry.remove(line.node, now)
+        self._links.remove(node_link)
+        return (
+            () if node_link.node is None else self._registry.remove(node_link.node, now)
+        )
 
     def read_delay(self, link: int, now: float) -> float:
-        line = self._links.get(link)
-        return line.read_at - now if line is not None else 0.0
+        node_link = self._links.get(link)
+        return node_link.read_at - now if node_link is not None else 0.0
 
     @property
     def deadline(self) -> float | None:
-        news, sweep = self._registry.presence.due, self._sweep_due
-        return sweep if news is None or (sweep is not None and sweep < news) else news
+        broadcast, sweep = self._registry.presence.due, self._sweep_due
+        if broadcast is None or (sweep is not None and sweep < broadcast):
+            return sweep
+        return broadcast
 
     def tick(self, now: float) -> Sequence[RelayOutput]:
         outputs: list[RelayOutput] = []
         if self._sweep_due is not None and now >= self._sweep_due:
             outputs += self._registry.evict(now)
             self._sweep_due = now + SWEEP_INTERVAL if self._links else None
-        news = self._registry.presence
-        if news.due is not None and now >= news.due:
-            outputs += news.broadcast(now)
+        presence = self._registry.presence
+        if presence.due is not None and now >= presence.due:
+            outputs += presence.broadcast(now)
         return outputs
 
-    # What each kind of message leads to; all raise BadRelayMessage.
+    # Handlers by the kind of a message; all raise BadRelayMessage.
 
     def _forward_signal(
         self, link: NodeLink, kind: str, payload: dict[str, Any], now: float
@@ -146,7 +152,7 @@ class RelayServer:
         if not self._sessions.is_open(session_id, node, other):
             raise BadRelayMessage(
                 "session_not_found",
-                f"{kind}: no session of this sessionID is open between these two; "
+                f"{kind}: no session with this sessionID is open between these nodes; "
                 "open one with relayOpen",
             )
         if kind == "relayData":
@@ -159,18 +165,18 @@ class RelayServer:
         try:
             node, other, session_id = self._endpoints(link, kind, payload)
         except _NotConnected:
-            return ()  # with the peer the session went
+            return ()  # the session ended with the peer
         if not self._sessions.is_open(session_id, node, other):
-            return ()  # both ends may have closed it at once
+            return ()  # the other end may have closed it at the same time
         self._sessions.close(session_id)
         return (RelaySend(other.link_id, encode_envelope(kind, payload)),)
 
     def _endpoints(
         self, link: NodeLink, kind: str, payload: dict[str, Any]
     ) -> tuple[NodeRecord, NodeRecord, str]:
-        """Return who says this, to whom, and in which session.
+        """Return a message's sender, receiver and session id.
 
-        Raises BadRelayMessage unless both are there and the sender is itself.
+        Raises BadRelayMessage unless both are registered and the sender is the link's.
         """
         node = link.registered_node
         sender, target = payload.get("fromNodeID"), payload.get("toNodeID")
@@ -207,7 +213,7 @@ _Handler: TypeAlias = Callable[
 
 
 class _NotConnected(BadRelayMessage):
-    """The peer that is meant is not there."""
+    """The receiver is not registered."""
 
 
 def _unsupported(
