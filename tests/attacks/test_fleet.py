@@ -25,7 +25,7 @@ from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER
 from shoal.transports.tls import self_signed_tls
 
 CROWD = 60  # connections at the same time: of one address there are no more than 64
-BARRED = "too many failures of this address"
+BARRED = "this address is banned"
 
 
 def honest() -> FleetMember:
@@ -41,7 +41,7 @@ def guess(number: int = 0) -> bytes:
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have this machine taken for another one, which can be barred."""
-    for place in ("protocols.macfleet.rate_limiter", "transports.tcp_listening"):
+    for place in ("protocols.macfleet.rate_limiter", "transports.tcp_server"):
         monkeypatch.setattr(f"shoal.{place}.is_loopback", lambda address: False)
 
 
@@ -211,7 +211,7 @@ async def test_connection_that_ends_without_a_word_is_no_guess() -> None:
     async with besieged() as node:
         async with connected(node) as line:
             line.writer.close()
-            await eventually(lambda: node.ends == ["said nothing"])
+            await eventually(lambda: node.ends == ["sent nothing"])
 
         assert node.failures() == 0
         assert not node.undecided()

@@ -150,7 +150,7 @@ async def test_who_dawdles_in_the_handshake_is_hung_up_on(
             return await said(reader)
 
     assert await asyncio.gather(*(dawdle() for _ in range(CROWD))) == [b""] * CROWD
-    await hub.until_ended("nothing came within", CROWD)
+    await hub.until_ended("sent nothing for", CROWD)
 
 
 async def test_size_of_a_strangers_frame_is_refused_before_it_is_held(
@@ -237,7 +237,7 @@ async def test_place_of_a_node_is_not_taken_from_another_address(
         thief = await hub.worker("node-b", {}, local=ELSEWHERE)
 
         assert await said(thief.connection.reader) == b""
-        await hub.until_ended("may connect anew only from there")
+        await hub.until_ended("can only reconnect from there")
         async with calls(hub) as pool:
             assert await pool.call("demo.add", 1, 2) == 3
 

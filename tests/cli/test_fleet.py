@@ -151,7 +151,7 @@ def test_the_token_of_other_programs_can_be_taken(
     ("arguments", "said"),
     [
         ([], "shoal serve begins one"),
-        (["http://pair?token=abcdefgh"], "this is no pairing URL"),
+        (["http://pair?token=abcdefgh"], "not a pairing URL"),
         (["macfleet://pair?fleet=x"], "has no token"),
         (["macfleet://pair?token=short"], "at least 8 characters"),
         ([URL, "--theirs"], "take one of"),
@@ -171,7 +171,7 @@ def test_a_damaged_file_is_named(folder: Path) -> None:
     folder.mkdir()
     (folder / FILE).write_text("nonsense\n")
 
-    with pytest.raises(ConfigError, match=r"fleet: this is no pairing URL.*delete it"):
+    with pytest.raises(ConfigError, match=r"fleet: not a pairing URL.*delete it"):
         load_fleet(folder, FLEETS)
 
 

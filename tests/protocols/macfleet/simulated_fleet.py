@@ -7,8 +7,9 @@ from itertools import count
 
 from protocols.macfleet.fleet_members import AWAY, KEY, limiter, member, sent
 from shoal.domain.errors import PeerError
+from shoal.protocols.macfleet.addresses import transport_url
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
-from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer, heartbeat_url
+from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
 from shoal.protocols.macfleet.heartbeat import FleetMember, PingSession, PongSession
 from shoal.protocols.macfleet.membership import (
     FleetNode,
@@ -109,7 +110,7 @@ class SimulatedFleet:
             (
                 each
                 for each in {*self.people, *self.mirrors}
-                if heartbeat_url(each, secure=secure) == exchange.outgoing.url
+                if transport_url(str(each), secure=secure) == exchange.outgoing.url
             ),
             None,
         )

@@ -17,7 +17,7 @@ def test_urls_are_written_as_real_programs_write_them(case: Case) -> None:
     token, fleet = case["input"]["token"], case["input"]["fleet_id"] or ""
 
     if "error" in case["expect"]:
-        with pytest.raises(ConfigError, match="nothing to pair"):
+        with pytest.raises(ConfigError, match="needs no pairing URL"):
             pairing_url(token, fleet)
     else:
         url = pairing_url(token, fleet)

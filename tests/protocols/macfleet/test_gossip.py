@@ -228,7 +228,7 @@ def test_our_own_address_registers_nobody() -> None:
 
     assert not town.fleet.nodes
     (row,) = [each for each in town.gossip.nodes() if not each.name]
-    assert "called ourselves" in row.note
+    assert "pinged itself" in row.note
 
 
 def test_mirror_registers_nobody() -> None:

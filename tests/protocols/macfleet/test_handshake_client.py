@@ -119,7 +119,7 @@ def test_who_dialled_one_of_ours_takes_no_other_handshake() -> None:
 
     end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
 
-    assert "does not speak the handshake of Shoal's own nodes" in end.why
+    assert "does not speak Shoal's handshake" in end.why
     assert len(end.sent) == 1
 
 
@@ -129,7 +129,7 @@ def test_who_has_a_token_is_not_content_with_an_open_fleet() -> None:
 
     end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
 
-    assert "leave --token out" in end.why
+    assert "omit --token" in end.why
 
 
 def test_a_node_that_dials_itself_says_so() -> None:
@@ -138,7 +138,7 @@ def test_a_node_that_dials_itself_says_so() -> None:
 
     end.hear(bytes.fromhex(case["expect"]["server_frames_hex"][0]))
 
-    assert "has our own id, 'node-a'" in end.why
+    assert "has this node's id, 'node-a'" in end.why
 
 
 def test_being_hung_up_on_after_the_last_message_is_being_rejected() -> None:

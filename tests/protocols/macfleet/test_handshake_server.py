@@ -121,7 +121,7 @@ def test_a_client_with_our_own_id_is_refused() -> None:
 
     end.hear(bytes.fromhex(case_of("hs/v2 ok")["input"]["client_sends_hex"][0]))
 
-    assert "claims our own id" in end.why
+    assert "claims this node's id" in end.why
     assert end.sent == []
 
 
@@ -130,7 +130,7 @@ def test_nobody_comes_into_an_open_fleet_under_our_own_id() -> None:
 
     end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
 
-    assert "claims our own id" in end.why
+    assert "claims this node's id" in end.why
 
 
 def test_a_first_message_that_is_too_long_is_refused_by_its_head() -> None:
@@ -149,7 +149,7 @@ def test_who_says_nothing_is_waited_for_ten_seconds() -> None:
     end.handshake.tick(9.9)
     end.wait()
 
-    assert "nothing came within 10 s" in end.why
+    assert "sent nothing for 10 s" in end.why
     assert not end.counts
 
 
@@ -168,7 +168,7 @@ def test_a_node_without_a_fleet_lets_nobody_in_that_is_not_ours() -> None:
 
     end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
 
-    assert "only nodes of ours are let in here" in end.why
+    assert "only Shoal nodes are accepted" in end.why
 
 
 def test_what_is_spoken_is_what_is_accepted() -> None:

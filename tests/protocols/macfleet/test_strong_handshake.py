@@ -146,7 +146,7 @@ async def test_a_join_token_that_is_no_good_any_more_says_so(
 
     dialling, dialled = met(joining("w", JOIN), own)
 
-    assert dialling.why == f"10.0.0.2:50052 does not let 'w' in: {why}"
+    assert dialling.why == f"10.0.0.2:50052 refuses 'w': {why}"
     assert isinstance(dialling.refused, HandshakeRefused)
     assert dialling.refused.final
     assert not dialled.counts  # it had the token
@@ -167,9 +167,9 @@ def test_without_an_admission_the_own_token_decides() -> None:
     [
         (node("b", "another token"), node("a"), "Invalid token: check --token", True),
         (joining("b", "another token"), node("a"), "Invalid token: check", True),
-        (node("b", None), node("a"), "a token is needed here", False),
-        (node("b"), node("a", None), "here is no token", False),
-        (node("b", fleet="lab-7"), node("a"), "the fleet here has another id", False),
+        (node("b", None), node("a"), "this fleet requires a token", False),
+        (node("b"), node("a", None), "this fleet is open", False),
+        (node("b", fleet="lab-7"), node("a"), "this fleet has another id", False),
     ],
 )
 def test_who_is_not_let_in_is_told_why_and_what_to_do(
@@ -177,10 +177,10 @@ def test_who_is_not_let_in_is_told_why_and_what_to_do(
 ) -> None:
     dialling, dialled = met(one, other)
 
-    assert f"10.0.0.2:50052 does not let 'b' in: {why}" in dialling.why
+    assert f"10.0.0.2:50052 refuses 'b': {why}" in dialling.why
     assert isinstance(dialling.refused, HandshakeRefused)
     assert dialling.refused.final
-    assert f"'b' is not let in: {why}" in dialled.why
+    assert f"'b' is refused: {why}" in dialled.why
     assert dialled.counts == counts
 
 
@@ -213,7 +213,7 @@ def test_a_long_refusal_is_cut() -> None:
 def test_a_node_with_the_servers_id_is_told_by_both() -> None:
     dialling, dialled = met(node("a"), node("a"))
 
-    assert "has our own id" in dialling.why
+    assert "has this node's id" in dialling.why
     assert dialled.agreed is None
 
 

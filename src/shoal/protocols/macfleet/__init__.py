@@ -1,7 +1,7 @@
-"""MacFleet: nodes that find each other, trust each other by a token, and share tasks.
+"""MacFleet: nodes that discover each other, share a token, and exchange tasks.
 
-Source: MacFleet's document on heartbeats and transport, and exchanges recorded with the
-real programs; see ``docs/protocols/macfleet.md``.
+Sources: the MacFleet document on heartbeats and transport, and exchanges recorded with
+MacFleet's own programs; see ``docs/protocols/macfleet.md``.
 """
 
 from shoal.protocols.macfleet.addresses import FLEETS, SECURE_SCHEME, coordinator_url
@@ -20,7 +20,7 @@ PROTOCOL = WireProtocol(
     token=lambda config: config.token,
     schemes=frozenset(
         {SECURE_SCHEME}
-    ),  # the others are other wires' unless this is named
+    ),  # other schemes belong to other protocols unless this one is named
     dial=FleetDialer,
     kinds=CARRIED_KINDS,
     signs=True,

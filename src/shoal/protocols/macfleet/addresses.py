@@ -20,18 +20,20 @@ EXPECTED = (
     "expected http://HOST:PORT of a Shoal coordinator, or HOST:PORT of a node's "
     "heartbeats"
 )
-SECURE_SCHEME = "tls-any"  # TLS with whoever answers: who that is the session finds out
+SECURE_SCHEME = (
+    "tls-any"  # TLS with any certificate: the session authenticates the peer
+)
 PLAIN_SCHEME = "tcp"
 STREAM_SCHEMES = frozenset({PLAIN_SCHEME, "tls", SECURE_SCHEME})
 WEB_SCHEMES = frozenset({"http", "https", "ws", "wss"})
 TRANSPORT_LABEL = "transport"  # the label of its port
-FLEET_PARAMETER = "fleet"  # the parameter that says which fleet a node is of
+FLEET_PARAMETER = "fleet"  # the query parameter with the fleet's id
 
 
 def parse_contact(address: str) -> NodeAddress:
-    """Return where a node's heartbeats are, given as HOST:PORT, or as HOST alone.
+    """Parse the heartbeat address of a node: HOST:PORT, or HOST for the default port.
 
-    Raises ConfigError if it is no address.
+    Raises ConfigError if it is not an address.
     """
     expected = f"--macfleet-peers {address!a}: expected HOST:PORT"
     try:
@@ -46,14 +48,17 @@ def parse_contact(address: str) -> NodeAddress:
 
 
 def transport_url(address: str, *, secure: bool) -> str:
-    """Return how to connect to HOST:PORT."""
+    """Return the URL of a node's port at HOST:PORT.
+
+    Certificates are self-signed; the session authenticates the node.
+    """
     return f"{SECURE_SCHEME if secure else PLAIN_SCHEME}://{address}"
 
 
 def coordinator_url(host: str, ports: Mapping[str, int]) -> str:
-    """Return where one of our coordinators has its transport, by its ports' labels.
+    """Return the transport URL of a Shoal coordinator, from its ports by label.
 
-    Empty: it has none.  In an open fleet it speaks no TLS, to whomever.
+    Returns "" if it has no transport port.  An open fleet does not use TLS.
     """
     for label, secure in (
         (TRANSPORT_LABEL, True),
@@ -67,12 +72,12 @@ def coordinator_url(host: str, ports: Mapping[str, int]) -> str:
 def parse_url(url: str) -> SplitResult:
     """Split a URL, or HOST:PORT.
 
-    Raises ConfigError if it is none that this wire can do anything with.
+    Raises ConfigError if it is malformed or has a scheme this protocol does not use.
     """
     full = url if "://" in url else f"{PLAIN_SCHEME}://{url}"
     try:
         parts = urlsplit(full)
-        host, port = parts.hostname, parts.port  # the port raises if it is none
+        host, port = parts.hostname, parts.port  # raises if the port is not a number
     except ValueError as error:
         raise ConfigError(f"URL {redacted(url)!a}: {error}; {EXPECTED}") from error
     if parts.scheme not in STREAM_SCHEMES and parts.scheme not in WEB_SCHEMES:
@@ -84,14 +89,14 @@ def parse_url(url: str) -> SplitResult:
 
 
 def fleet_in_url(parts: SplitResult) -> str:
-    """Return the id of the fleet that a URL names; empty: none."""
+    """Return the fleet id in a URL, or "" if it has none."""
     return parse_qs(parts.query).get(FLEET_PARAMETER, [""])[0]
 
 
 def within_fleet(url: str, fleet: str) -> str | None:
     """Return a node's URL with the id of its fleet.
 
-    None: it names another, or is ``tcp://..``, as nodes of open fleets have it.
+    Returns None if the URL names another fleet, or has the scheme of open fleets, tcp.
 
     Raises ConfigError as ``parse_url`` does.
     """
@@ -102,60 +107,60 @@ def within_fleet(url: str, fleet: str) -> str | None:
 
 
 def redacted(url: str) -> str:
-    """Return a URL as messages show it: without what may be secret."""
+    """Return a URL for messages, without its query, which may contain a secret."""
     return url.partition("?")[0]
 
 
 PAIRING_SCHEME = "macfleet"
 PAIRING_HOST = "pair"
 PAIRING_URL_MAX = 4096  # characters
-PAIRING_FIELDS_MAX = 16  # names and values in one
+PAIRING_FIELDS_MAX = 16  # fields in the query
 
 
 class FleetInvitation(NamedTuple):
-    """What a machine needs to be of a fleet; one without a name is the default one."""
+    """What a machine needs to join a fleet; ``fleet`` is "" for the default fleet."""
 
     token: str
     fleet: str = ""
 
 
 def pairing_url(token: str, fleet: str = "") -> str:
-    """Return the URL that ``parse_pairing_url`` reads.
+    """Return the pairing URL of a fleet; the inverse of ``parse_pairing_url``.
 
-    Raises ConfigError if there is no token.
+    Raises ConfigError if the token is empty.
     """
     if not token:
-        raise ConfigError("a fleet without a token is open: there is nothing to pair")
+        raise ConfigError("a fleet without a token is open and needs no pairing URL")
     url = f"{PAIRING_SCHEME}://{PAIRING_HOST}?token={quote(token, safe='')}"
     return f"{url}&fleet={quote(fleet, safe='')}" if fleet else url
 
 
 def parse_pairing_url(url: str) -> FleetInvitation:
-    """Read a URL as other programs of this wire write and read it.
+    """Parse a pairing URL in the format that MacFleet's own programs use.
 
-    Raises ConfigError if it is none; whether the token will do is not looked at.
+    Raises ConfigError if it is malformed.  The token itself is not validated.
     """
     if len(url) > PAIRING_URL_MAX:
         raise ConfigError(f"a pairing URL has at most {PAIRING_URL_MAX} characters")
     try:
-        url.encode()  # what came from a command line need not be text
+        url.encode()  # an argument of a command line may contain lone surrogates
         parts = urlsplit(url)
         fields = parse_qs(
             parts.query, errors="strict", max_num_fields=PAIRING_FIELDS_MAX
         )
         host = parts.hostname or ""
     except ValueError as error:
-        raise ConfigError(f"this is no pairing URL: {error}") from error
-    # The token is a secret: of a URL that is not right, nothing is shown.
+        raise ConfigError(f"not a pairing URL: {error}") from error
+    # The token is a secret, so error messages never show the URL.
     if parts.scheme != PAIRING_SCHEME or PAIRING_HOST not in (
         host,
         parts.path.strip("/"),
     ):
         raise ConfigError(
-            f"this is no pairing URL: it begins with {PAIRING_SCHEME}://{PAIRING_HOST}?token="
+            f"not a pairing URL: expected {PAIRING_SCHEME}://{PAIRING_HOST}?token=..."
         )
     if "token" not in fields:
-        raise ConfigError("the pairing URL has no token: have it printed anew")
+        raise ConfigError("the pairing URL has no token: print it again")
     return FleetInvitation(fields["token"][0], fields.get("fleet", [""])[0])
 
 

@@ -1,7 +1,7 @@
-"""Lanes at a peer: slots in which it calls one function of ours again and again.
+"""Call streams at a peer: slots in which it calls one function many times.
 
-One of ours gives a lane a stream of its own, with many calls to a frame.  To others
-each call is a task like any other.
+A Shoal node has a frame stream for each call stream, with many calls in a frame.  At
+MacFleet's own workers each call is a task.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,11 +40,11 @@ from shoal.protocols.seam.session import Bulk, Output
 
 @dataclass(slots=True)
 class _OpenCallStream:
-    """A lane that the peer has; ``in_order`` is as with tasks.
+    """A call stream that is open at the peer; ``in_order`` as in ``_SentTask``.
 
-    ``task_id`` is what its end is told by, and ``calls`` are the ids of those tasks
-    that are calls in it, by their numbers; of those that were ``recalled``, nothing is
-    said.  One that is ``closing`` is over with the last of them.
+    ``task_id`` identifies it when it ends.  ``calls`` maps the numbers of pending calls
+    to the ids of their tasks; results of ``recalled`` calls are dropped.  A stream that
+    is ``closing`` ends with its last pending call.
     """
 
     job_id: JobId
@@ -59,7 +59,7 @@ class _OpenCallStream:
 
 
 class ShoalCallStreams:
-    """Lanes at one of ours."""
+    """Call streams at a Shoal worker."""
 
     def __init__(
         self, peer: FleetPeer, task_ids: FleetTaskIds, writer: FrameWriter
@@ -72,13 +72,13 @@ class ShoalCallStreams:
         self._by_task_id: dict[str, _OpenCallStream] = {}
 
     def open(self, job: RunJob, work: CallStream) -> Output | Rejected:
-        """Return how the peer is asked for a lane, or why it is not."""
+        """Return the frame that opens a call stream, or a rejection."""
         if reason := refusal(self._peer, work.needs):
             return Rejected(job.job_id, job.lease, reason)
         task_id, stream = self._task_ids.next(), self._writer.new_stream()
-        lane = _OpenCallStream(job.job_id, job.lease, work, task_id, stream)
-        self._by_lease[lane.job_id, lane.lease] = lane
-        self._by_stream_id[stream] = self._by_task_id[task_id] = lane
+        call_stream = _OpenCallStream(job.job_id, job.lease, work, task_id, stream)
+        self._by_lease[call_stream.job_id, call_stream.lease] = call_stream
+        self._by_stream_id[stream] = self._by_task_id[task_id] = call_stream
         needs = frozenset(each.value for each in work.needs)
         opening = control.OpenCallStreamMessage(
             task_id, stream, work.name, work.timeout, needs
@@ -86,76 +86,88 @@ class ShoalCallStreams:
         return self._writer.write(FrameType.CONTROL, control.encode_control(opening))
 
     def push(self, command: PushCalls) -> Iterator[Output | Event]:
-        """Return how calls go to the peer."""
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is None:
+        """Return the frames with calls."""
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is None:
             return
         for at in range(0, len(command.calls), CALLS_MAX):
             payload = encode_calls(command.calls[at : at + CALLS_MAX])
-            said = self._writer.write(
+            output = self._writer.write(
                 FrameType.TASK,
                 payload,
-                lane.stream_id,
+                call_stream.stream_id,
                 in_order=may_reference_blob(payload),
             )
-            lane.in_order = lane.in_order or isinstance(said, Bulk)
-            yield said
+            call_stream.in_order = call_stream.in_order or isinstance(output, Bulk)
+            yield output
 
     def recall(self, command: CancelCalls) -> Sequence[Output]:
-        """Return how the peer is told not to make calls."""
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is None:
+        """Return the frames that cancel calls."""
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is None:
             return ()
         numbers, most = command.numbers, control.RECALLED_MAX
         return [
-            self._about(
-                lane,
-                control.RecallCallsMessage(lane.stream_id, numbers[at : at + most]),
+            self._encode_control(
+                call_stream,
+                control.RecallCallsMessage(
+                    call_stream.stream_id, numbers[at : at + most]
+                ),
             )
             for at in range(0, len(numbers), most)
         ]
 
     def close(self, command: CancelJob) -> Sequence[Output]:
-        """Forget a lane; return how the peer is told."""
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is None:
+        """Forget a call stream; return the frame that closes it."""
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is None:
             return ()
-        self._forget(lane)
-        return (self._about(lane, control.CloseCallStreamMessage(lane.stream_id)),)
+        self._forget(call_stream)
+        return (
+            self._encode_control(
+                call_stream, control.CloseCallStreamMessage(call_stream.stream_id)
+            ),
+        )
 
     def receive_returns(self, frame: Frame) -> CallsReturned | None:
-        """Return what came of calls, if it is about a lane that is still there.
+        """Return the results of calls; None if the call stream is closed.
 
-        Raises PeerError if it cannot be read.
+        Raises PeerError if the payload is malformed.
         """
-        lane = self._by_stream_id.get(frame.stream)
-        if lane is None:
+        call_stream = self._by_stream_id.get(frame.stream)
+        if call_stream is None:
             return None
-        return CallsReturned(lane.job_id, lane.lease, decode_returns(frame.payload))
+        return CallsReturned(
+            call_stream.job_id, call_stream.lease, decode_returns(frame.payload)
+        )
 
     def receive_result(self, result: TaskResult) -> Sequence[Event]:
-        """Return how a lane ended that the peer does not have any more.
+        """End a call stream that the peer has ended; return its failure.
 
-        Raises PeerError if it cannot be read.
+        Raises PeerError if the result is malformed.
         """
-        lane = self._by_task_id.get(result.task_id)
-        if lane is None:
+        call_stream = self._by_task_id.get(result.task_id)
+        if call_stream is None:
             return ()
-        self._forget(lane)
-        return (failure(lane.job_id, lane.lease, self._peer, result),)
+        self._forget(call_stream)
+        return (failure(call_stream.job_id, call_stream.lease, self._peer, result),)
 
-    def _about(self, lane: _OpenCallStream, word: control.ControlMessage) -> Output:
-        payload = control.encode_control(word)
-        return self._writer.write(FrameType.CONTROL, payload, in_order=lane.in_order)
+    def _encode_control(
+        self, call_stream: _OpenCallStream, message: control.ControlMessage
+    ) -> Output:
+        payload = control.encode_control(message)
+        return self._writer.write(
+            FrameType.CONTROL, payload, in_order=call_stream.in_order
+        )
 
-    def _forget(self, lane: _OpenCallStream) -> None:
-        del self._by_lease[lane.job_id, lane.lease]
-        del self._by_stream_id[lane.stream_id]
-        del self._by_task_id[lane.task_id]
+    def _forget(self, call_stream: _OpenCallStream) -> None:
+        del self._by_lease[call_stream.job_id, call_stream.lease]
+        del self._by_stream_id[call_stream.stream_id]
+        del self._by_task_id[call_stream.task_id]
 
 
 class UpstreamCallStreams:
-    """Lanes at a worker that knows of none."""
+    """Call streams at one of MacFleet's own workers, as one task for each call."""
 
     def __init__(
         self, peer: FleetPeer, task_ids: FleetTaskIds, writer: FrameWriter
@@ -164,10 +176,10 @@ class UpstreamCallStreams:
         self._task_ids = task_ids
         self._writer = writer
         self._by_lease: dict[tuple[JobId, LeaseNumber], _OpenCallStream] = {}
-        self._calls: dict[str, tuple[_OpenCallStream, int]] = {}  # by the task's id
+        self._calls: dict[str, tuple[_OpenCallStream, int]] = {}  # by task id
 
     def open(self, job: RunJob, work: CallStream) -> Rejected | None:
-        """Take note of a lane; return why it cannot be one."""
+        """Open a call stream; return a rejection if the peer does not support it."""
         if reason := refusal(self._peer, work.needs):
             return Rejected(job.job_id, job.lease, reason)
         self._by_lease[job.job_id, job.lease] = _OpenCallStream(
@@ -176,83 +188,83 @@ class UpstreamCallStreams:
         return None
 
     def push(self, command: PushCalls) -> Iterator[Output | Event]:
-        """Return a task for each call; and what came of those that cannot be one."""
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is None or lane.closing:
+        """Return a task for each call, and failures of calls that cannot be encoded."""
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is None or call_stream.closing:
             return
-        unsaid: list[CallResult] = []
+        failed: list[CallResult] = []
         for call in command.calls:
             task_id = self._task_ids.next()
             try:
-                payload = self._encode_task(task_id, lane, call)
+                payload = self._encode_task(task_id, call_stream, call)
             except (InvalidRequest, TooLarge) as error:
-                unsaid.append(CallResult(call.number, b"", str(error)))
+                failed.append(CallResult(call.number, b"", str(error)))
                 continue
-            lane.calls[call.number] = task_id
-            self._calls[task_id] = (lane, call.number)
+            call_stream.calls[call.number] = task_id
+            self._calls[task_id] = (call_stream, call.number)
             yield self._writer.write(FrameType.TASK, payload)
-        if unsaid:
-            yield CallsReturned(lane.job_id, lane.lease, unsaid)
+        if failed:
+            yield CallsReturned(call_stream.job_id, call_stream.lease, failed)
 
     def recall(self, command: CancelCalls) -> Sequence[Output]:
-        """Take note that calls are unwanted; the peer makes them all the same."""
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is not None:
-            lane.recalled.update(lane.calls.keys() & set(command.numbers))
+        """Drop the results of calls; the peer cannot cancel them."""
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is not None:
+            call_stream.recalled.update(call_stream.calls.keys() & set(command.numbers))
         return ()
 
     def close(self, command: CancelJob) -> Sequence[Completed]:
-        """Have no more calls made in a lane; return its end, if none is made now.
+        """Make no further calls; return the end if no call is pending.
 
-        What the peer was asked for it does, and so long its slot is taken.
+        Pending calls cannot be cancelled, so the slot is occupied until they end.
         """
-        lane = self._by_lease.get((command.job_id, command.lease))
-        if lane is None:
+        call_stream = self._by_lease.get((command.job_id, command.lease))
+        if call_stream is None:
             return ()
-        lane.closing = True
-        return self._finish(lane)
+        call_stream.closing = True
+        return self._finish(call_stream)
 
     def receive_result(self, result: TaskResult) -> Sequence[Event]:
-        """Return what came of a call.
+        """Return the result of a call.
 
-        If there is no such function, that is the end of the lane.
+        If the worker does not have the function, the call stream fails.
         """
         found = self._calls.pop(result.task_id, None)
         if found is None:
             return ()
-        lane, number = found
-        del lane.calls[number]
+        call_stream, number = found
+        del call_stream.calls[number]
         error = result.error
-        if error is not None and is_unknown_function(error) and not lane.closing:
-            self._forget(lane)
-            return (failure(lane.job_id, lane.lease, self._peer, result),)
-        if lane.closing:
-            return self._finish(lane)
-        if number in lane.recalled:
-            lane.recalled.remove(number)
+        if error is not None and is_unknown_function(error) and not call_stream.closing:
+            self._forget(call_stream)
+            return (failure(call_stream.job_id, call_stream.lease, self._peer, result),)
+        if call_stream.closing:
+            return self._finish(call_stream)
+        if number in call_stream.recalled:
+            call_stream.recalled.remove(number)
             return ()
         value = b"" if error is not None else bytes(result.value)
         returned = CallResult(number, value, error or "")
-        return (CallsReturned(lane.job_id, lane.lease, [returned]),)
+        return (CallsReturned(call_stream.job_id, call_stream.lease, [returned]),)
 
     def receive_returns(self, frame: Frame) -> CallsReturned | None:
-        """Return nothing: there are no streams of lanes."""
+        """Return None: there are no frame streams."""
         return None
 
     def _encode_task(
-        self, task_id: str, lane: _OpenCallStream, call: StreamedCall
+        self, task_id: str, call_stream: _OpenCallStream, call: StreamedCall
     ) -> bytes:
-        name, timeout = lane.work.name, lane.work.timeout
+        name, timeout = call_stream.work.name, call_stream.work.timeout
         return encode_task(task_id, name, call.args, call.kwargs, timeout)
 
-    def _finish(self, lane: _OpenCallStream) -> Sequence[Completed]:
-        """Return the end of a lane that is closing, once nothing is left of it."""
-        if lane.calls:
+    def _finish(self, call_stream: _OpenCallStream) -> Sequence[Completed]:
+        """Return the end of a closing call stream if no call is pending."""
+        if call_stream.calls:
             return ()
-        self._forget(lane)
-        return (Completed(lane.job_id, lane.lease),)
+        self._forget(call_stream)
+        return (Completed(call_stream.job_id, call_stream.lease),)
 
-    def _forget(self, lane: _OpenCallStream) -> None:
-        for task_id in lane.calls.values():
+    def _forget(self, call_stream: _OpenCallStream) -> None:
+        for task_id in call_stream.calls.values():
             del self._calls[task_id]
-        del self._by_lease[lane.job_id, lane.lease]
+        del self._by_lease[call_stream.job_id, call_stream.lease]

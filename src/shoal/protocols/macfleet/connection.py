@@ -1,7 +1,7 @@
-"""What is said on a connection once both ends know each other.
+"""A connection whose handshake is complete: it sends and receives jobs.
 
-To real peers only tasks are said, and of them only tasks and results are heard.  With
-our own there are also words, heartbeats, blobs, and lanes on streams of their own.
+With MacFleet's own programs it exchanges tasks and results only.  With Shoal nodes it
+also exchanges control messages, heartbeats, blobs, and call streams on frame streams.
 """
 
 from collections.abc import Iterable, Sequence
@@ -64,55 +64,56 @@ ACCEPTED_MESSAGES: frozenset[type] = frozenset(
 
 
 class FleetConnection:
-    """What is said with one peer.
+    """The exchange with one peer.
 
-    Words about what we asked it for are events, and what it asks us for are commands.
-    After a Close it says and hears nothing more.
+    Messages about jobs sent to the peer are events; its own requests are commands.
+    After it returns Close it sends and receives nothing more.
     """
 
     def __init__(self, local: FleetLocalNode, peer: FleetPeer, now: float) -> None:
         self._peer = peer
-        self._writer = voice = FrameWriter(is_shoal=peer.is_shoal)
-        tickets = FleetTaskIds(local.handshake.draw)
-        ours = peer.is_shoal
+        self._writer = writer = FrameWriter(is_shoal=peer.is_shoal)
+        task_ids = FleetTaskIds(local.handshake.draw)
+        is_shoal = peer.is_shoal
         self._parts = ConnectionParts(
-            voice,
-            FleetOutboundJobs(peer, tickets, voice),
-            (ShoalCallStreams if ours else UpstreamCallStreams)(peer, tickets, voice),
-            FleetInboundJobs(peer, voice, local.role),
+            writer,
+            FleetOutboundJobs(peer, task_ids, writer),
+            (ShoalCallStreams if is_shoal else UpstreamCallStreams)(
+                peer, task_ids, writer
+            ),
+            FleetInboundJobs(peer, writer, local.role),
             FleetPeerState(peer, local.role),
             HeartbeatLiveness(now)
-            if ours
+            if is_shoal
             else RegistryLiveness(local.registry, peer.name, now),
         )
-        self._probe = FunctionProbe(tickets.next(), local.slots)
-        self._sends_probe = local.role is FleetRole.COORDINATOR and not ours
+        self._probe = FunctionProbe(task_ids.next(), local.slots)
+        self._sends_probe = local.role is FleetRole.COORDINATOR and not is_shoal
         self._handler = (
             ShoalFrameHandler(self._parts, local.on_refused)
-            if ours
+            if is_shoal
             else UpstreamFrameHandler(self._parts, self._probe)
         )
-        self._pending: list[
-            InboundMessage
-        ] = []  # to be heard, and came of what was said
+        # Events that arose while sending, not yet returned.
+        self._pending: list[InboundMessage] = []
         self._pending_since = 0.0
         self._closed = False
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` is next due; None: never."""
+        """When ``tick`` is due next; None: never."""
         if self._closed:
             return None
         return self._pending_since if self._pending else self._parts.liveness.deadline
 
     def start(self) -> Sequence[ConnectionOutput]:
-        """Return what is said and heard to begin with."""
+        """Return the first messages to and from the peer."""
         if not self._sends_probe:
             return ()
         return (self._writer.write(FrameType.TASK, self._probe.encode_request()),)
 
     def tick(self, now: float) -> Sequence[ConnectionOutput]:
-        """Act on time passing."""
+        """Handle time passing: heartbeats, liveness, the function probe."""
         if self._closed:
             return ()
         outputs: list[ConnectionOutput] = [*self._pending]
@@ -124,13 +125,13 @@ class FleetConnection:
         return outputs
 
     def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
-        """Return where a frame is to be read to, as ``Framed.place`` does."""
+        """Return memory for a frame, as ``Framed.buffer_for`` does."""
         return self._handler.buffer_for(head, take)
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
-        """Take a frame.
+        """Handle a frame.
 
-        Raises PeerError if it is no good, and nothing is to be said about it.
+        Raises PeerError if it violates the protocol; the connection then ends.
         """
         self._parts.liveness.on_activity(now)
         said = self._handler.receive(frame)
@@ -138,9 +139,9 @@ class FleetConnection:
         return said
 
     def send(self, message: Event | Command, now: float) -> Sequence[Output]:
-        """Say something to the peer.
+        """Send a message to the peer.
 
-        Raises Unsupported for what the wire has no words for.
+        Raises Unsupported if the wire has no message for it.
         """
         said: list[Output] = []
         for each in () if self._closed else self._encode(message):
@@ -151,10 +152,10 @@ class FleetConnection:
                 self._pending_since = now
         return said
 
-    # What we say.
+    # Sending.
 
     def _encode(self, message: Event | Command) -> Iterable[ConnectionOutput]:
-        """Return how something is said, and what comes of it at once."""
+        """Return the frames of a message, and events that follow at once."""
         match message:
             case RunJob():
                 return self._run(message)
@@ -189,9 +190,9 @@ class FleetConnection:
                 )
                 return [*words, self._close(reason)]
             case AnswerChunk():
-                return ()  # what is called returns all at once
+                return ()  # a function's value is returned whole, without deltas
             case Joined() | ReceiptSent() | ModelMessage() | CallMessage():
-                raise Unsupported("this wire has no words for that")
+                raise Unsupported("MacFleet has no message for that")
 
     def _run(self, job: RunJob) -> Iterable[ConnectionOutput]:
         match job.work:
@@ -201,10 +202,10 @@ class FleetConnection:
                 opened = self._parts.call_streams.open(job, job.work)
                 return () if opened is None else (opened,)
             case _:
-                raise Unsupported("this wire asks no models")
+                raise Unsupported("MacFleet does not run models")
 
     def _send_control(self, message: control.ControlMessage) -> Sequence[Output]:
-        """Return how a word goes out, if the peer is one that knows words."""
+        """Return the frame of a control message; nothing unless the peer is Shoal's."""
         if not self._peer.is_shoal:
             return ()
         return (self._writer.write(FrameType.CONTROL, control.encode_control(message)),)

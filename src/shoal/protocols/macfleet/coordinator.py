@@ -1,4 +1,4 @@
-"""A coordinator's part in a fleet: where it listens, whom it looks for and calls."""
+"""The coordinator's endpoints in a fleet: listeners, membership and discovery."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ TRANSPORT_FLAG = "--macfleet-transport-port"
 
 @dataclass(slots=True)
 class _LocalHardware:
-    """What we are made of; the port is known once it is listened on."""
+    """The hardware of this machine; ``on_bound`` sets the transport port in it."""
 
     hardware: Hardware
     port: int = 0
@@ -75,48 +75,50 @@ class _LocalHardware:
 
 
 def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
-    """Return every way to the nodes of our fleet.
+    """Return every endpoint of the fleet.
 
-    There is none where the join token is no token for a fleet, which is warned of.
+    Returns none, with a warning, if the join token is too short for a fleet.
 
-    Raises ConfigError for a fleet's token that is none, or an address of a peer.
+    Raises ConfigError for an invalid fleet token or peer address.
     """
     if config.open and config.token:
         raise ConfigError(
-            "--macfleet-open and --macfleet-token: an open fleet has no token; leave "
-            "one of them out"
+            "--macfleet-open and --macfleet-token: an open fleet has no token; omit "
+            "one of them"
         )
     token = "" if config.open else config.token or setting.token
     if 0 < len(token) < TOKEN_MIN:
         return _no_endpoints(config, setting)
     machine = _LocalHardware(setting.hardware)
-    own = local_node(config, setting, token, machine)
-    assert own.registry is not None, "a coordinator keeps an eye on its fleet"
+    local = local_node(config, setting, token, machine)
+    assert local.registry is not None, "a coordinator has a registry"
     member = FleetMember(
-        own.handshake.node_id, own.key, own.profile, setting.random_bytes
+        local.handshake.node_id, local.key, local.profile, setting.random_bytes
     )
     limiter = FleetRateLimiter(setting.throttle)
-    ways = TransportDialer(partial(_should_dial, own), partial(_dial, own))
+    dialer = TransportDialer(partial(_should_dial, local), partial(_dial, local))
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
     contacts = [parse_contact(each) for each in config.peers]
-    named = {parse_contact(each.address): each for each in setting.peer_addresses}
-    found: list[Endpoint] = [
-        # Before heartbeats, in which its port is told.
-        _listener(config, own, machine),
+    peer_addresses = {
+        parse_contact(each.address): each for each in setting.peer_addresses
+    }
+    result: list[Endpoint] = [
+        # Before the heartbeat listener, which announces the transport port.
+        _listener(config, local, machine),
         heartbeat_listener(
             member, limiter, heartbeats, spare=config.heartbeat_port is None
         ),
-        FleetGossip(member, own.registry, contacts, ways, named),
+        FleetGossip(member, local.registry, contacts, dialer, peer_addresses),
     ]
     if config.browse:
-        found.append(browser(member, own.registry))
-    return found
+        result.append(browser(member, local.registry))
+    return result
 
 
 def local_node(
     config: Config, setting: ProtocolContext, token: str, hardware: _LocalHardware
 ) -> FleetLocalNode:
-    """Return a coordinator's side.  Raises ConfigError if the token is none."""
+    """Return the coordinator's node.  Raises ConfigError if the token is invalid."""
     name = node_id(setting.name)
     accepts = (
         DEFAULT_STRENGTHS | {HandshakeStrength.V1} if config.v1 else DEFAULT_STRENGTHS
@@ -124,7 +126,7 @@ def local_node(
     node = HandshakeSettings(
         name,
         fleet_key(token, config.fleet) if token else None,
-        b"",  # it is told as it is at the time
+        b"",  # ``handshake_settings`` fills it in
         setting.random_bytes,
         SentChallenges(),
         digest=digest_of(token) if token else b"",
@@ -150,18 +152,18 @@ def _no_endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint
     if config.token:
         raise ConfigError(
             f"--macfleet-token: expected {TOKEN_MIN} characters or more, and it has "
-            f"{len(config.token)}; take a longer one"
+            f"{len(config.token)}; use a longer token"
         )
     setting.warn(
-        f"the join token has fewer than {TOKEN_MIN} characters, too few for a fleet, "
-        "whose ports are not opened: set --macfleet-token, or --macfleet-open for a "
-        "fleet without one"
+        f"the join token has fewer than {TOKEN_MIN} characters, too few for a "
+        "MacFleet token, so MacFleet's ports stay closed: set --macfleet-token, or "
+        "--macfleet-open for a fleet without a token"
     )
     return ()
 
 
 def _admit_without_token(admission: AdmissionCheck) -> AdmissionCheck:
-    """Let in whoever presents nothing as well."""
+    """Return a check that also admits applicants without a token."""
 
     def admit(applicant: JoinRequest) -> AdmissionGrant:
         return admission(applicant) if applicant.token else AdmissionGrant()
@@ -169,8 +171,8 @@ def _admit_without_token(admission: AdmissionCheck) -> AdmissionCheck:
     return admit
 
 
-def _port(asked: int | None, usual: int) -> int:
-    return usual if asked is None else asked
+def _port(configured: int | None, default: int) -> int:
+    return default if configured is None else configured
 
 
 def _listener(
@@ -180,10 +182,10 @@ def _listener(
     protection = Protection.TLS if secure else Protection.PLAIN
 
     def accept(address: str, now: float) -> MultiPeerSession:
-        caller = FleetConnectionInfo(
+        connection = FleetConnectionInfo(
             dialled=False, address=address, protection=protection
         )
-        return PeerSession(local, caller)
+        return PeerSession(local, connection)
 
     return Listener(
         _port(config.transport_port, TRANSPORT_PORT),
@@ -199,9 +201,9 @@ def _listener(
 
 
 def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
-    """Say whether a node's transport is to be called: if it has said where that is.
+    """Say whether to dial a node's transport: only if it has announced a port.
 
-    Of two of ours it is the one with the smaller id that calls.
+    Of two Shoal nodes the one with the smaller id dials.
     """
     if not node.profile.data_port or local.seats.has_inbound(node.id):
         return False
@@ -212,8 +214,8 @@ def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
     where = replace(node.address, port=node.data_port)
     secure = local.key is not None
     protection = Protection.TLS if secure else Protection.PLAIN
-    caller = FleetConnectionInfo(
+    connection = FleetConnectionInfo(
         dialled=True, expected_id=node.id, address=str(where), protection=protection
     )
     url = transport_url(str(where), secure=secure)
-    return OutgoingConnection(url, lambda now: PeerSession(local, caller))
+    return OutgoingConnection(url, lambda now: PeerSession(local, connection))

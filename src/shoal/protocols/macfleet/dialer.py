@@ -1,7 +1,7 @@
 """A worker's connections to one coordinator: a Shoal coordinator or any MacFleet node.
 
-For HOST:PORT of a MacFleet node the dialer pings the heartbeat port first, because the
-pong tells the transport port.
+Given HOST:PORT of a MacFleet node, the dialer first pings it as a heartbeat port,
+because the pong contains the transport port.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,14 +55,14 @@ from shoal.protocols.seam.worker_session import (
 )
 
 PONG_TIMEOUT = 10.0  # seconds for the answer to a ping
-ID_CONFLICT = "who answers has the name of this worker"
+ID_CONFLICT = "the node at that address has the id of this worker"
 
 
 class NodeLookupSession:
-    """A connection for one ping; ``on_pong`` takes the pong.
+    """A connection for one ping; ``on_pong`` receives the pong.
 
-    Nobody can call us, so that a pong of our name is of somebody who is called alike:
-    ``on_id_conflict`` is asked whether to go on then, under another name.
+    A worker has no port, so a pong with its own id is from another node with that id:
+    ``on_id_conflict`` then returns whether to try again under another id.
     """
 
     accepts: frozenset[type] = frozenset()
@@ -102,7 +102,7 @@ class NodeLookupSession:
         return ()
 
     def connection_lost(self, now: float) -> Sequence[Output]:
-        """Take what came for the whole line, as real nodes do."""
+        """Accept a line without its end, as MacFleet's own programs do."""
         if self._closed or not self._line.partial:
             return ()
         return self._receive_line(self._line.partial)
@@ -126,16 +126,16 @@ class NodeLookupSession:
         return (close,)
 
 
-MESSAGE_MAX = 0  # there are none on a byte stream
-WORKER_SUFFIX = "-worker"  # after a worker's name, if its coordinator has the same
-REJECTIONS_MAX = 3  # times in a row to be hung up on, until that is taken for an answer
+MESSAGE_MAX = 0  # a byte stream has no messages
+WORKER_SUFFIX = "-worker"  # appended to a worker's id if its coordinator has the same
+REJECTIONS_MAX = 3  # rejections in a row after which the worker gives up
 
 
 class FleetDialer:
-    """Joins one node, again and again.
+    """Connects to one node, repeatedly.
 
-    Of HOST:PORT nobody knows at first which of a node's two ports it is.  It is pinged,
-    for whoever answers says where the other is; if nobody does, it is that one.
+    HOST:PORT may be either of a node's two ports.  The dialer pings it: a pong contains
+    the transport port; without a pong it is taken to be the transport port itself.
 
     Raises ConfigError from the constructor if the URL cannot be dialled.
     """
@@ -146,11 +146,11 @@ class FleetDialer:
     def __init__(self, url: str, member: WorkerProfile) -> None:
         parts = parse_url(url)
         self._joins_shoal = parts.scheme in WEB_SCHEMES
-        self._stay = MembershipState()
+        self._membership = MembershipState()
         self._was_rejected = False
         self._rejections = 0  # in a row
-        self._retries_ping = False  # under another name
-        self._is_renamed = False  # our name is another than the one we were given
+        self._retries_ping = False  # under another id
+        self._is_renamed = False  # the id differs from the configured name
         self._local = worker_node(
             member,
             fleet_in_url(parts),
@@ -158,12 +158,12 @@ class FleetDialer:
             on_rejected=self._on_rejected,
             on_id_conflict=self._rename,
         )
-        self._expected_id = ""  # the id of whom we have found
+        self._expected_id = ""  # the id in the pong
         self._heartbeats = ""
         if self._joins_shoal:
             if not member.direct_url:
                 raise ConfigError(
-                    f"{redacted(url)}: no port of this wire is known there; {EXPECTED}"
+                    f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
                 )
             self.url = member.direct_url
         else:
@@ -173,22 +173,24 @@ class FleetDialer:
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
-            own = self._local
-            node = Node(own.handshake.node_id, own.key, own.profile, own.handshake.draw)
+            local = self._local
+            node = Node(
+                local.handshake.node_id, local.key, local.profile, local.handshake.draw
+            )
             return NodeLookupSession(
                 PingExchange(node), self._on_pong, self._rename_and_ping
             )
         session = self._session()
-        begun = MultiPeerWorkerSession(
-            lambda now: session, ACCEPTED_MESSAGES, self._stay
+        session_end = MultiPeerWorkerSession(
+            lambda now: session, ACCEPTED_MESSAGES, self._membership
         )
-        return FramedWorkerSession(begun, session)
+        return FramedWorkerSession(session_end, session)
 
     def why_final(self, code: int, text: str) -> str | None:
-        if self._stay.refusal:
-            refused = f"the coordinator refuses this worker: {self._stay.refusal}"
-            named = "--" in refused  # most refusals say what to do
-            return refused if named else f"{refused}: check --token"
+        if self._membership.refusal:
+            refused = f"the coordinator refuses this worker: {self._membership.refusal}"
+            names_option = "--" in refused  # most refusals name an option
+            return refused if names_option else f"{refused}: check --token"
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
         if self._rejections >= REJECTIONS_MAX:
@@ -196,52 +198,52 @@ class FleetDialer:
         if self._retries_ping:
             self._retries_ping = False
         elif self._pings:
-            self._pings = False  # go on where we were told, or else here
-        elif self._heartbeats and not self._stay.admitted:
+            self._pings = False  # connect to the port in the pong, or else to this one
+        elif self._heartbeats and not self._membership.admitted:
             self._pings, self.url, self._expected_id = True, self._heartbeats, ""
-        self._stay.admitted = False  # until it is let in again
+        self._membership.admitted = False  # until the next admission
         return None
 
     def _on_pong(self, pong: Pong) -> None:
         at = parse_url(self._heartbeats)
-        told = 0 if pong.profile is None else pong.profile.data_port
+        announced = 0 if pong.profile is None else pong.profile.data_port
         host = at.netloc.rpartition(":")[0]
-        port = told or (at.port or 0) + 1  # as is custom
+        port = announced or (at.port or 0) + 1  # the default
         self.url = transport_url(f"{host}:{port}", secure=at.scheme != PLAIN_SCHEME)
         self._expected_id = pong.node_id
 
     def _session(self) -> PeerSession:
         parts = parse_url(self.url)
         secure = parts.scheme != PLAIN_SCHEME
-        caller = FleetConnectionInfo(
+        connection = FleetConnectionInfo(
             dialled=True,
             expected_id=self._expected_id,
             must_be_shoal=self._joins_shoal,
             address=parts.netloc,
             protection=Protection.TLS if secure else Protection.PLAIN,
         )
-        return PeerSession(self._local, caller)
+        return PeerSession(self._local, connection)
 
     def _on_refused(self, reason: str) -> None:
-        self._stay.refusal = reason
+        self._membership.refusal = reason
 
     def _rename(self) -> bool:
-        """Be another than the coordinator: both may be called like their machine.
+        """Use another id than the coordinator, which may have this machine's name too.
 
-        Once: whoever has the second name as well means it.
+        Only once: a second conflict is an error.
         """
         if self._is_renamed:
             return False
         self._is_renamed = True
         node = self._local.handshake
-        apart = node_id(f"{node.node_id}{WORKER_SUFFIX}")
-        self._local = replace(self._local, handshake=replace(node, node_id=apart))
+        new_id = node_id(f"{node.node_id}{WORKER_SUFFIX}")
+        self._local = replace(self._local, handshake=replace(node, node_id=new_id))
         return True
 
     def _rename_and_ping(self) -> bool:
         self._retries_ping = self._rename()
         if not self._retries_ping:
-            self._on_refused(f"{ID_CONFLICT}, as had the one before: give it a --name")
+            self._on_refused(f"{ID_CONFLICT} also after a change: set another --name")
         return self._retries_ping
 
     def _on_rejected(self, where: str) -> None:
@@ -256,15 +258,15 @@ def worker_node(
     on_rejected: Callable[[str], None],
     on_id_conflict: Callable[[], bool],
 ) -> FleetLocalNode:
-    """Return a worker's side; the callbacks are as in ``FleetLocalNode``.
+    """Return a worker's node; the callbacks are as in ``FleetLocalNode``.
 
-    A token that is too short for a fleet may still be a join token of one of ours.
+    A token that is too short for a fleet may be a join token of a Shoal coordinator.
     """
     token = member.token
     node = HandshakeSettings(
         node_id(member.name),
         fleet_key(token, fleet) if len(token) >= TOKEN_MIN else None,
-        b"",  # it is told as it is at the time
+        b"",  # ``handshake_settings`` fills it in
         member.random_bytes,
         SentChallenges(),
         digest=digest_of(token) if token else b"",

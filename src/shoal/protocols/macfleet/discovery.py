@@ -1,8 +1,7 @@
 """Discovery on the local network (DNS-SD): listener, TXT record and browser.
 
 Sources: the MacFleet document, "Discovery", and MacFleet's own programs.  A fleet with
-a token announces no more than an id and ports.  Announcements prove nothing: anyone may
-have sent them.
+a token announces only ids and ports.  Announcements are not authenticated.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,13 +32,13 @@ from shoal.protocols.seam.multi_peer import (
     ServiceRecord,
 )
 
-POOL_VERSION = "2.2.0"  # that of the programs whose wire this is
+POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
 ID_MAX = 256  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnnouncement:
-    """A node that may be there, and what it says that it is made of."""
+    """A node as it is announced; nothing of it is authenticated."""
 
     node_id: str
     data_port: int
@@ -49,9 +48,9 @@ class NodeAnnouncement:
 def encode_txt(
     node_id: str, profile: HardwareProfile, data_port: int, links: Sequence[str] = ()
 ) -> Mapping[str, str]:
-    """Return the TXT record of a node of an open fleet, in real peers' order.
+    """Return the TXT record of a node of an open fleet, in upstream's field order.
 
-    ``links`` are such as ``ethernet`` and ``wifi``.
+    ``links`` are link types such as ``ethernet`` and ``wifi``.
     """
     return {
         "node_id": node_id,
@@ -66,7 +65,7 @@ def encode_txt(
 
 
 def encode_secure_txt(node_id: str, data_port: int) -> Mapping[str, str]:
-    """Return the TXT record of a node of a fleet that has a token."""
+    """Return the TXT record of a node of a fleet with a token."""
     return {
         "node_id": node_id,
         "pool_version": POOL_VERSION,
@@ -75,16 +74,16 @@ def encode_secure_txt(node_id: str, data_port: int) -> Mapping[str, str]:
 
 
 def decode_txt(sighting: DiscoveredService) -> NodeAnnouncement:
-    """Read a TXT record; a node that tells no id is called by the service's name.
+    """Decode a TXT record; without a ``node_id`` the service's name is the id.
 
-    Its score is not believed: it follows from the rest.
+    The announced score is ignored; it is computed from the other fields.
 
-    Raises PeerError if a number is none, or the id cannot be one.
+    Raises PeerError if a number is malformed or the id is invalid.
     """
     text = sighting.text
     node_id = text.get("node_id") or sighting.name
     if not 0 < len(node_id) <= ID_MAX or any(map(str.isspace, node_id)):
-        raise PeerError(f"a node is announced as {node_id[:ID_MAX]!r}: that is no id")
+        raise PeerError(f"a node is announced with the invalid id {node_id[:ID_MAX]!r}")
     data_port = _number(text, "data_port", PORTS.stop - 1) or sighting.port + 1
     if data_port not in PORTS:
         raise PeerError(f"a node is announced with the port {data_port}")
@@ -99,26 +98,26 @@ def decode_txt(sighting: DiscoveredService) -> NodeAnnouncement:
 
 
 def _number(text: Mapping[str, str], name: str, most: int) -> int:
-    said = text.get(name, "0")
-    if not said.isascii() or not said.isdecimal() or len(said) > len(str(most)):
-        raise PeerError(f"a node is announced with {name}={said[:ID_MAX]!r}")
-    if (number := int(said)) > most:
+    value = text.get(name, "0")
+    if not value.isascii() or not value.isdecimal() or len(value) > len(str(most)):
+        raise PeerError(f"a node is announced with {name}={value[:ID_MAX]!r}")
+    if (number := int(value)) > most:
         raise PeerError(f"a node is announced with {name}={number}")
     return number
 
 
 HEARTBEAT_LABEL = "heartbeat"
 HEARTBEAT_FLAG = "--macfleet-heartbeat-port"
-CERTIFICATE_SUBJECT = "macfleet-node"  # whose certificates are, in any fleet
-TLS_WITHIN = 5.0  # seconds for the handshake of TLS; real callers leave after two
-SHOAL_KEY = "shoal"  # in the TXT record of ours, which real nodes skip
-SHOAL_VERSION = "1"  # of what ours announce
+CERTIFICATE_SUBJECT = "macfleet-node"  # of certificates in any fleet
+TLS_WITHIN = 5.0  # seconds for the TLS handshake; upstream clients give up after two
+SHOAL_KEY = "shoal"  # a key of Shoal's TXT records; upstream nodes ignore it
+SHOAL_VERSION = "1"  # of Shoal's announcements
 
 
 def heartbeat_listener(
     member: FleetMember, limiter: FleetRateLimiter, port: int, *, spare: bool = False
 ) -> Listener:
-    """Return where heartbeats are answered; a ``spare`` port may be another."""
+    """Return the listener for heartbeats; ``spare``: it may use another port."""
 
     def accept(address: str, now: float) -> MultiPeerSession:
         return PongSession(member, limiter, address)
@@ -138,9 +137,9 @@ def heartbeat_listener(
 
 
 def browser(member: FleetMember, registry: FleetRegistry) -> ServiceBrowser:
-    """Return a look for other nodes of the fleet, if they can find us as well.
+    """Return the browser for other nodes; it runs only if they can discover us too.
 
-    Who is found is not called: it is asked for its heartbeat, in rounds.
+    A discovered node is not dialled: gossip pings it.
     """
     return ServiceBrowser(
         service_type(member.key),
@@ -158,17 +157,17 @@ def _on_sighting(
     try:
         found = decode_txt(sighting)
     except PeerError:
-        return None  # anybody can announce anything
-    # What a node of a fleet with a token is made of, it says when it has shown the key.
-    told = HardwareProfile(data_port=found.data_port) if member.key else found.profile
+        return None  # announcements are not authenticated
+    # In a fleet with a token, a node's hardware is known after it has authenticated.
+    record = HardwareProfile(data_port=found.data_port) if member.key else found.profile
     addresses = [NodeAddress(host, sighting.port) for host in sighting.addresses]
-    ours = SHOAL_KEY in sighting.text
-    registry.on_announced(found.node_id, addresses, told, now, is_shoal=ours)
+    is_shoal = SHOAL_KEY in sighting.text
+    registry.on_announced(found.node_id, addresses, record, now, is_shoal=is_shoal)
     return None
 
 
 class _TxtRecord(Mapping[str, str]):
-    """What a node's TXT record says, as it is when it is announced."""
+    """The TXT record of a node, computed when it is announced."""
 
     def __init__(self, member: FleetMember) -> None:
         self._member = member
@@ -183,9 +182,9 @@ class _TxtRecord(Mapping[str, str]):
         return len(self._current())
 
     def _current(self) -> Mapping[str, str]:
-        own, profile = self._member, self._member.profile()
-        if own.key is None:
-            told = encode_txt(own.node_id, profile, profile.data_port)
+        member, profile = self._member, self._member.profile()
+        if member.key is None:
+            record = encode_txt(member.node_id, profile, profile.data_port)
         else:
-            told = encode_secure_txt(own.node_id, profile.data_port)
-        return {**told, SHOAL_KEY: SHOAL_VERSION}
+            record = encode_secure_txt(member.node_id, profile.data_port)
+        return {**record, SHOAL_KEY: SHOAL_VERSION}

@@ -1,7 +1,7 @@
 """Coordinator, ranks, weights and batch shares of the nodes of a fleet.
 
-Source: the MacFleet document, "Election".  Every node computes them for itself from
-what it knows; the numbers of a profile are finite, so every node finds the same order.
+Source: the MacFleet document, "Election".  Every node computes them from what it knows;
+the numbers in a profile are finite, so all nodes compute the same order.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwarePro
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
 from shoal.protocols.seam.multi_peer import ListedNode
 
-VIABLE_MIN = 4  # samples: it does not pay to send a node fewer
+VIABLE_MIN = 4  # samples: fewer are not worth sending to a node
 
 
 class ThermalState(Enum):
-    """How hot a machine is, and the share of its speed that is left then."""
+    """The thermal state of a machine; the value is the remaining share of its speed."""
 
     NOMINAL = 1.0
     FAIR = 0.9
@@ -28,7 +28,7 @@ class ThermalState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ElectionCandidate:
-    """A node that is there.  ``throughput`` is in samples per second; 0: not known."""
+    """A node in an election; ``throughput`` in samples per second, 0: unknown."""
 
     node_id: str
     profile: HardwareProfile = UNKNOWN_PROFILE
@@ -38,7 +38,7 @@ class ElectionCandidate:
 
 @dataclass(frozen=True, slots=True)
 class BatchShare:
-    """How many samples of a batch a node gets; others would rather do without few."""
+    """A node's share of a batch; only ``viable`` shares are worth sending."""
 
     node_id: str
     rank: int
@@ -50,12 +50,12 @@ class BatchShare:
 
 
 def compute_score(profile: HardwareProfile) -> float:
-    """Return how much a node is worth as the one that leads."""
+    """Return the score of a node, by which nodes are elected and ranked."""
     return 10.0 * profile.gpu_cores + 2.0 * profile.bandwidth_gbps + profile.ram_gb
 
 
 def elect_coordinator(nodes: Iterable[ElectionCandidate]) -> str | None:
-    """Return who leads: the highest score, and of equals the last by name."""
+    """Return the id of the node with the highest score; the largest id breaks ties."""
     leader = max(
         nodes, key=lambda n: (compute_score(n.profile), n.node_id), default=None
     )
@@ -63,15 +63,15 @@ def elect_coordinator(nodes: Iterable[ElectionCandidate]) -> str | None:
 
 
 def rank_nodes(nodes: Iterable[ElectionCandidate]) -> list[ElectionCandidate]:
-    """Return the nodes from rank 0 on: by score, and equals by name.
+    """Return the nodes in order of rank: by score, and by id on a tie.
 
-    So on a tie rank 0 is not the coordinator: real peers have it like this.
+    On a tie rank 0 is therefore not the coordinator, as in upstream.
     """
     return sorted(nodes, key=lambda n: (-compute_score(n.profile), n.node_id))
 
 
 def work_weights(nodes: Sequence[ElectionCandidate]) -> list[float]:
-    """Return the nodes' shares of the work, in their order; together they are 1."""
+    """Return the nodes' weights, in their order; the sum is 1."""
     speeds = [_speed(node) for node in nodes]
     total = sum(speeds)
     if total <= 0:
@@ -80,15 +80,15 @@ def work_weights(nodes: Sequence[ElectionCandidate]) -> list[float]:
 
 
 def batch_shares(nodes: Iterable[ElectionCandidate], batch: int) -> list[BatchShare]:
-    """Divide a batch among nodes, from rank 0 on; each gets a sample or more.
+    """Divide a batch among nodes, in order of rank; each gets at least one sample.
 
-    Raises InvalidRequest if there are not enough samples for that.
+    Raises InvalidRequest if there are fewer samples than nodes.
     """
     ranked = rank_nodes(nodes)
     if batch < len(ranked):
         raise InvalidRequest(
-            f"a batch of {batch} samples is too small for {len(ranked)} nodes: take "
-            "a larger one, or fewer nodes"
+            f"a batch of {batch} samples is too small for {len(ranked)} nodes: use "
+            "a larger batch, or fewer nodes"
         )
     divided: list[BatchShare] = []
     left = batch
@@ -96,7 +96,7 @@ def batch_shares(nodes: Iterable[ElectionCandidate], batch: int) -> list[BatchSh
         zip(ranked, work_weights(ranked), strict=True)
     ):
         after = len(ranked) - rank - 1
-        # Real peers may leave the last one less than nothing.
+        # Upstream may compute a negative number for the last node.
         samples = min(max(1, int(batch * weight)), left - after) if after else left
         divided.append(BatchShare(node.node_id, rank, samples))
         left -= samples
@@ -104,10 +104,10 @@ def batch_shares(nodes: Iterable[ElectionCandidate], batch: int) -> list[BatchSh
 
 
 def sample_ranges(shares: Sequence[float], total: int) -> list[range]:
-    """Divide samples 0 to ``total`` by shares that are 1 together.
+    """Divide samples 0 to ``total`` by weights whose sum is 1.
 
-    The last one has what is left.  These are what the weighted sampler gives each rank
-    of an epoch.
+    The last range has the remainder.  The weighted sampler of upstream gives each rank
+    these samples of an epoch.
     """
     counts = [int(total * share) for share in shares[:-1]]
     bounds = [*accumulate(counts, initial=0), total]
@@ -120,7 +120,7 @@ def _speed(node: ElectionCandidate) -> float:
 
 
 def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
-    """Return all nodes for people to read, ourselves first."""
+    """Return a row for each node, this node first."""
     ranked = rank_nodes(election_candidates(registry))
     leader = elect_coordinator(ranked)
     ranks = {
@@ -146,17 +146,17 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
     rank, weight = ranks[registry.own_id]
     own_score = compute_score(registry.own_profile())
     leads = registry.own_id == leader
-    ourselves = ListedNode(
+    this_row = ListedNode(
         registry.own_id, "", "here", None, own_score, rank, weight, leads
     )
-    return [ourselves, *map(row_of, registry.nodes)]
+    return [this_row, *map(row_of, registry.nodes)]
 
 
 def election_candidates(registry: FleetRegistry) -> Sequence[ElectionCandidate]:
-    """Return who takes part in elections, ourselves first.
+    """Return the candidates of an election, this node first.
 
-    Suspected nodes do, as with real nodes, and those that failed do not.
+    Suspected nodes are candidates, as in upstream; failed nodes are not.
     """
-    own = ElectionCandidate(registry.own_id, registry.own_profile())
+    this_node = ElectionCandidate(registry.own_id, registry.own_profile())
     others = (each for each in registry.nodes if each.state in MEMBER_STATES)
-    return [own, *(ElectionCandidate(each.id, each.profile) for each in others)]
+    return [this_node, *(ElectionCandidate(each.id, each.profile) for each in others)]

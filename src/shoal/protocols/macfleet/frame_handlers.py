@@ -1,9 +1,10 @@
-"""What a peer says on a connection: frames, by their type, and what they mean."""
+"""What each frame from a peer means: handlers by frame type."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from msgspec import Raw
 from msgspec.structs import replace
 
 from shoal.domain.errors import PeerError
@@ -19,7 +20,8 @@ from shoal.protocols.macfleet.codec.frames import (
     FrameType,
     Payload,
 )
-from shoal.protocols.macfleet.codec.tasks import NIL, TaskResult, decode_result
+from shoal.protocols.macfleet.codec.tasks import TaskResult, decode_result
+from shoal.protocols.macfleet.codec.values import NIL
 from shoal.protocols.macfleet.function_probe import FunctionProbe
 from shoal.protocols.macfleet.inbound_jobs import FleetInboundJobs, task_id_in
 from shoal.protocols.macfleet.liveness import HeartbeatLiveness, RegistryLiveness
@@ -36,16 +38,16 @@ FrameHandlers: TypeAlias = Mapping[
 
 ARRAY_LEADS = frozenset(
     (*range(0x90, 0xA0), 0xDC, 0xDD)
-)  # how one begins in MessagePack
+)  # the first byte of an array in MessagePack
 BLOB_MAX = PAYLOAD_MAX + reserved_frames.DIGEST_SIZE  # bytes, with the digest
 
 
-_CHUNKED = int(Flag.CHUNKED)  # flags themselves take a microsecond for each frame
+_CHUNKED = int(Flag.CHUNKED)  # IntFlag operations cost a microsecond a frame
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionParts:
-    """What is going on with a peer."""
+    """The parts of a connection that frame handlers use."""
 
     writer: FrameWriter
     outbound: FleetOutboundJobs
@@ -56,9 +58,9 @@ class ConnectionParts:
 
 
 class UpstreamFrameHandler:
-    """Hears a real peer, which says tasks and results and ignores all else, as we do.
+    """Handles frames of MacFleet's own programs: tasks and results.
 
-    ``probe`` is what it was asked.
+    Other frame types are ignored, as upstream ignores them.
     """
 
     def __init__(self, parts: ConnectionParts, probe: FunctionProbe) -> None:
@@ -70,31 +72,31 @@ class UpstreamFrameHandler:
         }
 
     def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
-        """Return nothing: there are no pieces."""
+        """Return None: upstream does not send chunks."""
         return None
 
     def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Return what a frame means, and what to answer."""
+        """Return what a frame means, and any replies."""
         return _handle(self._handlers, frame)
 
     def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
         return (self._parts.inbound.receive_task(frame),)
 
     def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Take a result of a real worker; one that cannot be read is a failure."""
+        """Handle a result; a malformed one fails its task."""
         try:
-            answered = decode_result(frame.payload)
+            result = decode_result(frame.payload)
         except PeerError as error:
             task_id = task_id_in(frame.payload)
             if task_id is None:
-                return (Notice(f"a result is ignored: {error}"),)
-            answered = TaskResult(task_id, NIL, f"what came of it is no good: {error}")
-        offered = self._probe.offer_from(answered)
-        return _on_task_result(self._parts, answered) if offered is None else (offered,)
+                return (Notice(f"ignored a result: {error}"),)
+            result = TaskResult(task_id, Raw(NIL), f"the worker's result: {error}")
+        offer = self._probe.offer_from(result)
+        return _on_task_result(self._parts, result) if offer is None else (offer,)
 
 
 class ShoalFrameHandler:
-    """Hears one of ours; ``on_refused`` takes why it does not want us any more."""
+    """Handles frames of Shoal nodes; ``on_refused`` receives a dismissal's reason."""
 
     def __init__(
         self, parts: ConnectionParts, on_refused: Callable[[str], None]
@@ -116,9 +118,9 @@ class ShoalFrameHandler:
         }
 
     def receive(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Return what a frame means, and what to answer; a piece means nothing yet.
+        """Return what a frame means, and any replies; nothing until the last chunk.
 
-        Raises PeerError if it is no good.
+        Raises PeerError if the frame violates the protocol.
         """
         if not frame.flags & _CHUNKED:
             return _handle(self._handlers, frame)
@@ -128,14 +130,14 @@ class ShoalFrameHandler:
         return () if whole is None else _handle(self._handlers, whole)
 
     def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Take a task of one of ours, or calls in a lane: a map, or an array."""
+        """Handle a task (a map), or calls of a call stream (an array)."""
         if not _is_array(frame.payload):
             return (self._parts.inbound.receive_task(frame),)
         calls = self._parts.inbound.receive_calls(frame)
         return () if calls is None else (calls,)
 
     def _on_result(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Take a result of one of ours, or what calls in a lane returned."""
+        """Handle a result (a map), or returns of a call stream (an array)."""
         if not _is_array(frame.payload):
             return _on_task_result(
                 self._parts, decode_result(frame.payload, strict=False)
@@ -144,16 +146,16 @@ class ShoalFrameHandler:
         return () if returned is None else (returned,)
 
     def _on_control(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        word = control.decode_control(frame.payload)
-        match word:
+        message = control.decode_control(frame.payload)
+        match message:
             case None:
-                return ()  # newer peers add words freely
+                return ()  # newer peers may send messages unknown here
             case control.CancelMessage() | control.CloseCallStreamMessage():
-                return self._parts.inbound.cancel(word)
+                return self._parts.inbound.cancel(message)
             case control.OpenCallStreamMessage():
-                return (self._parts.inbound.open_call_stream(word),)
+                return (self._parts.inbound.open_call_stream(message),)
             case control.RecallCallsMessage():
-                return self._parts.inbound.recall(word)
+                return self._parts.inbound.recall(message)
             case control.ProgressMessage(task_id, share, remark):
                 job = self._parts.outbound.job_of(task_id)
                 return () if job is None else (CallProgress(*job, share, remark),)
@@ -167,7 +169,7 @@ class ShoalFrameHandler:
                 | control.DrainingMessage()
                 | control.LoadReportMessage()
             ):
-                return self._parts.state.receive(word)
+                return self._parts.state.receive(message)
 
     def _on_heartbeat(self, frame: Frame) -> Sequence[ConnectionOutput]:
         self._parts.liveness.on_heartbeat(frame.payload)
@@ -177,7 +179,7 @@ class ShoalFrameHandler:
         return (self._blobs.complete(frame),)
 
     def _on_barrier(self, frame: Frame) -> Sequence[ConnectionOutput]:
-        """Let a peer pass that waits for us: nothing goes on here that others join."""
+        """Answer a barrier at once: this node takes part in no collectives."""
         barrier = reserved_frames.decode_barrier(frame.payload)
         if barrier.passed:
             return ()
@@ -186,16 +188,16 @@ class ShoalFrameHandler:
 
 
 def _handle(handlers: FrameHandlers, frame: Frame) -> Sequence[ConnectionOutput]:
-    heard = handlers.get(frame.type)
-    if heard is None:
-        return (Notice(f"a frame is ignored: {frame.type.name}"),)
-    return heard(frame)
+    handler = handlers.get(frame.type)
+    if handler is None:
+        return (Notice(f"ignored a frame of type {frame.type.name}"),)
+    return handler(frame)
 
 
 def _on_task_result(
     parts: ConnectionParts, result: TaskResult
 ) -> Sequence[ConnectionOutput]:
-    """Return what came of a task, which is a job of ours, or in a lane."""
+    """Return the result of a job, or of a call in a call stream."""
     return [
         *parts.outbound.receive_result(result),
         *parts.call_streams.receive_result(result),
@@ -203,5 +205,5 @@ def _on_task_result(
 
 
 def _is_array(payload: Payload) -> bool:
-    """Say whether a payload in MessagePack begins as an array does."""
+    """Say whether a MessagePack payload is an array."""
     return len(payload) > 0 and payload[0] in ARRAY_LEADS

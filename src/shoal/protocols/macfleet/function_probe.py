@@ -1,26 +1,22 @@
-"""Finding out what a peer that is not ours can do: the wire has no word for it.
+"""Finds out which functions a MacFleet worker has, by calling one that does not exist.
 
-A worker answers whatever it is asked; to a function that it does not have it answers
-with the names of those that it has (``docs/protocols/macfleet.md``).  Whoever does not
-answer is no worker, or one that listens to another coordinator.
+The wire has no message for it, but a worker answers a call of an unknown function with
+the names of its functions (``docs/protocols/macfleet.md``).  A peer that does not
+answer is not a worker, or is a worker that serves another coordinator.
 """
 
 import re
 
 from shoal.domain.vocabulary import OffersChanged
-from shoal.protocols.macfleet.codec.tasks import (
-    NO_ARGS,
-    NO_KWARGS,
-    TaskResult,
-    encode_task,
-)
+from shoal.protocols.macfleet.codec.tasks import TaskResult, encode_task
+from shoal.protocols.macfleet.codec.values import NO_ARGS, NO_KWARGS
 from shoal.protocols.macfleet.peer_state import upstream_offer
 
-PROBE_FUNCTION = "shoal.which"  # a function that nobody has
-PROBE_TIMEOUT = 10.0  # seconds, should there be such a function after all
-NAMES_MAX = 4096  # that are believed of a worker
-NAME_MAX = 256  # characters of one of them
-LIST_MAX = 1 << 20  # characters of a list that are looked at
+PROBE_FUNCTION = "shoal.which"  # a function that no worker has
+PROBE_TIMEOUT = 10.0  # seconds, in case a worker does have it
+NAMES_MAX = 4096  # functions that are kept for a worker
+NAME_MAX = 256  # characters of a function's name
+LIST_MAX = 1 << 20  # characters of an error that are parsed
 
 _UNKNOWN_FUNCTION = re.compile(
     r"(?:[\w.]{1,200}\.)?TaskNotRegisteredError: Task .{1,600} not registered on this "
@@ -33,20 +29,20 @@ _ESCAPED = {"n": "\n", "r": "\r", "t": "\t"}
 
 
 class FunctionProbe:
-    """The question to one peer; ``slots`` is what a worker gets at a time."""
+    """The probe of one peer; ``slots`` is the number of slots a worker is given."""
 
     def __init__(self, task_id: str, slots: int) -> None:
         self._task_id = task_id
         self._slots = slots
 
     def encode_request(self) -> bytes:
-        """Return the payload of the TASK frame that asks."""
+        """Return the payload of the probe's TASK frame."""
         return encode_task(
             self._task_id, PROBE_FUNCTION, NO_ARGS, NO_KWARGS, PROBE_TIMEOUT
         )
 
     def offer_from(self, result: TaskResult) -> OffersChanged | None:
-        """Return what a result says that the peer does, if it is the answer."""
+        """Return the worker's offer, if a result answers the probe."""
         if result.task_id != self._task_id:
             return None
         names = known_functions(result.error) if result.error else None
@@ -54,15 +50,14 @@ class FunctionProbe:
 
 
 def is_unknown_function(error: str) -> bool:
-    """Say whether a task failed because its worker has no function of that name."""
+    """Say whether a task failed because the worker does not have the function."""
     return _function_list(error) is not None
 
 
 def known_functions(error: str) -> frozenset[str] | None:
-    """Return the functions that a worker says it has; None if it does not say.
+    """Return the names of a worker's functions; None if it does not list them.
 
-    A list that does not end within what is looked at, or has other things than names
-    in it, says nothing.
+    A list that is truncated or contains anything but names counts as none.
     """
     listed = _function_list(error)
     if not listed:
@@ -83,16 +78,16 @@ def known_functions(error: str) -> frozenset[str] | None:
 
 
 def _function_list(error: str) -> str | None:
-    """Return what is between the brackets in the last line of a traceback."""
+    """Return the text between the brackets in the last line of a traceback."""
     last = error[-LIST_MAX:].rstrip().rpartition("\n")[2]
     found = _UNKNOWN_FUNCTION.match(last)
     return None if found is None else found["names"]
 
 
 def _unescape(found: re.Match[str]) -> str:
-    """Return the character that an escape in Python's way of writing texts stands for.
+    """Return the character that an escape in a Python string literal stands for.
 
-    One that stands for none stays as it is.
+    An invalid escape is returned unchanged.
     """
     digits = found[1] or found[2] or found[3]
     if digits is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from shoal.protocols.macfleet.addresses import transport_url
 from shoal.protocols.macfleet.election import membership_table
 from shoal.protocols.macfleet.heartbeat import (
     FleetMember,
@@ -34,15 +35,13 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.protocols.seam.peer_addresses import PeerAddress
 
-PINGS_PER_ROUND = 3  # nodes of a kind that are asked in one round
-RETRIES_PER_ROUND = 32  # nodes that have missed a ping
-FAILED_PING_INTERVAL = (
-    30.0  # seconds from one ping of a node that has failed to the next
-)
+PINGS_PER_ROUND = 3  # nodes of a kind
+RETRIES_PER_ROUND = 32  # nodes that missed a pong
+FAILED_PING_INTERVAL = 30.0  # seconds between pings of a failed node
 
 
 def nodes_to_ping(nodes: Sequence[FleetNode], now: float) -> Iterator[FleetNode]:
-    """Return who of some nodes is asked in this round."""
+    """Return the nodes to ping in this round."""
     waiting = sorted(nodes, key=lambda node: node.last_ping)
     for wanted, most in _SELECTIONS:
         yield from [node for node in waiting if wanted(node, now)][:most]
@@ -73,30 +72,28 @@ _SELECTIONS: Sequence[tuple[Callable[[FleetNode, float], bool], int]] = (
     (_is_new, PINGS_PER_ROUND),
     (_is_retry_due, PINGS_PER_ROUND),
 )
-"""Who is asked in a round, and how many of them."""
+"""Which nodes are pinged in a round, and how many of them."""
 
 
 ROUND_INTERVAL = 1.0  # seconds
 PING_TIMEOUT = 3.0  # seconds for connection, ping and pong
-CONTACT_TIMEOUT = 10.0  # seconds, for an address that somebody has typed in
-CONTACT_DELAY_FIRST = (
-    1.0  # seconds until such an address is tried again; then twice as long
-)
+CONTACT_TIMEOUT = 10.0  # seconds, for a configured address
+CONTACT_DELAY_FIRST = 1.0  # seconds until the next attempt; doubles with each failure
 CONTACT_DELAY_MAX = 30.0
 REFUSED = "hung up without an answer: does it have this fleet's token?"
 REFUSED_OPEN = "hung up without an answer: does its fleet have a token?"
 WIRE = "macfleet"
-UNREACHABLE = "cannot connect to"  # how it is told that nobody is there
-WITHOUT_TLS = "without TLS"  # but somebody is, if that is said as well
-HUNG_UP = ("closed by peer", "connection lost")  # how such an end is told of
+UNREACHABLE = "cannot connect to"  # begins the reason if nothing listens there
+WITHOUT_TLS = "without TLS"  # in the reason if something does, without TLS
+HUNG_UP = ("closed by peer", "connection lost")  # begin the reason of a disconnect
 
 
 @dataclass(slots=True)
 class _SeedAddress:
-    """An address that we were given; ``node_id`` is who has answered there.
+    """A configured address; ``node_id`` is the node that answered there last.
 
-    Nobody has ``since``, because of ``failure``.  ``contact`` is there if other wires
-    may be spoken at it.
+    Since ``since`` no node has answered, because of ``failure``.  ``contact`` is set if
+    the address may speak another protocol.
     """
 
     address: NodeAddress
@@ -110,16 +107,16 @@ class _SeedAddress:
 
     @property
     def may_be_macfleet(self) -> bool:
-        """Whether no other wire has turned out to be spoken there."""
+        """Whether no other protocol has been detected there."""
         return self.contact is None or self.contact.wire in ("", WIRE)
 
 
 @dataclass(frozen=True, slots=True)
 class TransportDialer:
-    """How the transports of nodes are called.
+    """Dials the transports of nodes.
 
-    ``should_dial`` says whether a node that is alive is to be called; it goes on
-    saying so while the connection that there is was made by us.  ``dial`` says how.
+    ``should_dial`` says whether to dial a live node; it remains true while the
+    connection to it is an outgoing one.  ``dial`` returns the connection.
     """
 
     should_dial: Callable[[FleetNode], bool]
@@ -127,10 +124,10 @@ class TransportDialer:
 
 
 class FleetGossip:
-    """The ``Rounds`` of a fleet; ``contacts`` are where its nodes are known to be.
+    """The ``MembershipProber`` of a fleet; ``seeds`` are addresses of its nodes.
 
-    At those that are in ``contacts`` as well, nobody knows yet what is spoken: others
-    have to wait until a ping has shown it, for a node bars who says anything else.
+    The addresses in ``contacts`` may speak any protocol.  MacFleet pings them first and
+    the others wait, because a MacFleet node bans an address that sends anything else.
     """
 
     def __init__(
@@ -139,7 +136,7 @@ class FleetGossip:
         registry: FleetRegistry,
         seeds: Sequence[NodeAddress],
         dialer: TransportDialer,
-        contacts: Mapping[NodeAddress, PeerAddress] = {},  # it is only read
+        contacts: Mapping[NodeAddress, PeerAddress] = {},  # read only
     ) -> None:
         self._member = member
         self._registry = registry
@@ -149,7 +146,7 @@ class FleetGossip:
             each.probing.add(WIRE)
         self._dialer = dialer
         self._round_due = float("-inf")
-        self._has_news = False  # something was heard since the last tick
+        self._has_news = False  # the registry has changed since the last tick
         self._pinging: set[str] = set()  # ids of nodes
         self._dialled: dict[str, tuple[FleetNode, OutgoingConnection]] = {}
         self._unwanted: list[OutgoingConnection] = []
@@ -195,7 +192,7 @@ class FleetGossip:
             rows.append(row)
         return rows
 
-    # Whom to ask.
+    # Pings.
 
     def _ping(self, node: FleetNode, now: float) -> Probe:
         self._pinging.add(node.id)
@@ -203,29 +200,29 @@ class FleetGossip:
         address = node.address
         pongs: list[Pong] = []
 
-        def heard(pong: Pong, now: float) -> None:
+        def on_pong(pong: Pong, now: float) -> None:
             pongs.append(pong)
             self._on_pong(pong, address, now)
 
-        def over(reason: str, now: float) -> None:
+        def on_end(reason: str, now: float) -> None:
             self._pinging.discard(node.id)
             if not pongs:
                 self._has_news = True
                 self._registry.on_missed_pong(node.id, now)
 
-        return self._exchange(address, node.id, PING_TIMEOUT, heard, over)
+        return self._exchange(address, node.id, PING_TIMEOUT, on_pong, on_end)
 
     def _ping_seed(self, seed: _SeedAddress) -> Probe:
         seed.pinging, seed.node_id = True, ""
 
-        def heard(pong: Pong, now: float) -> None:
+        def on_pong(pong: Pong, now: float) -> None:
             seed.node_id, seed.failure = pong.node_id, ""
             seed.delay, seed.since = CONTACT_DELAY_FIRST, None
             if seed.contact is not None:
                 seed.contact.wire = WIRE
             self._on_pong(pong, seed.address, now)
 
-        def over(reason: str, now: float) -> None:
+        def on_end(reason: str, now: float) -> None:
             seed.pinging = False
             seed.due = now + seed.delay
             if not seed.node_id:
@@ -236,19 +233,21 @@ class FleetGossip:
             if seed.contact is not None and not _is_unreachable(reason):
                 seed.contact.probing.discard(WIRE)
 
-        return self._exchange(seed.address, "", CONTACT_TIMEOUT, heard, over)
+        return self._exchange(seed.address, "", CONTACT_TIMEOUT, on_pong, on_end)
 
     def _exchange(
         self,
         address: NodeAddress,
         expected: str,
-        within: float,
-        heard: Callable[[Pong, float], None],
-        over: Callable[[str, float], None],
+        timeout: float,
+        on_pong: Callable[[Pong, float], None],
+        on_end: Callable[[str, float], None],
     ) -> Probe:
-        url = heartbeat_url(address, secure=self._member.key is not None)
-        opened = partial(_open_session, PingExchange(self._member, expected), heard)
-        return Probe(OutgoingConnection(url, opened), within, over)
+        url = transport_url(str(address), secure=self._member.key is not None)
+        open_session = partial(
+            _open_session, PingExchange(self._member, expected), on_pong
+        )
+        return Probe(OutgoingConnection(url, open_session), timeout, on_end)
 
     def _on_pong(self, pong: Pong, address: NodeAddress, now: float) -> None:
         self._has_news = True
@@ -260,27 +259,29 @@ class FleetGossip:
         return REFUSED_OPEN if self._member.key is None else REFUSED
 
     def _may_ping(self, seed: _SeedAddress) -> bool:
-        """Say whether an address is to be asked who is there."""
+        """Say whether to ping an address."""
         asked = seed.pinging or not seed.may_be_macfleet
         return not asked and self._is_vacant(seed)
 
     def _is_vacant(self, seed: _SeedAddress) -> bool:
-        """Say whether nobody who counts is known to be at an address."""
+        """Say whether no current member is known at an address."""
         node = self._registry.get(seed.node_id)
         return node is None or node.state not in MEMBER_STATES
 
-    # Whom to call.
+    # Transports.
 
     def _dial_wanted(self) -> Iterator[OutgoingConnection]:
-        """Return whom to call from now on; note whom no more."""
+        """Return connections to open now; record those no longer wanted."""
         wanted = {
             node.id: node
             for node in self._registry.nodes
             if node.state is NodeState.ALIVE and self._dialer.should_dial(node)
         }
-        for node_id, (called, outgoing) in [*self._dialled.items()]:
+        for node_id, (dialled_node, outgoing) in [*self._dialled.items()]:
             node = wanted.get(node_id)
-            if node is None or _transport_address(node) != _transport_address(called):
+            if node is None or _transport_address(node) != _transport_address(
+                dialled_node
+            ):
                 del self._dialled[node_id]
                 self._unwanted.append(outgoing)
         for node in wanted.values():
@@ -291,22 +292,14 @@ class FleetGossip:
 
 
 def _is_unreachable(reason: str) -> bool:
-    """Say whether a ping has found nobody, whatever is spoken there."""
+    """Say whether nothing listens at the address, with TLS or without."""
     return reason.startswith(UNREACHABLE) and WITHOUT_TLS not in reason
 
 
-def heartbeat_url(address: NodeAddress, *, secure: bool) -> str:
-    """Return how to connect to where heartbeats are answered.
-
-    Nobody vouches for a node's certificate: who it is shows when it answers.
-    """
-    return f"{'tls-any' if secure else 'tcp'}://{address}"
-
-
 def _open_session(
-    exchange: PingExchange, heard: Callable[[Pong, float], None], now: float
+    exchange: PingExchange, on_pong: Callable[[Pong, float], None], now: float
 ) -> MultiPeerSession:
-    return PingSession(exchange, heard)
+    return PingSession(exchange, on_pong)
 
 
 def _transport_address(node: FleetNode) -> tuple[str, int]:

@@ -2,7 +2,7 @@
 
 A secure node answers a challenge of 32 bytes with its HMAC under the fleet's key, and
 has to do so before it knows who asks (v1, v2).  An attacker can therefore have any 32
-bytes signed, except three kinds:
+bytes signed, with three exceptions:
 
 * A challenge that a Shoal node drew ends with a mark, and no Shoal node sends one to
   another in v1 or v2: they use the strong handshake.  If either end sees the mark
@@ -11,11 +11,11 @@ bytes signed, except three kinds:
   section 4.1.3, on downgrades.)
 * Bytes that could be the signed part of a heartbeat: ``id:nonce`` or
   ``id:nonce:hardware``.
-* A challenge that this node itself has sent lately (``SentChallenges``).
+* A challenge that this node itself has sent recently (``SentChallenges``).
 
 An attacker can still obtain: signatures of 32 bytes that look random, each of which
 lets them test tokens offline; heartbeats without hardware of nodes whose id has fewer
-than ``ID_MIN`` bytes, as only Shoal nodes may have it, or begins with a control
+than ``NAME_MIN`` bytes, which only Shoal nodes may have, or begins with a control
 character (the suffix does); and a challenge relayed to a node that is not Shoal's.
 Each shows the attacker's address and counts as a failed guess.
 """
@@ -32,26 +32,25 @@ from shoal.protocols.macfleet.codec.frames import Frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, Identity
 
-REMEMBERED_FOR = 30.0  # seconds; for an answer that comes later nobody waits
-REMEMBERED_MAX = 16_384  # challenges; the one that was put longest ago goes first
+REMEMBERED_FOR = 30.0  # seconds; a handshake has timed out by then
+REMEMBERED_MAX = 16_384  # challenges; the oldest is evicted first
 
 
 class SentChallenges:
-    """Challenges by what they are.  Times are monotonic seconds.
+    """The challenges this node has sent recently.  Times are monotonic seconds.
 
-    When it is full the oldest goes, and nobody is kept out: by ``CHALLENGE_MARK`` each
-    of them is known besides.
+    Eviction is safe: ``CHALLENGE_MARK`` also identifies Shoal's challenges.
     """
 
     def __init__(self) -> None:
         self._sent: OrderedDict[bytes, float] = OrderedDict()
 
     def __contains__(self, challenge: bytes) -> bool:
-        """Whether it is one of ours."""
+        """Whether this node has sent the challenge."""
         return challenge in self._sent
 
     def add(self, challenge: bytes, now: float) -> None:
-        """Note a challenge of ours, and forget those that nobody answers any more."""
+        """Remember a challenge, and forget expired ones."""
         while self._sent:
             oldest, at = next(iter(self._sent.items()))
             if now < at + REMEMBERED_FOR and len(self._sent) < REMEMBERED_MAX:
@@ -60,39 +59,39 @@ class SentChallenges:
         self._sent[challenge] = now
 
 
-STEP_TIMEOUT = 10.0  # seconds for each message of the other's to come
+STEP_TIMEOUT = 10.0  # seconds to wait for each message
 ID_MAX = 256  # bytes of a node's id in UTF-8
 CHALLENGE_SIZE = 32  # bytes
 FIRST_MAX = ID_MAX + CHALLENGE_SIZE  # bytes of the first message
-MESSAGE_MAX = 10 << 10  # bytes of any other: hardware of 8 KiB, and what goes with it
+MESSAGE_MAX = 10 << 10  # bytes of any other: 8 KiB of hardware, ids and signatures
 
 
 class HandshakeStrength(Enum):
-    """How the two ends of a connection have come to know each other."""
+    """How the two ends of a connection have authenticated each other."""
 
-    OPEN = "open"  # nobody proves anything
-    V1 = "v1"  # the fleet's token, in a way that can be mirrored
-    V2 = "v2"  # the same, and hardware that is signed
-    STRONG = "strong"  # bound to the channel, between our own
+    OPEN = "open"  # not at all
+    V1 = "v1"  # by the fleet's token; open to reflection attacks
+    V2 = "v2"  # by the fleet's token, with signed hardware
+    STRONG = "strong"  # bound to the channel; between Shoal nodes
 
 
 DEFAULT_STRENGTHS = frozenset(
     {HandshakeStrength.OPEN, HandshakeStrength.V2, HandshakeStrength.STRONG}
 )
-"""What is spoken if nothing else is said; without ``STRONG`` it is not offered."""
+"""Accepted by default; a node that does not accept ``STRONG`` does not offer it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HandshakeSettings:
-    """What one end is and has: the same for all its connections.
+    """A node's settings for all its handshakes.
 
-    ``node_id`` has at most ``ID_MAX`` bytes.  ``key`` is the fleet's (32 bytes), and
-    None in an open fleet or for who joins by a join token; ``digest`` is the SHA-256 of
-    whichever token there is, and empty if there is none.  ``fleet`` is the fleet's id
-    where that counts.  ``profile`` is our hardware as JSON, ``features`` what we say
-    that we can besides.  ``challenges`` belongs to all connections of the node.
-    Without an ``admission`` whoever has the token of ``digest`` is let in, and without
-    ``verifies`` nobody is known by a key.
+    ``node_id`` has at most ``ID_MAX`` bytes.  ``key`` is the fleet's (32 bytes); None
+    in an open fleet, or if the node has a join token only.  ``digest`` is the SHA-256
+    of the fleet's or join token, empty without one.  ``fleet`` is the fleet's id.
+    ``profile`` is the hardware as JSON, ``features`` what the node announces besides.
+    ``challenges`` is shared by all connections of the node.  Without ``admission``, a
+    server admits holders of the token of ``digest``; without ``verifies``, public keys
+    are not checked and peers have none.
     """
 
     node_id: str
@@ -111,35 +110,34 @@ class HandshakeSettings:
 
 @dataclass(frozen=True, slots=True)
 class StrongPeer:
-    """What one of our own has said and proved.
+    """What a Shoal peer has stated and proved.
 
-    ``public_key`` is proved, and empty if there is none.  ``has_token`` says whether it
-    proved a token that we have as well; ``admitted`` by which join token it came, if we
-    let it in.  ``features`` and ``version`` are what it says of itself.
+    ``public_key`` is proved; empty if there is none.  ``has_token``: it proved a token
+    that this node has too.  ``admitted``: the join token a server admitted it by.
+    ``features`` and ``version`` are as stated.
     """
 
     has_token: bool
     public_key: bytes = b""
-    admitted: AdmissionGrant = AdmissionGrant()  # noqa: RUF009  # it is frozen
+    admitted: AdmissionGrant = AdmissionGrant()  # noqa: RUF009  # frozen
     features: frozenset[str] = frozenset()
     version: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Send these frames, and hand in what comes next."""
+    """Send these frames, and pass in the next frame."""
 
     send: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """The two ends know each other; send these frames, and the handshake is over.
+    """The handshake succeeded: send these frames; the connection is then usable.
 
-    ``profile`` is the other's hardware where it said so, and ``strong`` is there where
-    ``strength`` is ``STRONG``.  A client agrees in ``V1`` and ``V2`` before it hears
-    whether the server does: if then the connection ends at once, it was turned away
-    (``rejection``).
+    ``profile`` is the peer's hardware, if it sent it; ``strong`` is set if ``strength``
+    is ``STRONG``.  In ``V1`` and ``V2`` a client does not learn whether the server
+    agrees: if the connection ends at once, the server rejected it (``rejection``).
     """
 
     send: tuple[bytes, ...]
@@ -155,10 +153,10 @@ Step: TypeAlias = Continue | Agreed
 class HandshakeRefused(PeerError):
     """The handshake failed; send ``send`` and close.
 
-    ``counts_as_failure`` says whether it was a wrong secret, or may have been one, so
-    that the address is to be held to account.  ``final`` says that to dial again the
-    same way is of no use; the text then says what to do.  ``id_conflict``: the other
-    end has our own id.
+    ``counts_as_failure``: the peer presented a wrong secret, or may have, so its
+    address is rate-limited.  ``final``: dialling again with the same settings is
+    useless; the text says what to change.  ``id_conflict``: the peer has this node's
+    id.
     """
 
     def __init__(
@@ -178,9 +176,9 @@ class HandshakeRefused(PeerError):
 
 
 class FleetHandshake(Protocol):
-    """One end's part, as a state machine: frames in, frames out.  Times are monotonic.
+    """One end of a handshake: a state machine on frames.  Times are monotonic seconds.
 
-    After Agreed or HandshakeRefused it is over, and nothing is called any more.
+    After Agreed or HandshakeRefused no further method is called.
     """
 
     @property
@@ -190,44 +188,44 @@ class FleetHandshake(Protocol):
 
     @property
     def limit(self) -> int:
-        """Bytes of payload that the next frame may have; it grows after the first."""
+        """Bytes of payload that the next frame may have."""
         ...
 
     def on_open(self, certificate: bytes) -> None:
-        """Take the fingerprint of the server's certificate, before ``begin``."""
+        """Set the fingerprint of the server's certificate; called before ``start``."""
         ...
 
     def start(self, now: float) -> list[bytes]:
-        """Return the frames to begin with."""
+        """Return the first frames to send."""
         ...
 
     def receive(self, frame: Frame, now: float) -> Step:
-        """Take the other's next frame.
+        """Handle the peer's next frame.
 
         Raises HandshakeRefused.
         """
         ...
 
     def tick(self, now: float) -> None:
-        """Note that time passes.
+        """Check the deadline.
 
-        Raises HandshakeRefused if the other's next message is late.
+        Raises HandshakeRefused if the peer's next message is late.
         """
         ...
 
     def disconnected(self, why: str) -> HandshakeRefused:
-        """Return what it means that the connection ends now, or cannot be read."""
+        """Return the refusal for a connection that ends now, or cannot be parsed."""
         ...
 
 
 CHALLENGE_MARK = sha256(b"shoal macfleet challenge v1\n").digest()[:8]
-"""How a challenge ends that was drawn by one of ours."""
+"""The end of every challenge that a Shoal node draws."""
 
 NAME_MIN = 8
-"""Bytes of an id from which on a heartbeat's beginning is told from chance.
+"""Bytes of an id from which a challenge is taken for a heartbeat.
 
-Others' ids end with a hyphen and eight hexadecimal digits.  At this length one in
-80,000 challenges drawn at random looks like one; at a length of one, one in 400 would.
+Ids of upstream nodes end with a hyphen and eight hexadecimal digits.  With this length
+one in 80,000 random challenges resembles a heartbeat; with a length of one, one in 400.
 """
 
 
@@ -239,16 +237,16 @@ def draw_challenge(settings: HandshakeSettings) -> bytes:
 
 
 def is_shoal_challenge(challenge: bytes) -> bool:
-    """Say whether a node drew it that speaks the strong handshake."""
+    """Say whether a node that speaks the strong handshake drew the challenge."""
     return challenge.endswith(CHALLENGE_MARK)
 
 
 def resembles_heartbeat(challenge: bytes, own_id: str) -> bool:
-    """Say whether a challenge could be what a heartbeat signs, ours or another's.
+    """Say whether a challenge could be the signed part of a heartbeat of any node.
 
     That is an id (text without white space), a colon, a nonce of any bytes, and perhaps
-    a colon and a JSON object.  Text from end to end is no challenge either: our
-    hardware is signed with an id after the challenge, and a colon.
+    a colon and a JSON object.  A challenge that is all text is rejected as well: a
+    hardware suffix signs the challenge, then an id and a colon.
     """
     name = _text_prefix(challenge)
     if len(name) == len(challenge):
@@ -260,7 +258,7 @@ def resembles_heartbeat(challenge: bytes, own_id: str) -> bool:
 
 
 def _text_prefix(data: bytes) -> bytes:
-    """Return the beginning of the bytes that is printable text without white space."""
+    """Return the longest prefix that is printable text without white space."""
     try:
         text = data.decode()
     except UnicodeDecodeError as error:
@@ -272,7 +270,7 @@ def _text_prefix(data: bytes) -> bytes:
 
 
 def _ends_with_object(rest: bytes) -> bool:
-    """Say whether there is a colon, and a JSON object from there to the end."""
+    """Say whether the bytes end with a colon and a JSON object."""
     return rest.rstrip().endswith(b"}") and any(
         rest[place + 1 :].lstrip().startswith(b"{")
         for place, byte in enumerate(rest)

@@ -1,4 +1,4 @@
-"""The client's end: offers the strong handshake, accepts what the server speaks.
+"""The client's end of a handshake: offers the strong one, accepts the server's choice.
 
 ``strong_handshake`` describes the strong one.
 """
@@ -42,7 +42,7 @@ from shoal.protocols.macfleet.strong_handshake import (
 
 
 class StrongClientHandshake:
-    """What a client does whose offer was taken up; ``where`` is whom it dialled."""
+    """The client after the server accepts the offer; ``where`` is its address."""
 
     def __init__(
         self, settings: HandshakeSettings, where: str, certificate: bytes, first: Frame
@@ -54,52 +54,58 @@ class StrongClientHandshake:
         self._server_id = ""
 
     def prove(self, frame: Frame, expected: str) -> bytes:
-        """Take M2 and return M3; ``expected_id`` is the server's id, if that is known.
+        """Handle M2 and return M3; ``expected`` is the server's id, empty: any.
 
         Raises HandshakeRefused.
         """
         self._server_id = decode_first(bytes(frame.payload)).node_id
         check_server_id(self._settings, self._where, self._server_id, expected)
         self._transcript.add(frame)
-        own = self._settings
-        said = introduce(own)
-        payload = seal(said, own, HandshakeRole.CLIENT, self._transcript, own.digest)
+        settings = self._settings
+        body = introduce(settings)
+        payload = seal(
+            body, settings, HandshakeRole.CLIENT, self._transcript, settings.digest
+        )
         third = control_frame(payload, Flag.STRONG)
         self._transcript.add(third)
         return encode_frame(third)
 
     def conclude(self, frame: Frame) -> Agreed:
-        """Take M4.
+        """Handle M4.
 
-        Raises HandshakeRefused, with what to do.
+        Raises HandshakeRefused, saying what to do.
         """
-        own = self._settings
+        settings = self._settings
         try:
-            said, sealed = unseal(frame, SealedVerdict, self._transcript)
-            profile = decode_profile(said.profile)
+            body, sealed = unseal(frame, SealedVerdict, self._transcript)
+            profile = decode_profile(body.profile)
         except PeerError as error:
             raise HandshakeRefused(f"{self._where}: {error}") from error
-        if said.refusal:
+        if body.refusal:
             raise HandshakeRefused(
-                f"{self._where} does not let {own.node_id!a} in: "
-                f"{_printable(said.refusal)}",
-                final=not said.later,
+                f"{self._where} refuses {settings.node_id!a}: "
+                f"{_printable(body.refusal)}",
+                final=not body.later,
             )
-        proved = said.proves and sealed.proves_token(own.digest, HandshakeRole.SERVER)
-        if own.digest and not proved:
+        proved = body.proves and sealed.proves_token(
+            settings.digest, HandshakeRole.SERVER
+        )
+        if settings.digest and not proved:
             raise HandshakeRefused(
-                f"{self._where} has not proved that it has our token: somebody else "
-                "may listen there",
+                f"{self._where} has not proved that it has the token: another program "
+                "may be listening there",
             )
-        if said.key and not sealed.is_signed_by(own, said.key, HandshakeRole.SERVER):
+        if body.key and not sealed.is_signed_by(
+            settings, body.key, HandshakeRole.SERVER
+        ):
             raise HandshakeRefused(
-                f"{self._where} has not proved the key that it names"
+                f"{self._where} has not proved that it has the public key it sent"
             )
         peer = StrongPeer(
-            has_token=bool(own.digest),
-            public_key=said.key if own.verifies is not None else b"",
-            features=frozenset(said.features),
-            version=said.version,
+            has_token=bool(settings.digest),
+            public_key=body.key if settings.verifies is not None else b"",
+            features=frozenset(body.features),
+            version=body.version,
         )
         return Agreed((), self._server_id, profile, HandshakeStrength.STRONG, peer)
 
@@ -107,14 +113,14 @@ class StrongClientHandshake:
 def check_server_id(
     settings: HandshakeSettings, where: str, server_id: str, expected_id: str
 ) -> None:
-    """Look at the id of whom we dialled.
+    """Check the id of the dialled server.
 
-    Raises HandshakeRefused if it is our own, or another than was expected.
+    Raises HandshakeRefused if it is this node's own id, or not the expected one.
     """
     if server_id == settings.node_id:
         raise HandshakeRefused(
-            f"{where} has our own id, {server_id!a}: it is this node itself, or a name "
-            "was given to two (--name)",
+            f"{where} has this node's id, {server_id!a}: it is this node itself, or "
+            "two nodes have the same --name",
             id_conflict=True,
         )
     if expected_id and server_id != expected_id:
@@ -122,31 +128,30 @@ def check_server_id(
 
 
 def _printable(refusal: str) -> str:
-    """Return what a peer says, fit for a terminal."""
+    """Return a peer's text with control characters and non-ASCII escaped."""
     return ascii(refusal)[1:-1]
 
 
 DOWNGRADE = (
-    "it speaks the strong handshake, and yet does not take ours up: somebody in "
-    "between has taken the offer out"
+    "the peer supports the strong handshake but did not accept the offer: an attacker "
+    "in between may have removed it"
 )
 
 
 def rejection(where: str) -> HandshakeRefused:
-    """Return what it means to be hung up on right after a handshake of v1 or v2."""
+    """Return the refusal for a connection that ends right after v1 or v2 agreed."""
     return HandshakeRefused(
-        f"the fleet at {where} hung up when it had our proof: it has another token or "
-        "another id, or bars this address for a while: check --token",
+        f"the fleet at {where} disconnected after the handshake: it has another token "
+        "or another id, or has banned this address for a while: check --token",
         final=True,
     )
 
 
 class ClientHandshake:
-    """Greets whom it dialled; see ``FleetHandshake``.
+    """The client's end; see ``FleetHandshake``.
 
-    ``expected_id`` is the id that the other has to have; empty: any.  ``where`` is
-    what it is called in errors.  ``require_strong`` where it is known to be one of
-    ours.
+    ``expected_id`` is the id the server must have; empty: any.  ``where`` names the
+    server in errors.  ``require_strong``: the server must be a Shoal node.
     """
 
     def __init__(
@@ -181,14 +186,16 @@ class ClientHandshake:
         self._certificate = certificate
 
     def start(self, now: float) -> list[bytes]:
-        own = self._settings
+        settings = self._settings
         self._deadline = now + STEP_TIMEOUT
         flags = int(Flag.STRONG) if self._offers_strong else 0
-        if own.key is not None:
-            self._challenge = draw_challenge(own)
-            own.challenges.add(self._challenge, now)
+        if settings.key is not None:
+            self._challenge = draw_challenge(settings)
+            settings.challenges.add(self._challenge, now)
             flags |= Flag.V2
-        self._first = control_frame(encode_first(own.node_id, self._challenge), flags)
+        self._first = control_frame(
+            encode_first(settings.node_id, self._challenge), flags
+        )
         return [encode_frame(self._first)]
 
     def receive(self, frame: Frame, now: float) -> Step:
@@ -205,47 +212,47 @@ class ClientHandshake:
             return HandshakeRefused(f"{self._where} {why}")
         with_token = "without a token" if self._challenge else "with a token (--token)"
         return HandshakeRefused(
-            f"{self._where} {why} to our greeting: it may be of a fleet {with_token}, "
-            "or bar this address for a while"
+            f"{self._where} {why} after the first message: its fleet may be one "
+            f"{with_token}, or it has banned this address for a while"
         )
 
-    # The second message, by what it says that it is.
+    # The second message, by its handshake.
 
     def _second(self, frame: Frame) -> Step:
-        own, payload = self._settings, bytes(frame.payload)
+        settings, payload = self._settings, bytes(frame.payload)
         if self._offers_strong and frame.flags & Flag.STRONG:
             self._strong = StrongClientHandshake(
-                own, self._where, self._certificate, self._first
+                settings, self._where, self._certificate, self._first
             )
             self._next = self._strong.conclude
             return Continue((self._strong.prove(frame, self._expected_id),))
         if self._require_strong:
             raise HandshakeRefused(
-                f"{self._where} does not speak the handshake of Shoal's own nodes: it "
-                "is none, or somebody in between has taken our offer out"
+                f"{self._where} does not speak Shoal's handshake: it is not a Shoal "
+                "node, or an attacker in between removed the offer"
             )
-        if own.key is None:
+        if settings.key is None:
             return self._open(payload)
-        return self._answered(own.key, payload, signed=bool(frame.flags & Flag.V2))
+        return self._answered(settings.key, payload, signed=bool(frame.flags & Flag.V2))
 
     def _open(self, payload: bytes) -> Agreed:
-        own = self._settings
-        if HandshakeStrength.OPEN not in own.accepts or own.digest:
+        settings = self._settings
+        if HandshakeStrength.OPEN not in settings.accepts or settings.digest:
             raise HandshakeRefused(
-                f"{self._where} takes everybody, and we have a token: leave --token "
-                "out to join it",
+                f"{self._where} is of an open fleet, and this node has a token: omit "
+                "--token to join it",
                 final=True,
             )
-        # Others neither look at what is answered, nor have to say their id.
+        # Upstream servers ignore the next message, and need not send their id.
         server = decode_id(payload) or self._expected_id
-        check_server_id(own, self._where, server, "")
+        check_server_id(settings, self._where, server, "")
         return Agreed((), server, None, HandshakeStrength.OPEN)
 
     def _answered(self, key: bytes, payload: bytes, *, signed: bool) -> Agreed:
-        """Look at the answer of a server of v1 or v2, and answer it."""
-        own = self._settings
+        """Check the answer of a v1 or v2 server, and return the third message."""
+        settings = self._settings
         strength = HandshakeStrength.V2 if signed else HandshakeStrength.V1
-        if strength not in own.accepts:
+        if strength not in settings.accepts:
             raise HandshakeRefused(
                 f"{self._where} speaks the handshake {strength.value}, which is not "
                 "accepted here",
@@ -260,22 +267,24 @@ class ClientHandshake:
                 final=True,
             ) from error
         self._check_answer(second)
-        profile = own.profile if signed else None
-        third = encode_third(key, own.node_id, second.challenge, profile)
+        profile = settings.profile if signed else None
+        third = encode_third(key, settings.node_id, second.challenge, profile)
         send = (encode_frame(control_frame(third, Flag.V2 if signed else 0)),)
         return Agreed(send, second.node_id, second.profile, strength)
 
     def _check_answer(self, second: SecondMessage) -> None:
-        """Raise Refusal if we had better not answer.
+        """Raise HandshakeRefused if the server's challenge must not be answered.
 
-        The challenge is not bound to the rest of the answer: somebody in between can
-        have put it there.
+        The challenge is not bound to the rest of the answer: an attacker in between may
+        have replaced it.
         """
-        own, theirs = self._settings, second.challenge
-        check_server_id(own, self._where, second.node_id, self._expected_id)
-        if self._offers_strong and is_shoal_challenge(theirs):
+        settings, peer_challenge = self._settings, second.challenge
+        check_server_id(settings, self._where, second.node_id, self._expected_id)
+        if self._offers_strong and is_shoal_challenge(peer_challenge):
             raise HandshakeRefused(f"{self._where}: {DOWNGRADE}")
-        if theirs in own.challenges:
-            raise HandshakeRefused(f"{self._where} hands a challenge of ours back")
-        if resembles_heartbeat(theirs, own.node_id):
-            raise HandshakeRefused(f"{self._where}: its challenge could be a heartbeat")
+        if peer_challenge in settings.challenges:
+            raise HandshakeRefused(f"{self._where} returned this node's own challenge")
+        if resembles_heartbeat(peer_challenge, settings.node_id):
+            raise HandshakeRefused(
+                f"{self._where}: its challenge could be the signed part of a heartbeat"
+            )

@@ -39,7 +39,7 @@ BLOCK_MAX = BLOCK_MIN + HARDWARE_MAX
 
 
 class DecodedSuffix(NamedTuple):
-    """A message without its suffix, and what that said."""
+    """A message without its suffix, and the hardware in the suffix."""
 
     base: bytes
     hardware: HardwareProfile
@@ -52,7 +52,7 @@ def encode_suffix(
     hardware: bytes,
     version: int = SUFFIX_VERSION,
 ) -> bytes:
-    """Return the suffix that tells a peer our hardware, bound to its challenge."""
+    """Return the suffix with this node's hardware, bound to the peer's challenge."""
     head = SUFFIX_HEADER.pack(version, len(hardware))
     proof = sign(key, *_signed_parts(version, challenge, node_id, hardware))
     return head + hardware + proof + SUFFIX_TRAILER.pack(BLOCK_MIN + len(hardware))
@@ -61,25 +61,25 @@ def encode_suffix(
 def decode_suffix(
     key: bytes, challenge: bytes, node_id: str, payload: bytes
 ) -> DecodedSuffix:
-    """Take the suffix off a message; ``challenge`` is what we sent to the node.
+    """Remove and verify a message's suffix; ``challenge`` is the one sent to the node.
 
-    The hardware is not looked at before it is known to be the node's.
+    The hardware is parsed only after its signature has been verified.
 
-    Raises PeerError if there is no such suffix, or somebody else made it.
+    Raises PeerError if the suffix is missing, malformed or signed by another node.
     """
     if len(payload) < SUFFIX_TRAILER.size:
-        raise PeerError(f"a message of {len(payload)} bytes has no hardware at its end")
+        raise PeerError(f"a message of {len(payload)} bytes has no hardware suffix")
     end = len(payload) - SUFFIX_TRAILER.size
     (block,) = SUFFIX_TRAILER.unpack_from(payload, end)
     begin = end - block
     if not BLOCK_MIN <= block <= BLOCK_MAX or begin < 0:
         raise PeerError(
-            f"the hardware at the end of a message of {len(payload)} bytes cannot be "
-            f"{block} bytes long"
+            f"a hardware suffix of {block} bytes is invalid in a message of "
+            f"{len(payload)} bytes"
         )
     version, size = SUFFIX_HEADER.unpack_from(payload, begin)
     if BLOCK_MIN + size != block:
-        raise PeerError(f"hardware of {size} bytes is in a block of {block}")
+        raise PeerError(f"hardware of {size} bytes in a suffix of {block} bytes")
     hardware = bytes(payload[begin + SUFFIX_HEADER.size : end - KEY_SIZE])
     proof = bytes(payload[end - KEY_SIZE : end])
     if not is_signed(key, proof, *_signed_parts(version, challenge, node_id, hardware)):
@@ -112,14 +112,14 @@ class SecondMessage(NamedTuple):
 
 
 def control_frame(payload: bytes, flags: int) -> Frame:
-    """Return a message of the handshake as a frame."""
+    """Return a handshake message as a frame."""
     return Frame(FrameType.CONTROL, 0, flags, 0, payload)
 
 
 def decode_id(data: bytes) -> str:
-    """Read a node's id.
+    """Decode a node's id.
 
-    Raises HandshakeRefused if it is too long, or no text.
+    Raises HandshakeRefused if it is too long or not UTF-8.
     """
     if len(data) > ID_MAX:
         raise HandshakeRefused(
@@ -134,84 +134,92 @@ def decode_id(data: bytes) -> str:
 
 
 def encode_first(node_id: str, challenge: bytes) -> bytes:
-    """Write an id and a challenge."""
+    """Encode an id and a challenge."""
     return node_id.encode() + challenge
 
 
 def decode_first(payload: bytes) -> FirstMessage:
-    """Read an id and a challenge.
+    """Decode an id and a challenge.
 
-    Raises HandshakeRefused if there is no room for both, as in a guess, or the id is
-    none.
+    Raises HandshakeRefused if the message is too short (counted as a failure), or the
+    id is invalid.
     """
     if len(payload) <= CHALLENGE_SIZE:
         raise HandshakeRefused(
-            f"{len(payload)} bytes are no id and a challenge of {CHALLENGE_SIZE}, with "
-            "which a fleet that has a token is greeted",
+            f"a first message of {len(payload)} bytes, expected an id and a challenge "
+            f"of {CHALLENGE_SIZE} bytes: this fleet has a token",
             counts_as_failure=True,
         )
     return FirstMessage(decode_id(payload[:-CHALLENGE_SIZE]), payload[-CHALLENGE_SIZE:])
 
 
 def encode_second(
-    key: bytes, node_id: str, theirs: bytes, ours: bytes, profile: bytes | None
+    key: bytes,
+    node_id: str,
+    peer_challenge: bytes,
+    own_challenge: bytes,
+    profile: bytes | None,
 ) -> bytes:
-    """Answer the challenge ``theirs`` and put ``ours``; with hardware it is v2's."""
-    message = node_id.encode() + sign(key, theirs) + ours
+    """Answer the peer's challenge and send this node's; with hardware in v2."""
+    message = node_id.encode() + sign(key, peer_challenge) + own_challenge
     if profile is None:
         return message
-    return message + encode_suffix(key, theirs, node_id, profile)
+    return message + encode_suffix(key, peer_challenge, node_id, profile)
 
 
 def decode_second(
-    key: bytes, payload: bytes, ours: bytes, *, signed: bool
+    key: bytes, payload: bytes, own_challenge: bytes, *, signed: bool
 ) -> SecondMessage:
-    """Read the answer to the challenge ``ours``; ``signed``: it is v2's.
+    """Decode the answer to this node's challenge; ``signed``: with hardware (v2).
 
-    The hardware has to be signed for the id that the message begins with.
+    The hardware must be signed for the id at the start of the message.
 
-    Raises PeerError if the sender does not have the key, or wrote something else.
+    Raises PeerError if the sender does not have the key, or the message is malformed.
     """
     base = payload[: -_suffix_size(payload)] if signed else payload
     if len(base) <= ANSWER_SIZE + CHALLENGE_SIZE:
         raise PeerError(
-            f"an answer of {len(payload)} bytes has no room for an id, an answer of "
-            f"{ANSWER_SIZE} and a challenge of {CHALLENGE_SIZE}"
+            f"an answer of {len(payload)} bytes is too short for an id, an answer of "
+            f"{ANSWER_SIZE} bytes and a challenge of {CHALLENGE_SIZE}"
         )
     node_id = decode_id(base[: -ANSWER_SIZE - CHALLENGE_SIZE])
-    profile = decode_suffix(key, ours, node_id, payload).hardware if signed else None
-    if not is_signed(key, base[-ANSWER_SIZE - CHALLENGE_SIZE : -CHALLENGE_SIZE], ours):
-        raise PeerError("the answer to our challenge is wrong")
+    profile = (
+        decode_suffix(key, own_challenge, node_id, payload).hardware if signed else None
+    )
+    if not is_signed(
+        key, base[-ANSWER_SIZE - CHALLENGE_SIZE : -CHALLENGE_SIZE], own_challenge
+    ):
+        raise PeerError("wrong answer to the challenge")
     return SecondMessage(node_id, base[-CHALLENGE_SIZE:], profile)
 
 
 def encode_third(
-    key: bytes, node_id: str, theirs: bytes, profile: bytes | None
+    key: bytes, node_id: str, peer_challenge: bytes, profile: bytes | None
 ) -> bytes:
-    """Answer the challenge ``theirs``; with hardware it is v2's."""
-    answer = sign(key, theirs)
+    """Answer the challenge ``peer_challenge``; with hardware in v2."""
+    answer = sign(key, peer_challenge)
     return (
         answer
         if profile is None
-        else answer + encode_suffix(key, theirs, node_id, profile)
+        else answer + encode_suffix(key, peer_challenge, node_id, profile)
     )
 
 
 def decode_third(
-    key: bytes, node_id: str, payload: bytes, ours: bytes, *, signed: bool
+    key: bytes, node_id: str, payload: bytes, own_challenge: bytes, *, signed: bool
 ) -> HardwareProfile | None:
-    """Read a client's answer to the challenge ``ours``, as ``decode_second``."""
+    """Decode and verify a client's answer, as ``decode_second`` does."""
     answer, profile = payload, None
     if signed:
-        answer, profile = decode_suffix(key, ours, node_id, payload)
-    if len(answer) != ANSWER_SIZE or not is_signed(key, answer, ours):
-        raise PeerError("the answer to our challenge is wrong")
+        answer, profile = decode_suffix(key, own_challenge, node_id, payload)
+    if len(answer) != ANSWER_SIZE or not is_signed(key, answer, own_challenge):
+        raise PeerError("wrong answer to the challenge")
     return profile
 
 
 def _suffix_size(payload: bytes) -> int:
-    """Return how many bytes at the end say that they are a suffix."""
+    """Return the size of the suffix, as the end of the message states it."""
     if len(payload) < SUFFIX_TRAILER.size:
-        raise PeerError(f"an answer of {len(payload)} bytes has no hardware at its end")
+        raise PeerError(f"an answer of {len(payload)} bytes has no hardware suffix")
     (size,) = SUFFIX_TRAILER.unpack_from(payload, len(payload) - SUFFIX_TRAILER.size)
     return SUFFIX_TRAILER.size + int(size)

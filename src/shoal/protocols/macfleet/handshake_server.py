@@ -51,17 +51,14 @@ from shoal.protocols.seam.session import (
 )
 
 CHECK = "check --token"
-TOKEN_REQUIRED = "a token is needed here, and none was presented: give it with --token"
-OPEN_HERE = "here is no token, and one was presented: leave --token out"
-OTHER_FLEET = "the fleet here has another id: check the id, or leave it out"
-SAME_ID = "the node here has the same id: choose another with --name"
+TOKEN_REQUIRED = "this fleet requires a token: set --token"
+OPEN_HERE = "this fleet is open and the client presented a token: omit --token"
+OTHER_FLEET = "this fleet has another id: check the id, or omit it"
+SAME_ID = "the server has the same id: choose another with --name"
 
 
 class StrongServerHandshake:
-    """What a server does that was offered this handshake.
-
-    ``client_id`` is the id that the client claims.
-    """
+    """The server of a strong handshake; ``client_id`` is the id the client claims."""
 
     def __init__(
         self, settings: HandshakeSettings, address: str, certificate: bytes
@@ -72,7 +69,7 @@ class StrongServerHandshake:
         self.client_id = ""
 
     def answer(self, frame: Frame) -> bytes:
-        """Take M1 and return M2, in which nothing is made of a secret.
+        """Handle M1 and return M2, which is derived from no secret.
 
         Raises HandshakeRefused.
         """
@@ -83,73 +80,75 @@ class StrongServerHandshake:
         )
         if not self.client_id:
             raise HandshakeRefused("a node without an id")
-        own = self._settings
+        settings = self._settings
         second = control_frame(
-            encode_first(own.node_id, own.draw(CHALLENGE_SIZE)), Flag.STRONG
+            encode_first(settings.node_id, settings.draw(CHALLENGE_SIZE)), Flag.STRONG
         )
         self._transcript.add(frame)
         self._transcript.add(second)
         return encode_frame(second)
 
     def conclude(self, frame: Frame) -> Agreed:
-        """Take M3 and return M4.
+        """Handle M3 and return M4.
 
-        Raises HandshakeRefused: without M4 if what came makes no sense or is not
-        genuine, so that whoever wrote it has no use for reasons.
+        Raises HandshakeRefused; without M4 if the message is malformed or not genuine,
+        so that an attacker learns no reason.
         """
         try:
-            said, sealed = unseal(frame, SealedIntroduction, self._transcript)
-            profile = decode_profile(said.profile)
+            body, sealed = unseal(frame, SealedIntroduction, self._transcript)
+            profile = decode_profile(body.profile)
         except PeerError as error:
             raise HandshakeRefused(str(error)) from error
-        if said.key and not sealed.is_signed_by(
-            self._settings, said.key, HandshakeRole.CLIENT
+        if body.key and not sealed.is_signed_by(
+            self._settings, body.key, HandshakeRole.CLIENT
         ):
             raise HandshakeRefused(
-                f"{self.client_id!a} did not prove the key that it names"
+                f"{self.client_id!a} has not proved that it has the public key it sent"
             )
         self._transcript.add(frame)
-        shown = _PresentedProof(sealed)
-        # Last of all, for it may use a token up.
-        admitted = self._admit(said, shown)
+        presented = _PresentedProof(sealed)
+        # Last, because it may use up a one-time token.
+        admitted = self._admit(body, presented)
         verified = self._settings.verifies is not None
         peer = StrongPeer(
-            has_token=bool(shown.digest),
-            public_key=said.key if verified else b"",
+            has_token=bool(presented.digest),
+            public_key=body.key if verified else b"",
             admitted=admitted,
-            features=frozenset(said.features),
-            version=said.version,
+            features=frozenset(body.features),
+            version=body.version,
         )
-        send = (self._verdict("", shown.digest),)
+        send = (self._verdict("", presented.digest),)
         return Agreed(send, self.client_id, profile, HandshakeStrength.STRONG, peer)
 
     def _admit(
-        self, said: SealedIntroduction, presented: "_PresentedProof"
+        self, body: SealedIntroduction, presented: "_PresentedProof"
     ) -> AdmissionGrant:
-        own = self._settings
-        if self.client_id == own.node_id:
+        settings = self._settings
+        if self.client_id == settings.node_id:
             raise self._refusal(SAME_ID)
-        if said.fleet and fleet_tag(own) not in (b"", said.fleet):
+        if body.fleet and fleet_tag(settings) not in (b"", body.fleet):
             raise self._refusal(OTHER_FLEET)
-        token = TokenProof(said.hint, presented.made_with) if said.proves else ""
+        token = TokenProof(body.hint, presented.made_with) if body.proves else ""
         applicant = JoinRequest(token, self.client_id, frozenset(), self._address)
-        admission = own.admission or self._admit_by_digest
+        admission = settings.admission or self._admit_by_digest
         try:
             admitted = admission(applicant)
-        except Unavailable as error:  # the address has guessed too often
+        except Unavailable as error:  # too many failures of this address
             raise self._refusal(str(error), later=True) from error
         except NotAdmitted as error:
-            if not said.proves:
+            if not body.proves:
                 raise self._refusal(TOKEN_REQUIRED) from error
             raise self._refusal(f"{error}: {CHECK}", presented) from error
-        if said.proves and not presented.digest:
+        if body.proves and not presented.digest:
             raise self._refusal(OPEN_HERE)
         return admitted
 
     def _admit_by_digest(self, applicant: JoinRequest) -> AdmissionGrant:
-        """Let in whoever has our own token; without one, everybody."""
-        shown, digest = applicant.token, self._settings.digest
-        if not digest or (isinstance(shown, TokenProof) and shown.matches(digest)):
+        """Admit holders of this node's token; everyone, if it has none."""
+        presented, digest = applicant.token, self._settings.digest
+        if not digest or (
+            isinstance(presented, TokenProof) and presented.matches(digest)
+        ):
             return NO_JOIN_TOKEN
         raise NotAdmitted(WRONG_TOKEN)
 
@@ -162,32 +161,32 @@ class StrongServerHandshake:
     ) -> HandshakeRefused:
         """Return a refusal that tells the client why.
 
-        ``presented`` is there if a token was looked at: who had it is told with a proof
-        that it is us who do not want it, and who had not has guessed.
+        ``presented`` is set if a token was compared.  A client with the right token
+        receives a proof that the refusal is genuine; a wrong one counts as a failure.
         """
         digest = b"" if presented is None else presented.digest
         return HandshakeRefused(
-            f"{self.client_id!a} is not let in: {why}",
+            f"{self.client_id!a} is refused: {why}",
             counts_as_failure=presented is not None and not digest,
             send=(self._verdict(why, digest, later=later),),
         )
 
     def _verdict(self, refusal: str, digest: bytes, *, later: bool = False) -> bytes:
-        own = self._settings
-        said = decide(own, refusal, later=later, proves=bool(digest))
-        payload = seal(said, own, HandshakeRole.SERVER, self._transcript, digest)
+        settings = self._settings
+        body = decide(settings, refusal, later=later, proves=bool(digest))
+        payload = seal(body, settings, HandshakeRole.SERVER, self._transcript, digest)
         return encode_frame(control_frame(payload, Flag.STRONG))
 
 
 class _PresentedProof:
-    """What a client's proof was made with, once somebody has looked at it."""
+    """The token that a client's proof was made with, once it has been looked up."""
 
     def __init__(self, sealed: SealedProofs) -> None:
         self._sealed = sealed
         self.digest = b""
 
     def made_with(self, digest: bytes) -> bool:
-        """Say whether it was the token of this digest."""
+        """Say whether the proof was made with the token of a digest."""
         if not self._sealed.proves_token(digest, HandshakeRole.CLIENT):
             return False
         self.digest = digest
@@ -195,16 +194,17 @@ class _PresentedProof:
 
 
 DOWNGRADE = (
-    "it speaks the strong handshake and did not offer it: somebody in between has "
-    "taken the offer out"
+    "the peer supports the strong handshake but did not offer it: an attacker in "
+    "between may have removed the offer"
 )
 
 
 class ServerHandshake:
-    """Waits for whoever comes from an address; see ``FleetHandshake``.
+    """The server's end, for a client at ``address``; see ``FleetHandshake``.
 
-    In v1 and v2 our answer comes before the client's: whoever leaves with it, or gets
-    it wrong, may have come for it, and counts as one who has guessed.
+    In v1 and v2 the server answers before the client has proved anything.  A client
+    that then leaves, or answers wrongly, may have come for that answer, so it counts as
+    a failure.
     """
 
     def __init__(self, settings: HandshakeSettings, address: str = "") -> None:
@@ -214,8 +214,8 @@ class ServerHandshake:
         self._deadline = 0.0
         self._next: Callable[[Frame, float], Step] = self._first
         self._client_id = ""
-        self._challenge = b""  # that v1's or v2's client has to answer
-        self._signed = False  # it is v2's
+        self._challenge = b""  # for the client, in v1 and v2
+        self._signed = False  # v2
         self._strong: StrongServerHandshake | None = None
 
     @property
@@ -240,79 +240,85 @@ class ServerHandshake:
 
     def tick(self, now: float) -> None:
         if now >= self._deadline:
-            raise self.disconnected(f"nothing came within {STEP_TIMEOUT:g} s")
+            raise self.disconnected(f"sent nothing for {STEP_TIMEOUT:g} s")
 
     def disconnected(self, why: str) -> HandshakeRefused:
         who = f"{self._client_id!a}: " if self._client_id else ""
         return HandshakeRefused(f"{who}{why}", counts_as_failure=bool(self._challenge))
 
-    # The first message, in the order in which it is looked at.
+    # The first message.
 
     def _first(self, frame: Frame, now: float) -> Step:
-        own = self._settings
+        settings = self._settings
         if frame.type is not FrameType.CONTROL:
-            raise HandshakeRefused(f"it began with {frame.type.name}, expected CONTROL")
-        if frame.flags & Flag.STRONG and HandshakeStrength.STRONG in own.accepts:
-            self._strong = StrongServerHandshake(own, self._address, self._certificate)
+            raise HandshakeRefused(f"expected CONTROL, found {frame.type.name}")
+        if frame.flags & Flag.STRONG and HandshakeStrength.STRONG in settings.accepts:
+            self._strong = StrongServerHandshake(
+                settings, self._address, self._certificate
+            )
             send = self._strong.answer(frame)
             self._client_id = self._strong.client_id
             self._next = self._strong_third
             return Continue((send,))
         payload = bytes(frame.payload)
-        if own.key is not None:
-            return self._challenged(own.key, payload, frame.flags, now)
+        if settings.key is not None:
+            return self._challenged(settings.key, payload, frame.flags, now)
         return self._open(payload)
 
     def _open(self, payload: bytes) -> Agreed:
-        own = self._settings
-        if HandshakeStrength.OPEN not in own.accepts or own.digest:
-            raise HandshakeRefused("only nodes of ours are let in here, and it is none")
+        settings = self._settings
+        if HandshakeStrength.OPEN not in settings.accepts or settings.digest:
+            raise HandshakeRefused("only Shoal nodes are accepted, and this is not one")
         client = decode_id(payload)
-        if client == own.node_id:
-            raise HandshakeRefused(f"it claims our own id, {client!a}")
-        send = (encode_frame(control_frame(own.node_id.encode(), 0)),)
+        if client == settings.node_id:
+            raise HandshakeRefused(f"it claims this node's id, {client!a}")
+        send = (encode_frame(control_frame(settings.node_id.encode(), 0)),)
         return Agreed(send, client, None, HandshakeStrength.OPEN)
 
     def _challenged(self, key: bytes, payload: bytes, flags: int, now: float) -> Step:
-        """Answer a client of v1 or v2, and challenge it in turn."""
-        own = self._settings
-        client, theirs = decode_first(payload)
+        """Answer a v1 or v2 client, and send a challenge."""
+        settings = self._settings
+        client, peer_challenge = decode_first(payload)
         strength = HandshakeStrength.V2 if flags & Flag.V2 else HandshakeStrength.V1
-        if strength not in own.accepts:
+        if strength not in settings.accepts:
             raise HandshakeRefused(
                 f"{client!a} speaks the handshake {strength.value}, which is not "
                 "accepted here"
             )
-        if (why := self._objection(client, theirs)) is not None:
+        if (why := self._objection(client, peer_challenge)) is not None:
             raise HandshakeRefused(f"{client!a}: {why}", counts_as_failure=True)
-        ours = draw_challenge(own)
-        own.challenges.add(ours, now)
-        self._client_id, self._challenge = client, ours
+        challenge = draw_challenge(settings)
+        settings.challenges.add(challenge, now)
+        self._client_id, self._challenge = client, challenge
         self._signed = strength is HandshakeStrength.V2
         self._next = self._third
-        profile = own.profile if self._signed else None
-        second = encode_second(key, own.node_id, theirs, ours, profile)
+        profile = settings.profile if self._signed else None
+        second = encode_second(
+            key, settings.node_id, peer_challenge, challenge, profile
+        )
         flag = Flag.V2 if self._signed else 0
         return Continue((encode_frame(control_frame(second, flag)),))
 
     def _objection(self, client: str, challenge: bytes) -> str | None:
-        """Say why a challenge is not answered, or None."""
-        own = self._settings
-        if client == own.node_id:
-            return "it claims our own id"
-        if challenge in own.challenges:
-            return "it hands a challenge of ours back"
-        if HandshakeStrength.STRONG in own.accepts and is_shoal_challenge(challenge):
+        """Return why a challenge must not be answered, or None."""
+        settings = self._settings
+        if client == settings.node_id:
+            return "it claims this node's id"
+        if challenge in settings.challenges:
+            return "it returned this node's own challenge"
+        if HandshakeStrength.STRONG in settings.accepts and is_shoal_challenge(
+            challenge
+        ):
             return DOWNGRADE
-        if resembles_heartbeat(challenge, own.node_id):
-            return "its challenge could be a heartbeat, which we would sign"
+        if resembles_heartbeat(challenge, settings.node_id):
+            return "its challenge could be the signed part of a heartbeat"
         return None
 
-    # The third, which is of the kind that the first was of, whatever it says.
+    # The third message; its flags are ignored, the first decides.
 
     def _third(self, frame: Frame, now: float) -> Agreed:
         key = self._settings.key
-        assert key is not None, "or there would have been no challenge"
+        assert key is not None, "only nodes with a key send a challenge"
         try:
             profile = decode_third(
                 key,
@@ -329,5 +335,5 @@ class ServerHandshake:
         return Agreed((), self._client_id, profile, strength)
 
     def _strong_third(self, frame: Frame, now: float) -> Agreed:
-        assert self._strong is not None, "it has answered the first"
+        assert self._strong is not None, "it has answered the first message"
         return self._strong.conclude(frame)

@@ -1,10 +1,10 @@
-"""Both ends of a heartbeat: one line that pings, one line that answers, then the end.
+"""Both ends of a heartbeat: a connection with one ping, one pong, and its end.
 
 Sources: the MacFleet document, "Heartbeat", and recorded exchanges of MacFleet's own
 programs.  Three things are stricter here.  A signed line is accepted once.  A pong is
-refused if it is our own ping mirrored, a replay, or from another node than the one
-pinged, since nothing but the fleet's key binds it to its ping.  Lines that are too long
-or not UTF-8 count as failures; in an open fleet nothing is secret, so nothing counts.
+rejected if it is this node's own ping, a replay, or from another node than the one
+pinged, because only the fleet's key binds it to its ping.  Lines that are too long or
+not UTF-8 count as failures; in an open fleet nothing is secret, so nothing counts.
 """
 
 from collections import OrderedDict
@@ -27,24 +27,25 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
     encode_pong,
 )
 from shoal.protocols.macfleet.codec.keys import sign
+from shoal.protocols.macfleet.handshake import ID_MAX
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Output, Send
 
-REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is forgotten first
+REPLAYS_MAX = 65_536  # signed lines that are remembered; the oldest is evicted first
 
 
 class ReplayFilter:
-    """The signed lines that were heard: each is good for one time.
+    """Rejects signed lines that have been received before.
 
-    What was heard before the last start, or before so many others, is not known.
+    Lines from before the last restart, and evicted ones, are not recognised.
     """
 
     def __init__(self) -> None:
-        self._proofs: OrderedDict[bytes, None] = OrderedDict()  # as they came
+        self._proofs: OrderedDict[bytes, None] = OrderedDict()  # in order of arrival
 
     def is_replay(self, key: bytes, line: HeartbeatLine) -> bool:
-        """Say whether a line was heard before, and remember it."""
+        """Say whether a line has been received before, and remember it."""
         node_id, nonce, hardware = line
         proof = sign(key, node_id.encode(), b" ", nonce, b" ", hardware or b"")
         if proof in self._proofs:
@@ -57,11 +58,11 @@ class ReplayFilter:
 
 @dataclass(frozen=True, slots=True)
 class FleetMember:
-    """How we take part in a fleet.
+    """This node as a member of a fleet.
 
-    ``key`` is None in an open one.  ``profile`` is what we are made of: a call, for the
-    port in it is known only when it is listened on.  ``draw`` returns that many random
-    bytes.  ``pings`` and ``pongs`` are those that were heard.
+    ``key`` is None in an open fleet.  ``profile`` returns the hardware: a function,
+    because the port in it is known only once it is bound.  ``draw`` returns that many
+    random bytes.  ``pings`` and ``pongs`` filter replays.
     """
 
     node_id: str
@@ -72,31 +73,27 @@ class FleetMember:
     pongs: ReplayFilter = field(default_factory=ReplayFilter)
 
     def own_line(self, *, hardware: bool) -> HeartbeatLine:
-        """Return what we say of ourselves, with a nonce that was never used."""
+        """Return this node's line, with a fresh nonce."""
         if self.key is None:
             return HeartbeatLine(self.node_id)
-        told = encode_profile(self.profile()) if hardware else None
-        return HeartbeatLine(self.node_id, self.draw(NONCE_SIZE), told)
-
-
-ID_MAX = 256  # bytes, as on the transport port
+        profile_json = encode_profile(self.profile()) if hardware else None
+        return HeartbeatLine(self.node_id, self.draw(NONCE_SIZE), profile_json)
 
 
 class OwnIdError(PeerError):
-    """A pong bears the id of whoever asked."""
+    """A pong has the id of the node that sent the ping."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pong:
-    """Which node answered; ``profile`` is None where it does not say."""
+    """The node that answered; ``profile`` is None if the pong has no hardware."""
 
     node_id: str
     profile: HardwareProfile | None
 
 
 class PingExchange:
-    """One ping and its pong; ``expected_id`` is the id that has to answer; empty:
-    any."""
+    """One ping and its pong; the pong must have ``expected_id``, empty: any id."""
 
     def __init__(self, member: FleetMember, expected_id: str = "") -> None:
         self._member = member
@@ -104,37 +101,39 @@ class PingExchange:
         self._nonce = b""
 
     def ping(self) -> bytes:
-        """Return the ping."""
+        """Return the ping's line."""
         word = self._member.own_line(hardware=True)
         self._nonce = word.nonce
         return encode_ping(self._member.key, word)
 
     def receive_pong(self, line: bytes) -> Pong:
-        """Read what came in answer.
+        """Decode and verify the pong.
 
-        Raises PeerError if it is no pong of a node of the fleet, or of no use.
+        Raises PeerError if it is malformed, not signed for the fleet, or a replay.
         """
         heard = decode_pong(self._member.key, line)
         node_id = heard.node_id
         if not 0 < len(node_id.encode()) <= ID_MAX:
             raise PeerError(f"a node's id has 1 to {ID_MAX} bytes")
         if node_id == self._member.node_id:
-            raise OwnIdError("the pong bears our own id: we were called ourselves")
+            raise OwnIdError("the pong has this node's own id: it pinged itself")
         if self._expected_id and node_id != self._expected_id:
-            raise PeerError(f"{node_id!r} answers where {self._expected_id!r} should")
+            raise PeerError(f"{node_id!r} answered, expected {self._expected_id!r}")
         if (key := self._member.key) is not None:
             if heard.nonce == self._nonce:
-                raise PeerError("the pong is our own ping, handed back")
+                raise PeerError("the pong is this node's own ping, sent back")
             if self._member.pongs.is_replay(key, heard):
-                raise PeerError(f"the pong of {node_id!r} was heard before")
-        told = heard.hardware
-        return Pong(node_id, None if told is None else decode_profile(told))
+                raise PeerError(f"the pong of {node_id!r} is a replay")
+        profile_json = heard.hardware
+        return Pong(
+            node_id, None if profile_json is None else decode_profile(profile_json)
+        )
 
 
 class PingSession:
-    """A connection for one exchange; ``on_pong`` takes the pong, and the time.
+    """A connection for one ping; ``on_pong`` receives the pong and the time.
 
-    How long it may take is for whoever makes the connection to say.
+    The caller limits its duration.
     """
 
     accepts: frozenset[type] = frozenset()
@@ -162,7 +161,7 @@ class PingSession:
         return () if line is None else self._receive_line(line, now)
 
     def connection_lost(self, now: float) -> Sequence[Output]:
-        """Take what came for the whole line, as real peers do."""
+        """Accept a line without its end, as upstream does."""
         if self._closed or not self._line.partial:
             return ()
         return self._receive_line(self._line.partial, now)
@@ -177,11 +176,11 @@ class PingSession:
         return (Close("answered"),)
 
 
-LINE_WITHIN = 1.0  # seconds from when the connection is open
+LINE_WITHIN = 1.0  # seconds after the connection opens
 
 
 class PongSession:
-    """A connection from ``address``: one line, at most one answer, and its end."""
+    """A connection from ``address``: one ping, at most one pong, and its end."""
 
     accepts: frozenset[type] = frozenset()
 
@@ -215,32 +214,32 @@ class PongSession:
         return () if line is None else self._on_ping(line, now)
 
     def connection_lost(self, now: float) -> Sequence[Output]:
-        """Take what came for the whole line, as real nodes do; nothing is no guess."""
+        """Accept a line without its end, as upstream does; none is not a failure."""
         if self._closed:
             return ()
         if line := self._line.partial:
             return self._on_ping(line, now)
         self._limiter.on_abandoned(self._address, now)
-        return self._end("said nothing")
+        return self._end("sent nothing")
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
         return ()
 
     def _on_ping(self, line: bytes, now: float) -> Sequence[Output]:
-        # Others of this address may have failed since this one was let pass.
+        # The address may have been banned since this connection was accepted.
         if self._limiter.is_banned(self._address, now):
             self._limiter.on_abandoned(self._address, now)
-            return self._end("too many failures of this address")
-        own = self._member
+            return self._end("this address is banned")
+        member = self._member
         try:
-            ping = decode_ping(own.key, line)
+            ping = decode_ping(member.key, line)
         except PeerError as error:
             return self._reject(str(error), now)
-        if own.key is not None and own.pings.is_replay(own.key, ping):
-            return self._reject(f"the ping of {ping.node_id!r} was heard before", now)
+        if member.key is not None and member.pings.is_replay(member.key, ping):
+            return self._reject(f"the ping of {ping.node_id!r} is a replay", now)
         self._limiter.on_success(self._address, now)
-        pong = own.own_line(hardware=ping.hardware is not None)
-        return (Send(encode_pong(own.key, pong)), *self._end("answered"))
+        pong = member.own_line(hardware=ping.hardware is not None)
+        return (Send(encode_pong(member.key, pong)), *self._end("answered"))
 
     def _reject(self, why: str, now: float) -> Sequence[Output]:
         if self._member.key is None:

@@ -1,7 +1,7 @@
-"""The tasks that a peer asks us for, and what it is told of them.
+"""Tasks and call streams that a peer sends to this node, and the replies.
 
-Whatever cannot be done is answered, as far as it can be read which task it was: real
-workers leave such tasks without an answer, and some then read no more.
+A task that cannot be done gets an error result as long as its id can be read.  MacFleet
+workers leave such tasks unanswered, and some then stop reading.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,21 +47,21 @@ from shoal.protocols.macfleet.codec.values import NIL, is_plain_value
 from shoal.protocols.macfleet.local_node import FleetPeer, FleetRole
 from shoal.protocols.seam.session import Bulk, Notice, Output, Send
 
-OPEN_JOBS_MAX = 4096  # tasks and lanes of one peer that are open at a time
-LEASE = LeaseNumber(1)  # a peer's task is given to us once
+OPEN_JOBS_MAX = 4096  # open tasks and call streams of one peer
+LEASE = LeaseNumber(1)  # a peer sends a task once
 
 MAY_NOT_ASK = (
-    "who joined by a token of its own is here to work: to ask, present the token of "
-    "the fleet"
+    "a worker that joined with a join token may not submit jobs: present the token "
+    "of the fleet"
 )
 NO_CODE = (
-    "code that is sent along is only called for peers that have the fleet's token, and "
-    "this fleet has none: give it one with --macfleet-token"
+    "code from a task is only run for peers that have the fleet's token, and this "
+    "fleet has none: set --macfleet-token"
 )
-NO_CALL_STREAMS = "a coordinator gives no lanes: its own workers do"
+NO_CALL_STREAMS = "a coordinator does not accept call streams: its workers do"
 NOT_PLAIN = (
-    "the task returned an array, or another value that only Shoal's own programs can "
-    "read: have it return what MessagePack has, such as lists and bytes"
+    "the task returned an array or another value that only Shoal's programs can "
+    "decode: return MessagePack types, such as lists and bytes"
 )
 
 InboundOutput: TypeAlias = RunJob | CancelJob | PushCalls | CancelCalls | Output
@@ -69,39 +69,39 @@ JobEnd: TypeAlias = Completed | Rejected | Failed
 
 
 class FleetInboundJobs:
-    """Our side as the one who is asked."""
+    """The jobs that one peer has sent to this node."""
 
     def __init__(self, peer: FleetPeer, writer: FrameWriter, role: FleetRole) -> None:
         self._peer = peer
         self._writer = writer
         self._is_worker = role is FleetRole.WORKER
-        self._open: set[str] = set()  # ids of tasks, and of lanes
-        self._task_ids: dict[int, str] = {}  # the ids of lanes, by stream
-        self._streams: dict[str, int] = {}  # and the other way round
+        self._open: set[str] = set()  # ids of tasks and call streams
+        self._task_ids: dict[int, str] = {}  # of call streams, by frame stream
+        self._streams: dict[str, int] = {}  # frame streams of call streams, by task id
 
     def receive_task(self, frame: Frame) -> InboundOutput:
-        """Return the job that a task is, or how it is answered at once."""
+        """Return the job of a task, or the reply if it cannot be run."""
         payload = frame.payload
         try:
-            asked = decode_task(payload, strict=not self._peer.is_shoal)
+            request = decode_task(payload, strict=not self._peer.is_shoal)
         except PeerError as error:
             return self._reject_unreadable(payload, error)
-        if asked.task_id in self._open:
-            # An answer would end the first.
-            return Notice(f"task {asked.task_id!a} came twice: one is ignored")
+        if request.task_id in self._open:
+            # A reply would end the first.
+            return Notice(f"ignored task {request.task_id!a}: its id is in use")
         try:
-            work = _call_of(asked, self._peer)
+            work = _call_of(request, self._peer)
         except PeerError as error:
-            return self._encode_refusal(asked.task_id, str(error))
+            return self._encode_refusal(request.task_id, str(error))
         if reason := self._refusal(work.needs):
-            return self._encode_refusal(asked.task_id, reason)
-        self._open.add(asked.task_id)
-        return RunJob(JobId(asked.task_id), LEASE, work)
+            return self._encode_refusal(request.task_id, reason)
+        self._open.add(request.task_id)
+        return RunJob(JobId(request.task_id), LEASE, work)
 
     def receive_calls(self, frame: Frame) -> InboundOutput | None:
-        """Return calls in a lane; None if it is not there any more.
+        """Return calls of a call stream; None if it is closed.
 
-        Raises PeerError if they cannot be read.
+        Raises PeerError if the payload is malformed.
         """
         task_id = self._task_ids.get(frame.stream)
         if task_id is None:
@@ -109,13 +109,13 @@ class FleetInboundJobs:
         return PushCalls(JobId(task_id), LEASE, decode_calls(frame.payload))
 
     def open_call_stream(self, message: control.OpenCallStreamMessage) -> InboundOutput:
-        """Return the job that a lane is, or why there cannot be one.
+        """Return the job of a call stream, or the reply if it is refused.
 
-        Raises PeerError if there is one by that name already.
+        Raises PeerError if its id or its frame stream is in use.
         """
         task_id, stream = message.task_id, message.stream
         if task_id in self._open or stream in self._task_ids:
-            raise PeerError(f"lane {task_id!a} on stream {stream} is open already")
+            raise PeerError(f"call stream {task_id!a} on stream {stream} exists")
         if not self._is_worker:
             return self._encode_refusal(task_id, NO_CALL_STREAMS)
         try:
@@ -131,7 +131,7 @@ class FleetInboundJobs:
         )
 
     def recall(self, message: control.RecallCallsMessage) -> Sequence[InboundOutput]:
-        """Return calls that the peer does not want any more."""
+        """Return the command that cancels calls."""
         task_id = self._task_ids.get(message.stream)
         if task_id is None:
             return ()
@@ -140,7 +140,7 @@ class FleetInboundJobs:
     def cancel(
         self, message: control.CancelMessage | control.CloseCallStreamMessage
     ) -> Sequence[InboundOutput]:
-        """Return what the peer does not want any more, if that is not over."""
+        """Return the command that cancels a task or closes a call stream."""
         if isinstance(message, control.CloseCallStreamMessage):
             task_id = self._task_ids.get(message.stream)
         else:
@@ -151,7 +151,7 @@ class FleetInboundJobs:
         return (CancelJob(JobId(task_id), LEASE),)
 
     def send_result(self, event: JobEnd) -> Iterator[Output]:
-        """Return how the peer is told of its task; nothing, if it has cancelled it."""
+        """Return the result of a task; nothing if the peer has cancelled it."""
         task_id = str(event.job_id)
         if task_id not in self._open or event.lease != LEASE:
             return
@@ -167,7 +167,7 @@ class FleetInboundJobs:
                 )
 
     def send_progress(self, event: CallProgress) -> Iterator[Output]:
-        """Return how the peer is told how far its task has come, if it wants that."""
+        """Return the progress message of a task; nothing unless the peer is Shoal's."""
         task_id = str(event.job_id)
         if self._peer.is_shoal and task_id in self._open:
             remark = event.remark[: control.TEXT_MAX]
@@ -178,7 +178,7 @@ class FleetInboundJobs:
             yield self._writer.write(FrameType.CONTROL, payload)
 
     def send_returns(self, event: CallsReturned) -> Iterator[Output]:
-        """Return how the peer is told what came of calls in a lane."""
+        """Return the results of calls in a call stream."""
         stream = self._streams.get(str(event.job_id))
         if stream is not None:
             payload = encode_returns(event.results)
@@ -186,12 +186,10 @@ class FleetInboundJobs:
                 FrameType.RESULT, payload, stream, in_order=may_reference_blob(payload)
             )
 
-    # Private parts, in the order in which they are called.
-
     def _reject_unreadable(self, payload: Payload, error: PeerError) -> Output:
         task_id = task_id_in(payload)
         if task_id is None or task_id in self._open:
-            return Notice(f"a task is ignored: {error}")
+            return Notice(f"ignored a task: {error}")
         return self._encode_failure(
             task_id, str(error), ResultDetails(fault=Fault.REQUEST.value)
         )
@@ -202,21 +200,25 @@ class FleetInboundJobs:
         if Feature.CODE in needs and not self._peer.trusted:
             return NO_CODE
         if len(self._open) >= OPEN_JOBS_MAX:
-            return f"{OPEN_JOBS_MAX} tasks of this peer are open here already"
+            return f"{OPEN_JOBS_MAX} tasks of this peer are already open"
         return ""
 
     def _encode_value(self, done: Completed) -> Send | Bulk:
-        task_id, ours = str(done.job_id), self._peer.is_shoal
+        task_id, is_shoal = str(done.job_id), self._peer.is_shoal
         value = done.value or NIL
-        if not ours and not is_plain_value(value):
+        if not is_shoal and not is_plain_value(value):
             return self._encode_failure(task_id, NOT_PLAIN, ResultDetails())
-        more = encode_result_details(ResultDetails(blobs=done.blobs)) if ours else None
+        extension = (
+            encode_result_details(ResultDetails(blobs=done.blobs)) if is_shoal else None
+        )
         try:
-            parts = encode_result_parts(task_id, value, None, more, strict=not ours)
+            parts = encode_result_parts(
+                task_id, value, None, extension, strict=not is_shoal
+            )
         except (InvalidRequest, TooLarge) as error:
             return self._encode_failure(task_id, str(error), ResultDetails())
-        in_turn = ours and may_reference_blob(*parts)
-        return self._writer.write_parts(FrameType.RESULT, *parts, in_order=in_turn)
+        in_order = is_shoal and may_reference_blob(*parts)
+        return self._writer.write_parts(FrameType.RESULT, *parts, in_order=in_order)
 
     def _encode_refusal(self, task_id: str, reason: str) -> Send | Bulk:
         return self._encode_failure(task_id, reason, ResultDetails(rejected=True))
@@ -224,9 +226,9 @@ class FleetInboundJobs:
     def _encode_failure(
         self, task_id: str, error: str, details: ResultDetails
     ) -> Send | Bulk:
-        more = encode_result_details(details) if self._peer.is_shoal else None
-        text = error.encode(errors="replace").decode()  # a name of a file may be in it
-        payload = encode_result(task_id, None, text, more)
+        extension = encode_result_details(details) if self._peer.is_shoal else None
+        text = error.encode(errors="replace").decode()  # it may quote a file's name
+        payload = encode_result(task_id, None, text, extension)
         return self._writer.write(FrameType.RESULT, payload)
 
     def _forget(self, task_id: str) -> None:
@@ -236,9 +238,9 @@ class FleetInboundJobs:
 
 
 def _call_of(request: TaskRequest, peer: FleetPeer) -> Call:
-    """Return what a task asks for.  Raises PeerError if we do not know what it needs.
+    """Return the call in a task.  Raises PeerError if it needs an unknown feature.
 
-    What only our own peers can say does not count in others' tasks.
+    The extension of a task is ignored unless the peer is Shoal's.
     """
     needs, blobs = (
         decode_requirements(request.extension) if peer.is_shoal else (frozenset(), ())
@@ -248,10 +250,10 @@ def _call_of(request: TaskRequest, peer: FleetPeer) -> Call:
 
 
 def task_id_in(payload: Payload) -> str | None:
-    """Return the id of a task that cannot be read otherwise, if it has one."""
+    """Return the id of a task or result that is otherwise malformed, if it has one."""
     try:
-        told = msgspec.msgpack.decode(payload, type=dict[str, msgspec.Raw])
-        task_id = msgspec.msgpack.decode(told["task_id"], type=str)
+        fields = msgspec.msgpack.decode(payload, type=dict[str, msgspec.Raw])
+        task_id = msgspec.msgpack.decode(fields["task_id"], type=str)
     except (msgspec.MsgspecError, KeyError, ValueError, RecursionError):
         return None
     return task_id if len(task_id) <= ID_MAX else None

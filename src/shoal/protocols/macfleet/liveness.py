@@ -1,7 +1,7 @@
-"""Whether a peer is still there, by what comes of it and by what others say.
+"""Detects peers that are gone although their connection is still open.
 
-One of ours sends heartbeats, so that its silence means something.  Others send none on
-this port: they are lost with their connection, or when the fleet's heartbeats fail.
+A Shoal node sends heartbeats on the connection, so silence means that it is gone.
+MacFleet's own programs send none there; they are gone when the fleet's gossip says so.
 """
 
 from shoal.protocols.macfleet.codec.frames import Payload
@@ -13,18 +13,18 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
 from shoal.protocols.macfleet.membership import FleetRegistry
 
 HEARTBEAT_INTERVAL = 3.0  # seconds
-SILENCE_MAX = 10.0  # seconds without a word of one of ours
-CHECK_INTERVAL = 1.0  # seconds from one look at what the fleet knows to the next
+SILENCE_MAX = 10.0  # seconds without a frame from a Shoal node
+CHECK_INTERVAL = 1.0  # seconds between looks into the registry
 
 
 class HeartbeatLiveness:
-    """The life of one of ours."""
+    """The liveness of a Shoal node, by the frames it sends."""
 
     def __init__(self, now: float) -> None:
         self._last_received = now
         self._due = now + HEARTBEAT_INTERVAL
         self._sent = 0  # heartbeats
-        self._last_number = 0  # the number of the last that came
+        self._last_number = 0  # of the last heartbeat received
 
     @property
     def deadline(self) -> float:
@@ -32,21 +32,21 @@ class HeartbeatLiveness:
         return min(self._due, self._last_received + SILENCE_MAX)
 
     def on_activity(self, now: float) -> None:
-        """Take a sign of life."""
+        """Record that a frame has arrived."""
         self._last_received = now
 
     def on_heartbeat(self, payload: Payload) -> None:
-        """Take a heartbeat.  Raises PeerError if it is none."""
+        """Record a heartbeat.  Raises PeerError if it is malformed."""
         self._last_number = decode_heartbeat(payload).number
 
     def lost_reason(self, now: float) -> str:
-        """Say why the peer is to be taken as gone; empty: it is not."""
+        """Return why the peer counts as gone; empty: it does not."""
         if now - self._last_received < SILENCE_MAX:
             return ""
         return f"silent for {SILENCE_MAX:g} s"
 
     def next_heartbeat(self, now: float) -> bytes | None:
-        """Return the heartbeat that is due, if one is."""
+        """Return the next heartbeat if it is due."""
         if now < self._due:
             return None
         self._due = now + HEARTBEAT_INTERVAL
@@ -55,7 +55,7 @@ class HeartbeatLiveness:
 
 
 class RegistryLiveness:
-    """The life of a peer that says nothing of it, as the fleet knows it."""
+    """The liveness of an upstream node, by the registry of the fleet."""
 
     def __init__(
         self, registry: FleetRegistry | None, node_id: str, now: float
@@ -70,13 +70,13 @@ class RegistryLiveness:
         return None if self._registry is None else self._due
 
     def on_activity(self, now: float) -> None:
-        """Take a sign of life, which says nothing about the next moment."""
+        """Do nothing: frames may be seconds apart."""
 
     def on_heartbeat(self, payload: Payload) -> None:
-        """Take a heartbeat, which no such peer sends."""
+        """Ignore a heartbeat: no upstream node sends one."""
 
     def lost_reason(self, now: float) -> str:
-        """Say why the peer is to be taken as gone; empty: it is not."""
+        """Return why the peer counts as gone; empty: it does not."""
         if now >= self._due:
             self._due = now + CHECK_INTERVAL
             if self._registry is not None and self._registry.has_failed(self._node_id):
@@ -84,5 +84,5 @@ class RegistryLiveness:
         return ""
 
     def next_heartbeat(self, now: float) -> bytes | None:
-        """Return nothing: real peers would not know what to make of it."""
+        """Return None: upstream nodes do not support heartbeats here."""
         return None

@@ -1,7 +1,7 @@
 """The local node, its peers, and the table of the peers that are connected.
 
-MacFleet's own programs let a later connection with the same node id replace the earlier
-one, whoever makes it; here it needs the same key, or the same address.
+In MacFleet's own programs a later connection with the same node id replaces the earlier
+one, whichever node makes it; here it must have the same key, or the same address.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from shoal.domain.errors import NotAdmitted
 from shoal.domain.worker import Hardware
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_profile
-from shoal.protocols.macfleet.handshake import HandshakeSettings
+from shoal.protocols.macfleet.handshake import ID_MAX, HandshakeSettings
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN, Protection
@@ -21,10 +21,10 @@ from shoal.protocols.seam.session import AdmissionGrant
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class FleetSeat:
-    """A connection to a peer; ``last_received`` is when it last said that it is there.
+    """The place of a connected peer in the table.
 
-    ``outbound``: it was us who made it.  After ``silence_max`` seconds without a word
-    it is free; None: it need not say any.
+    ``outbound``: this node dialled.  The seat expires ``silence_max`` seconds after
+    ``last_received``; None: it does not expire.
     """
 
     name: str
@@ -35,7 +35,7 @@ class FleetSeat:
     silence_max: float | None
 
     def is_expired(self, now: float) -> bool:
-        """Say whether it has been silent for too long."""
+        """Say whether the peer has been silent for too long."""
         return (
             self.silence_max is not None and now - self.last_received > self.silence_max
         )
@@ -43,10 +43,10 @@ class FleetSeat:
 
 @dataclass(slots=True)
 class FleetSeatTable:
-    """Who sits where, by name.
+    """The seats of connected peers, by name.
 
-    Only its connection keeps a seat, so that none outlives it however that ends: a
-    session is not told of every end.
+    References are weak: only its connection holds a seat, so that none outlives the
+    connection however that ends.
     """
 
     _seats: WeakValueDictionary[str, FleetSeat] = field(
@@ -54,51 +54,48 @@ class FleetSeatTable:
     )
 
     def claim(self, seat: FleetSeat, now: float) -> None:
-        """Give a new connection its seat; an older one of the same peer gives way.
+        """Add a new connection; it replaces an older one of the same peer.
 
-        Raises NotAdmitted if somebody else sits there.
+        Raises NotAdmitted if another peer has that name.
         """
         seated = self._seats.get(seat.name)
         if seated is not None and not seated.is_expired(now):
             if seat.public_key != seated.public_key:
                 raise NotAdmitted(
-                    f"another machine is here by the name {seat.name!r}: choose "
+                    f"another machine is connected as {seat.name!r}: choose "
                     "another --name"
                 )
             if not seat.public_key and seat.address != seated.address:
                 raise NotAdmitted(
-                    f"{seat.name!r} is here already, from {seated.address}: while that "
-                    "lasts it may connect anew only from there"
+                    f"{seat.name!r} is already connected from {seated.address}: until "
+                    "that ends, it can only reconnect from there"
                 )
         self._seats[seat.name] = seat
 
     def has_inbound(self, name: str) -> bool:
-        """Say whether a peer of that name is here, and it was not us who called.
+        """Say whether a peer of that name has an incoming connection.
 
-        It may have been silent for too long: its connection then ends at any moment.
+        Its seat may have expired: the connection then ends at any moment.
         """
         seated = self._seats.get(name)
         return seated is not None and not seated.outbound
 
     def release(self, seat: FleetSeat) -> None:
-        """Free a seat, if nobody has taken it meanwhile."""
+        """Remove a seat, unless a newer connection has replaced it."""
         if self._seats.get(seat.name) is seat:
             del self._seats[seat.name]
 
 
-WORKER_FEATURE = (
-    "works"  # the feature of one of ours that is there to work, and not to ask
-)
-APPLE_PREFIX = "Apple"  # how the names of chips begin that have a neural engine
+WORKER_FEATURE = "works"  # a Shoal node's feature: it runs jobs and submits none
+APPLE_PREFIX = "Apple"  # of the names of chips with a neural engine
 METAL_BACKEND = "metal"
-ID_MAX = 256  # bytes of a node's id, as the handshake has it
 
 
 class FleetRole(Enum):
-    """What one of our own is to the other end."""
+    """The role of a Shoal node in a connection."""
 
     COORDINATOR = "coordinator"
-    WORKER = "worker"  # serves whoever may ask it, and asks for nothing
+    WORKER = "worker"  # runs jobs for every peer that may submit, and submits none
 
 
 def _ignore(reason: str) -> None:
@@ -111,16 +108,16 @@ def _keep_id() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FleetLocalNode:
-    """One end's own side.
+    """This node, as all its connections see it.
 
-    ``handshake`` is what handshakes need, but for the hardware, which is ``profile``:
-    the port in it is known only when it is listened on.  ``slots`` is how many tasks
-    at a time a worker gets that does not say how many it takes.  ``limiter`` is told
-    how handshakes ended with those who called us, and ``on_refused`` why a peer does
-    not want us, now or later.  ``on_rejected`` takes where somebody is who hung up as
-    soon as he had our proof, as those do who do not want us and have no words for it,
-    and ``on_id_conflict`` that somebody whom we have called has our own id: it says
-    whether we have taken another.
+    ``handshake`` has the settings for handshakes except the hardware: ``profile``
+    returns that, because the port in it is known only once it is bound.  ``slots`` is
+    the number of concurrent tasks for upstream workers, which do not report one.
+    ``limiter`` receives the outcome of incoming handshakes.  ``on_refused`` receives
+    why a peer refuses this node.  ``on_rejected`` receives the address of a peer that
+    disconnected right after the handshake, as upstream nodes do to reject one.
+    ``on_id_conflict`` is called if a dialled peer has this node's id; it returns
+    whether this node now has another.
     """
 
     role: FleetRole
@@ -145,21 +142,21 @@ class FleetLocalNode:
         return self.handshake.key
 
     def handshake_settings(self) -> HandshakeSettings:
-        """Return what a handshake needs, as it is now."""
+        """Return the settings for a handshake, with the current hardware."""
         return replace(self.handshake, profile=encode_profile(self.profile()))
 
 
 def node_id(name: str) -> str:
-    """Return the id of a node: its name, as far as one can be.
+    """Return a node id made from a name.
 
-    There is no white space in ids, for that is what ends them in heartbeats.
+    White space is replaced, because it separates the fields of heartbeats.
     """
     text = "-".join(name.encode(errors="replace").decode().split()) or "shoal"
     return text.encode()[:ID_MAX].decode(errors="ignore")
 
 
 def hardware_profile(hardware: Hardware, data_port: int = 0) -> HardwareProfile:
-    """Return what a machine is made of, as nodes tell each other."""
+    """Return a machine's hardware as a profile."""
     return HardwareProfile(
         chip=hardware.chip,
         gpu_cores=hardware.gpu_cores,
@@ -173,12 +170,11 @@ def hardware_profile(hardware: Hardware, data_port: int = 0) -> HardwareProfile:
 
 @dataclass(frozen=True, slots=True)
 class FleetConnectionInfo:
-    """A peer that has not said anything yet.
+    """A connection before its handshake.
 
-    ``dialled``: we made the connection.  ``expected_id`` is the id that it must have
-    then; empty: any.  ``must_be_shoal`` says that it has to be one of ours, and so has
-    to prove who it is as those do.  ``address`` has its port as well if it was us who
-    dialled.
+    ``dialled``: this node made it.  The peer must then have the id ``expected_id``;
+    empty: any.  ``must_be_shoal``: it must pass the strong handshake.  ``address``
+    includes the port if this node dialled.
     """
 
     dialled: bool
@@ -189,7 +185,7 @@ class FleetConnectionInfo:
 
     @property
     def host(self) -> str:
-        """Where it is, without the port."""
+        """The address without the port."""
         if not self.dialled:
             return self.address
         return self.address.rpartition(":")[0].strip("[]")
@@ -197,11 +193,11 @@ class FleetConnectionInfo:
 
 @dataclass(frozen=True, slots=True)
 class FleetPeer:
-    """A peer that has shown who it is.
+    """An authenticated peer.
 
-    ``is_shoal``: it speaks our extension.  ``trusted``: it was let in by a token, and
-    not because everybody is.  ``is_worker``: it is there to work, and not to ask.
-    ``public_key`` is proven, if there is one.
+    ``is_shoal``: it is a Shoal node.  ``trusted``: it has proved a token on an
+    encrypted connection.  ``is_worker``: it runs jobs and submits none.
+    ``public_key`` is proved; empty if it has none.
     """
 
     name: str

@@ -1,7 +1,7 @@
-"""The nodes of a fleet: where each is, what it is made of, and whether it is there.
+"""The nodes of a fleet: the addresses, hardware and liveness of each.
 
-Source: the MacFleet document, "Membership".  Real nodes never look again after one that
-has failed; ours do, and so take part in its return.
+Source: the MacFleet document, "Membership".  Upstream nodes never ping a failed node
+again; Shoal's do, and so notice its return.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,14 +12,14 @@ from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwarePro
 
 MISSES_MAX = 3  # pings without a pong after which a node is suspected
 FAILED_AFTER = 10.0  # seconds without a pong after which a suspected node has failed
-FORGOTTEN_AFTER = 3600.0  # seconds since it failed, or since it was last seen
-NODES_MAX = 1024  # known at a time; anybody can announce more
+FORGOTTEN_AFTER = 3600.0  # seconds since its last change of state or announcement
+NODES_MAX = 1024  # announcements are not authenticated, so their number is limited
 ADDRESSES_MAX = 8  # of one node
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddress:
-    """Where a node's heartbeats are answered."""
+    """The address of a node's heartbeat port."""
 
     host: str
     port: int
@@ -30,25 +30,24 @@ class NodeAddress:
 
 
 class NodeState(Enum):
-    """Whether a node is there."""
+    """The liveness of a node."""
 
-    SIGHTED = "sighted"  # announced on the network, where anybody can say anything
+    SIGHTED = "sighted"  # announced on the network, not yet authenticated
     ALIVE = "alive"
     SUSPECTED = "suspected"
     FAILED = "failed"
 
 
 MEMBER_STATES = frozenset({NodeState.ALIVE, NodeState.SUSPECTED})
-"""The states of nodes that belong to the fleet for now."""
+"""The states of current members of the fleet."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetNode:
     """A node as it is known now; times are monotonic seconds.
 
-    ``addresses`` begins with the one that is asked next.  ``is_shoal`` says that it
-    claims to be one of ours.  ``since`` is when its state came about, and
-    ``last_ping`` when it was last asked.
+    ``addresses`` begins with the one to ping next.  ``is_shoal``: it claims to be a
+    Shoal node.  ``since`` is the time of its last change of state.
     """
 
     id: str
@@ -63,22 +62,22 @@ class FleetNode:
 
     @property
     def address(self) -> NodeAddress:
-        """Where it is, as far as is known."""
+        """The address to ping next."""
         return self.addresses[0]
 
     @property
     def stated_port(self) -> int:
-        """What was told of where its transport listens; 0: nothing."""
+        """The transport port it has announced; 0: none."""
         return self.profile.data_port
 
     @property
     def data_port(self) -> int:
-        """Where its transport listens: if nothing was told, next to the heartbeat's."""
+        """The transport port; by default the one after the heartbeat port."""
         return self.stated_port or self.address.port + 1
 
 
 class FleetRegistry:
-    """All nodes but ourselves, by id; plain data, changed by what is found out."""
+    """All nodes of a fleet but this one, by id."""
 
     def __init__(self, own_id: str, own_profile: Callable[[], HardwareProfile]) -> None:
         self.own_id = own_id
@@ -87,30 +86,30 @@ class FleetRegistry:
 
     @property
     def nodes(self) -> Sequence[FleetNode]:
-        """Return all that are known, the one that was met first before others."""
+        """All known nodes, the oldest first."""
         return tuple(self._nodes.values())
 
     def get(self, node_id: str) -> FleetNode | None:
-        """Return a node, if it is known."""
+        """Return a node, or None if it is unknown."""
         return self._nodes.get(node_id)
 
     def has_failed(self, node_id: str) -> bool:
-        """Say whether a node is known to be there no more."""
+        """Say whether a node is known and has failed."""
         node = self._nodes.get(node_id)
         return node is not None and node.state is NodeState.FAILED
 
     def members(self) -> Sequence[FleetNode]:
-        """Return the nodes that belong to the fleet for now."""
+        """Return the current members of the fleet."""
         return [node for node in self._nodes.values() if node.state in MEMBER_STATES]
 
     def find_by_address(self, address: NodeAddress) -> FleetNode | None:
-        """Return the node that is there, if one is and answers."""
+        """Return the current member at an address, if there is one."""
         for node in self._nodes.values():
             if node.address == address and node.state in MEMBER_STATES:
                 return node
         return None
 
-    # What is found out.
+    # What discovery, gossip and connections find out.
 
     def on_announced(
         self,
@@ -121,34 +120,34 @@ class FleetRegistry:
         *,
         is_shoal: bool = False,
     ) -> None:
-        """Take note of what was announced, which proves nothing.
+        """Record an announcement, which is not authenticated.
 
-        A node that answers where it is known to be is not looked for elsewhere.
+        It does not change the addresses of a current member.
         """
         if not addresses or node_id == self.own_id:
             return
         node = self._nodes.get(node_id)
         if node is None:
             if self._has_room(now):
-                kept = tuple(addresses[:ADDRESSES_MAX])
+                updated = tuple(addresses[:ADDRESSES_MAX])
                 self._nodes[node_id] = FleetNode(
-                    node_id, kept, NodeState.SIGHTED, now, profile, is_shoal=is_shoal
+                    node_id, updated, NodeState.SIGHTED, now, profile, is_shoal=is_shoal
                 )
         elif node.state not in MEMBER_STATES:
             new = [each for each in addresses if each not in node.addresses]
-            kept = (*node.addresses[:1], *new, *node.addresses[1:])[:ADDRESSES_MAX]
-            node = replace(node, addresses=kept, is_shoal=is_shoal)
+            updated = (*node.addresses[:1], *new, *node.addresses[1:])[:ADDRESSES_MAX]
+            node = replace(node, addresses=updated, is_shoal=is_shoal)
             if node.state is NodeState.SIGHTED:
                 node = replace(node, profile=profile, since=now)
             self._nodes[node_id] = node
 
     def mark_shoal(self, node_id: str) -> None:
-        """Take note that a node has shown that it is one of ours."""
+        """Record that a node has passed the strong handshake."""
         if (node := self._nodes.get(node_id)) is not None and not node.is_shoal:
             self._nodes[node_id] = replace(node, is_shoal=True)
 
     def on_ping_sent(self, node_id: str, now: float) -> None:
-        """Take note that a node was asked."""
+        """Record that a ping was sent to a node."""
         if (node := self._nodes.get(node_id)) is not None:
             self._nodes[node_id] = replace(node, last_ping=now)
 
@@ -159,9 +158,9 @@ class FleetRegistry:
         profile: HardwareProfile | None,
         now: float,
     ) -> None:
-        """Take note of a pong from an address; ``profile`` is what it told, if it did.
+        """Record a pong from an address; ``profile`` is None if it has no hardware.
 
-        Whoever was there before is not there any more.
+        If another node was at that address, it has failed.
         """
         if node_id == self.own_id:
             return
@@ -186,14 +185,14 @@ class FleetRegistry:
         )
 
     def on_missed_pong(self, node_id: str, now: float) -> None:
-        """Take note that a ping was not answered; try another address next."""
+        """Record that a ping was not answered; the next goes to another address."""
         node = self._nodes.get(node_id)
         if node is None:
             return
         node = replace(node, misses=node.misses + 1)
         if node.state is not NodeState.ALIVE:
-            turned = (*node.addresses[1:], node.addresses[0])
-            self._nodes[node_id] = replace(node, addresses=turned)
+            rotated = (*node.addresses[1:], node.addresses[0])
+            self._nodes[node_id] = replace(node, addresses=rotated)
         elif node.misses < MISSES_MAX:
             self._nodes[node_id] = node
         else:
@@ -201,7 +200,7 @@ class FleetRegistry:
         self.expire(now)
 
     def expire(self, now: float) -> None:
-        """Let nodes fail that were suspected for long, and forget those long gone."""
+        """Mark nodes as failed that were suspected too long; forget old failed ones."""
         for node in [*self._nodes.values()]:
             if (
                 node.state is NodeState.SUSPECTED
@@ -215,13 +214,13 @@ class FleetRegistry:
         self._nodes[node.id] = replace(node, state=state, since=now)
 
     def _has_room(self, now: float) -> bool:
-        """Say whether one more can be known; who does not count makes way for it."""
+        """Say whether a node can be added; evicts the oldest that is not a member."""
         if len(self._nodes) < NODES_MAX:
             return True
-        away = [
+        inactive = [
             node for node in self._nodes.values() if node.state not in MEMBER_STATES
         ]
-        if not away:
+        if not inactive:
             return False
-        del self._nodes[min(away, key=lambda node: node.since).id]
+        del self._nodes[min(inactive, key=lambda node: node.since).id]
         return True

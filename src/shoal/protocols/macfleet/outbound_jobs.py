@@ -40,33 +40,33 @@ from shoal.protocols.macfleet.local_node import FleetPeer
 from shoal.protocols.seam.session import Bulk, Output
 
 SEED_SIZE = 32  # bytes
-ID_SIZE = 32  # hexadecimal digits, as real peers have it
+ID_SIZE = 32  # hexadecimal digits, as in upstream
 
 
 class FleetTaskIds:
-    """Makes one id after the other, out of what is drawn once."""
+    """Generates task ids from one random seed."""
 
     def __init__(self, draw: Callable[[int], bytes]) -> None:
         self._seed = hashlib.sha256(draw(SEED_SIZE))
         self._count = 0
 
     def next(self) -> str:
-        """Return an id that was not there before."""
+        """Return an id that was not used before."""
         self._count += 1
         made = self._seed.copy()
         made.update(self._count.to_bytes(8))
         return made.hexdigest()[:ID_SIZE]
 
 
-REASON_MAX = 1000  # characters of why a worker would not do a task
+REASON_MAX = 1000  # characters of a rejection
 
 NEEDS_SHOAL_WORKER = (
-    "the worker is no Shoal worker: it takes what MessagePack has and no arrays, "
+    "the worker is not a Shoal worker: it accepts MessagePack values, but no arrays, "
     "large values or code"
 )
 NO_CODE = (
-    "code is only sent to workers that were let in by a token, and no token is needed "
-    "here: give the fleet one with --macfleet-token"
+    "code is only sent to workers that were admitted by a token, and this fleet has "
+    "none: set --macfleet-token"
 )
 
 
@@ -74,8 +74,8 @@ NO_CODE = (
 class _SentTask:
     """A task that the peer has.
 
-    ``as_json``: its value is wanted as JSON text.  ``in_order``: it was large, so that
-    what is said about it may come before it.
+    ``as_json``: its value is converted to JSON.  ``in_order``: the task went out as
+    bulk data, so messages about it must not overtake it.
     """
 
     job_id: JobId
@@ -85,9 +85,9 @@ class _SentTask:
 
 
 class FleetOutboundJobs:
-    """Our side as the one who asks.
+    """The jobs that this node has sent to one peer.
 
-    What is said of tasks that are over, or that were cancelled, is not heard.
+    Results of finished or cancelled tasks are ignored.
     """
 
     def __init__(
@@ -96,68 +96,68 @@ class FleetOutboundJobs:
         self._peer = peer
         self._task_ids = task_ids
         self._writer = writer
-        self._sent: dict[str, _SentTask] = {}  # by the task's id
+        self._sent: dict[str, _SentTask] = {}  # by task id
         self._ids: dict[tuple[JobId, LeaseNumber], str] = {}
 
     def send(self, job: RunJob, work: Call | Task) -> Output | Rejected | Failed:
-        """Return how the peer is asked for a job, or why it is not."""
-        number = (job.job_id, job.lease)
+        """Return the frame of a job, or why it was not sent."""
+        lease_id = (job.job_id, job.lease)
         if reason := refusal(self._peer, needs_of(work)):
-            return Rejected(*number, reason)
+            return Rejected(*lease_id, reason)
         task_id = self._task_ids.next()
         try:
             parts = self._encode_task(task_id, work)
         except (NotConvertible, TooLarge) as error:
-            return Failed(*number, str(error), Fault.REQUEST)
+            return Failed(*lease_id, str(error), Fault.REQUEST)
         except InvalidRequest as error:
-            if not self._peer.is_shoal:  # one of ours may be able to read it
-                return Rejected(*number, f"the worker is no Shoal worker: {error}")
-            return Failed(*number, str(error), Fault.REQUEST)
-        in_turn = may_reference_blob(*parts)
-        said = self._writer.write_parts(FrameType.TASK, *parts, in_order=in_turn)
+            if not self._peer.is_shoal:  # a Shoal worker may be able to decode it
+                return Rejected(*lease_id, f"the worker is not a Shoal worker: {error}")
+            return Failed(*lease_id, str(error), Fault.REQUEST)
+        in_order = may_reference_blob(*parts)
+        output = self._writer.write_parts(FrameType.TASK, *parts, in_order=in_order)
         as_json = isinstance(work, Task)
-        self._sent[task_id] = _SentTask(*number, as_json, isinstance(said, Bulk))
-        self._ids[number] = task_id
-        return said
+        self._sent[task_id] = _SentTask(*lease_id, as_json, isinstance(output, Bulk))
+        self._ids[lease_id] = task_id
+        return output
 
     def cancel(self, command: CancelJob) -> Sequence[Output]:
-        """Forget a job; return how the peer is told, if it can be."""
+        """Forget a job; return the frame that cancels it, if the peer supports that."""
         task_id = self._ids.get((command.job_id, command.lease))
         if task_id is None:
             return ()
-        asked = self._forget(task_id)
+        sent = self._forget(task_id)
         if not self._peer.is_shoal:
             return ()
         payload = encode_control(CancelMessage(task_id))
-        said = self._writer.write(FrameType.CONTROL, payload, in_order=asked.in_order)
-        return (said,)
+        output = self._writer.write(FrameType.CONTROL, payload, in_order=sent.in_order)
+        return (output,)
 
     def job_of(self, task_id: str) -> tuple[JobId, LeaseNumber] | None:
-        """Return which job of ours a task is; None: none, or no more."""
-        asked = self._sent.get(task_id)
-        return None if asked is None else (asked.job_id, asked.lease)
+        """Return the job of a task; None if there is none, or no longer."""
+        sent = self._sent.get(task_id)
+        return None if sent is None else (sent.job_id, sent.lease)
 
     def receive_result(self, result: TaskResult) -> Sequence[Event]:
-        """Return what came of a job.
+        """Return the result of a job.
 
-        Raises PeerError if one of ours says what it cannot mean.
+        Raises PeerError if a Shoal peer's result is malformed.
         """
         if result.task_id not in self._sent:
             return ()
         ending = (
             decode_result_details(result.extension) if self._peer.is_shoal else None
         )
-        asked = self._forget(result.task_id)
-        number = (asked.job_id, asked.lease)
+        sent = self._forget(result.task_id)
+        lease_id = (sent.job_id, sent.lease)
         if result.error is not None:
-            return (failure(*number, self._peer, result),)
-        if not asked.as_json:
+            return (failure(*lease_id, self._peer, result),)
+        if not sent.as_json:
             blobs = () if ending is None else ending.blobs
-            return (Completed(*number, value=bytes(result.value), blobs=blobs),)
+            return (Completed(*lease_id, value=bytes(result.value), blobs=blobs),)
         try:
-            return (Completed(*number, rest=(to_json(result.value),)),)
+            return (Completed(*lease_id, rest=(to_json(result.value),)),)
         except NotConvertible as error:
-            return (Failed(*number, str(error)),)
+            return (Failed(*lease_id, str(error)),)
 
     def _encode_task(self, task_id: str, work: Call | Task) -> PayloadParts:
         strict = not self._peer.is_shoal
@@ -166,7 +166,7 @@ class FleetOutboundJobs:
             return encode_task_parts(
                 task_id, work.name, args, kwargs, None, strict=strict
             )
-        more = (
+        extension = (
             encode_requirements(work.needs, work.blobs) if self._peer.is_shoal else None
         )
         return encode_task_parts(
@@ -175,23 +175,23 @@ class FleetOutboundJobs:
             work.args,
             work.kwargs,
             work.timeout,
-            more,
+            extension,
             strict=strict,
         )
 
     def _forget(self, task_id: str) -> _SentTask:
-        asked = self._sent.pop(task_id)
-        del self._ids[asked.job_id, asked.lease]
-        return asked
+        sent = self._sent.pop(task_id)
+        del self._ids[sent.job_id, sent.lease]
+        return sent
 
 
 def needs_of(work: Call | Task) -> frozenset[Feature]:
-    """Return what a worker must be able to do, for which this wire has a word."""
+    """Return the features that a worker needs for a job."""
     return work.needs if isinstance(work, Call) else frozenset()
 
 
 def refusal(peer: FleetPeer, needs: frozenset[Feature]) -> str:
-    """Say why a peer cannot be asked for what needs this; empty: it can."""
+    """Return why a peer does not support these features; empty: it does."""
     if needs and not peer.is_shoal:
         return NEEDS_SHOAL_WORKER
     if Feature.CODE in needs and not peer.trusted:
@@ -202,9 +202,9 @@ def refusal(peer: FleetPeer, needs: frozenset[Feature]) -> str:
 def failure(
     job_id: JobId, lease: LeaseNumber, peer: FleetPeer, result: TaskResult
 ) -> Rejected | Failed:
-    """Return that a task was not done: whether another worker may do it, ours say.
+    """Return the failure of a task, or a rejection if another worker may run it.
 
-    Of others only those say so that do not have the function.
+    Shoal workers say which; of upstream errors only an unknown function is a rejection.
     """
     error = result.error or ""
     if peer.is_shoal:

@@ -1,7 +1,7 @@
-"""What two Shoal nodes tell each other of themselves: offers, load, draining.
+"""What two Shoal nodes tell each other about themselves: offers, load, draining.
 
-Each sends it when it changes.  A worker sends it to every peer that may send it jobs; a
-worker is sent nothing.
+Each node sends it when it changes, to every peer that may submit jobs: a worker sends
+it to its peers and receives none.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,9 @@ from shoal.protocols.macfleet.local_node import FleetPeer, FleetRole
 from shoal.protocols.seam.session import Output
 
 CARRIED_KINDS = frozenset({JobKind.TASK, JobKind.CALL, JobKind.CALL_STREAM})
-"""The kinds of jobs that this wire has words for."""
+"""The kinds of jobs that this wire supports."""
 
-SLOTS_MAX = 4096  # tasks at a time that we believe a peer to take
+SLOTS_MAX = 4096  # slots of a peer that are used
 QUEUED_MAX = 1_000_000
 
 _KNOWN_FEATURES = frozenset({Feature.VALUES, Feature.CODE})
@@ -44,11 +44,10 @@ def encode_offer(
     *,
     from_coordinator: bool,
 ) -> control.OfferMessage:
-    """Return what a peer is told that we do.
+    """Encode the first of several offers that this wire supports.
 
-    Of several offers that is the first for which this wire has words.  Lanes are not
-    for other pools, which ``from_coordinator`` says: they would hold what others wait
-    for.
+    Coordinators do not offer call streams to each other (``from_coordinator``): they
+    would occupy slots that other jobs wait for.
     """
     carried = (
         CARRIED_KINDS - {JobKind.CALL_STREAM} if from_coordinator else CARRIED_KINDS
@@ -72,7 +71,7 @@ def encode_offer(
 
 
 def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer, ...]:
-    """Return what a peer does, as it says."""
+    """Return a peer's offer, limited to what it may claim."""
     kinds = frozenset(_KINDS[each] for each in message.kinds if each in _KINDS)
     if not kinds or not message.slots:
         return ()
@@ -98,14 +97,14 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
 
 
 def decode_condition(message: control.OfferMessage) -> WorkerLoad:
-    """Return how much a peer can take, as it says."""
+    """Return a peer's load."""
     return WorkerLoad(message.unfit, min(message.queued, QUEUED_MAX), message.speed)
 
 
 def upstream_offer(tasks: frozenset[str] | None, slots: int) -> tuple[Offer, ...]:
-    """Return what a worker does that is not one of ours.
+    """Return the offer of an upstream worker.
 
-    ``tasks`` are the functions that it has; None: nobody knows, and so any.
+    ``tasks`` are the names of its functions; None: unknown, so it may have any.
     """
     if tasks is not None and not tasks:
         return ()
@@ -119,7 +118,7 @@ def upstream_offer(tasks: frozenset[str] | None, slots: int) -> tuple[Offer, ...
 def _allowed_features(
     features: frozenset[Feature], peer: FleetPeer
 ) -> frozenset[Feature]:
-    """Return what counts: code does not, where no token says who sends it."""
+    """Return the features that count: code only if the peer is trusted."""
     return features & (
         _KNOWN_FEATURES if peer.trusted else _KNOWN_FEATURES - {Feature.CODE}
     )
@@ -129,12 +128,12 @@ LocalState: TypeAlias = OffersChanged | LoadChanged | Draining | HealthReported
 
 
 class FleetPeerState:
-    """What a peer was told of us, and what it has told of itself."""
+    """The offer and load sent to a peer, and those received from it."""
 
     def __init__(self, peer: FleetPeer, role: FleetRole) -> None:
         self._peer = peer
         self._is_coordinator = role is FleetRole.COORDINATOR
-        self._offers: Sequence[Offer] | None = None  # None: nobody has said yet
+        self._offers: Sequence[Offer] | None = None  # None: not known yet
         self._condition = WorkerLoad()
         self._sent_offer: control.OfferMessage | None = None
         self._their_offers: tuple[Offer, ...] | None = None
@@ -142,10 +141,10 @@ class FleetPeerState:
         self._draining = False
 
     def send(self, state: LocalState, writer: FrameWriter) -> Sequence[Output]:
-        """Return how the peer is told what has changed, if it is one to be told."""
+        """Return the messages for a change; nothing if the peer submits no jobs."""
         if not self._peer.is_shoal or self._peer.is_worker:
             return ()
-        word: control.ControlMessage
+        message: control.ControlMessage
         match state:
             case OffersChanged(offers):
                 self._offers = offers
@@ -154,10 +153,12 @@ class FleetPeerState:
                 self._condition = condition
                 return self._send_offer(writer)
             case Draining(reason):
-                word = control.DrainingMessage(reason[: control.TEXT_MAX])
+                message = control.DrainingMessage(reason[: control.TEXT_MAX])
             case HealthReported(health):
-                word = control.LoadReportMessage(health.cpu, health.memory, health.jobs)
-        return (writer.write(FrameType.CONTROL, control.encode_control(word)),)
+                message = control.LoadReportMessage(
+                    health.cpu, health.memory, health.jobs
+                )
+        return (writer.write(FrameType.CONTROL, control.encode_control(message)),)
 
     def receive(
         self,
@@ -165,12 +166,12 @@ class FleetPeerState:
         | control.DrainingMessage
         | control.LoadReportMessage,
     ) -> Sequence[Event]:
-        """Return what is new of what the peer says of itself."""
+        """Return the events of a peer's message; nothing if it repeats the last."""
         match message:
             case control.OfferMessage():
                 return self._receive_offer(message)
             case control.DrainingMessage(reason=reason):
-                if self._draining:  # it never comes back from it: once is enough
+                if self._draining:  # draining is final
                     return ()
                 self._draining = True
                 return (Draining(reason),)
@@ -180,16 +181,16 @@ class FleetPeerState:
     def _send_offer(self, writer: FrameWriter) -> Sequence[Output]:
         if self._offers is None:
             return ()
-        word = encode_offer(
+        message = encode_offer(
             self._offers,
             self._condition,
             self._peer,
             from_coordinator=self._is_coordinator,
         )
-        if word == self._sent_offer:
+        if message == self._sent_offer:
             return ()
-        self._sent_offer = word
-        return (writer.write(FrameType.CONTROL, control.encode_control(word)),)
+        self._sent_offer = message
+        return (writer.write(FrameType.CONTROL, control.encode_control(message)),)
 
     def _receive_offer(self, message: control.OfferMessage) -> Sequence[Event]:
         events: list[Event] = []

@@ -1,9 +1,9 @@
-"""Slows down and then bars addresses that present what no member of the fleet would.
+"""Delays and then bans addresses whose connections fail to authenticate.
 
-Source: MacFleet's rate limiter, which both its ports have.  Two things are stricter.
-Connections of an address that has failed are counted while nobody knows yet what they
-will present, and once it is barred, nothing that they present is looked at: so guesses
-made at the same time are no more than those made one after the other.
+Source: MacFleet's rate limiter, on both its ports.  Two things are stricter here.
+Pending connections of an address that has failed count as failures, and the messages of
+a banned address are ignored even on open connections.  So parallel guesses are limited
+as strictly as sequential ones.
 """
 
 from collections import OrderedDict, deque
@@ -13,13 +13,13 @@ from shoal.domain.addresses import is_loopback, network_key
 from shoal.domain.errors import Unavailable
 from shoal.protocols.seam.session import Throttle
 
-DELAY_FIRST = 0.5  # seconds after one failure; each further one doubles it
+DELAY_FIRST = 0.5  # seconds after one failure; doubled by each further one
 BANNED_AFTER = 5  # failures
-BAN_DURATION = 300.0  # seconds since the last of them
-LOCAL_DELAY_MAX = 0.5  # seconds for programs of this machine
-ADDRESSES_MAX = 10_000  # remembered; the one that failed longest ago goes first
-PENDING_MAX = 64  # connections of one address that are counted at a time
-PENDING_TIMEOUT = 60.0  # seconds after which a connection is not waited for any more
+BAN_DURATION = 300.0  # seconds since the last failure
+LOCAL_DELAY_MAX = 0.5  # seconds, for loopback addresses
+ADDRESSES_MAX = 10_000  # remembered; the oldest failure is evicted first
+PENDING_MAX = 64  # pending connections of one address that are counted
+PENDING_TIMEOUT = 60.0  # seconds after which a connection is no longer pending
 
 
 @dataclass(slots=True)
@@ -29,42 +29,42 @@ class _FailureRecord:
 
 
 class FleetRateLimiter:
-    """A ``Gate``, which sessions tell what became of those that it let pass.
+    """A ``Gate``; sessions report the outcome of each connection to it.
 
-    Each connection that ``delay`` lets pass ends in one of ``on_success``,
-    ``on_failure`` and ``on_abandoned``, or in ``failed``.  An address stands for its
-    owner: with IPv6 for a whole network.  Programs of this machine are slowed down a
-    little and never barred, or else any of them could lock out all others.
-    ``guesses`` is what other wires count by: who is barred there is barred here.
+    Each connection that ``delay`` accepts ends in ``on_success``, ``on_failure``,
+    ``on_abandoned`` or ``failed``.  An IPv6 address stands for its network.  Loopback
+    addresses are delayed a little and never banned, or else one local program could
+    lock out all others.  ``throttle`` is the throttle of all protocols: an address that
+    it bans is banned here.
     """
 
-    def __init__(self, guesses: Throttle) -> None:
-        self._guesses = guesses
+    def __init__(self, throttle: Throttle) -> None:
+        self._throttle = throttle
         self._records: OrderedDict[str, _FailureRecord] = OrderedDict()
         self._pending: OrderedDict[str, deque[float]] = OrderedDict()
 
     def delay(self, address: str, now: float) -> float | None:
-        """Return for how many seconds to leave a connection unread; None: hang up."""
+        """Return the delay in seconds before reading a connection; None: close it."""
         if self.is_banned(address, now):
             return None
         owner = network_key(address)
         failures = record.failures if (record := self._records.get(owner)) else 0
         pending = self._add_pending(owner, now)
         if not failures:
-            # Several honest nodes may share an address, and all come at once.
+            # Many honest nodes may share an address and connect at once.
             return 0.0
         counted = min(failures + pending, BANNED_AFTER - 1)
         wait = DELAY_FIRST * 2.0 ** (counted - 1)
         return min(wait, LOCAL_DELAY_MAX) if is_loopback(address) else wait
 
     def failed(self, address: str, now: float) -> None:
-        """Take note of a connection on which TLS did not come about: no guess."""
+        """Record a connection whose TLS handshake failed: not a guess."""
         self.on_abandoned(address, now)
 
     def is_banned(self, address: str, now: float) -> bool:
-        """Say whether nothing is to be looked at that comes from an address."""
+        """Say whether an address is banned."""
         try:
-            self._guesses.check(address)
+            self._throttle.check(address)
         except Unavailable:
             return True
         owner = network_key(address)
@@ -77,12 +77,12 @@ class FleetRateLimiter:
         return True
 
     def on_success(self, address: str, now: float) -> None:
-        """Take note that a connection was a member's: what was before is forgotten."""
+        """Record an authenticated connection; the address's failures are forgotten."""
         self.on_abandoned(address, now)
         self._records.pop(network_key(address), None)
 
     def on_failure(self, address: str, now: float) -> None:
-        """Count a failure."""
+        """Record a failure."""
         self.on_abandoned(address, now)
         owner = network_key(address)
         record = self._records.pop(owner, None) or _FailureRecord()
@@ -91,20 +91,20 @@ class FleetRateLimiter:
         self._records[owner] = record
         if len(self._records) > ADDRESSES_MAX:
             self._records.popitem(last=False)
-        self._guesses.failed(address)
+        self._throttle.failed(address)
 
     def on_abandoned(self, address: str, now: float) -> None:
-        """Take note of a connection that ended without a guess."""
+        """Record a connection that ended before it presented anything."""
         owner = network_key(address)
-        undecided = self._pending.get(owner)
-        if undecided is None:
+        pending = self._pending.get(owner)
+        if pending is None:
             return
-        undecided.popleft()
-        if not undecided:
+        pending.popleft()
+        if not pending:
             del self._pending[owner]
 
     def _add_pending(self, owner: str, now: float) -> int:
-        """Count a connection as undecided; return how many others of it there are."""
+        """Add a pending connection; return how many others the address has."""
         since = self._pending.setdefault(owner, deque())
         while since and now - since[0] > PENDING_TIMEOUT:
             since.popleft()

@@ -1,6 +1,6 @@
 """The session of a transport connection: a handshake, then the peer's messages.
 
-Both ends are alike: whichever of them dialled, either may send the other jobs.
+Both ends are alike: either may submit jobs, whichever dialled.
 """
 
 from collections.abc import Sequence
@@ -50,32 +50,32 @@ from shoal.protocols.seam.session import (
 
 
 def peer_of(local: FleetLocalNode, agreed: Agreed, *, encrypted: bool) -> FleetPeer:
-    """Return who a peer is, by what it has shown.
+    """Return the peer that a handshake has authenticated.
 
-    A token makes it trusted where what it says is ``encrypted`` as well: else somebody
-    in between could put in what he likes, once it has shown its token.
+    A token makes it trusted only if the connection is ``encrypted``: otherwise an
+    attacker in between could insert messages after the handshake.
     """
     strong = agreed.strong
     if strong is None:
-        asks = True  # it has the fleet's token, or there is none
+        may_submit = True  # it has the fleet's token, or the fleet is open
         trusted = encrypted and agreed.strength is not HandshakeStrength.OPEN
-        return FleetPeer(agreed.peer_id, trusted=trusted, may_ask=asks)
-    works = WORKER_FEATURE in strong.features
+        return FleetPeer(agreed.peer_id, trusted=trusted, may_ask=may_submit)
+    is_worker = WORKER_FEATURE in strong.features
     has_token = strong.has_token or bool(strong.admitted.token_id)
     may_ask = strong.has_token or local.is_open or local.role is FleetRole.WORKER
     return FleetPeer(
         agreed.peer_id,
         is_shoal=True,
         trusted=encrypted and has_token,
-        is_worker=works,
-        may_ask=may_ask and not works,
+        is_worker=is_worker,
+        may_ask=may_ask and not is_worker,
         admitted=strong.admitted,
         public_key=strong.public_key,
     )
 
 
 def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
-    """Return how a peer is introduced; real ones cannot be told to stop."""
+    """Return the event of a new peer; upstream peers cannot cancel jobs."""
     return PeerJoined(
         peer.name,
         cancels=peer.is_shoal,
@@ -86,7 +86,7 @@ def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
 
 
 def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> FleetSeat:
-    """Return the seat that a peer takes: ours have to say that they are there."""
+    """Return the seat of a peer; only Shoal nodes send heartbeats on the connection."""
     return FleetSeat(
         peer.name,
         peer.public_key,
@@ -97,11 +97,11 @@ def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> Fle
     )
 
 
-REJECTION_WINDOW = 2.0  # seconds within which who does not want us hangs up
+REJECTION_WINDOW = 2.0  # seconds in which upstream disconnects a node it rejects
 
 
 class PeerSession:
-    """A connection to one peer, which may be read whole or piece by piece."""
+    """A connection to one peer; it can read a byte stream or whole frames."""
 
     head_size = FrameReader.head_size
     accepts = ACCEPTED_MESSAGES
@@ -114,10 +114,10 @@ class PeerSession:
         self._handshake = _begin_handshake(local, connection_info)
         self._reader = FrameReader(self._handshake.limit)
         self._connection: FleetConnection | None = None
-        self._states: dict[type, LocalState] = {}  # the newest of each
+        self._states: dict[type, LocalState] = {}  # the newest of each, to send later
         self._seat: FleetSeat | None = None
         self._connected_at = 0.0
-        self._nothing_received = True  # nothing has come since
+        self._nothing_received = True  # since the handshake
         self._encrypted = False
         self._started = False
         self._closed = False
@@ -130,7 +130,7 @@ class PeerSession:
             return self._handshake.deadline
         return self._connection.deadline
 
-    # What a link asks that cuts messages.
+    # For links that split the stream into frames.
 
     def on_open(self, certificate: bytes) -> None:
         self._encrypted = bool(certificate)
@@ -150,9 +150,9 @@ class PeerSession:
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[PeerMessage | Output]:
-        """Take frames that arrived together.
+        """Handle frames that arrived together.
 
-        One that is no good ends the connection, for nothing after it can be relied on.
+        A malformed one ends the connection, because those after it are unreliable.
         """
         outputs: list[PeerMessage | Output] = []
         try:
@@ -164,7 +164,7 @@ class PeerSession:
             outputs += self._fail(error, now)
         return outputs
 
-    # What every session is told.
+    # Every session.
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
         outputs: list[PeerMessage | Output] = []
@@ -181,16 +181,16 @@ class PeerSession:
         return outputs
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
-        word = message.message
+        content = message.message
         if self._closed:
             return ()
         if self._connection is not None:
-            said = self._connection.send(word, now)
+            said = self._connection.send(content, now)
             if any(isinstance(each, Close) for each in said):
                 self._end()
             return said
-        if isinstance(word, OffersChanged | LoadChanged | Draining | HealthReported):
-            self._states[type(word)] = word  # to be said when there is somebody
+        if isinstance(content, OffersChanged | LoadChanged | Draining | HealthReported):
+            self._states[type(content)] = content  # sent after the handshake
         return ()
 
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
@@ -208,7 +208,7 @@ class PeerSession:
         return ()
 
     def connection_lost(self, now: float) -> Sequence[Output]:
-        """Take note that the peer has hung up."""
+        """Handle a disconnect by the peer."""
         if self._closed:
             return ()
         if self._connection is None:
@@ -243,34 +243,34 @@ class PeerSession:
         return sends
 
     def _on_agreed(self, agreed: Agreed, now: float) -> Sequence[PeerMessage | Output]:
-        """Meet the peer, if there is room for it."""
-        own, caller = self._local, self._info
-        if not caller.dialled:
-            own.limiter.on_success(caller.address, now)
-        peer = peer_of(own, agreed, encrypted=self._encrypted)
-        conversation = FleetConnection(own, peer, now)
+        """Add the peer, unless its name is taken."""
+        local, info = self._local, self._info
+        if not info.dialled:
+            local.limiter.on_success(info.address, now)
+        peer = peer_of(local, agreed, encrypted=self._encrypted)
+        connection = FleetConnection(local, peer, now)
         try:
             self._seat = self._claim_seat(peer, now)
         except NotAdmitted as error:
-            said = conversation.send(Dismiss(str(error)), now)
+            said = connection.send(Dismiss(str(error)), now)
             return self._tagged(said)
-        if peer.is_shoal and own.registry is not None:
-            own.registry.mark_shoal(peer.name)
-        self._connection, self._connected_at = conversation, now
+        if peer.is_shoal and local.registry is not None:
+            local.registry.mark_shoal(peer.name)
+        self._connection, self._connected_at = connection, now
         self._reader.limit = PAYLOAD_MAX
         outputs: list[PeerMessage | Output] = [
-            PeerMessage(ALL_PEERS, joined(peer, caller))
+            PeerMessage(ALL_PEERS, joined(peer, info))
         ]
-        outputs += self._tagged(conversation.start())
-        for word in self._states.values():
-            outputs += self._tagged(conversation.send(word, now))
+        outputs += self._tagged(connection.start())
+        for content in self._states.values():
+            outputs += self._tagged(connection.send(content, now))
         self._states.clear()
         return outputs
 
     def _claim_seat(self, peer: FleetPeer, now: float) -> FleetSeat:
-        """Return a seat for a peer.  Raises NotAdmitted if there is none."""
+        """Return the peer's seat.  Raises NotAdmitted if its name is empty or taken."""
         if not peer.name:
-            raise NotAdmitted("a node without an id cannot be told from others")
+            raise NotAdmitted("a node without an id cannot be identified")
         seat = seat_of(peer, self._info, now)
         self._local.seats.claim(seat, now)
         return seat
@@ -278,7 +278,7 @@ class PeerSession:
     # The end.
 
     def _fail(self, error: PeerError, now: float) -> Sequence[PeerMessage | Output]:
-        """End the connection of a peer that has broken the protocol."""
+        """End the connection of a peer that violates the protocol."""
         if self._closed:
             return ()
         if self._connection is None:
@@ -297,18 +297,18 @@ class PeerSession:
         return [*sends, Close(str(refusal))]
 
     def _report_failure(self, refusal: HandshakeRefused, now: float) -> None:
-        """Let those know who have to that the handshake has failed."""
-        own, address = self._local, self._info.address
+        """Report a failed handshake to the limiter or the dialer."""
+        local, address = self._local, self._info.address
         if self._info.dialled:
             if refusal.final:
-                own.on_refused(str(refusal))
+                local.on_refused(str(refusal))
         elif refusal.counts_as_failure:
-            own.limiter.on_failure(address, now)
+            local.limiter.on_failure(address, now)
         else:
-            own.limiter.on_abandoned(address, now)
+            local.limiter.on_abandoned(address, now)
 
     def _tagged(self, said: Sequence[ConnectionOutput]) -> list[PeerMessage | Output]:
-        """Say from whom words are; take note of the end."""
+        """Tag a peer's messages with the peer; handle Close."""
         outputs: list[PeerMessage | Output] = []
         for each in said:
             if isinstance(each, Send | Bulk | Close | Notice):
@@ -328,7 +328,7 @@ class PeerSession:
 def _begin_handshake(
     local: FleetLocalNode, connection: FleetConnectionInfo
 ) -> FleetHandshake:
-    """Return the client's end where we dialled, and the server's otherwise."""
+    """Return the client's end if this node dialled, else the server's."""
     settings = local.handshake_settings()
     if not connection.dialled:
         return ServerHandshake(settings, connection.address)

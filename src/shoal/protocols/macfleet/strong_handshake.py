@@ -19,8 +19,8 @@ frame (type, stream, flags, sequence, payload), and the body.  The proof is HMAC
 of "client" or "server" and the transcript; its key is an HMAC of a label of its own
 under the SHA-256 of the token, so that tokens of which only digests are kept can be
 checked. The signature is Ed25519 over a label, the role and the transcript.  M3 names
-the token by a hint (``session.hint_of``) and has a nonce, so that S's proof is fresh as
-well.
+the token by a hint (``session.token_hint``) and has a nonce, so that S's proof is also
+fresh.
 
 Why attacks that work against v1 and v2 fail here:
 
@@ -40,7 +40,7 @@ Why attacks that work against v1 and v2 fail here:
   Shoal nodes; see ``handshake``.
 
 Limits: a token that can be guessed can be guessed offline by a server that C dials,
-since it receives a hint and a proof.  Tokens are drawn at random unless somebody
+since it receives a hint and a proof.  Tokens are drawn at random unless an operator
 chooses one, and invitations name the certificate, which is checked first.  Secrecy,
 forward secrecy included, is that of TLS.  In an open fleet there is nothing to prove;
 there, and without TLS, only the signatures identify a peer.
@@ -72,20 +72,20 @@ _FRAME = struct.Struct("!HIIII")  # type, stream, flags, sequence, size of the p
 
 
 class HandshakeRole(Enum):
-    """Whose proof or signature it is."""
+    """The end that made a proof or signature."""
 
     CLIENT = b"client\n"
     SERVER = b"server\n"
 
 
 class Transcript:
-    """Everything that both ends have seen so far, as one hash."""
+    """A hash of all messages of a handshake so far."""
 
     def __init__(self, certificate: bytes) -> None:
         self._hash = sha256(LABEL + _SIZE.pack(len(certificate)) + certificate)
 
     def add(self, frame: Frame) -> None:
-        """Note a message, ours or the other's."""
+        """Add a message of either end."""
         kind, stream, flags, sequence, payload = frame
         self._hash.update(_FRAME.pack(kind, stream, flags, sequence, len(payload)))
         self._hash.update(payload)
@@ -98,7 +98,7 @@ class Transcript:
 
 
 def token_proof(digest: bytes, role: HandshakeRole, seen: bytes) -> bytes:
-    """Prove the token of a digest over a transcript: 32 bytes."""
+    """Return the proof of a token over a transcript: 32 bytes."""
     key = hmac.digest(digest, _KEY_LABEL, "sha256")
     return hmac.digest(key, role.value + seen, "sha256")
 
@@ -106,12 +106,12 @@ def token_proof(digest: bytes, role: HandshakeRole, seen: bytes) -> bytes:
 def is_token_proof(
     proof: bytes, digest: bytes, role: HandshakeRole, seen: bytes
 ) -> bool:
-    """Say whether a proof was made with the token of a digest."""
+    """Say whether a proof was made with the token of this digest."""
     return hmac.compare_digest(token_proof(digest, role, seen), proof)
 
 
 def message_to_sign(role: HandshakeRole, seen: bytes) -> bytes:
-    """Return what an end with an identity signs of a transcript."""
+    """Return the message that the identity key signs."""
     return _SIGNED_LABEL + role.value + seen
 
 
@@ -130,9 +130,9 @@ Feature = Annotated[str, msgspec.Meta(max_length=FEATURE_MAX)]
 
 
 class SealedBody(msgspec.Struct, frozen=True, kw_only=True):
-    """What both say of themselves; other fields are for newer peers.
+    """The fields of both bodies; unknown fields are ignored, for newer peers.
 
-    ``key`` is the Ed25519 key that signs, and empty if none does.
+    ``key`` is the Ed25519 public key of the signature; empty without one.
     """
 
     version: Annotated[int, msgspec.Meta(ge=1)] = VERSION
@@ -142,9 +142,9 @@ class SealedBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SealedIntroduction(SealedBody, frozen=True, kw_only=True):
-    """The body of M3.  ``hint`` tells which token is proved; empty: none.
+    """The body of M3.  ``hint`` identifies the token that is proved; empty: none.
 
-    ``fleet`` tells which fleet is meant (``fleet_tag``); empty: any.
+    ``fleet`` identifies the fleet (``fleet_tag``); empty: any.
     """
 
     nonce: Annotated[bytes, msgspec.Meta(min_length=NONCE_SIZE, max_length=NONCE_SIZE)]
@@ -158,9 +158,9 @@ class SealedIntroduction(SealedBody, frozen=True, kw_only=True):
 
 
 class SealedVerdict(SealedBody, frozen=True, kw_only=True):
-    """The body of M4.  ``refusal`` says why C is not let in; empty: it is.
+    """The body of M4.  ``refusal`` says why C is refused; empty: it is admitted.
 
-    ``later`` says that it may be another time.  ``proves``: a proof follows.
+    ``later``: C may try again later.  ``proves``: a proof follows.
     """
 
     refusal: Annotated[str, msgspec.Meta(max_length=REFUSAL_MAX)] = ""
@@ -177,9 +177,9 @@ _TITLES: Mapping[type, str] = {
 
 
 class SealedProofs(NamedTuple):
-    """What came with a body, of which nothing is believed yet.
+    """The unverified proof and signature that came with a body.
 
-    ``transcript`` is the transcript that it should be about.
+    ``transcript`` is the transcript that they must cover.
     """
 
     transcript: bytes
@@ -187,13 +187,13 @@ class SealedProofs(NamedTuple):
     signature: bytes
 
     def proves_token(self, digest: bytes, role: HandshakeRole) -> bool:
-        """Say whether it proves the token of a digest."""
+        """Say whether the proof was made with the token of a digest."""
         return is_token_proof(self.proof, digest, role, self.transcript)
 
     def is_signed_by(
         self, settings: HandshakeSettings, key: bytes, role: HandshakeRole
     ) -> bool:
-        """Say whether the owner of a key signed it, as far as we can tell."""
+        """Say whether the signature is valid; True if this node cannot verify."""
         message = message_to_sign(role, self.transcript)
         return settings.verifies is None or settings.verifies(
             key, self.signature, message
@@ -201,7 +201,7 @@ class SealedProofs(NamedTuple):
 
 
 def introduce(settings: HandshakeSettings) -> SealedIntroduction:
-    """Return what we say of ourselves where we dialled."""
+    """Return the client's introduction."""
     return SealedIntroduction(
         nonce=settings.draw(NONCE_SIZE),
         hint=token_hint(settings.digest) if settings.digest else b"",
@@ -219,7 +219,7 @@ def decide(
     later: bool = False,
     proves: bool = False,
 ) -> SealedVerdict:
-    """Return what we say to whom we let in, or not."""
+    """Return the server's verdict."""
     return SealedVerdict(
         refusal=refusal[:REFUSAL_MAX],
         later=later,
@@ -231,9 +231,9 @@ def decide(
 
 
 def fleet_tag(settings: HandshakeSettings) -> bytes:
-    """Return what tells our fleet from others with the same token.
+    """Return the tag that tells apart fleets with the same token.
 
-    Empty if we have none, as who joins by a token.
+    Empty if this node has a join token only.
     """
     if settings.key is None:
         return b""
@@ -247,7 +247,7 @@ def seal(
     transcript: Transcript,
     digest: bytes,
 ) -> bytes:
-    """Write a sealed message; ``digest`` is that of the token that it proves."""
+    """Encode a sealed message; ``digest`` is that of the token it proves."""
     body = msgspec.msgpack.encode(contents)
     seen = transcript.digest_with(body)
     sealed = _SIZE.pack(len(body)) + body
@@ -255,19 +255,19 @@ def seal(
         sealed += token_proof(digest, role, seen)
     if settings.identity is not None:
         sealed += settings.identity.sign(message_to_sign(role, seen))
-    assert len(sealed) <= MESSAGE_MAX, "what we say of ourselves is bounded"
+    assert len(sealed) <= MESSAGE_MAX, "every field has a limit"
     return sealed
 
 
 def unseal(
     frame: Frame, body_type: type[Body], transcript: Transcript
 ) -> tuple[Body, SealedProofs]:
-    """Take a sealed message apart, which comes after what the transcript has.
+    """Split a sealed message, which follows the frames in the transcript.
 
-    Raises PeerError if it is none; whether it is genuine is still to be seen.
+    Raises PeerError if it is malformed.  The caller verifies proof and signature.
     """
     payload = bytes(frame.payload)
-    # No transcript that its own seal is about has the frame's head.
+    # Its own transcript does not cover the frame's header, so it must be exact.
     if frame._replace(payload=b"") != control_frame(b"", Flag.STRONG):
         raise PeerError(f"expected a sealed message, found {frame.type.name}")
     if len(payload) < _SIZE.size:
@@ -275,20 +275,22 @@ def unseal(
     (size,) = _SIZE.unpack_from(payload)
     body, rest = payload[_SIZE.size :][:size], payload[_SIZE.size + size :]
     try:
-        said = msgspec.msgpack.decode(body, type=body_type)
+        contents = msgspec.msgpack.decode(body, type=body_type)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise PeerError(f"{_TITLES[body_type]}: {error}") from error
-    if len(said.key) not in (0, PUBLIC_KEY_SIZE):
+    if len(contents.key) not in (0, PUBLIC_KEY_SIZE):
         raise PeerError(
-            f"an Ed25519 key of {len(said.key)} bytes, expected {PUBLIC_KEY_SIZE}"
+            f"an Ed25519 key of {len(contents.key)} bytes, expected {PUBLIC_KEY_SIZE}"
         )
-    proof = PROOF_SIZE if said.proves else 0
-    if len(rest) != proof + (SIGNATURE_SIZE if said.key else 0):
+    proof = PROOF_SIZE if contents.proves else 0
+    if len(rest) != proof + (SIGNATURE_SIZE if contents.key else 0):
         raise PeerError(
-            f"{len(rest)} bytes follow the {_TITLES[body_type]}, which are not the "
-            "proof and the signature that it speaks of"
+            f"{len(rest)} bytes follow the {_TITLES[body_type]}, which do not match "
+            "the proof and the signature that it announces"
         )
-    return said, SealedProofs(transcript.digest_with(body), rest[:proof], rest[proof:])
+    return contents, SealedProofs(
+        transcript.digest_with(body), rest[:proof], rest[proof:]
+    )
 
 
 def _public_key(settings: HandshakeSettings) -> bytes:

@@ -97,9 +97,9 @@ def test_a_stream_can_be_used_again() -> None:
 @pytest.mark.parametrize(
     ("pieces", "reason"),
     [
-        ([Frame(TASK, 7, 2, 1, b"a")], "piece 1 .* expected piece 0"),
-        ([Frame(TASK, 7, 2, 0, b"a"), Frame(TASK, 7, 2, 2, b"a")], "expected piece 1"),
-        ([Frame(TASK, 7, 2, 0, b"a"), Frame(TASK, 7, 2, 0, b"a")], "expected piece 1"),
+        ([Frame(TASK, 7, 2, 1, b"a")], "chunk 1 .* expected chunk 0"),
+        ([Frame(TASK, 7, 2, 0, b"a"), Frame(TASK, 7, 2, 2, b"a")], "expected chunk 1"),
+        ([Frame(TASK, 7, 2, 0, b"a"), Frame(TASK, 7, 2, 0, b"a")], "expected chunk 1"),
         ([Frame(TASK, 7, 2, 0, b"a"), Frame(STATE, 7, 6, 1, b"a")], r"1 \(TASK\)"),
     ],
 )
@@ -111,15 +111,15 @@ def test_pieces_out_of_order_are_refused(pieces: list[Frame], reason: str) -> No
 
 
 def test_memory_is_bounded() -> None:
-    with pytest.raises(LimitExceeded, match="payload in pieces of 6 bytes"):
+    with pytest.raises(LimitExceeded, match="chunked payload of 6 bytes"):
         joined(
             ChunkJoiner(payload_max=5), [Frame(TASK, 7, 2, n, b"abc") for n in (0, 1)]
         )
-    with pytest.raises(LimitExceeded, match="payloads in pieces of 6 bytes"):
+    with pytest.raises(LimitExceeded, match="chunked payloads of 6 bytes"):
         joined(
             ChunkJoiner(buffered_max=5), [Frame(TASK, n, 2, 0, b"abc") for n in (1, 2)]
         )
-    with pytest.raises(PeerError, match="more than 2 payloads"):
+    with pytest.raises(PeerError, match="more than 2 chunked payloads"):
         joined(
             ChunkJoiner(streams_max=2), [Frame(TASK, n, 2, 0, b"") for n in (1, 2, 3)]
         )
@@ -229,8 +229,8 @@ def test_nobody_can_write_twice_to_the_same_place(left: int) -> None:
 @pytest.mark.parametrize(
     ("second", "reason"),
     [
-        (Frame(TASK, 7, 6, 1, b"xy"), "5 bytes came in pieces, expected 6"),
-        (Frame(TASK, 7, 2, 1, b"wxyz"), "7 bytes came in pieces, expected 6"),
+        (Frame(TASK, 7, 6, 1, b"xy"), "5 bytes in chunks, expected 6"),
+        (Frame(TASK, 7, 2, 1, b"wxyz"), "7 bytes in chunks, expected 6"),
     ],
 )
 def test_more_or_less_than_was_said_is_refused(second: Frame, reason: str) -> None:
@@ -248,7 +248,7 @@ def test_a_piece_in_another_place_than_the_order_says_is_refused() -> None:
     third, placed = placing.read(Frame(TASK, 7, 2, 2, b"fgh"), 6)
     assert placed
 
-    with pytest.raises(PeerError, match="for byte 3 came, expected one for 5"):
+    with pytest.raises(PeerError, match="for byte 3, expected one for 5"):
         joined(placing.joiner, [first, elsewhere, third])
 
 

@@ -93,7 +93,7 @@ def test_words_and_fields_of_newer_peers_are_skipped() -> None:
     ids=lambda value: repr(value)[:60],
 )
 def test_words_that_are_not_as_they_should_be_are_refused(value: object) -> None:
-    with pytest.raises(PeerError, match="control word"):
+    with pytest.raises(PeerError, match="control message"):
         decode_control(msgspec.msgpack.encode(value))
 
 

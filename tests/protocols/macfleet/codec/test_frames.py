@@ -155,7 +155,7 @@ def test_no_payload_is_copied_where_a_link_read_it() -> None:
 def test_more_than_peers_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "PAYLOAD_MAX", 4)
 
-    with pytest.raises(TooLarge, match="send it in several"):
+    with pytest.raises(TooLarge, match="split it"):
         frame_header(FrameType.TASK, b"12345")
 
 

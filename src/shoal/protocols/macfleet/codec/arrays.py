@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
 ARRAY_HEADER = struct.Struct("!HH")
-DIMENSIONS_MAX = 64  # as many as NumPy has
-DTYPE_NAME_MAX = 64  # characters of a type's name
+DIMENSIONS_MAX = 64  # NumPy's limit
+DTYPE_NAME_MAX = 64  # characters of a dtype's name
 
 _DTYPE = re.compile(
     r"bool|u?int(?:8|16|32|64)|float(?:16|32|64|96|128)|complex(?:64|128|192|256)"
@@ -36,22 +36,22 @@ _DTYPE = re.compile(
     r"|[<>=|]?(?:[?bBhHiIlLqQefdgFDG]|b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)"
     r"|[SUV][0-9]{1,9}|[mM]8(?:\[[0-9]{0,9}[A-Za-z]{1,7}\])?)"
 )
-"""The names of types that hold nothing but numbers, letters, bytes and times."""
+"""The dtypes that are accepted: numbers, characters, bytes and times."""
 
 
 def encode_array(array: "Array") -> tuple[bytes, memoryview]:
-    """Return the head of an array of any shape, and its numbers as bytes.
+    """Return the header of an array, and its numbers as bytes.
 
-    They are the array's own memory, if it is in C order, and a copy if not.
+    These are the array's own memory if it is in C order, else a copy.
 
-    Raises InvalidRequest for a type that cannot be written, and TooLarge.
+    Raises InvalidRequest for an unsupported dtype, and TooLarge.
     """
     import numpy as np
 
     name = str(array.dtype)
     if len(name) > DTYPE_NAME_MAX or _DTYPE.fullmatch(name) is None:
         raise InvalidRequest(
-            f"an array of {name} cannot be sent: convert it to numbers, with astype"
+            f"an array of {name} cannot be sent: convert it to numbers with astype"
         )
     label = name.encode()
     shape = struct.pack(f"!{array.ndim}I", *array.shape)
@@ -59,7 +59,7 @@ def encode_array(array: "Array") -> tuple[bytes, memoryview]:
     if len(head) + array.nbytes > PAYLOAD_MAX:
         raise TooLarge(
             f"an array of {array.nbytes} bytes exceeds the limit of {PAYLOAD_MAX} with "
-            "its head: send it in several"
+            "its header: split it"
         )
     if not array.nbytes:
         return head, memoryview(b"")
@@ -68,33 +68,33 @@ def encode_array(array: "Array") -> tuple[bytes, memoryview]:
 
 
 def decode_array(payload: Payload) -> "Array":
-    """Return the array in a payload: a view of it, which can be written if that can be.
+    """Return the array in a payload: a view of it, writable if the payload is.
 
-    Raises PeerError if it is no array, of a type that is not taken, or not of the size
-    that its shape says.
+    Raises PeerError if it is malformed, has an unsupported dtype, or does not have the
+    size that its shape requires.
     """
     import numpy as np
 
     if len(payload) < ARRAY_HEADER.size:
-        raise PeerError(f"an array in {len(payload)} bytes")
+        raise PeerError(f"an array of {len(payload)} bytes has no header")
     label, dimensions = ARRAY_HEADER.unpack_from(payload)
     begin = ARRAY_HEADER.size + 4 * dimensions + label
     if dimensions > DIMENSIONS_MAX or label > DTYPE_NAME_MAX or begin > len(payload):
         raise PeerError(
-            f"an array of {dimensions} dimensions with a type's name of {label} "
+            f"an array of {dimensions} dimensions with a dtype name of {label} "
             f"characters in {len(payload)} bytes"
         )
     shape = struct.unpack_from(f"!{dimensions}I", payload, ARRAY_HEADER.size)
     name = bytes(payload[begin - label : begin]).decode("ascii", "replace")
     if _DTYPE.fullmatch(name) is None:
-        raise PeerError(f"an array of {name!r}, which is no type that is taken")
+        raise PeerError(f"an array of the unsupported dtype {name!r}")
     try:
         dtype = np.dtype(name)
         wanted = prod(shape) * dtype.itemsize
         if wanted != len(payload) - begin:
             raise PeerError(
                 f"an array of {name} and shape {shape} has {wanted} bytes, and "
-                f"{len(payload) - begin} came"
+                f"{len(payload) - begin} were received"
             )
         return np.ndarray(shape, dtype, payload, begin)
     except (TypeError, ValueError, OverflowError) as error:
@@ -102,25 +102,25 @@ def decode_array(payload: Payload) -> "Array":
 
 
 def write_array_frame(array: "Array", writer: FrameWriter) -> Send | Bulk:
-    """Return how an array of any shape goes out.
+    """Return the frame of an array.
 
-    A large one is read from its own memory while it is written, if it is in C order:
-    until then it must not change.
+    If the array is large and in C order, it is sent from its own memory, so it must
+    not change until then.
 
-    Raises InvalidRequest for a type that cannot be written, and TooLarge beyond what
-    real peers take: 256 MiB with its head.
+    Raises InvalidRequest for an unsupported dtype, and TooLarge above 256 MiB with the
+    header, the limit of upstream.
     """
     return writer.write_parts(FrameType.GRADIENT, *encode_array(array))
 
 
 def read_array_frame(frame: Frame) -> "Array":
-    """Return the array in a frame: a view of what was received, without a copy.
+    """Return the array in a frame: a view of the received bytes.
 
-    A large one can be worked on in place; a small one may be read-only.  It need not be
-    aligned, for the head before it has any length.
+    A large array is writable; a small one may be read-only.  It need not be aligned,
+    because the header has any length.
 
-    Raises PeerError if the frame is of another type, or holds no array.
+    Raises PeerError if the frame has another type, or no valid array.
     """
     if frame.type is not FrameType.GRADIENT:
-        raise PeerError(f"{frame.type.name} came, where an array was expected")
+        raise PeerError(f"expected an array, found {frame.type.name}")
     return decode_array(frame.payload)

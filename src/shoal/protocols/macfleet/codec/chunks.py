@@ -1,9 +1,9 @@
-"""Large payloads in pieces, so that small frames need not wait for them.
+"""Splits large payloads into chunks, so that small frames need not wait for them.
 
-Between our own peers only: the document has the flags, and real peers do not read them.
-The pieces of a payload are on a stream of their own, counted from 0 by the sequence;
-the last is flagged as such.  Other frames may come between them.  Each says how much
-there is left, so that pieces can be read straight to where they belong.
+Between Shoal nodes only: the document defines the flags, but upstream does not support
+them.  The chunks of a payload are on a stream of their own, numbered from 0 by the
+sequence; the last is flagged.  Other frames may come between them.  Each header has the
+number of remaining bytes, so chunks can be received straight into the final buffer.
 """
 
 from collections import deque
@@ -21,12 +21,12 @@ from shoal.protocols.macfleet.codec.frames import (
     Payload,
 )
 
-CHUNK_SIZE = 256 << 10  # bytes: what is larger is sent in pieces of that
-STREAMS_MAX = 16  # payloads that may be on their way at the same time
+CHUNK_SIZE = 256 << 10  # bytes: larger payloads are split
+STREAMS_MAX = 16  # chunked payloads in progress at the same time
 BUFFERED_MAX = 2 * PAYLOAD_MAX  # bytes of them together
 
 Allocate: TypeAlias = Callable[[int], memoryview]
-"""Returns memory of so many bytes, which need not be empty."""
+"""Returns memory of so many bytes, with any contents."""
 
 _CHUNKED = int(Flag.CHUNKED)
 _LAST = int(Flag.CHUNKED | Flag.LAST)
@@ -35,67 +35,67 @@ _LAST = int(Flag.CHUNKED | Flag.LAST)
 def split_payload(
     type: FrameType, stream: int, *parts: Payload, flags: int = 0
 ) -> Iterator[Frame]:
-    """Cut a payload into frames, whose payloads look into it.
+    """Split a payload into frames, whose payloads are views of it.
 
-    It may have several parts, one after the other.  All frames but the last are of the
-    same size; one that has bytes of two parts has a copy of them.
+    It may consist of several parts.  All frames but the last have the same size; one
+    that contains bytes of two parts is a copy.
     """
     left = sum(map(len, parts))
-    pieces = _chunks(parts)
+    chunks = _chunks(parts)
     for sequence in range(max(1, -(-left // CHUNK_SIZE))):
         left -= CHUNK_SIZE
         flag = _CHUNKED if left > 0 else _LAST
-        yield Frame(type, stream, flags | flag, sequence, next(pieces, b""))
+        yield Frame(type, stream, flags | flag, sequence, next(chunks, b""))
 
 
 def _chunks(parts: tuple[Payload, ...]) -> Iterator[Payload]:
-    begun = bytearray()
+    pending = bytearray()
     for part in parts:
         view = memoryview(part)
         at = 0
-        if begun:
-            at = CHUNK_SIZE - len(begun)
-            begun += view[:at]
-            if len(begun) < CHUNK_SIZE:
+        if pending:
+            at = CHUNK_SIZE - len(pending)
+            pending += view[:at]
+            if len(pending) < CHUNK_SIZE:
                 continue
-            yield begun
-            begun = bytearray()
+            yield pending
+            pending = bytearray()
         while at < len(view):
             piece = view[at : at + CHUNK_SIZE]
             at += CHUNK_SIZE
             if len(piece) == CHUNK_SIZE or part is parts[-1]:
                 yield piece
             else:
-                begun += piece
-    if begun:
-        yield begun
+                pending += piece
+    if pending:
+        yield pending
 
 
 class _Reservation:
-    """Memory for a payload that said its size, given out from its begin to its end."""
+    """The buffer of a payload of known size; its slices are handed out in order."""
 
     __slots__ = ("_views", "memory", "reserved")
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
         self.reserved = 0  # bytes
-        self._views: deque[tuple[int, memoryview]] = deque()  # not taken, and where
+        self._views: deque[tuple[int, memoryview]] = deque()  # not filled, with offset
 
     def reserve(self, size: int) -> memoryview:
-        """Return where the next bytes belong."""
+        """Return the slice for the next bytes."""
         at, self.reserved = self.reserved, self.reserved + size
         view = self.memory[at : self.reserved]
         self._views.append((at, view))
         return view
 
     def begins_with(self, payload: Payload) -> bool:
-        """Say whether a payload is what was given out first."""
+        """Say whether a payload is the first slice that is not filled."""
         return bool(self._views) and payload is self._views[0][1]
 
     def fill(self, payload: Payload, at: int) -> None:
-        """Take a payload that belongs somewhere, where it mostly is already.
+        """Put a payload at an offset; usually it was received there.
 
-        Raises PeerError if it was said to belong elsewhere, or there is no room.
+        Raises PeerError if it was received at another offset.
         """
         where = at
         if self.begins_with(payload):
@@ -103,7 +103,7 @@ class _Reservation:
         else:
             self.memory[at : at + len(payload)] = payload
         if where != at:
-            raise PeerError(f"a piece for byte {where} came, expected one for {at}")
+            raise PeerError(f"a chunk for byte {where}, expected one for {at}")
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class _PartialPayload:
 
 
 class ChunkJoiner:
-    """Puts payloads together again, several at a time.
+    """Joins the chunks of several payloads at a time.
 
     Memory is bounded by ``buffered_max`` bytes; a payload has at most ``payload_max``.
     """
@@ -133,16 +133,14 @@ class ChunkJoiner:
         self._buffered = 0  # bytes
         self._partial: dict[int, _PartialPayload] = {}
         self._reservations: dict[int, _Reservation] = {}  # the newest of each stream
-        self._unclaimed: deque[_Reservation] = (
-            deque()
-        )  # those of which nothing was taken yet
-        self._reserved = 0  # bytes of them all
+        self._unclaimed: deque[_Reservation] = deque()  # no slice is filled yet
+        self._reserved = 0  # bytes of all reservations
 
     def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
-        """Return where a large frame is to be read to; None: it does not matter.
+        """Return memory for a large frame; None: any memory will do.
 
-        Frames are asked about in order, and taken in order later.  Each byte of memory
-        is given out once, so that nobody can change what was looked at.
+        Called for each frame in order, before ``add``.  No memory is handed out twice,
+        so a peer cannot change bytes that were already checked.
         """
         stream, _, flags, size, sequence, _, left = HEADER.unpack(head)
         if not flags & _CHUNKED or size > left:
@@ -155,72 +153,73 @@ class ChunkJoiner:
             self._reserved += left
             self._reservations[stream] = _Reservation(take(left))
             self._unclaimed.append(self._reservations[stream])
-        placed = self._reservations.get(stream)
-        if placed is None or len(placed.memory) - left != placed.reserved:
+        reservation = self._reservations.get(stream)
+        if (
+            reservation is None
+            or len(reservation.memory) - left != reservation.reserved
+        ):
             return None
-        return placed.reserve(size)
+        return reservation.reserve(size)
 
     def add(self, chunk: Frame) -> Frame | None:
-        """Take a frame that is flagged as a piece; return the whole with the last one.
+        """Add a chunk; return the whole payload with the last one.
 
-        Raises PeerError for a piece out of order or of another type than those before,
-        and LimitExceeded.
+        Raises PeerError for a chunk out of order or of another type than the first, and
+        LimitExceeded.
         """
         type, stream, flags, sequence, payload = chunk
-        coming = self._partial.get(stream)
-        if coming is None:
+        partial = self._partial.get(stream)
+        if partial is None:
             if len(self._partial) >= self._streams_max:
                 raise PeerError(
-                    f"more than {self._streams_max} payloads come in pieces at once"
+                    f"more than {self._streams_max} chunked payloads at once"
                 )
-            coming = self._partial[stream] = _PartialPayload(
+            partial = self._partial[stream] = _PartialPayload(
                 type, self._reservation_of(payload)
             )
-        if sequence != coming.chunks or type is not coming.type:
+        if sequence != partial.chunks or type is not partial.type:
             raise PeerError(
-                f"piece {sequence} ({type.name}) on stream {stream}, expected piece "
-                f"{coming.chunks} ({coming.type.name})"
+                f"chunk {sequence} ({type.name}) on stream {stream}, expected chunk "
+                f"{partial.chunks} ({partial.type.name})"
             )
-        size = coming.size + len(payload)
+        size = partial.size + len(payload)
         if size > self._payload_max:
-            raise LimitExceeded("payload in pieces", size, self._payload_max)
+            raise LimitExceeded("chunked payload", size, self._payload_max)
         self._buffered += len(payload)
         if self._buffered > self._buffered_max:
-            raise LimitExceeded(
-                "payloads in pieces", self._buffered, self._buffered_max
-            )
-        _append(coming, payload, last=bool(flags & Flag.LAST))
+            raise LimitExceeded("chunked payloads", self._buffered, self._buffered_max)
+        _append(partial, payload, last=bool(flags & Flag.LAST))
         if not flags & Flag.LAST:
             return None
         del self._partial[stream]
         self._buffered -= size
-        return Frame(type, stream, flags & ~_LAST, 0, self._complete(stream, coming))
+        return Frame(type, stream, flags & ~_LAST, 0, self._complete(stream, partial))
 
     def _reservation_of(self, payload: Payload) -> _Reservation | None:
-        """Return the place that was begun with a payload, if there is one."""
+        """Return the reservation whose first slice is this payload, if there is one."""
         if self._unclaimed and self._unclaimed[0].begins_with(payload):
             return self._unclaimed.popleft()
         return None
 
-    def _complete(self, stream: int, coming: _PartialPayload) -> memoryview:
-        placed = coming.reservation
-        if placed is None:
-            return memoryview(coming.buffer)
-        self._reserved -= len(placed.memory)
-        if self._reservations.get(stream) is placed:
+    def _complete(self, stream: int, partial: _PartialPayload) -> memoryview:
+        reservation = partial.reservation
+        if reservation is None:
+            return memoryview(partial.buffer)
+        self._reserved -= len(reservation.memory)
+        if self._reservations.get(stream) is reservation:
             del self._reservations[stream]
-        return placed.memory
+        return reservation.memory
 
 
-def _append(coming: _PartialPayload, payload: Payload, *, last: bool) -> None:
-    """Add a piece.  Raises PeerError if there is more or less than was said."""
-    at = coming.size
-    coming.chunks += 1
-    coming.size += len(payload)
-    if coming.reservation is None:
-        coming.buffer += payload
+def _append(partial: _PartialPayload, payload: Payload, *, last: bool) -> None:
+    """Append a chunk.  Raises PeerError if the size differs from the one announced."""
+    at = partial.size
+    partial.chunks += 1
+    partial.size += len(payload)
+    if partial.reservation is None:
+        partial.buffer += payload
         return
-    total = len(coming.reservation.memory)
-    if coming.size > total or (last and coming.size < total):
-        raise PeerError(f"{coming.size} bytes came in pieces, expected {total}")
-    coming.reservation.fill(payload, at)
+    total = len(partial.reservation.memory)
+    if partial.size > total or (last and partial.size < total):
+        raise PeerError(f"{partial.size} bytes in chunks, expected {total}")
+    partial.reservation.fill(payload, at)

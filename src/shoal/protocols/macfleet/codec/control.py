@@ -1,6 +1,6 @@
-"""What our own peers tell each other beside tasks: words in CONTROL frames.
+"""Control messages between Shoal nodes, in CONTROL frames.
 
-Each is a map in MessagePack with its name as ``word``.  Real peers are never sent one.
+Each is a MessagePack map with its name as ``word``.  Upstream peers receive none.
 """
 
 from typing import Annotated, TypeAlias, get_args
@@ -11,10 +11,10 @@ from msgspec import Meta
 from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.protocols.macfleet.codec.frames import Payload
 
-CONTROL_MAX = 4 << 20  # bytes of a word
-NAMES_MAX = 10_000  # functions, or keys, that an offer names
-TEXT_MAX = 4096  # characters of what is for people
-RECALLED_MAX = 1 << 16  # calls that are recalled together
+CONTROL_MAX = 4 << 20  # bytes of a message
+NAMES_MAX = 10_000  # functions or keys in an offer
+TEXT_MAX = 4096  # characters of a text for people
+RECALLED_MAX = 1 << 16  # calls cancelled by one message
 
 Name = Annotated[str, Meta(max_length=1024)]
 Names = Annotated[frozenset[Name], Meta(max_length=NAMES_MAX)]
@@ -30,10 +30,10 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]  # SHA-256
 class OfferMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="offer"
 ):
-    """What a worker does, and how much it can take now; the newest counts.
+    """A worker's offer and load; each message replaces the last.
 
-    The fields are those of ``domain.worker.Offer`` and ``WorkerLoad``.  Kinds, features
-    and devices are called as there; those that we do not know are for newer peers.
+    The fields are those of ``domain.worker.Offer`` and ``WorkerLoad``, with the values
+    of their enums; unknown values are ignored, for newer peers.
     """
 
     kinds: Names = frozenset()
@@ -50,7 +50,7 @@ class OfferMessage(
 class DrainingMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="draining"
 ):
-    """The worker takes nothing more, and ends when it has done what it has."""
+    """The worker accepts no further jobs, and leaves when its jobs are done."""
 
     reason: Text = ""
 
@@ -58,7 +58,7 @@ class DrainingMessage(
 class DismissedMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="dismissed"
 ):
-    """The coordinator wants nothing more of the worker, ever."""
+    """The coordinator refuses the worker for good."""
 
     reason: Text = ""
 
@@ -66,7 +66,7 @@ class DismissedMessage(
 class LoadReportMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="reported"
 ):
-    """How a worker's machine is doing; percent of all processors and of the memory."""
+    """The load of a worker's machine; percentages of all processors and the memory."""
 
     cpu: Percent | None = None
     memory: Percent | None = None
@@ -76,7 +76,7 @@ class LoadReportMessage(
 class CancelMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="cancel"
 ):
-    """Stop a task; nothing is said about it any more."""
+    """Cancel a task; no result follows."""
 
     task_id: Id
 
@@ -84,7 +84,7 @@ class CancelMessage(
 class ProgressMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="progress"
 ):
-    """How far a task has come: a share, if it says so, and a remark."""
+    """The progress of a task: a share, if it is known, and a remark."""
 
     task_id: Id
     share: Share | None = None
@@ -94,7 +94,7 @@ class ProgressMessage(
 class OpenCallStreamMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="open lane"
 ):
-    """Give a slot to calls of one function, which come on a stream of their own."""
+    """Open a call stream: reserve a slot for calls on a frame stream of their own."""
 
     task_id: Id
     stream: Count
@@ -106,7 +106,7 @@ class OpenCallStreamMessage(
 class RecallCallsMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="recall"
 ):
-    """Do not make these calls of a lane, or stop in the middle."""
+    """Cancel calls of a call stream, pending or running."""
 
     stream: Count
     numbers: Annotated[tuple[Count, ...], Meta(max_length=RECALLED_MAX)]
@@ -115,7 +115,7 @@ class RecallCallsMessage(
 class CloseCallStreamMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="close lane"
 ):
-    """Give the slot back; whatever runs in it stops."""
+    """Close a call stream; its running calls are cancelled."""
 
     stream: Count
 
@@ -123,7 +123,7 @@ class CloseCallStreamMessage(
 class BlobMissingMessage(
     msgspec.Struct, frozen=True, omit_defaults=True, tag_field="word", tag="blob lacked"
 ):
-    """Send a blob in STATE frames: a task needs it, and it is not here."""
+    """Request a blob, in STATE frames: a task needs it and it is missing."""
 
     digest: Digest
 
@@ -160,15 +160,15 @@ def encode_control(message: ControlMessage) -> bytes:
 
 
 def decode_control(payload: Payload) -> ControlMessage | None:
-    """Read the payload of a CONTROL frame; None if we do not know the word.
+    """Decode the payload of a CONTROL frame; None if the message is unknown.
 
-    Raises PeerError if it is none, or a known one is not as it should be.
+    Raises PeerError if it is malformed.
     """
     if len(payload) > CONTROL_MAX:
-        raise LimitExceeded("control word", len(payload), CONTROL_MAX)
+        raise LimitExceeded("control message", len(payload), CONTROL_MAX)
     try:
         if _tag_decoder.decode(payload).word not in _KNOWN:
             return None
         return _decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise PeerError(f"control word: {error}") from error
+        raise PeerError(f"control message: {error}") from error

@@ -1,4 +1,4 @@
-"""How what is said to a peer becomes frames."""
+"""Encodes payloads for a peer as frames or chunks."""
 
 from collections.abc import Iterator
 from typing import TypeAlias
@@ -22,10 +22,10 @@ CHECKSUM_STEP = 1 << 20  # bytes of a payload whose checksum is computed at a ti
 
 
 class FrameWriter:
-    """Speaks to one peer; ``is_shoal`` says that it puts pieces together again.
+    """Writes frames for one peer; ``is_shoal``: it can join chunks.
 
-    Small messages may go out before larger ones that were said before.  ``in_order``
-    keeps one from that: it is about something that was.
+    Small messages may overtake bulk data.  ``in_order`` prevents that, for messages
+    that refer to earlier ones.
     """
 
     def __init__(self, *, is_shoal: bool) -> None:
@@ -40,22 +40,22 @@ class FrameWriter:
         *,
         in_order: bool = False,
     ) -> Send | Bulk:
-        """Return how a payload goes out."""
+        """Return the frame of a payload."""
         size = len(payload)
         if size <= CHUNK_SIZE:
             data = encode_frame(Frame(type, stream, 0, 0, payload))
             return Bulk((data,)) if in_order else Send(data)
         if self._is_shoal:
             return self.write_chunks(type, payload, stream=stream)
-        # The checksum comes first and takes long, so it is made in steps.
+        # The checksum in the header takes long to compute, so it is done in steps.
         return Bulk(_whole(type, stream, payload), HEADER.size + size)
 
     def write_parts(
         self, type: FrameType, *parts: Payload, in_order: bool = False
     ) -> Send | Bulk:
-        """Return how a payload goes out whose parts are not to be put together first.
+        """Return the frame of a payload in several parts, without joining large ones.
 
-        A large one is on a stream of its own, if it goes in pieces.
+        If it is split into chunks, they have a frame stream of their own.
         """
         size = sum(map(len, parts))
         if size <= CHUNK_SIZE:
@@ -67,13 +67,13 @@ class FrameWriter:
     def write_chunks(
         self, type: FrameType, *parts: Payload, stream: int = DEFAULT_STREAM
     ) -> Bulk:
-        """Return how a payload, of several parts perhaps, goes to one of ours."""
+        """Return a payload as chunks, for Shoal nodes only."""
         size = sum(map(len, parts))
         pieces = max(1, -(-size // CHUNK_SIZE))
         return Bulk(_chunks(type, stream, *parts), size + pieces * HEADER.size)
 
     def new_stream(self) -> int:
-        """Return a stream on which nothing was said yet."""
+        """Return an unused frame stream."""
         self._stream += 1
         return self._stream
 
@@ -84,7 +84,7 @@ def _whole(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
     for view in views:
         for at in range(0, len(view), CHECKSUM_STEP):
             crc = FrameReader.checksum(view[at : at + CHECKSUM_STEP], crc)
-            yield b""  # here others may go first
+            yield b""  # lets other frames go first
     yield encode_header(type, sum(map(len, parts)), crc, stream)
     yield from views
 
@@ -95,5 +95,5 @@ def _chunks(type: FrameType, stream: int, *parts: Payload) -> Iterator[Part]:
         size, crc = len(payload), FrameReader.checksum(memoryview(payload), 0)
         yield encode_header(type, size, crc, stream, flags, sequence, left)
         yield memoryview(payload)
-        yield b""  # here others may go first
+        yield b""  # lets other frames go first
         left -= size

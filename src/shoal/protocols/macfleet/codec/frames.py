@@ -1,7 +1,7 @@
-"""Frames of the transport port: a head of 24 bytes, and a payload that it vouches for.
+"""Frames of the transport port: a header of 24 bytes, and a payload with a checksum.
 
-Source: the MacFleet document, "Transport".  The checksum is that of zlib and Ethernet
-(CRC-32, IEEE 802.3), of the payload alone.
+Source: the MacFleet document, "Transport".  The checksum is CRC-32 (IEEE 802.3, as in
+zlib) of the payload alone.
 """
 
 import struct
@@ -14,24 +14,24 @@ from shoal.protocols.seam.framing import OTHER_PROTOCOLS, FramedMessage
 
 try:
     from isal.isal_zlib import crc32 as crc32  # many times as fast
-except ImportError:  # there is none for this processor
+except ImportError:  # not available for this processor
     from zlib import crc32 as crc32
 
 Payload: TypeAlias = bytes | bytearray | memoryview
 
 HEADER = struct.Struct("!IHHIIII")
-PAYLOAD_MAX = 256 << 20  # bytes: real peers take no more
-DEFAULT_STREAM = 1  # what real peers write after the handshake, whatever it is about
+PAYLOAD_MAX = 256 << 20  # bytes: the limit of upstream
+DEFAULT_STREAM = 1  # of all upstream frames after the handshake
 
-_SIZE = struct.Struct("!H2xI").unpack_from  # type and size, from byte 4 on
+_SIZE = struct.Struct("!H2xI").unpack_from  # type and size, from byte 4
 _pack = HEADER.pack
 _unpack = HEADER.unpack
 
 
 class FrameType(IntEnum):
-    """What a frame is about."""
+    """The types of frames."""
 
-    CONTROL = 1  # the handshake; between our peers also whatever has no type
+    CONTROL = 1  # the handshake; between Shoal nodes also control messages
     TENSOR = 2
     HEARTBEAT = 3
     GRADIENT = 4
@@ -43,17 +43,17 @@ class FrameType(IntEnum):
 
 
 class Flag(IntFlag):
-    """What else a frame says about itself; real peers only know ``V2``."""
+    """The flags of frames; upstream uses ``V2`` only."""
 
     COMPRESSED = 1
     CHUNKED = 2
     LAST = 4
-    V2 = 8  # the handshake that tells the hardware
-    STRONG = 16  # ours, which real peers ignore
+    V2 = 8  # the handshake with hardware
+    STRONG = 16  # Shoal's handshake; upstream ignores the flag
 
 
 class Frame(NamedTuple):
-    """A frame.  ``flags`` are those of ``Flag``, and others that nobody knows."""
+    """A frame.  ``flags`` may contain unknown ones."""
 
     type: FrameType
     stream: int
@@ -66,7 +66,7 @@ _TYPES: tuple[FrameType | None, ...] = (None, *FrameType)
 
 
 def encode_frame(frame: Frame) -> bytes:
-    """Return a frame as one piece, which copies the payload: for small ones."""
+    """Return a frame as bytes, with a copy of the payload: for small ones."""
     kind, stream, flags, sequence, payload = frame
     return frame_header(kind, payload, stream, flags, sequence) + payload
 
@@ -78,9 +78,9 @@ def frame_header(
     flags: int = 0,
     sequence: int = 0,
 ) -> bytes:
-    """Return what goes before a payload.
+    """Return the header for a payload.
 
-    Raises TooLarge if real peers would not take it.
+    Raises TooLarge if it exceeds the limit of upstream.
     """
     size = len(payload)
     crc = crc32(payload) if size <= PAYLOAD_MAX else 0
@@ -96,26 +96,25 @@ def encode_header(
     sequence: int = 0,
     remaining: int = 0,
 ) -> bytes:
-    """Return what goes before a payload of which these are size and checksum.
+    """Return the header for a payload of this size and checksum.
 
-    ``remaining`` is for pieces: how many bytes come with this one and after it.  It
-    stands where the document has nothing yet, and real peers do not look.
+    ``remaining`` is for chunks: the number of bytes in this one and all that follow.
+    It uses bytes that the document leaves unused and upstream ignores.
 
-    Raises TooLarge if real peers would not take it.
+    Raises TooLarge if the size exceeds the limit of upstream.
     """
     if size > PAYLOAD_MAX:
         raise TooLarge(
-            f"a frame of {size} bytes exceeds the limit of {PAYLOAD_MAX}: send it in "
-            "several"
+            f"a frame of {size} bytes exceeds the limit of {PAYLOAD_MAX}: split it"
         )
     return _pack(stream, type, flags, size, sequence, crc, remaining)
 
 
 class FrameReader:
-    """Reads frames, whole ones or out of a byte stream.
+    """Parses frames, whole ones or from a byte stream.
 
-    ``limit`` is how many bytes of payload are taken, now: a session takes few from
-    peers that it does not know yet.  Memory is bounded by that plus one read.
+    ``limit`` is the current maximum of payload bytes: a session accepts little before
+    the handshake.  Memory is bounded by that plus one read.
     """
 
     head_size = HEADER.size
@@ -123,13 +122,13 @@ class FrameReader:
     def __init__(self, limit: int = PAYLOAD_MAX) -> None:
         self.limit = limit
         self._buffer = bytearray()
-        self._missing = 0  # bytes until it is of use to look at what is held
+        self._missing = 0  # bytes until the buffer is worth parsing
 
     def body_size(self, head: bytes) -> int:
-        """Return how many bytes of payload follow a head.
+        """Return the payload size in a header.
 
-        Raises LimitExceeded, and PeerError if the frame is of no type that there is:
-        refused before it is held, for both are the peer's word, not a fact.
+        Raises LimitExceeded, or PeerError for an unknown type.  Both are checked before
+        buffering: they are the peer's word, not a fact.
         """
         kind: int
         size: int
@@ -145,28 +144,28 @@ class FrameReader:
 
     @staticmethod
     def read(whole: FramedMessage) -> Frame:
-        """Return a frame whose head was taken by ``body_size``.
+        """Return a frame whose header has passed ``body_size``.
 
-        Raises PeerError if the payload is not what was sent.
+        Raises PeerError if the checksum is wrong.
         """
         head, body, computed = whole
         stream, number, flags, size, sequence, checksum, _ = _unpack(head)
         kind = _TYPES[number]
-        assert kind is not None, "refused by its head"
+        assert kind is not None, "body_size rejects unknown types"
         if (crc32(body) if computed is None else computed) != checksum:
             raise PeerError(
                 f"frame {sequence} on stream {stream} ({kind.name}, {size} bytes) "
-                "fails its CRC32: something on the way changes what is sent"
+                "fails its CRC32: the data was corrupted on the way"
             )
         return Frame(kind, stream, flags, sequence, body)
 
     def split(self, data: bytes) -> Iterator[FramedMessage]:
-        """Take a piece of the stream; yield the frames that are whole with it.
+        """Add bytes of the stream; yield the frames that are complete.
 
-        What is done with one may change the ``limit`` for the next.  Whoever does not
-        take all of them loses the rest of the piece.
+        Handling one may change the ``limit`` for the next.  A caller that does not
+        exhaust the iterator loses the rest of the bytes.
 
-        Raises PeerError as ``body_size`` does, after what came before.
+        Raises PeerError as ``body_size`` does, after the frames before.
         """
         if self._buffer:
             self._buffer += data
@@ -193,10 +192,10 @@ class FrameReader:
 
 
 def _header_error(head: bytes, kind: int, size: int, limit: int) -> PeerError:
-    """Return what is wrong with a head, and what is more likely with its port."""
+    """Return what is wrong with a header, and a likely cause."""
     for begin, other in OTHER_PROTOCOLS.items():
         if head.startswith(begin):
-            return PeerError(f"{other} came, not a frame: for that take another port")
+            return PeerError(f"{other} instead of a frame: that needs another port")
     if size > limit:
         return LimitExceeded("frame payload", size, limit)
-    return PeerError(f"frame type {kind} is none of 1 to {len(_TYPES) - 1}")
+    return PeerError(f"frame type {kind}, expected 1 to {len(_TYPES) - 1}")

@@ -1,8 +1,8 @@
-"""What a node is made of, in the JSON that nodes tell each other.
+"""A node's hardware profile, as JSON.
 
-Source: the MacFleet document, "hardware exchange".  Real peers check no types, so that
-a text where a number belongs breaks their elections, and ``Infinity`` wins them.  Here
-a field is what it should be or the whole is refused.
+Source: the MacFleet document, "hardware exchange".  Upstream does not check types: a
+text in place of a number breaks its elections, and ``Infinity`` wins them.  Here every
+field must be valid, or the whole profile is rejected.
 """
 
 import json
@@ -14,16 +14,16 @@ from shoal.domain.errors import LimitExceeded, PeerError
 
 HARDWARE_MAX = 8192  # bytes
 CHIP_NAME_MAX = 64  # characters of a chip's name that are kept
-SIZE_MAX = 1e9  # GB, or GB per second: more than that nobody has
+SIZE_MAX = 1e9  # GB, or GB per second: beyond any machine
 CORES_MAX = 10**9
 PORTS = range(1, 1 << 16)
 
 
 @dataclass(frozen=True, slots=True)
 class HardwareProfile:
-    """What a node is made of; sizes in GB, the bandwidth in GB per second.
+    """The hardware of a node; sizes in GB, the bandwidth in GB per second.
 
-    ``data_port`` is where its transport listens; 0: one above the heartbeat's.
+    ``data_port`` is its transport port; 0: the one after the heartbeat port.
     """
 
     chip: str = "unknown"
@@ -41,7 +41,7 @@ UNKNOWN_PROFILE = HardwareProfile()
 
 
 class _ProfileJson(msgspec.Struct, frozen=True):
-    """The fields as they are called on the wire; others are for newer peers."""
+    """The fields as named on the wire; unknown fields are ignored, for newer peers."""
 
     chip_name: str = "unknown"
     data_port: int = 0
@@ -58,7 +58,7 @@ _decoder = msgspec.json.Decoder(_ProfileJson)
 
 
 def encode_profile(profile: HardwareProfile) -> bytes:
-    """Return the JSON, formatted as real peers do: keys sorted, and all ASCII."""
+    """Return the JSON in upstream's format: sorted keys, ASCII only."""
     told = {
         "chip_name": profile.chip,
         "data_port": profile.data_port,
@@ -74,14 +74,14 @@ def encode_profile(profile: HardwareProfile) -> bytes:
 
 
 def decode_profile(data: bytes) -> HardwareProfile:
-    """Read what a node says that it is made of; a port that is none becomes 0.
+    """Decode a profile; an invalid port becomes 0.
 
-    Raises PeerError if it is no JSON object, or has a value that cannot be.
+    Raises PeerError if it is not a JSON object, or has an invalid value.
     """
     if len(data) > HARDWARE_MAX:
         raise LimitExceeded("hardware profile", len(data), HARDWARE_MAX)
     try:
-        # msgspec does not look into the texts that it skips.
+        # msgspec does not validate UTF-8 in the texts that it skips.
         told = _decoder.decode(str(data, "utf-8"))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise PeerError(f"hardware profile: {error}") from error
@@ -101,6 +101,6 @@ def decode_profile(data: bytes) -> HardwareProfile:
 
 
 def _bounded(name: str, value: float, most: float) -> float:
-    if not 0 <= value <= most:  # so is what is no number
+    if not 0 <= value <= most:  # rejects NaN as well
         raise PeerError(f"hardware profile: {name} is not from 0 to {most:.9g}")
     return value

@@ -1,9 +1,9 @@
-"""Lines of the heartbeat port: a ping, the pong that answers it, and their assembly.
+"""Lines of the heartbeat port: encoding and decoding of pings and pongs.
 
 Source: the MacFleet document, "Heartbeat".  In an open fleet a line is a word and a
-node id; in a secure fleet it also has a nonce and a signature, and, if there are five
-fields, the hardware.  Nothing binds a pong to its ping: the caller has to check id and
-nonce.
+node id; in a secure fleet it also has a nonce and a signature, and optionally the
+hardware as a fifth field.  Nothing binds a pong to its ping, so the caller has to check
+id and nonce.
 """
 
 from binascii import unhexlify
@@ -15,13 +15,13 @@ from shoal.protocols.macfleet.codec.keys import is_signed, sign
 from shoal.protocols.seam.session import Batch
 
 LINE_MAX = 64 << 10  # bytes
-NONCE_SIZE = 16  # bytes of ours; peers may have others
-FIELDS = (4, 5)  # of a line that is signed
-SHOWN_MAX = 40  # bytes of a bad line
+NONCE_SIZE = 16  # bytes of Shoal's; a peer's may have another size
+FIELDS = (4, 5)  # of a signed line
+SHOWN_MAX = 40  # bytes of an invalid line in an error
 
 
 class HeartbeatLine(NamedTuple):
-    """What a line says.  ``hardware`` is JSON that nobody has looked at; None: none."""
+    """The fields of a line.  ``hardware`` is JSON that was not parsed; None: none."""
 
     node_id: str
     nonce: bytes = b""
@@ -29,25 +29,25 @@ class HeartbeatLine(NamedTuple):
 
 
 def encode_ping(key: bytes | None, ping: HeartbeatLine) -> bytes:
-    """Return the line that asks whether a node is there; without a key: openly."""
+    """Return the line of a ping; without a key, of an open fleet."""
     return _encode("PING", key, ping)
 
 
 def encode_pong(key: bytes | None, pong: HeartbeatLine) -> bytes:
-    """Return the line that answers, with hardware if the ping had it."""
+    """Return the line of a pong; it has hardware if the ping had it."""
     return _encode("PONG", key, pong)
 
 
 def decode_ping(key: bytes | None, line: bytes) -> HeartbeatLine:
-    """Read a ping, with or without its end of line.  An open one may lack the id.
+    """Decode a ping, with or without its end of line.  An open one may lack the id.
 
-    Raises PeerError if it is none, or was not signed with the key.
+    Raises PeerError if it is malformed, or was not signed with the key.
     """
     return _decode(b"PING", key, line)
 
 
 def decode_pong(key: bytes | None, line: bytes) -> HeartbeatLine:
-    """Read a pong, as ``decode_ping`` does a ping."""
+    """Decode a pong, as ``decode_ping`` does a ping."""
     return _decode(b"PONG", key, line)
 
 
@@ -63,7 +63,7 @@ def _encode(word: str, key: bytes | None, heartbeat: HeartbeatLine) -> bytes:
 def _decode(word: bytes, key: bytes | None, line: bytes) -> HeartbeatLine:
     if len(line) > LINE_MAX:
         raise LimitExceeded("heartbeat line", len(line), LINE_MAX)
-    # Real peers look no further than the beginning of the first word.
+    # Upstream compares the start of the first word only.
     if not line.startswith(word if key is None else b"A" + word):
         shown = bytes(line[:SHOWN_MAX])
         raise PeerError(
@@ -99,20 +99,20 @@ def _signed(heartbeat: HeartbeatLine) -> tuple[bytes, ...]:
 
 
 class LineBuffer:
-    """Puts together what arrives up to the end of the line; memory is bounded."""
+    """Collects bytes up to the end of the line; memory is bounded."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     @property
     def partial(self) -> bytes:
-        """What came of the line."""
+        """The bytes so far."""
         return bytes(self._buffer)
 
     def feed(self, batch: Batch) -> bytes | None:
-        """Take what arrived; return the line when it is whole, without its end.
+        """Add bytes; return the line without its end once it is complete.
 
-        Raises LimitExceeded if it gets too long.
+        Raises LimitExceeded if it is too long.
         """
         for data in batch:
             if isinstance(data, str):

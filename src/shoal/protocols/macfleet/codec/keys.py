@@ -1,7 +1,7 @@
-"""Keys of a fleet, made of its token, and what the fleet is called on a network.
+"""A fleet's key, derived from its token, and the signatures made with it.
 
-The token is not stretched, so that whoever hears a proof can try tokens against it:
-one that was made by chance, and not thought of, is safe from that.
+The derivation is not stretched: an eavesdropper on a signature can test tokens offline.
+Randomly generated tokens are safe from that, memorable ones are not.
 """
 
 import hmac
@@ -9,48 +9,48 @@ from hashlib import sha256
 
 from shoal.domain.errors import ConfigError
 
-TOKEN_MIN = 8  # characters, as real peers want it
+TOKEN_MIN = 8  # characters, as in upstream
 DEFAULT_FLEET = "default"
 KEY_SIZE = 32  # bytes
 OPEN_SERVICE = "_macfleet._tcp"
 TOKEN_FILE = ".macfleet/fleet-token"
-"""Where other programs of this wire keep the token, below the user's home folder."""
+"""Where MacFleet's own programs keep the token, relative to the home directory."""
 TOKEN_VARIABLE = "MACFLEET_TOKEN"
-"""The environment variable that they take it from."""
+"""The environment variable from which they read it."""
 
 
 def fleet_key(token: str, fleet: str = "") -> bytes:
-    """Return the key of a fleet, 32 bytes; without a name it is ``default``.
+    """Return the key of a fleet, 32 bytes; the default fleet is ``default``.
 
-    Raises ConfigError if the token is too short, or no text.
+    Raises ConfigError if the token is too short, or cannot be encoded.
     """
     if len(token) < TOKEN_MIN:
         raise ConfigError(
             f"a fleet's token has at least {TOKEN_MIN} characters, and this one has "
-            f"{len(token)}: take a longer one"
+            f"{len(token)}: use a longer token"
         )
     try:
         name = f"macfleet-v2:{fleet or DEFAULT_FLEET}".encode()
         return hmac.digest(token.encode(), name, "sha256")
     except UnicodeEncodeError as error:
-        raise ConfigError("a fleet's token and its name have to be UTF-8") from error
+        raise ConfigError("a fleet's token and its id must be valid UTF-8") from error
 
 
 def fleet_hash(key: bytes) -> str:
-    """Return what a fleet is known by to those who do not have its key."""
+    """Return the public identifier of a fleet."""
     return sha256(key).hexdigest()[:8]
 
 
 def service_type(key: bytes | None) -> str:
-    """Return the kind of service that a fleet's nodes are (DNS-SD); None: open."""
+    """Return the DNS-SD service type of a fleet; without a key, of open fleets."""
     return OPEN_SERVICE if key is None else f"_mf-{fleet_hash(key)}._tcp"
 
 
 def sign(key: bytes, *parts: bytes) -> bytes:
-    """Return the proof, 32 bytes, that whoever wrote the parts has the key."""
+    """Return the HMAC of the parts, 32 bytes."""
     return hmac.digest(key, b"".join(parts), "sha256")
 
 
 def is_signed(key: bytes, proof: bytes, *parts: bytes) -> bool:
-    """Say whether a proof is right, in a time that tells nothing about it."""
+    """Verify an HMAC in constant time."""
     return hmac.compare_digest(sign(key, *parts), proof)

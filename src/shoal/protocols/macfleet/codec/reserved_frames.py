@@ -1,14 +1,12 @@
 """Frame types that MacFleet reserves and only Shoal nodes send to each other.
 
 HEARTBEAT keeps a connection alive, STATE carries a blob, BARRIER waits until every rank
-has reached the same step, and TENSOR is an array with a label.  A blob is named by its
-SHA-256 digest, which precedes it; it is hashed chunk by chunk as it arrives, because
+has reached the same step, and TENSOR is an array with a label.  A blob is identified by
+its SHA-256 digest, which precedes it.  It is hashed chunk by chunk as it arrives:
 hashing the largest at once would block the event loop for a sixth of a second.
 """
 
-import hashlib
 import struct
-from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
@@ -34,24 +32,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DIGEST_SIZE = 32  # bytes, of SHA-256
-SMALL_PAYLOAD_MAX = 4096  # bytes: no heartbeat, barrier or name of an array has more
+SMALL_PAYLOAD_MAX = 4096  # bytes of a heartbeat, a barrier or an array's label
 
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Name = Annotated[str, Meta(max_length=256)]
 
 
 class HeartbeatPayload(msgspec.Struct, frozen=True, array_like=True):
-    """A heartbeat: the number of this one, and of the last that came from the peer."""
+    """A heartbeat: its own number, and that of the last one received from the peer."""
 
     number: Count
     last_received: Count = 0
 
 
 class Barrier(msgspec.Struct, frozen=True, array_like=True):
-    """A rank has come to a step of something that has a name, and waits there.
-
-    ``passed`` is the answer: all have come.
-    """
+    """A rank waits at a step of a named barrier; ``passed``: all ranks have arrived."""
 
     name: Name
     step: Count
@@ -60,7 +55,7 @@ class Barrier(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorLabel(msgspec.Struct, frozen=True, array_like=True):
-    """What an array is, and of which step."""
+    """The name of an array, and its step."""
 
     name: Name
     step: Count = 0
@@ -82,30 +77,30 @@ _label = msgspec.msgpack.Decoder(TensorLabel)
 
 
 def encode_heartbeat(heartbeat: HeartbeatPayload) -> bytes:
-    """Return the payload of a HEARTBEAT frame."""
+    """Encode the payload of a HEARTBEAT frame."""
     return _encode(heartbeat)
 
 
 def decode_heartbeat(payload: Payload) -> HeartbeatPayload:
-    """Read the payload of a HEARTBEAT frame; real peers' would be empty.
+    """Decode the payload of a HEARTBEAT frame.
 
-    Raises PeerError if it is none.
+    Raises PeerError if it is malformed.
     """
     return _decode(_heartbeat, payload) if payload else HeartbeatPayload(0)
 
 
 def encode_barrier(barrier: Barrier) -> bytes:
-    """Return the payload of a BARRIER frame."""
+    """Encode the payload of a BARRIER frame."""
     return _encode(barrier)
 
 
 def decode_barrier(payload: Payload) -> Barrier:
-    """Read the payload of a BARRIER frame.  Raises PeerError if it is none."""
+    """Decode the payload of a BARRIER frame.  Raises PeerError if it is malformed."""
     return _decode(_barrier, payload)
 
 
 def encode_tensor(label: TensorLabel, array: "Array") -> tuple[bytes, memoryview]:
-    """Return the head of a TENSOR frame's payload, and its numbers without a copy.
+    """Return the head of a TENSOR frame's payload, and the array's bytes, not copied.
 
     Raises as ``encode_array`` does.
     """
@@ -115,9 +110,9 @@ def encode_tensor(label: TensorLabel, array: "Array") -> tuple[bytes, memoryview
 
 
 def decode_tensor(payload: Payload) -> Tensor:
-    """Read the payload of a TENSOR frame; the array looks into it.
+    """Decode the payload of a TENSOR frame; the array is a view of it.
 
-    Raises PeerError if it is none.
+    Raises PeerError if it is malformed.
     """
     if len(payload) < _SIZE.size:
         raise PeerError("an array without a label")
@@ -129,44 +124,39 @@ def decode_tensor(payload: Payload) -> Tensor:
 
 
 def decode_blob(payload: Payload, *, check: bool = True) -> tuple[bytes, memoryview]:
-    """Read a whole STATE payload: a blob's SHA-256 digest, and the blob after it.
+    """Decode a whole STATE payload: a blob's SHA-256 digest, and the blob.
 
-    Without ``check`` somebody else has to see that they belong together: hashing takes
-    half a second for what is largest.
+    Without ``check`` the caller has to verify the digest: hashing the largest blob
+    takes half a second.
 
-    Raises PeerError if there is none, or it is another.
+    Raises PeerError if the payload has no digest, or the digest is wrong.
     """
     view = memoryview(payload)
     digest, blob = bytes(view[:DIGEST_SIZE]), view[DIGEST_SIZE:]
     if len(digest) < DIGEST_SIZE:
-        raise PeerError(f"a blob in {len(payload)} bytes has no digest before it")
+        raise PeerError(f"a blob payload of {len(payload)} bytes has no digest")
     if check and sha256(blob).digest() != digest:
-        raise PeerError(f"a blob is not what its digest says: {digest.hex()}")
+        raise PeerError(f"a blob does not match its digest {digest.hex()}")
     return digest, blob
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], payload: Payload) -> T:
     if len(payload) > SMALL_PAYLOAD_MAX:
-        raise PeerError(
-            f"{len(payload)} bytes, where {SMALL_PAYLOAD_MAX} are the limit"
-        )
+        raise PeerError(f"{len(payload)} bytes exceed the limit of {SMALL_PAYLOAD_MAX}")
     try:
         return decoder.decode(payload)
     except (msgspec.MsgspecError, ValueError) as error:
         raise PeerError(f"frame: {error}") from error
 
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
 BLOB_REFERENCE = b"\xc7\x20\x02"
-"""How a blob's name begins among values: MessagePack's ext, 32 bytes, of type 2."""
+"""The start of a blob reference in a value: MessagePack ext, 32 bytes, type 2."""
 
 
 def may_reference_blob(*parts: Payload) -> bool:
-    """Say whether a blob may be named in a payload, so that it has to come before.
+    """Say whether a payload may reference a blob, and so must not overtake it.
 
-    Of a large one it is not asked: all large ones go in turn.
+    Large payloads are not searched: they are sent in order anyway.
     """
     if sum(map(len, parts)) > CHUNK_SIZE:
         return True
@@ -174,7 +164,7 @@ def may_reference_blob(*parts: Payload) -> bool:
 
 
 def write_blob(command: SendBlob, writer: FrameWriter) -> Output:
-    """Return how a blob goes to one of ours: in pieces, between which others go."""
+    """Return the frames of a blob, in chunks if it is large."""
     if len(command.data) + DIGEST_SIZE > CHUNK_SIZE:
         return writer.write_chunks(
             FrameType.STATE, command.digest, command.data, stream=writer.new_stream()
@@ -183,43 +173,43 @@ def write_blob(command: SendBlob, writer: FrameWriter) -> Output:
     return writer.write(FrameType.STATE, payload, DEFAULT_STREAM, in_order=True)
 
 
-@dataclass(slots=True)
 class _PartialBlob:
-    digest: bytes
-    hash: "_Hash" = field(default_factory=hashlib.sha256)
+    __slots__ = ("digest", "hash")
+
+    def __init__(self, digest: bytes) -> None:
+        self.digest = digest
+        self.hash = sha256()
 
 
 class IncomingBlobs:
-    """The blobs that are on their way to us, by stream."""
+    """The blobs that are being received, by frame stream."""
 
     def __init__(self) -> None:
         self._partial: dict[int, _PartialBlob] = {}
 
     def add_chunk(self, frame: Frame) -> None:
-        """Take note of a piece, which was found to be the next one of its stream.
+        """Hash a chunk, which ``ChunkJoiner`` has accepted.
 
-        Raises PeerError if a blob begins without its digest.
+        Raises PeerError if the first chunk of a blob has no digest.
         """
         data = memoryview(frame.payload)
-        coming = self._partial.get(frame.stream)
-        if coming is None:
+        partial = self._partial.get(frame.stream)
+        if partial is None:
             if len(data) < DIGEST_SIZE:
                 raise PeerError("a blob has no digest before it")
-            coming = _PartialBlob(bytes(data[:DIGEST_SIZE]))
-            self._partial[frame.stream] = coming
+            partial = _PartialBlob(bytes(data[:DIGEST_SIZE]))
+            self._partial[frame.stream] = partial
             data = data[DIGEST_SIZE:]
-        coming.hash.update(data)
+        partial.hash.update(data)
 
     def complete(self, frame: Frame) -> SendBlob:
-        """Return a blob that is whole.
+        """Return a completely received blob.
 
-        Raises PeerError if it is another than its digest says.
+        Raises PeerError if it does not match its digest.
         """
-        coming = self._partial.pop(frame.stream, None)
-        if coming is None:
+        partial = self._partial.pop(frame.stream, None)
+        if partial is None:
             return SendBlob(*decode_blob(frame.payload))
-        if coming.hash.digest() != coming.digest:
-            raise PeerError(
-                f"a blob is not what its digest says: {coming.digest.hex()}"
-            )
+        if partial.hash.digest() != partial.digest:
+            raise PeerError(f"a blob does not match its digest {partial.digest.hex()}")
         return SendBlob(*decode_blob(frame.payload, check=False))

@@ -19,7 +19,7 @@ from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Feature
 from shoal.protocols.macfleet.codec.frames import PAYLOAD_MAX, Payload
 
-BLOBS_MAX = 4096  # that a task or a result names
+BLOBS_MAX = 4096  # referenced by a task or a result
 
 Digests = Annotated[
     tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], ...],
@@ -29,9 +29,9 @@ Names = Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_leng
 
 
 class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task takes: features of its worker, and blobs, by their SHA-256 digests.
+    """What a task requires: features of its worker, and blobs by their SHA-256 digests.
 
-    A feature that we do not know is one that we do not have.
+    A worker rejects a task that requires a feature unknown to it.
     """
 
     needs: Names = ()
@@ -39,10 +39,10 @@ class TaskRequirements(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class ResultDetails(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How a task ended.
+    """Details of a task's end.
 
-    ``rejected``: it was not begun, and another worker may do it.  ``fault`` is whose
-    fault it is that it failed, and ``blobs`` are what its value names.
+    ``rejected``: it was not started, and another worker may run it.  ``fault`` is the
+    cause of a failure, ``blobs`` are the digests that the value references.
     """
 
     rejected: bool = False
@@ -61,7 +61,7 @@ _FAULTS = {each.value: each for each in Fault}
 def encode_requirements(
     needs: frozenset[Feature], blobs: tuple[bytes, ...] = ()
 ) -> bytes | None:
-    """Return what is said beside a task; None: nothing has to be."""
+    """Encode requirements; None if there are none."""
     if not needs and not blobs:
         return None
     return _encode(TaskRequirements(tuple(sorted(each.value for each in needs)), blobs))
@@ -70,9 +70,9 @@ def encode_requirements(
 def decode_requirements(
     extension: Raw | None,
 ) -> tuple[frozenset[Feature], tuple[bytes, ...]]:
-    """Return what a task needs, and the blobs that it names.
+    """Return the features a task requires, and the blobs it references.
 
-    Raises PeerError if it cannot be read, or needs what we have not heard of.
+    Raises PeerError if the extension is malformed, or requires an unknown feature.
     """
     if extension is None:
         return frozenset(), ()
@@ -84,19 +84,19 @@ def decode_requirements(
 
 
 def features_of(names: Names | frozenset[str]) -> frozenset[Feature]:
-    """Return features by their names.  Raises PeerError if there is one we lack."""
+    """Return features by name.  Raises PeerError if one is unknown."""
     if unknown := [name for name in names if name not in _FEATURES]:
-        raise PeerError(f"it needs what is not known here: {unknown[0][:64]!r}")
+        raise PeerError(f"the task requires an unknown feature: {unknown[0][:64]!r}")
     return frozenset(_FEATURES[name] for name in names)
 
 
 def encode_result_details(details: ResultDetails) -> bytes | None:
-    """Return what is said beside a result; None: nothing has to be."""
+    """Encode details; None if there are none."""
     return None if details == _DEFAULT_DETAILS else _encode(details)
 
 
 def decode_result_details(extension: Raw | None) -> ResultDetails:
-    """Return what is said beside a result.  Raises PeerError if it cannot be read."""
+    """Decode details.  Raises PeerError if they are malformed."""
     if extension is None:
         return _DEFAULT_DETAILS
     try:
@@ -106,7 +106,7 @@ def decode_result_details(extension: Raw | None) -> ResultDetails:
 
 
 def fault_of(details: ResultDetails) -> Fault:
-    """Return whose fault it is that a task failed."""
+    """Return the cause of a task's failure."""
     return _FAULTS.get(details.fault, Fault.WORKER)
 
 
@@ -127,27 +127,27 @@ _decode_returns = msgspec.msgpack.Decoder(
 
 
 def encode_calls(calls: Sequence[StreamedCall]) -> bytes:
-    """Return the payload of a TASK frame with calls of a lane's function."""
+    """Encode calls of a call stream, for a TASK frame."""
     return _encode(calls)
 
 
 def decode_calls(payload: Payload) -> list[StreamedCall]:
-    """Read calls of a lane's function.
+    """Decode calls of a call stream.
 
-    Raises PeerError if they are none, or too many.
+    Raises PeerError if they are malformed or too many.
     """
     _check_size(payload)
     try:
         return [*map(StreamedCall._make, _decode_calls(payload))]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise PeerError(f"calls in a lane: {error}") from error
+        raise PeerError(f"calls: {error}") from error
 
 
 def encode_returns(returns: Sequence[CallResult]) -> bytes:
-    """Return the payload of a RESULT frame with what came of calls in a lane."""
+    """Encode results of calls in a call stream, for a RESULT frame."""
     try:
         return _encode(returns)
-    except UnicodeEncodeError:  # a name of a file, in a traceback
+    except UnicodeEncodeError:  # a traceback may quote a file's name
         return _encode(
             [
                 each._replace(error=each.error.encode(errors="replace").decode())
@@ -157,17 +157,17 @@ def encode_returns(returns: Sequence[CallResult]) -> bytes:
 
 
 def decode_returns(payload: Payload) -> list[CallResult]:
-    """Read what came of calls in a lane.
+    """Decode results of calls in a call stream.
 
-    Raises PeerError if it is not that, or too much.
+    Raises PeerError if they are malformed or too many.
     """
     _check_size(payload)
     try:
         return [*map(CallResult._make, _decode_returns(payload))]
     except (msgspec.MsgspecError, ValueError) as error:
-        raise PeerError(f"returns in a lane: {error}") from error
+        raise PeerError(f"returns: {error}") from error
 
 
 def _check_size(payload: Payload) -> None:
     if len(payload) > PAYLOAD_MAX:
-        raise LimitExceeded("calls in a lane", len(payload), PAYLOAD_MAX)
+        raise LimitExceeded("calls", len(payload), PAYLOAD_MAX)

@@ -1,10 +1,10 @@
-"""Values in MessagePack: which of them every peer can read, and their form in JSON.
+"""Values in MessagePack: which of them every peer can decode, and their form in JSON.
 
 MacFleet's own programs decode with Python's msgpack, which refuses map keys other than
 text and bytes, text that is not UTF-8, and deep nesting; after one value that it cannot
-decode, such a worker reads nothing more.  ``check_compatible`` finds these values
+decode, such a worker stops reading.  ``check_compatible`` finds these values
 before they are sent, without decoding them.  Jobs over HTTP carry JSON, functions take
-MessagePack: ``task_arguments`` and ``to_json`` convert, and name what has no
+MessagePack: ``task_arguments`` and ``to_json`` convert, and report what has no
 equivalent.
 """
 
@@ -17,15 +17,19 @@ import msgspec
 
 from shoal.domain.work import JSON, Task
 
-DEPTH_MAX = 511  # containers in each other: what Python's msgpack writes
-STEPS_MAX = 1 << 20  # values looked at one by one, which takes most of a second
-RUN_MIN = 8  # values from which on it pays to look for more of the same kind
+NIL = b"\xc0"
+NO_ARGS = b"\x90"  # an empty array
+NO_KWARGS = b"\x80"  # an empty map
+
+DEPTH_MAX = 511  # nested containers: the limit of Python's msgpack
+STEPS_MAX = 1 << 20  # values visited one by one, which takes almost a second
+RUN_MIN = 8  # values from which on a search for a run pays
 
 _FIXED_TEXTS = range(0xA0, 0xC0)
 _FIXED_MAPS = range(0x80, 0x90)
 _FIXED_ARRAYS = range(0x90, 0xA0)
-_OWN_TYPES = 0x80  # types of extensions from there on are MessagePack's own
-_TIMESTAMP = 0xFF  # the only one that there is
+_OWN_TYPES = 0x80  # extension types from there on are reserved by MessagePack
+_TIMESTAMP = 0xFF  # the only reserved type in use
 
 _WIDTHS = {
     **dict.fromkeys((*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3), 1),
@@ -36,7 +40,7 @@ _WIDTHS = {
     **dict.fromkeys((0xCB, 0xCF, 0xD3), 9),
     **{0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18},
 }
-"""How many bytes a value has, by its first."""
+"""The size of a value in bytes, by its first byte."""
 
 _SIZES = {
     **{0xC4: 1, 0xC5: 2, 0xC6: 4},  # bytes
@@ -45,7 +49,7 @@ _SIZES = {
     **{0xDC: 2, 0xDD: 4},  # arrays
     **{0xDE: 2, 0xDF: 4},  # maps
 }
-"""How many bytes the size of a value has, by its first."""
+"""The width of a value's length field in bytes, by its first byte."""
 
 _TEXTS = frozenset((*_FIXED_TEXTS, 0xD9, 0xDA, 0xDB))
 _KEYS = _TEXTS | {0xC4, 0xC5, 0xC6}
@@ -71,21 +75,20 @@ _RUNS = {
     for run in (_run(leads, width),)
     for lead in leads
 }
-"""What finds numbers of one width that follow each other, and that width."""
+"""The pattern that matches a run of numbers of one width, and that width."""
 
 
 class IncompatibleValue(ValueError):
-    """A value that real peers cannot read; the text says why."""
+    """A value that upstream cannot decode; the text says why."""
 
 
 def check_compatible(value: memoryview) -> None:
-    """Go through one value in MessagePack, which is whole and the only one.
+    """Check one value in MessagePack, which is complete and the only one.
 
-    Raises IncompatibleValue for what real peers would stumble over, and for more than
-    can be looked through.
+    Raises IncompatibleValue if upstream cannot decode it, or it is too large to check.
     """
     at = steps = 0
-    left, in_map = 1, False  # values that the innermost container still has
+    left, in_map = 1, False  # values left in the innermost container
     outer: list[tuple[int, bool]] = []
     while left or outer:
         if not left:
@@ -95,12 +98,12 @@ def check_compatible(value: memoryview) -> None:
         if not in_map and left >= RUN_MIN and (run := _RUNS.get(lead)) is not None:
             pattern, width = run
             found = pattern.match(value, at, at + left * width)
-            assert found is not None, "it begins with one of them"
+            assert found is not None, "the lead byte is in the pattern"
             left -= (found.end() - at) // width
             at = found.end()
             continue
         if in_map and not left & 1 and lead not in _KEYS:
-            raise IncompatibleValue("a map has a key that is neither a text nor bytes")
+            raise IncompatibleValue("a map has a key that is neither text nor bytes")
         steps += 1
         if steps > STEPS_MAX:
             raise IncompatibleValue(
@@ -110,9 +113,7 @@ def check_compatible(value: memoryview) -> None:
         if lead in _CONTAINERS:
             outer.append((left, in_map))
             if len(outer) > DEPTH_MAX:
-                raise IncompatibleValue(
-                    f"more than {DEPTH_MAX} containers are in each other"
-                )
+                raise IncompatibleValue(f"more than {DEPTH_MAX} nested containers")
             at, left = _count(value, at, lead)
             if in_map := lead in _MAPS:
                 left *= 2
@@ -121,7 +122,7 @@ def check_compatible(value: memoryview) -> None:
 
 
 def _count(value: memoryview, at: int, lead: int) -> tuple[int, int]:
-    """Return where the first value of a container is, and how many there are."""
+    """Return the offset of a container's first value, and the number of values."""
     if (size := _SIZES.get(lead)) is None:
         return at + 1, lead & 15
     begin = at + 1 + size
@@ -129,7 +130,7 @@ def _count(value: memoryview, at: int, lead: int) -> tuple[int, int]:
 
 
 def _scalar_end(value: memoryview, at: int, lead: int) -> int:
-    """Return where the next value begins."""
+    """Return the offset after a value."""
     if (width := _WIDTHS.get(lead)) is not None:
         begin, end = at + 1, at + width
     else:
@@ -147,37 +148,31 @@ def _scalar_end(value: memoryview, at: int, lead: int) -> int:
 
 def _check_reserved_type(extension: memoryview, type: int) -> None:
     if type != _TIMESTAMP:
-        raise IncompatibleValue(
-            f"an extension has the type {type - 256}, which nobody knows"
-        )
+        raise IncompatibleValue(f"an extension has the unknown type {type - 256}")
     try:
         msgspec.msgpack.decode(extension)
     except msgspec.MsgspecError as error:
         raise IncompatibleValue(str(error)) from error
 
 
-NO_ARGS = b"\x90"  # an empty array
-NO_KWARGS = b"\x80"  # an empty map
-NIL = b"\xc0"
+NAME_FIELDS = frozenset({"task_type", "args", "kwargs"})  # fields, not arguments
 
-NAME_FIELDS = frozenset({"task_type", "args", "kwargs"})  # fields that are no argument
-
-# How a value begins that only our own peers know ("ext" in MessagePack's document).
+# First bytes of MessagePack extensions, which only Shoal nodes understand.
 _EXTENSION_LEAD = re.compile(rb"[\xc7-\xc9\xd4-\xd8]")
 
 
 class NotConvertible(ValueError):
-    """A value has no form in what it is to be written as; the text says what it is."""
+    """A value cannot be converted; the text says why."""
 
 
 def task_arguments(task: Task) -> tuple[bytes, bytes]:
-    """Return the arguments of the function that does a task: an array and a map.
+    """Return the arguments of a task's function in MessagePack: an array and a map.
 
-    They are the payload's ``args`` and ``kwargs``; of a payload that has neither, each
-    field but its name is an argument.
+    They are the payload's ``args`` and ``kwargs``.  If the payload has neither, each
+    field except the task's name is a keyword argument.
 
-    Raises NotConvertible if they are no array and no object, or hold a number beyond
-    64 bit.
+    Raises NotConvertible if they have the wrong types, or contain a number beyond 64
+    bits.
     """
     payload = task.payload
     if not isinstance(payload, Mapping):
@@ -197,7 +192,7 @@ def task_arguments(task: Task) -> tuple[bytes, bytes]:
 
 
 def is_plain_value(value: bytes | memoryview) -> bool:
-    """Say whether there is nothing in a value but what MessagePack itself has."""
+    """Say whether a value contains no extension types."""
     if _EXTENSION_LEAD.search(value) is None:
         return True
     try:
@@ -205,24 +200,23 @@ def is_plain_value(value: bytes | memoryview) -> bool:
     except NotConvertible:
         return False
     except msgspec.DecodeError:
-        return True  # it is no value at all, which whoever reads it will say
+        return True  # malformed; the receiver reports that
     return True
 
 
 def to_json(value: bytes | memoryview) -> str:
-    """Return a value as JSON text.  Raises NotConvertible, saying what has no form
-    there."""
+    """Return a value as JSON text.  Raises NotConvertible if it has no JSON form."""
     try:
         decoded: Any = msgspec.msgpack.decode(value, ext_hook=_refuse_extension)
         return json.dumps(decoded, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise NotConvertible(
-            f"what the task returned cannot be written as JSON ({error}): call it from "
-            "Python, with shoal.Pool"
+            f"the task's value cannot be written as JSON ({error}): call it from "
+            "Python with shoal.Pool"
         ) from error
 
 
 def _refuse_extension(code: int, data: memoryview) -> NoReturn:
     raise NotConvertible(
-        f"an array, or another value that only Python has (type {code})"
+        f"an array, or another value that only Python supports (type {code})"
     )
