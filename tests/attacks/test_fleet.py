@@ -55,7 +55,7 @@ async def besieged(key: bytes | None = KEY) -> AsyncIterator[ServedNode]:
         await eventually(lambda: not node.undecided())
 
 
-async def test_slow_line_is_cut_off_while_others_are_answered() -> None:
+async def test_a_slow_line_is_cut_off_while_others_are_answered() -> None:
     async with besieged() as node, many_connected(node, CROWD) as lines:
         for line in lines:
             await line.send(b"APING slow")
@@ -67,7 +67,7 @@ async def test_slow_line_is_cut_off_while_others_are_answered() -> None:
         assert set(node.ends) == {"answered", "no line within 1 s"}
 
 
-async def test_line_that_is_too_long_is_refused_and_counts() -> None:
+async def test_a_long_line_is_rejected_and_counts() -> None:
     async with besieged() as node, connected(node) as line:
         assert await line.say(b"APING " + 65 * 1024 * b"a" + b"\n") == b""
 
@@ -76,7 +76,7 @@ async def test_line_that_is_too_long_is_refused_and_counts() -> None:
         assert node.failures() == 1
 
 
-async def test_endless_line_is_held_only_in_part() -> None:
+async def test_an_endless_line_is_buffered_only_in_part() -> None:
     async with besieged() as node, connected(node) as line:
         for _ in range(64):
             await line.send(b"a" * (1 << 20))
@@ -86,7 +86,7 @@ async def test_endless_line_is_held_only_in_part() -> None:
 
 
 @pytest.mark.usefixtures("away")
-async def test_idle_connections_do_not_bar_anybody_from_an_open_fleet() -> None:
+async def test_idle_connections_ban_no_address_in_an_open_fleet() -> None:
     async with besieged(None) as node, many_connected(node, CROWD) as lines:
         for line in lines:
             assert await line.rest() == b""
@@ -96,7 +96,7 @@ async def test_idle_connections_do_not_bar_anybody_from_an_open_fleet() -> None:
 
 
 @pytest.mark.usefixtures("away")
-async def test_connections_that_say_nothing_bar_their_address() -> None:
+async def test_silent_connections_ban_their_address() -> None:
     async with besieged() as node:
         async with many_connected(node, BANNED_AFTER) as lines:
             for line in lines:
@@ -108,7 +108,7 @@ async def test_connections_that_say_nothing_bar_their_address() -> None:
 
 
 @pytest.mark.usefixtures("away")
-async def test_guesses_at_the_same_time_do_not_outrun_the_bar(
+async def test_parallel_guesses_do_not_outrun_the_ban(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # All are connected before the first has to speak.
@@ -130,7 +130,7 @@ async def test_guesses_at_the_same_time_do_not_outrun_the_bar(
         assert node.ends.count(BARRED) == CROWD - BANNED_AFTER
 
 
-async def test_wrong_guesses_of_this_machine_do_not_lock_it_out() -> None:
+async def test_wrong_guesses_from_loopback_do_not_lock_it_out() -> None:
     async with besieged() as node:
         for number in range(BANNED_AFTER + 1):
             async with connected(node) as line:
@@ -145,7 +145,7 @@ async def test_wrong_guesses_of_this_machine_do_not_lock_it_out() -> None:
     [b"PING stranger\n", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", bytes(100)],
     ids=["ping", "http", "zeros"],
 )
-async def test_plain_text_on_the_tls_port_is_hung_up_on_and_is_no_guess(
+async def test_plain_text_on_the_tls_port_is_disconnected_and_not_a_guess(
     data: bytes,
 ) -> None:
     async with besieged() as node, connected(node, secure=False) as line:
@@ -156,7 +156,7 @@ async def test_plain_text_on_the_tls_port_is_hung_up_on_and_is_no_guess(
         assert node.failures() == 0
 
 
-async def test_frames_of_the_transport_are_refused() -> None:
+async def test_transport_frames_are_rejected() -> None:
     frame = bytes.fromhex(case_of("hb/binary transport frame")["input"]["request_hex"])
     async with besieged() as node, connected(node) as line:
         await line.send(frame)
@@ -166,7 +166,7 @@ async def test_frames_of_the_transport_are_refused() -> None:
         await eventually(lambda: node.failures() == 1)
 
 
-async def test_ping_that_was_overheard_is_not_answered_again() -> None:
+async def test_an_overheard_ping_is_not_answered_again() -> None:
     overheard = encode_ping(KEY, honest().own_line(hardware=True))
     async with besieged() as node:
         async with connected(node) as line:
@@ -178,7 +178,7 @@ async def test_ping_that_was_overheard_is_not_answered_again() -> None:
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["secure", "open"])
-async def test_who_says_back_what_it_hears_is_not_taken_for_a_node(
+async def test_a_mirror_is_not_registered_as_a_node(
     key: bytes | None,
 ) -> None:
     heard: list[bytes] = []
@@ -200,14 +200,14 @@ async def test_who_says_back_what_it_hears_is_not_taken_for_a_node(
             assert not node.fleet.nodes
 
 
-async def test_half_a_line_and_a_hang_up_count_as_a_guess() -> None:
+async def test_half_a_line_and_a_disconnect_count_as_a_guess() -> None:
     async with besieged() as node, connected(node) as line:
         await line.send(b"APING half")
         line.writer.close()
         await eventually(lambda: node.failures() == 1)
 
 
-async def test_connection_that_ends_without_a_word_is_no_guess() -> None:
+async def test_an_empty_connection_is_not_a_guess() -> None:
     async with besieged() as node:
         async with connected(node) as line:
             line.writer.close()

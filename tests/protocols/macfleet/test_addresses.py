@@ -13,7 +13,7 @@ from shoal.protocols.macfleet.addresses import (
 
 
 @recorded("pairing_encode")
-def test_urls_are_written_as_real_programs_write_them(case: Case) -> None:
+def test_pairing_urls_are_encoded_as_upstream_does(case: Case) -> None:
     token, fleet = case["input"]["token"], case["input"]["fleet_id"] or ""
 
     if "error" in case["expect"]:
@@ -26,7 +26,7 @@ def test_urls_are_written_as_real_programs_write_them(case: Case) -> None:
 
 
 @recorded("pairing_parse")
-def test_urls_are_read_as_real_programs_read_them(case: Case) -> None:
+def test_pairing_urls_are_parsed_as_upstream_does(case: Case) -> None:
     url, expected = case["input"]["url"], case["expect"]
 
     if "error" in expected:
@@ -51,7 +51,7 @@ def test_urls_are_read_as_real_programs_read_them(case: Case) -> None:
     ],
     ids=lambda url: url[:40],
 )
-def test_broken_urls_are_refused_without_showing_the_token(url: str) -> None:
+def test_invalid_pairing_urls_are_rejected_without_showing_the_token(url: str) -> None:
     with pytest.raises(ConfigError, match="pairing URL") as caught:
         parse_pairing_url(url)
 

@@ -20,7 +20,7 @@ def sighting(**text: str) -> DiscoveredService:
 
 
 @recorded("mdns")
-def test_nodes_are_announced_as_real_peers_are(case: Case) -> None:
+def test_nodes_are_announced_as_upstream_does(case: Case) -> None:
     said, expected = case["input"], case["expect"]
     token, node_id, port = said["token"], said["node_id"], said["data_port"]
     profile = HardwareProfile("Apple M4 Pro", 10, 16.0, bandwidth_gbps=200.0)
@@ -37,7 +37,7 @@ def test_nodes_are_announced_as_real_peers_are(case: Case) -> None:
     assert [[*each] for each in text.items()] == expected["txt"]
 
 
-def test_a_real_peer_is_read() -> None:
+def test_an_upstream_record_is_decoded() -> None:
     text = dict(case_of("mdns/open")["expect"]["txt"])
 
     assert decode_txt(sighting(**text)) == NodeAnnouncement(
@@ -54,7 +54,7 @@ def test_a_real_peer_is_read() -> None:
         ({"node_id": "n\u00f8de", "data_port": "7"}, "n\u00f8de", 7),
     ],
 )
-def test_what_is_not_said_follows_from_the_service(
+def test_missing_fields_follow_from_the_service(
     text: dict[str, str], node_id: str, data_port: int
 ) -> None:
     read = decode_txt(sighting(**text))
@@ -78,6 +78,6 @@ def test_what_is_not_said_follows_from_the_service(
     ],
     ids=lambda text: repr(text)[:40],
 )
-def test_records_that_make_no_sense_are_refused(text: dict[str, str]) -> None:
+def test_invalid_records_are_rejected(text: dict[str, str]) -> None:
     with pytest.raises(PeerError, match="a node is announced"):
         decode_txt(sighting(**text))

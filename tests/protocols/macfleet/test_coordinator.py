@@ -30,7 +30,7 @@ def listeners(config: Config, setting: ProtocolContext) -> list[Listener]:
     return [e for e in endpoints(config, setting) if isinstance(e, Listener)]
 
 
-def test_both_ports_are_those_of_real_nodes_unless_they_are_taken() -> None:
+def test_both_ports_are_upstreams_defaults_unless_in_use() -> None:
     transport, heartbeat = listeners(Config(), around())
 
     assert (transport.label, transport.port, transport.falls_back) == (
@@ -47,7 +47,7 @@ def test_both_ports_are_those_of_real_nodes_unless_they_are_taken() -> None:
     assert heartbeat.flag == "--macfleet-heartbeat-port"
 
 
-def test_a_port_that_was_asked_for_is_not_another() -> None:
+def test_a_configured_port_does_not_fall_back() -> None:
     transport, heartbeat = listeners(
         Config(heartbeat_port=0, transport_port=7), around()
     )
@@ -79,7 +79,7 @@ def test_a_fleet_with_a_token_speaks_tls(
     assert listens.service.kind == service_type(key)
 
 
-def test_workers_are_told_which_ports_speak_no_tls() -> None:
+def test_labels_tell_workers_which_ports_have_no_tls() -> None:
     secure = [each.advertised_label for each in listeners(Config(), around())]
     plain = [each.advertised_label for each in listeners(Config(open=True), around())]
 
@@ -87,7 +87,7 @@ def test_workers_are_told_which_ports_speak_no_tls() -> None:
     assert plain == ["transport:tcp", "heartbeat:tcp"]
 
 
-def test_a_join_token_too_short_for_a_fleet_is_warned_of() -> None:
+def test_a_join_token_too_short_for_a_fleet_is_a_warning() -> None:
     warned: list[str] = []
     setting = replace(around("short"), warn=warned.append)
 
@@ -96,17 +96,17 @@ def test_a_join_token_too_short_for_a_fleet_is_warned_of() -> None:
     assert "--macfleet-token" in said
 
 
-def test_a_short_token_of_the_fleet_is_refused() -> None:
+def test_a_short_fleet_token_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^--macfleet-token: expected 8 char"):
         endpoints(Config(token="short"), around())
 
 
-def test_an_open_fleet_with_a_token_is_refused() -> None:
+def test_an_open_fleet_with_a_token_is_rejected() -> None:
     with pytest.raises(ConfigError, match="an open fleet has no token"):
         endpoints(Config(open=True, token="long enough"), around())
 
 
-def test_looking_around_can_be_turned_off() -> None:
+def test_discovery_can_be_disabled() -> None:
     assert any(isinstance(e, ServiceBrowser) for e in endpoints(Config(), around()))
     quiet = endpoints(Config(browse=False), around())
     assert not any(isinstance(e, ServiceBrowser) for e in quiet)
@@ -126,12 +126,12 @@ def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
     return [e.url for e in gossip.tick(1.0) if isinstance(e, OutgoingConnection)]
 
 
-def test_a_node_that_says_where_its_transport_is_gets_called() -> None:
+def test_a_node_with_an_announced_transport_is_dialled() -> None:
     assert dialled("node-b", ours=False) == ["tls-any://192.0.2.9:50052"]
     assert dialled("node-b", ours=False, port=0) == []
 
 
-def test_of_two_of_ours_the_one_with_the_smaller_id_calls() -> None:
+def test_of_two_shoal_nodes_the_one_with_the_smaller_id_dials() -> None:
     assert dialled("b", ours=True) == []  # we are called coordinator
     assert dialled("d", ours=True) == ["tls-any://192.0.2.9:50052"]
 
@@ -142,7 +142,7 @@ def test_a_nodes_id_is_its_name_without_white_space() -> None:
     assert len(node_id("é" * 300).encode()) == 256
 
 
-def test_the_profile_says_what_the_machine_is_made_of() -> None:
+def test_the_profile_contains_the_hardware() -> None:
     hardware = Hardware("Apple M2", gpu_cores=8, memory_gb=16.0, gpu_backend="metal")
 
     profile = hardware_profile(hardware, 5)

@@ -32,19 +32,19 @@ DIRECT = replace(MEMBER, direct_url="tls-any://host:50052")
         ("tls-any://host:1", "", "tls-any://host:1"),
     ],
 )
-def test_each_address_leads_somewhere(url: str, token: str, dialled: str) -> None:
+def test_valid_addresses_have_urls(url: str, token: str, dialled: str) -> None:
     assert FleetDialer(url, replace(MEMBER, token=token)).url == dialled
 
 
 @pytest.mark.parametrize(
     "url", ["", "host", "http://host:4010", "host:port", "ftp://host:1", "tcp://:1"]
 )
-def test_an_address_that_leads_nowhere_is_refused(url: str) -> None:
+def test_invalid_addresses_are_rejected(url: str) -> None:
     with pytest.raises(ConfigError, match="expected"):
         FleetDialer(url, MEMBER)
 
 
-def test_a_coordinator_of_ours_is_joined_where_it_says() -> None:
+def test_a_shoal_coordinator_is_dialled_at_its_announced_port() -> None:
     assert FleetDialer("http://host:4010", DIRECT).url == "tls-any://host:50052"
     assert (
         coordinator_url("host", {"transport": 7, "heartbeat": 8}) == "tls-any://host:7"
@@ -52,7 +52,7 @@ def test_a_coordinator_of_ours_is_joined_where_it_says() -> None:
     assert coordinator_url("host", {"heartbeat": 8}) == ""
 
 
-def test_a_coordinator_of_an_open_fleet_speaks_no_tls_to_those_with_a_token() -> None:
+def test_an_open_fleet_has_no_tls_even_for_workers_with_a_token() -> None:
     assert (
         coordinator_url("host", {"transport:tcp": 7, "heartbeat:tcp": 8})
         == "tcp://host:7"
@@ -66,7 +66,7 @@ def answered(session: WorkerEnd, answer: bytes) -> list[bytes]:
     return said
 
 
-def test_of_a_heartbeat_port_a_worker_learns_where_the_other_is() -> None:
+def test_a_pong_contains_the_transport_port() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
     (ping,) = answered(dialer.start_session({}), b"PONG node-a\n")
@@ -78,7 +78,7 @@ def test_of_a_heartbeat_port_a_worker_learns_where_the_other_is() -> None:
     assert b"worker-one" in greeting
 
 
-def test_a_heartbeat_port_with_a_token_says_which_port_it_is() -> None:
+def test_a_signed_pong_contains_the_transport_port() -> None:
     listeners = [
         each for each in endpoints(Config(), around()) if isinstance(each, Listener)
     ]
@@ -96,7 +96,7 @@ def test_a_heartbeat_port_with_a_token_says_which_port_it_is() -> None:
     assert dialer.url == "tls-any://host:1234"
 
 
-def test_a_port_that_answers_no_ping_is_tried_as_the_other() -> None:
+def test_a_port_without_a_pong_is_dialled_as_transport_port() -> None:
     dialer = FleetDialer("host:50052", replace(MEMBER, token=""))
     tried = []
 
@@ -110,7 +110,7 @@ def test_a_port_that_answers_no_ping_is_tried_as_the_other() -> None:
     assert tried == [(url, True), (url, False), (url, True), (url, False)]
 
 
-def test_a_pong_that_does_not_come_is_not_waited_for_long() -> None:
+def test_waiting_for_a_pong_times_out() -> None:
     session = FleetDialer("host:1", replace(MEMBER, token="")).start_session({})
     session.tick(0.0)
     assert session.deadline == 10.0
@@ -119,7 +119,7 @@ def test_a_pong_that_does_not_come_is_not_waited_for_long() -> None:
     assert session.receive([b"PONG late\n"], 11.0) == ()
 
 
-def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
+def test_a_worker_with_its_coordinators_id_changes_its_own() -> None:
     member = replace(MEMBER, name="coordinator")
     first = unconnected(PROTOCOL, member, around())
     close = met_by(first)
@@ -132,7 +132,7 @@ def test_a_worker_called_like_its_coordinator_takes_another_name() -> None:
     assert second.events[0].name == "coordinator-worker"  # type: ignore[union-attr]  # Met
 
 
-def test_a_worker_called_like_whom_it_pings_pings_again_under_another_name() -> None:
+def test_a_worker_with_the_pinged_nodes_id_pings_again_under_another() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
     session = dialer.start_session({})
@@ -147,7 +147,7 @@ def test_a_worker_called_like_whom_it_pings_pings_again_under_another_name() -> 
     assert dialer.url == "tcp://host:50052"
 
 
-def test_a_node_that_always_has_our_name_ends_the_tries() -> None:
+def test_a_second_id_conflict_at_a_node_is_final() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
     for name in (b"worker-one", b"worker-one-worker"):
@@ -158,7 +158,7 @@ def test_a_node_that_always_has_our_name_ends_the_tries() -> None:
     assert "--name" in final
 
 
-def test_a_coordinator_that_always_has_our_name_is_not_tried_at_once_for_ever() -> None:
+def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> None:
     dialer = unconnected(PROTOCOL, replace(MEMBER, name="a"), around()).dialer
     closes = []
     for name in ("a", "a-worker"):
@@ -180,7 +180,7 @@ def met_by(pair: Pair) -> Close:
     return close
 
 
-def test_a_real_fleet_that_hangs_up_again_and_again_has_another_token() -> None:
+def test_repeated_rejections_by_upstream_are_final() -> None:
     dialer = FleetDialer("host:50052", MEMBER)
     dialer._on_rejected("host")
     finals = []
@@ -204,12 +204,12 @@ def test_a_url_may_name_the_fleet() -> None:
     ("text", "host", "port"),
     [("host:1", "host", 1), ("host", "host", 50051), ("[::1]:5", "::1", 5)],
 )
-def test_contacts_are_given_as_addresses(text: str, host: str, port: int) -> None:
+def test_contacts_are_parsed_from_addresses(text: str, host: str, port: int) -> None:
     assert (parse_contact(text).host, parse_contact(text).port) == (host, port)
 
 
 @pytest.mark.parametrize("text", ["", "http://a:1", "a:port", "a b:1", "u@h:1", ":5"])
-def test_what_is_no_address_is_named(text: str) -> None:
+def test_invalid_contacts_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="expected HOST:PORT"):
         parse_contact(text)
 

@@ -23,7 +23,7 @@ def sight(key: bytes | None, text: Mapping[str, str], name: str = "b") -> FleetR
     return fleet
 
 
-def test_secure_node_announces_an_id_and_ports_alone() -> None:
+def test_a_secure_node_announces_only_id_and_ports() -> None:
     listener = heartbeat_listener(member(profile=PROFILE), limiter(), 50051)
 
     assert listener.service is not None
@@ -42,7 +42,7 @@ def test_secure_node_announces_an_id_and_ports_alone() -> None:
     )
 
 
-def test_open_node_announces_what_it_is_made_of() -> None:
+def test_an_open_node_announces_its_hardware() -> None:
     own = member(key=None, profile=PROFILE)
     listener = heartbeat_listener(own, limiter(), 0, spare=True)
 
@@ -61,7 +61,7 @@ def test_listener_answers_pings() -> None:
     assert sent(session.receive([encode_ping(KEY, HeartbeatLine("b", bytes(16)))], 0.0))
 
 
-def test_node_that_is_found_is_to_be_asked() -> None:
+def test_a_discovered_node_is_registered() -> None:
     node = sight(KEY, {**TEXT, "shoal": "1", "gpu_cores": "80"}).get("b")
 
     assert node is not None
@@ -75,7 +75,7 @@ def test_node_that_is_found_is_to_be_asked() -> None:
     assert node.profile == HardwareProfile(data_port=4000)
 
 
-def test_node_of_an_open_fleet_is_what_it_announces() -> None:
+def test_a_node_of_an_open_fleet_has_its_announced_hardware() -> None:
     node = sight(None, {**TEXT, "gpu_cores": "80"}).get("b")
 
     assert node is not None
@@ -83,7 +83,7 @@ def test_node_of_an_open_fleet_is_what_it_announces() -> None:
     assert not node.is_shoal
 
 
-def test_node_without_an_id_or_a_port_is_found_by_its_name() -> None:
+def test_a_node_without_id_or_port_is_registered_by_service_name() -> None:
     node = sight(KEY, {}).get("b")
 
     assert node is not None
@@ -101,5 +101,7 @@ def test_node_without_an_id_or_a_port_is_found_by_its_name() -> None:
         {**TEXT, "data_port": "99999"},
     ],
 )
-def test_nonsense_and_we_ourselves_are_not_found(text: Mapping[str, str]) -> None:
+def test_invalid_announcements_and_the_own_node_are_ignored(
+    text: Mapping[str, str],
+) -> None:
     assert not sight(KEY, text).nodes

@@ -33,7 +33,7 @@ def candidate(said: Case) -> ElectionCandidate:
 
 
 @recorded("cluster")
-def test_fleets_are_ordered_as_real_peers_order_them(case: Case) -> None:
+def test_nodes_are_ranked_as_upstream_does(case: Case) -> None:
     everybody = {said["node_id"]: candidate(said) for said in case["input"]["nodes"]}
     there = [
         everybody[said["node_id"]]
@@ -58,7 +58,7 @@ def test_fleets_are_ordered_as_real_peers_order_them(case: Case) -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.integers(20, 10_000))
-def test_every_sample_is_somebodys_and_everybody_has_one(
+def test_every_sample_has_a_node_and_every_node_a_sample(
     speeds: list[float], batch: int
 ) -> None:
     nodes = [
@@ -72,16 +72,16 @@ def test_every_sample_is_somebodys_and_everybody_has_one(
     assert [each.rank for each in divided] == [*range(len(nodes))]
 
 
-def test_a_batch_that_is_too_small_is_refused() -> None:
+def test_a_batch_that_is_too_small_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="a batch of 1 samples is too small"):
         batch_shares([ElectionCandidate("a"), ElectionCandidate("b")], 1)
 
 
-def test_of_an_epoch_each_rank_has_its_slice() -> None:
+def test_each_rank_has_its_slice_of_an_epoch() -> None:
     assert sample_ranges([0.5, 0.3, 0.2], 11) == [range(5), range(5, 8), range(8, 11)]
     assert sample_ranges([1.0], 4) == [range(4)]
 
 
-def test_nobody_leads_where_nobody_is() -> None:
+def test_an_empty_fleet_has_no_coordinator() -> None:
     assert elect_coordinator([]) is None
     assert batch_shares([], 10) == []

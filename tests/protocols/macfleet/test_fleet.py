@@ -16,7 +16,7 @@ ONE, OTHER = (
 
 
 @pytest.mark.parametrize("key", [KEY, None], ids=["secure", "open"])
-async def test_node_is_found_at_the_address_that_was_given(key: bytes | None) -> None:
+async def test_a_node_is_found_at_a_configured_address(key: bytes | None) -> None:
     async with (
         served(member("one", key, ONE, nonces=1 << 60)) as one,
         served(member("other", key, OTHER, nonces=1 << 61), [one.address]) as other,
@@ -32,7 +32,7 @@ async def test_node_is_found_at_the_address_that_was_given(key: bytes | None) ->
         assert not one.fleet.nodes  # a ping tells nothing of where its sender listens
 
 
-async def test_nodes_that_name_each_other_know_each_other() -> None:
+async def test_nodes_configured_with_each_other_become_members() -> None:
     async with served(member("one", profile=ONE, nonces=1 << 60)) as one:
         contacts = [one.address]
         other_own = member("other", profile=OTHER, nonces=1 << 61)
@@ -45,7 +45,7 @@ async def test_nodes_that_name_each_other_know_each_other() -> None:
                 assert rows == {"one": ONE, "other": OTHER}
 
 
-async def test_node_that_has_gone_is_suspected_and_is_back_at_once(
+async def test_a_node_that_left_is_suspected_and_returns_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.protocols.macfleet.gossip.ROUND_INTERVAL", 0.02)
@@ -67,7 +67,7 @@ async def test_node_that_has_gone_is_suspected_and_is_back_at_once(
         await watcher.__aexit__(None, None, None)
 
 
-async def test_question_by_another_node_is_answered_with_our_hardware() -> None:
+async def test_a_ping_with_hardware_is_answered_with_hardware() -> None:
     async with served(member("one", profile=ONE)) as one:
         found = await ping(one, member("stranger", nonces=1 << 61))
 

@@ -15,7 +15,7 @@ def listed(names: str, before: str = "Traceback ...\nmacfleet.compute.models.") 
 
 
 @given(st.frozensets(st.text(min_size=1, max_size=20), max_size=5))
-def test_names_are_read_as_python_writes_them(names: frozenset[str]) -> None:
+def test_names_are_parsed_from_python_literals(names: frozenset[str]) -> None:
     told = ", ".join(map(repr, sorted(names)))
 
     assert known_functions(listed(told)) == names
@@ -24,11 +24,11 @@ def test_names_are_read_as_python_writes_them(names: frozenset[str]) -> None:
 @pytest.mark.parametrize(
     "names", ["'a', b", "'a',", "'a", "'a' 'b'", "1, 2", "'a', ['b']", "open('x')"]
 )
-def test_what_is_no_list_of_names_says_nothing(names: str) -> None:
+def test_a_malformed_list_of_names_is_ignored(names: str) -> None:
     assert known_functions(listed(names)) is None
 
 
-def test_what_is_not_about_an_unknown_task_says_nothing() -> None:
+def test_other_errors_list_no_functions() -> None:
     assert known_functions("ValueError: Known tasks: ['a']") is None
     assert not is_unknown_function("KeyError: 'TaskNotRegisteredError'")
     assert is_unknown_function(listed("'a'", before=""))
@@ -38,7 +38,7 @@ def test_what_is_not_about_an_unknown_task_says_nothing() -> None:
     )
 
 
-def test_names_are_believed_up_to_a_limit() -> None:
+def test_the_number_of_names_is_limited() -> None:
     many = ", ".join(repr(f"n{number}") for number in range(10_000))
 
     assert len(known_functions(listed(many)) or ()) == 4096
@@ -46,6 +46,6 @@ def test_names_are_believed_up_to_a_limit() -> None:
 
 
 @given(st.text(max_size=300))
-def test_no_text_whatever_breaks_it(text: str) -> None:
+def test_any_error_text_is_parsed_without_failing(text: str) -> None:
     known_functions(text)
     known_functions(listed(text))

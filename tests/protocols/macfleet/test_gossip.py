@@ -44,7 +44,7 @@ def town_of(nodes: int) -> SimulatedFleet:
 
 
 @pytest.mark.parametrize("key", [fleet_key("a long token"), None])
-def test_who_is_announced_and_answers_is_alive(key: bytes | None) -> None:
+def test_an_announced_node_that_answers_is_alive(key: bytes | None) -> None:
     town = SimulatedFleet(key)
     town.settle(1)
     town.sight(1)
@@ -54,7 +54,7 @@ def test_who_is_announced_and_answers_is_alive(key: bytes | None) -> None:
     assert town.state(1) is NodeState.ALIVE
 
 
-def test_who_is_announced_by_another_name_is_not_believed() -> None:
+def test_a_pong_with_another_id_than_announced_is_ignored() -> None:
     town = SimulatedFleet()
     town.settle(1, "somebody")
     town.sight(1)
@@ -65,7 +65,7 @@ def test_who_is_announced_by_another_name_is_not_believed() -> None:
     assert town.fleet.get("somebody") is None
 
 
-def test_node_that_goes_is_suspected_then_fails_and_comes_back() -> None:
+def test_a_node_that_leaves_is_suspected_then_fails_and_returns() -> None:
     town = town_of(1)
 
     town.away.add(address_of(0))
@@ -77,7 +77,7 @@ def test_node_that_goes_is_suspected_then_fails_and_comes_back() -> None:
     assert town.state(0) is NodeState.ALIVE
 
 
-def test_node_that_is_back_before_it_failed_is_alive_at_once() -> None:
+def test_a_suspected_node_that_returns_is_alive_at_once() -> None:
     town = town_of(1)
     town.away.add(address_of(0))
     town.off = False
@@ -104,7 +104,7 @@ def test_one_missed_ping_changes_nothing() -> None:
     assert node.since < 10.0
 
 
-def test_node_that_does_not_answer_holds_up_nobody() -> None:
+def test_a_silent_node_delays_no_other_ping() -> None:
     town = town_of(4)
     town.away.update(map(address_of, range(3)))
     town.pinged.clear()
@@ -115,7 +115,7 @@ def test_node_that_does_not_answer_holds_up_nobody() -> None:
     assert len(asked) >= 4
 
 
-def test_everybody_is_asked_in_turn_and_few_at_a_time() -> None:
+def test_nodes_are_pinged_in_turn_and_few_at_a_time() -> None:
     town = town_of(9)
     town.pinged.clear()
 
@@ -126,7 +126,7 @@ def test_everybody_is_asked_in_turn_and_few_at_a_time() -> None:
     assert set(Counter(address for _, address in town.pinged).values()) == {10}
 
 
-def test_node_that_has_failed_is_asked_now_and_then() -> None:
+def test_a_failed_node_is_pinged_occasionally() -> None:
     town = town_of(1)
     town.away.add(address_of(0))
     town.run(LOST_WITHIN + 2 * FAILED_PING_INTERVAL)
@@ -137,7 +137,7 @@ def test_node_that_has_failed_is_asked_now_and_then() -> None:
     assert 8 <= len(town.pinged) <= 11
 
 
-def test_lost_node_is_noticed_as_soon_however_many_there_are() -> None:
+def test_a_lost_node_is_detected_as_fast_in_a_large_fleet() -> None:
     town = town_of(25)
     town.away.add(address_of(7))
 
@@ -155,7 +155,7 @@ def contacting(*numbers: int) -> SimulatedFleet:
     return SimulatedFleet(contacts=[address_of(number) for number in numbers])
 
 
-def test_whoever_answers_at_an_address_that_was_given_is_registered() -> None:
+def test_a_node_at_a_configured_address_is_registered() -> None:
     town = contacting(1)
     town.settle(1, "unheard-of", HardwareProfile(gpu_cores=3, data_port=777))
 
@@ -165,7 +165,7 @@ def test_whoever_answers_at_an_address_that_was_given_is_registered() -> None:
     assert (node.id, node.state, node.data_port) == ("unheard-of", NodeState.ALIVE, 777)
 
 
-def test_address_that_was_given_is_tried_until_somebody_answers() -> None:
+def test_a_configured_address_is_pinged_until_a_node_answers() -> None:
     town = contacting(1)
     town.run(300.0)
     (row,) = [each for each in town.gossip.nodes() if not each.name]
@@ -179,7 +179,7 @@ def test_address_that_was_given_is_tried_until_somebody_answers() -> None:
     assert all(each.name for each in town.gossip.nodes())
 
 
-def test_address_where_nobody_is_is_tried_less_and_less_often() -> None:
+def test_pings_of_a_vacant_address_back_off() -> None:
     town = contacting(1)
     town.settle(1)
     town.away.add(address_of(1))
@@ -193,7 +193,7 @@ def test_address_where_nobody_is_is_tried_less_and_less_often() -> None:
     )
 
 
-def test_node_that_comes_back_by_another_name_is_met_anew() -> None:
+def test_a_node_that_returns_under_another_id_is_registered() -> None:
     town = contacting(1)
     town.settle(1, "first-1a2b")
     town.run(5.0)
@@ -208,7 +208,7 @@ def test_node_that_comes_back_by_another_name_is_met_anew() -> None:
     assert found.state is NodeState.ALIVE
 
 
-def test_why_a_node_cannot_be_had_back_is_said_with_it() -> None:
+def test_a_failed_nodes_row_contains_the_reason() -> None:
     town = contacting(1)
     town.settle(1)
     town.run(5.0)
@@ -220,7 +220,7 @@ def test_why_a_node_cannot_be_had_back_is_said_with_it() -> None:
     assert (row.name, row.state, row.note) == ("n1", "failed", "no answer")
 
 
-def test_our_own_address_registers_nobody() -> None:
+def test_the_own_address_registers_no_node() -> None:
     town = contacting(1)
     town.people[address_of(1)] = town.own
 
@@ -231,7 +231,7 @@ def test_our_own_address_registers_nobody() -> None:
     assert "pinged itself" in row.note
 
 
-def test_mirror_registers_nobody() -> None:
+def test_a_mirror_registers_no_node() -> None:
     town = contacting(1)
     town.mirrors.add(address_of(1))
 
@@ -240,7 +240,7 @@ def test_mirror_registers_nobody() -> None:
     assert not town.fleet.nodes
 
 
-def test_node_of_another_fleet_registers_nobody_and_it_is_said_why() -> None:
+def test_a_node_of_another_fleet_is_not_registered_and_the_reason_is_shown() -> None:
     town = contacting(1)
     town.key = fleet_key("another token")
     town.settle(1)
@@ -256,7 +256,7 @@ def test_node_of_another_fleet_registers_nobody_and_it_is_said_why() -> None:
 # Calls.
 
 
-def test_transport_of_who_is_wanted_is_called_while_it_is_alive() -> None:
+def test_a_wanted_transport_is_dialled_while_its_node_is_alive() -> None:
     town = town_of(2)
     town.wants = lambda node: node.id == "n1"
 
@@ -278,7 +278,7 @@ def test_transport_of_who_is_wanted_is_called_while_it_is_alive() -> None:
     assert not town.calls
 
 
-def test_transport_that_has_moved_is_called_where_it_is_now() -> None:
+def test_a_moved_transport_is_dialled_at_its_new_address() -> None:
     town = town_of(1)
     town.wants = lambda node: True
     town.run(2.0)
@@ -290,7 +290,7 @@ def test_transport_that_has_moved_is_called_where_it_is_now() -> None:
     assert call.url == "tls-any://10.0.0.0:6000"
 
 
-def test_no_node_sticks_in_a_state_however_it_comes_and_goes() -> None:
+def test_no_node_stays_in_a_wrong_state() -> None:
     random = Random(6)
     town = town_of(20)
     town.wants = lambda node: True
@@ -332,7 +332,7 @@ def asked_of(contact: PeerAddress, reason: str) -> PeerAddress:
         ("cannot connect to tls-any://10.0.0.9:50051: connection refused", False),
     ],
 )
-def test_others_may_ask_once_somebody_is_there_who_does_not_answer(
+def test_other_protocols_may_probe_an_address_without_a_pong(
     reason: str, free: bool
 ) -> None:
     contact = asked_of(PeerAddress("10.0.0.9:50051"), reason)
@@ -340,7 +340,7 @@ def test_others_may_ask_once_somebody_is_there_who_does_not_answer(
     assert contact.may_dial("other") is free
 
 
-def test_address_that_speaks_another_wire_is_asked_no_more() -> None:
+def test_an_address_of_another_protocol_is_not_pinged() -> None:
     contact = PeerAddress("10.0.0.9:50051", wire="other")
     town = SimulatedFleet()
     ways = TransportDialer(

@@ -13,14 +13,14 @@ from shoal.protocols.macfleet.handshake import (
 )
 
 
-def test_a_challenge_of_ours_has_a_mark() -> None:
+def test_challenges_have_a_mark() -> None:
     challenge = draw_challenge(node("a"))
 
     assert len(challenge) == 32
     assert is_shoal_challenge(challenge)
 
 
-def test_who_does_not_speak_the_strong_handshake_marks_nothing() -> None:
+def test_challenges_have_no_mark_without_the_strong_handshake() -> None:
     challenge = draw_challenge(
         node("a", accepts=AS_ORIGINALS, draw=giving(b"\xff" * 32))
     )
@@ -47,7 +47,7 @@ def test_who_does_not_speak_the_strong_handshake_marks_nothing() -> None:
         (b"\xff" * 32, "a", False),
     ],
 )
-def test_what_could_be_a_heartbeat_is_told_from_the_rest(
+def test_challenges_that_resemble_heartbeats_are_recognised(
     challenge: bytes, own_id: str, like: bool
 ) -> None:
     assert resembles_heartbeat(challenge, own_id) == like
@@ -63,7 +63,7 @@ def test_a_challenge_is_remembered_while_it_can_be_answered() -> None:
     assert b"three" not in outstanding
 
 
-def test_a_challenge_is_forgotten_when_nobody_waits_for_the_answer() -> None:
+def test_a_challenge_is_forgotten_after_its_handshake_timed_out() -> None:
     outstanding = SentChallenges()
     outstanding.add(b"one", 0.0)
 
@@ -73,7 +73,7 @@ def test_a_challenge_is_forgotten_when_nobody_waits_for_the_answer() -> None:
     assert b"two" in outstanding
 
 
-def test_when_there_are_too_many_the_oldest_goes() -> None:
+def test_the_oldest_challenge_is_evicted_first() -> None:
     outstanding = SentChallenges()
     for number in range(REMEMBERED_MAX + 1):
         outstanding.add(number.to_bytes(4), 0.0)

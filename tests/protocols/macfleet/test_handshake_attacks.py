@@ -90,7 +90,7 @@ def test_a_server_does_not_answer_its_own_challenge(
     assert second.counts
 
 
-def test_without_its_memory_a_server_knows_its_challenges_by_their_mark() -> None:
+def test_a_server_recognises_its_challenges_by_their_mark() -> None:
     first = server(node("node-a")).open()
     first.hear(greeting("mallory", b"\xff" * 32, Flag.V2))
     second = server(node("node-a")).open()
@@ -101,7 +101,7 @@ def test_without_its_memory_a_server_knows_its_challenges_by_their_mark() -> Non
     assert second.counts
 
 
-def test_a_suffix_of_the_servers_own_is_of_no_use() -> None:
+def test_a_suffix_of_the_server_itself_is_rejected() -> None:
     own = node("node-a", accepts=AS_ORIGINALS)
     end = server(own).open()
 
@@ -128,7 +128,7 @@ def test_a_client_does_not_answer_its_own_challenge() -> None:
     assert len(end.sent) == 1
 
 
-def test_a_server_does_not_answer_what_its_own_node_asks_of_others() -> None:
+def test_a_server_does_not_answer_a_challenge_its_node_sent_elsewhere() -> None:
     own = node("node-b")
     dialling = client(own).open()
     challenge = bytes(frame_of(dialling.sent[0]).payload)[-32:]
@@ -143,7 +143,7 @@ def test_a_server_does_not_answer_what_its_own_node_asks_of_others() -> None:
 
 
 @pytest.mark.parametrize("flags", [0, Flag.V2])
-def test_no_node_of_ours_answers_what_another_of_ours_asks(flags: int) -> None:
+def test_shoal_nodes_do_not_answer_each_others_challenges(flags: int) -> None:
     asked = server(node("node-a", accepts=UNTIL_V1)).open()
     asked.hear(greeting("node-c", b"\xff" * 32, flags))
 
@@ -154,7 +154,7 @@ def test_no_node_of_ours_answers_what_another_of_ours_asks(flags: int) -> None:
     assert oracle.sent == []
 
 
-def test_a_proof_is_no_good_over_another_certificate() -> None:
+def test_a_proof_is_bound_to_the_certificate() -> None:
     dialling = client(node("node-b", identity=BELA)).open(MIDDLE)
     dialled = server(node("node-a", identity=ANNE)).open()
 
@@ -164,7 +164,7 @@ def test_a_proof_is_no_good_over_another_certificate() -> None:
     assert dialling.agreed is None
 
 
-def test_a_tokens_proof_alone_is_no_good_over_another_certificate() -> None:
+def test_a_token_proof_is_bound_to_the_certificate() -> None:
     dialling, dialled = client(node("node-b")).open(MIDDLE), server(node("node-a"))
 
     meet(dialling, dialled.open())
@@ -173,7 +173,7 @@ def test_a_tokens_proof_alone_is_no_good_over_another_certificate() -> None:
     assert dialled.counts
 
 
-def test_a_signature_alone_is_no_good_over_another_certificate() -> None:
+def test_a_signature_is_bound_to_the_certificate() -> None:
     dialling = client(node("node-b", None, identity=BELA)).open(MIDDLE)
     dialled = server(node("node-a", None)).open()
 
@@ -195,7 +195,7 @@ def without_flags(number: int, data: bytes) -> bytes:
 
 @pytest.mark.parametrize("alter", [without_offer, without_flags])
 @pytest.mark.parametrize("accepts", [UNTIL_V1, UNTIL_V1 - {HandshakeStrength.V1}])
-def test_an_offer_that_is_taken_out_is_missed(
+def test_a_removed_offer_is_detected_by_the_server(
     alter: object, accepts: frozenset[HandshakeStrength]
 ) -> None:
     dialling = client(node("node-b", accepts=accepts)).open()
@@ -208,7 +208,7 @@ def test_an_offer_that_is_taken_out_is_missed(
     assert dialled.sent == []
 
 
-def test_a_client_misses_its_offer_too() -> None:
+def test_a_removed_offer_is_detected_by_the_client() -> None:
     """A server of ours is made to believe that its client is none of ours."""
     dialling = client(node("node-b")).open()
     dialled = server(node("node-a", accepts=AS_ORIGINALS, draw=_marked())).open()
@@ -223,7 +223,7 @@ def _marked() -> object:
     return giving(b"\xff" * 24 + CHALLENGE_MARK)
 
 
-def test_with_real_nodes_it_is_v2_as_ever() -> None:
+def test_upstream_nodes_still_use_v2() -> None:
     for one, other in (
         (node("node-b"), node("node-a", accepts=AS_ORIGINALS)),
         (node("node-b", accepts=AS_ORIGINALS), node("node-a")),
@@ -254,7 +254,7 @@ FORGED = (
 
 @pytest.mark.parametrize("challenge", FORGED)
 @pytest.mark.parametrize("flags", [0, Flag.V2])
-def test_nobody_gets_a_heartbeat_signed(challenge: bytes, flags: int) -> None:
+def test_a_server_signs_no_heartbeat_for_a_client(challenge: bytes, flags: int) -> None:
     assert len(challenge) == 32
     end = server(node("node-a", accepts=UNTIL_V1)).open()
 
@@ -266,7 +266,9 @@ def test_nobody_gets_a_heartbeat_signed(challenge: bytes, flags: int) -> None:
 
 
 @pytest.mark.parametrize("challenge", FORGED)
-def test_nobody_in_between_gets_a_heartbeat_signed(challenge: bytes) -> None:
+def test_a_client_signs_no_heartbeat_for_an_attacker_in_between(
+    challenge: bytes,
+) -> None:
     def swapped(number: int, data: bytes) -> bytes:
         payload = bytes(frame_of(data).payload)
         at = payload.find(b"\xee" * 32)
@@ -314,7 +316,7 @@ def _read(key: bytes, form: bytes, *fields: bytes) -> Iterator[HeartbeatLine]:
     ),
     fill=st.binary(min_size=32, max_size=32),
 )
-def test_no_heartbeat_of_a_node_comes_out_of_the_oracle(
+def test_answered_challenges_contain_no_heartbeat(
     parts: list[str | bytes], fill: bytes
 ) -> None:
     whole = b"".join(each.encode() if isinstance(each, str) else each for each in parts)
@@ -331,7 +333,7 @@ def test_no_heartbeat_of_a_node_comes_out_of_the_oracle(
                 assert not name or not name.isprintable()
 
 
-def test_challenges_of_real_nodes_are_all_answered() -> None:
+def test_challenges_of_upstream_nodes_are_answered() -> None:
     challenges = [
         bytes.fromhex(value)
         for case in CASES
@@ -354,7 +356,7 @@ def strong_said(own: HandshakeSettings, said: Sequence[bytes]) -> list[bytes]:
     return end.sent
 
 
-def test_a_stranger_gets_nothing_that_a_token_could_be_tried_on() -> None:
+def test_a_stranger_receives_nothing_to_test_tokens_against() -> None:
     stranger = client(node("mallory", "a wrong guess")).open()
     meet(stranger, server(node("node-a", draw=drawing("same"))).open())
     assert len(stranger.sent) == BEFORE_M3
@@ -368,7 +370,7 @@ def test_a_stranger_gets_nothing_that_a_token_could_be_tried_on() -> None:
     assert len(one) == 2  # the second says that the token is wrong
 
 
-def test_every_way_of_guessing_counts() -> None:
+def test_every_kind_of_guess_counts_as_a_failure() -> None:
     own = node("node-a")
     wrong = client(node("mallory", "a wrong guess")).open()
     strong = server(own).open()
@@ -386,7 +388,7 @@ def test_every_way_of_guessing_counts() -> None:
 # Replays, and proofs that are about something else.
 
 
-def test_a_replayed_proof_is_of_no_use() -> None:
+def test_a_replayed_proof_is_rejected() -> None:
     dialling, dialled = client(node("node-b")).open(), server(node("node-a")).open()
     meet(dialling, dialled)
     assert dialled.agreed is not None
@@ -399,7 +401,7 @@ def test_a_replayed_proof_is_of_no_use() -> None:
     assert again.counts
 
 
-def test_a_replayed_answer_is_of_no_use() -> None:
+def test_a_replayed_answer_is_rejected() -> None:
     dialling, dialled = client(node("node-b")).open(), server(node("node-a")).open()
     meet(dialling, dialled)
     again = client(node("node-b", draw=drawing("later"))).open()
@@ -410,7 +412,7 @@ def test_a_replayed_answer_is_of_no_use() -> None:
     assert again.agreed is None
 
 
-def test_a_clients_proof_is_no_servers() -> None:
+def test_a_client_proof_is_not_a_server_proof() -> None:
     dialling, dialled = client(node("node-b")).open(), server(node("node-a")).open()
     dialled.hear(dialling.sent[0])
     dialling.hear(dialled.sent[0])
@@ -420,7 +422,7 @@ def test_a_clients_proof_is_no_servers() -> None:
     assert dialling.agreed is None
 
 
-def test_a_server_that_only_says_welcome_is_not_believed() -> None:
+def test_a_server_must_prove_the_token() -> None:
     impostor = replace(node("node-a"), digest=b"", identity=ANNE)
     dialling = client(joining("w", TOKEN), ours=True).open()
     second = control_frame(encode_first("node-a", b"\xff" * 32), Flag.STRONG)
@@ -435,7 +437,7 @@ def test_a_server_that_only_says_welcome_is_not_believed() -> None:
     assert "has not proved that it has the token" in dialling.why
 
 
-def test_a_server_does_not_let_itself_in() -> None:
+def test_a_server_refuses_its_own_id() -> None:
     """Where there is no TLS, our dialling could be joined to our listening."""
     own = node("node-a")
     dialled = server(own).open(b"")
@@ -451,7 +453,7 @@ def test_a_server_does_not_let_itself_in() -> None:
     assert "the server has the same id" in dialled.why
 
 
-def test_a_key_that_is_not_proved_is_not_believed() -> None:
+def test_an_unproved_key_is_rejected() -> None:
     class Borrowed:
         public_key = ANNE.public_key
         exchange_key = ANNE.exchange_key
@@ -473,7 +475,7 @@ def test_a_key_that_is_not_proved_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_one_changed_bit_of_any_message_is_noticed(number: int) -> None:
+def test_one_flipped_bit_in_any_message_is_detected(number: int) -> None:
     """In an attack, that is: the checksums are right."""
     plain = meet(*_pair())[number]
     for changed in flipped(plain):

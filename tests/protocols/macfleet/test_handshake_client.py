@@ -39,7 +39,7 @@ def recorded_client(case: Case) -> HandshakeEnd:
 
 
 @recorded("handshake_client")
-def test_a_client_does_as_real_ones_do(case: Case) -> None:
+def test_a_client_acts_as_upstream_does(case: Case) -> None:
     end, expected = recorded_client(case), case["expect"]
 
     if replies := case["input"]["server_replies_hex"]:
@@ -62,7 +62,7 @@ def test_a_client_does_as_real_ones_do(case: Case) -> None:
     assert (profile and profile.gpu_cores) == expected["peer_hw_gpu_cores"]
 
 
-def test_who_answers_need_not_be_known_beforehand() -> None:
+def test_the_server_id_need_not_be_known() -> None:
     case = case_of("hsclient/v2 ok")
     case = case | {"input": case["input"] | {"expected_peer_id": ""}}
     end = recorded_client(case)
@@ -74,7 +74,7 @@ def test_who_answers_need_not_be_known_beforehand() -> None:
     assert end.agreed.strength is HandshakeStrength.V2
 
 
-def test_a_wrong_token_is_named_and_what_to_do() -> None:
+def test_a_wrong_token_is_named_with_a_remedy() -> None:
     case = case_of("hsclient/ack other token")
     end = recorded_client(case)
 
@@ -85,7 +85,7 @@ def test_a_wrong_token_is_named_and_what_to_do() -> None:
     )
 
 
-def test_the_strong_handshake_is_offered_with_that_of_others() -> None:
+def test_the_strong_handshake_is_offered_along_with_v2() -> None:
     end = client(node("node-b")).open()
 
     frame = frame_of(end.sent[0])
@@ -103,7 +103,7 @@ def test_in_an_open_fleet_the_first_message_is_the_id_alone() -> None:
     assert (frame.flags, bytes(frame.payload)) == (Flag.STRONG, b"node-b")
 
 
-def test_a_server_of_the_first_version_is_refused_if_nobody_has_allowed_it() -> None:
+def test_a_v1_server_is_refused_by_default() -> None:
     case = case_of("hsclient/v1 ack (downgrade accepted)")
     end = client(node("node-b", draw=giving(bytes(24)))).open()
 
@@ -113,7 +113,7 @@ def test_a_server_of_the_first_version_is_refused_if_nobody_has_allowed_it() -> 
     assert len(end.sent) == 1
 
 
-def test_who_dialled_one_of_ours_takes_no_other_handshake() -> None:
+def test_a_client_of_a_shoal_node_requires_the_strong_handshake() -> None:
     case = case_of("hsclient/v2 ok")
     end = client(node("node-b"), ours=True).open()
 
@@ -123,7 +123,7 @@ def test_who_dialled_one_of_ours_takes_no_other_handshake() -> None:
     assert len(end.sent) == 1
 
 
-def test_who_has_a_token_is_not_content_with_an_open_fleet() -> None:
+def test_a_client_with_a_token_refuses_an_open_fleet() -> None:
     case = case_of("hsclient/open any id accepted")
     end = client(joining("w", "join-token")).open()
 
@@ -141,7 +141,7 @@ def test_a_node_that_dials_itself_says_so() -> None:
     assert "has this node's id, 'node-a'" in end.why
 
 
-def test_being_hung_up_on_after_the_last_message_is_being_rejected() -> None:
+def test_a_disconnect_after_the_last_message_is_a_rejection() -> None:
     refusal = rejection("10.0.0.2:50052")
 
     assert refusal.final
@@ -149,7 +149,7 @@ def test_being_hung_up_on_after_the_last_message_is_being_rejected() -> None:
     assert "check --token" in str(refusal)
 
 
-def test_an_end_before_any_answer_names_what_may_be_wrong() -> None:
+def test_a_disconnect_before_any_answer_names_likely_causes() -> None:
     for token, expected in ((None, "with a token"), ("long enough", "without a token")):
         end = client(node("node-b", token)).open()
 

@@ -45,7 +45,7 @@ def play(end: HandshakeEnd, case: Case) -> None:
 
 
 @recorded("handshake_server")
-def test_a_server_does_as_real_ones_do(case: Case) -> None:
+def test_a_server_acts_as_upstream_does(case: Case) -> None:
     end = recorded_server(case)
 
     play(end, case)
@@ -66,7 +66,7 @@ def test_a_server_does_as_real_ones_do(case: Case) -> None:
 
 
 @recorded("handshake")
-def test_both_ends_write_what_real_ones_write(case: Case) -> None:
+def test_both_ends_send_what_upstream_sends(case: Case) -> None:
     given, expected = case["input"], case["expect"]
     key = given["fleet_key_hex"]
     challenges = [
@@ -105,7 +105,7 @@ def test_both_ends_write_what_real_ones_write(case: Case) -> None:
             assert seen.data_port == expected[sees]["data_port"]
 
 
-def test_the_first_version_is_refused_if_nobody_has_allowed_it() -> None:
+def test_v1_is_refused_by_default() -> None:
     case = case_of("hs/v1 ok")
     end = server(node("node-a")).open()
 
@@ -116,7 +116,7 @@ def test_the_first_version_is_refused_if_nobody_has_allowed_it() -> None:
     assert not end.counts
 
 
-def test_a_client_with_our_own_id_is_refused() -> None:
+def test_a_client_with_the_servers_id_is_refused() -> None:
     end = server(node("node-b")).open()
 
     end.hear(bytes.fromhex(case_of("hs/v2 ok")["input"]["client_sends_hex"][0]))
@@ -125,7 +125,7 @@ def test_a_client_with_our_own_id_is_refused() -> None:
     assert end.sent == []
 
 
-def test_nobody_comes_into_an_open_fleet_under_our_own_id() -> None:
+def test_an_open_server_refuses_its_own_id() -> None:
     end = server(node("node-b", None)).open()
 
     end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
@@ -133,7 +133,7 @@ def test_nobody_comes_into_an_open_fleet_under_our_own_id() -> None:
     assert "claims this node's id" in end.why
 
 
-def test_a_first_message_that_is_too_long_is_refused_by_its_head() -> None:
+def test_a_long_first_message_is_rejected_by_its_header() -> None:
     case = case_of("hs/300 byte id")
     end = server(node("node-a")).open()
 
@@ -142,7 +142,7 @@ def test_a_first_message_that_is_too_long_is_refused_by_its_head() -> None:
     assert "332 bytes exceeds the limit of 288" in end.why
 
 
-def test_who_says_nothing_is_waited_for_ten_seconds() -> None:
+def test_a_silent_client_times_out_after_ten_seconds() -> None:
     end = server(node("node-a")).open()
     assert end.handshake.deadline == 10.0
 
@@ -163,7 +163,7 @@ def test_each_message_has_ten_seconds_of_its_own() -> None:
     assert end.handshake.deadline == 16.0
 
 
-def test_a_node_without_a_fleet_lets_nobody_in_that_is_not_ours() -> None:
+def test_a_node_without_a_fleet_accepts_shoal_nodes_only() -> None:
     end = server(joining("w", "join-token")).open()
 
     end.hear(bytes.fromhex(case_of("hs/open ok")["input"]["client_sends_hex"][0]))
@@ -171,7 +171,7 @@ def test_a_node_without_a_fleet_lets_nobody_in_that_is_not_ours() -> None:
     assert "only Shoal nodes are accepted" in end.why
 
 
-def test_what_is_spoken_is_what_is_accepted() -> None:
+def test_only_accepted_strengths_are_spoken() -> None:
     strong = frozenset({HandshakeStrength.STRONG})
     end = server(node("node-a", accepts=strong)).open()
 

@@ -26,7 +26,7 @@ REASONS = {
 
 
 @recorded("hw_suffix")
-def test_suffixes_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_suffixes_are_encoded_as_upstream_does(case: Case) -> None:
     said = case["input"]
 
     written = encode_suffix(
@@ -41,7 +41,7 @@ def test_suffixes_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("hw_suffix_peel")
-def test_suffixes_are_read_as_real_peers_read_them(case: Case) -> None:
+def test_suffixes_are_decoded_as_upstream_does(case: Case) -> None:
     said = case["input"]
     given = (
         fleet_key(said["token"]),
@@ -60,7 +60,7 @@ def test_suffixes_are_read_as_real_peers_read_them(case: Case) -> None:
         assert peeled.hardware == profile_of(accepted["hw"])
 
 
-def test_no_message_is_too_short_to_be_refused(subtests: pytest.Subtests) -> None:
+def test_short_messages_are_rejected(subtests: pytest.Subtests) -> None:
     for size in range(40):
         with subtests.test(size=size), pytest.raises(PeerError):
             decode_suffix(bytes(32), bytes(32), "n", b"\0" * size)

@@ -72,7 +72,7 @@ def request_of(case: Case) -> bytes:
 
 @recorded("heartbeat_server")
 @pytest.mark.parametrize("split", [1 << 20, 1000, 7])
-def test_lines_are_answered_as_by_real_nodes(case: Case, split: int) -> None:
+def test_lines_are_answered_as_upstream_does(case: Case, split: int) -> None:
     given, expected = case["input"], case["expect"]
     nonce = given["response_nonce_hex"]
     own = member_of(case, given["server_node_id"], given["server_hw_json_hex"], nonce)
@@ -97,7 +97,7 @@ def test_lines_are_answered_as_by_real_nodes(case: Case, split: int) -> None:
     assert AWAY not in limits._pending
 
 
-def test_table_of_what_is_stricter_names_cases_that_there_are() -> None:
+def test_the_table_of_stricter_cases_names_existing_ones() -> None:
     (mark,) = [recorded("heartbeat_server").mark]
     cases = {case["name"]: case for case in mark.args[1]}
 
@@ -105,11 +105,11 @@ def test_table_of_what_is_stricter_names_cases_that_there_are() -> None:
         assert cases[name]["expect"]["auth_failures_recorded"] != counted
 
 
-def test_session_wants_to_know_that_its_peer_has_hung_up() -> None:
+def test_a_session_handles_a_disconnect() -> None:
     assert isinstance(opened(member())[0], HandlesConnectionLoss)
 
 
-def test_line_is_answered_only_once_however_often_it_is_heard() -> None:
+def test_a_replayed_line_is_not_answered() -> None:
     own = member()
     line = encode_ping(KEY, HeartbeatLine("node-b", b"0123456789abcdef"))
     first, limits = opened(own)
@@ -123,7 +123,7 @@ def test_line_is_answered_only_once_however_often_it_is_heard() -> None:
     assert failures(limits) == 1
 
 
-def test_line_that_stops_half_way_counts() -> None:
+def test_an_incomplete_line_counts_as_a_failure() -> None:
     session, limits = opened(member())
     session.receive([b"APING node-b 00"], 0.0)
 
@@ -134,7 +134,7 @@ def test_line_that_stops_half_way_counts() -> None:
     assert failures(limits) == 1
 
 
-def test_guesses_made_at_the_same_time_are_no_more_than_one_after_the_other() -> None:
+def test_parallel_guesses_are_limited_as_sequential_ones() -> None:
     own, limits = member(), limiter()
     sessions = [opened(own, limits)[0] for _ in range(100)]
     guess = encode_ping(b"another key", HeartbeatLine("node-b", b"0123456789abcdef"))
@@ -150,7 +150,7 @@ def test_guesses_made_at_the_same_time_are_no_more_than_one_after_the_other() ->
     assert not limits._pending
 
 
-def test_right_line_forgives_what_was_wrong_before() -> None:
+def test_a_valid_line_resets_failures() -> None:
     own, limits = member(), limiter()
     for _ in range(BANNED_AFTER - 1):
         session, _ = opened(own, limits)
@@ -163,7 +163,7 @@ def test_right_line_forgives_what_was_wrong_before() -> None:
     assert failures(limits) == 0
 
 
-def test_nothing_counts_in_an_open_fleet() -> None:
+def test_an_open_fleet_counts_no_failures() -> None:
     own, limits = member(key=None), limiter()
     for wrong in (b"HELLO\n", b"\xff\n", (LINE_MAX + 1) * b"a", b""):
         session, _ = opened(own, limits)
@@ -174,7 +174,7 @@ def test_nothing_counts_in_an_open_fleet() -> None:
     assert not limits._pending
 
 
-def test_every_answer_has_a_nonce_of_its_own() -> None:
+def test_every_pong_has_a_fresh_nonce() -> None:
     own = member()
     nonces = set()
     for number in range(5):
@@ -186,7 +186,7 @@ def test_every_answer_has_a_nonce_of_its_own() -> None:
     assert len(nonces) == 5
 
 
-def test_memory_of_what_is_held_of_a_line_is_bounded() -> None:
+def test_the_buffer_of_a_line_is_bounded() -> None:
     session, _ = opened(member())
     for _ in range(LINE_MAX // 1000):
         assert not session.receive([1000 * b"a"], 0.0)
@@ -196,7 +196,7 @@ def test_memory_of_what_is_held_of_a_line_is_bounded() -> None:
     assert not session.tick(9.0)
 
 
-def test_line_is_new_once_and_the_oldest_is_forgotten_first() -> None:
+def test_a_line_is_new_once_and_the_oldest_is_evicted_first() -> None:
     said = ReplayFilter()
     lines = [
         HeartbeatLine("b", number.to_bytes(16)) for number in range(REPLAYS_MAX + 1)
@@ -208,7 +208,7 @@ def test_line_is_new_once_and_the_oldest_is_forgotten_first() -> None:
     assert not said.is_replay(KEY, lines[0])
 
 
-def test_lines_that_differ_in_anything_are_different() -> None:
+def test_lines_that_differ_in_any_field_are_different() -> None:
     said = ReplayFilter()
     lines = [
         HeartbeatLine("b", b"1"),
@@ -220,7 +220,7 @@ def test_lines_that_differ_in_anything_are_different() -> None:
     assert not any(said.is_replay(KEY, each) for each in lines)
 
 
-def test_word_tells_the_hardware_as_it_is_and_only_if_asked() -> None:
+def test_a_pong_has_current_hardware_only_if_the_ping_has_it() -> None:
     profile = HardwareProfile(chip="M4", data_port=7)
     own = member(profile=profile)
 
@@ -243,7 +243,7 @@ OTHERWISE = {
 
 
 @recorded("heartbeat_client")
-def test_pongs_are_believed_as_by_real_nodes(case: Case) -> None:
+def test_pongs_are_accepted_as_upstream_does(case: Case) -> None:
     given, expected = case["input"], case["expect"]
     own = member_of(
         case, given["node_id"], given["hw_json_hex"], given["nonce_hex"] or ""
@@ -285,7 +285,7 @@ def pong(
     return encode_pong(key, HeartbeatLine(node_id, nonce, hardware))
 
 
-def test_pong_tells_who_answers_and_what_it_is_made_of() -> None:
+def test_a_pong_contains_id_and_hardware() -> None:
     exchange = PingExchange(member(), "node-b")
     exchange.ping()
 
@@ -308,9 +308,7 @@ def test_pong_tells_who_answers_and_what_it_is_made_of() -> None:
         (pong(key=None), "expected APONG"),
     ],
 )
-def test_pong_that_says_nothing_about_the_node_is_refused(
-    line: bytes, why: str
-) -> None:
+def test_an_invalid_pong_is_rejected(line: bytes, why: str) -> None:
     exchange = PingExchange(member(), "node-b")
     exchange.ping()
 
@@ -318,7 +316,7 @@ def test_pong_that_says_nothing_about_the_node_is_refused(
         exchange.receive_pong(line)
 
 
-def test_pong_that_was_heard_before_is_refused() -> None:
+def test_a_replayed_pong_is_rejected() -> None:
     own = member()
     PingExchange(own).receive_pong(pong())
 
@@ -326,13 +324,13 @@ def test_pong_that_was_heard_before_is_refused() -> None:
         PingExchange(own).receive_pong(pong())
 
 
-def test_pong_of_an_open_fleet_can_be_the_same_each_time() -> None:
+def test_pongs_of_an_open_fleet_may_repeat() -> None:
     own = member(key=None)
     for _ in range(2):
         assert PingExchange(own).receive_pong(b"PONG node-b\n") == Pong("node-b", None)
 
 
-def test_session_asks_once_and_is_over_with_the_answer() -> None:
+def test_a_session_pings_once_and_ends_with_the_pong() -> None:
     heard: list[tuple[Pong, float]] = []
     session = PingSession(PingExchange(member()), lambda *each: heard.append(each))
 
@@ -348,7 +346,7 @@ def test_session_asks_once_and_is_over_with_the_answer() -> None:
     assert not session.connection_lost(5.0)
 
 
-def test_answer_without_an_end_is_refused_before_it_is_held() -> None:
+def test_an_endless_pong_is_rejected() -> None:
     session = PingSession(PingExchange(member()), lambda pong, now: None)
     session.tick(0.0)
 

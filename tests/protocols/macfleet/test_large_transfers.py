@@ -129,7 +129,7 @@ async def connected(*, secure: bool) -> AsyncIterator[Pair]:
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
-async def test_calls_are_answered_while_a_blob_is_on_its_way(secure: bool) -> None:
+async def test_calls_are_answered_during_a_blob_transfer(secure: bool) -> None:
     blob = os.urandom(1_000_000) * (BLOB // 1_000_000)
     digest = hashlib.sha256(blob).digest()
     sizes = [*enumerate(SIZES * ROUNDS)]
@@ -145,7 +145,7 @@ async def test_calls_are_answered_while_a_blob_is_on_its_way(secure: bool) -> No
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["clear", "secure"])
-async def test_large_arguments_and_results_arrive_as_they_were(secure: bool) -> None:
+async def test_large_arguments_and_results_arrive_unchanged(secure: bool) -> None:
     sizes = (300_000, 0, 5_000_000, 262_144, 40_000_000, 70_000)
 
     async with connected(secure=secure) as pair:

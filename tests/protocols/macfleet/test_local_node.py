@@ -22,7 +22,7 @@ def seat(
         (seat(), seat(), 1.0),  # from the same address
     ],
 )
-def test_a_newer_connection_takes_the_place(
+def test_a_newer_connection_takes_the_seat(
     older: FleetSeat, newer: FleetSeat, now: float
 ) -> None:
     desk = FleetSeatTable()
@@ -43,7 +43,7 @@ def test_a_newer_connection_takes_the_place(
         (seat(), seat(address="b"), "from a"),
     ],
 )
-def test_nobody_else_takes_the_place(
+def test_another_peer_cannot_take_the_seat(
     older: FleetSeat, newer: FleetSeat, said: str
 ) -> None:
     desk = FleetSeatTable()
@@ -56,7 +56,7 @@ def test_nobody_else_takes_the_place(
     desk.claim(newer, 1.0)
 
 
-def test_a_seat_is_free_when_its_connection_is_no_more() -> None:
+def test_a_seat_is_free_after_its_connection_is_gone() -> None:
     desk = FleetSeatTable()
     kept = seat(address="a")
     desk.claim(kept, 0.0)
@@ -68,7 +68,7 @@ def test_a_seat_is_free_when_its_connection_is_no_more() -> None:
     desk.claim(seat(address="b"), 0.0)
 
 
-def test_whom_we_called_has_not_called_us() -> None:
+def test_an_outbound_seat_is_not_inbound() -> None:
     desk = FleetSeatTable()
     kept = seat(outbound=True)
 

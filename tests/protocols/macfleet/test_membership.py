@@ -41,7 +41,7 @@ def miss(fleet: FleetRegistry, times: int, now: float, node_id: str = "a") -> No
     return node(fleet, node_id).state
 
 
-def test_node_that_answers_is_alive_and_is_what_it_says() -> None:
+def test_a_node_that_answers_is_alive_with_its_profile() -> None:
     fleet = fleet_of(a=LARGE)
 
     assert node(fleet).state is NodeState.ALIVE
@@ -49,11 +49,11 @@ def test_node_that_answers_is_alive_and_is_what_it_says() -> None:
     assert node(fleet).data_port == 2
 
 
-def test_port_that_is_told_is_that_of_its_transport() -> None:
+def test_an_announced_port_is_the_transport_port() -> None:
     assert node(fleet_of(a=SMALL)).data_port == 4000
 
 
-def test_answer_without_hardware_leaves_what_was_known() -> None:
+def test_a_pong_without_hardware_keeps_the_profile() -> None:
     fleet = fleet_of(a=SMALL)
     fleet.on_pong("a", HERE, None, 1.0)
 
@@ -75,7 +75,7 @@ def test_three_misses_make_a_node_suspected_and_ten_seconds_make_it_fail() -> No
 
 
 @pytest.mark.parametrize("now", [4.0, 20.0], ids=["suspected", "failed"])
-def test_one_answer_brings_a_node_back(now: float) -> None:
+def test_one_pong_makes_a_node_alive_again(now: float) -> None:
     fleet = fleet_of(a=LARGE)
     miss(fleet, MISSES_MAX, now)
     fleet.on_pong("a", HERE, None, now + 1.0)
@@ -85,7 +85,7 @@ def test_one_answer_brings_a_node_back(now: float) -> None:
     assert miss(fleet, MISSES_MAX - 1, now + 2.0) is NodeState.ALIVE
 
 
-def test_we_are_never_a_node_of_our_own() -> None:
+def test_the_own_node_is_never_registered() -> None:
     fleet = fleet_of(me=LARGE)
     fleet.on_announced("me", [HERE], LARGE, 0.0)
 
@@ -93,7 +93,7 @@ def test_we_are_never_a_node_of_our_own() -> None:
     assert not fleet.has_failed("me")
 
 
-def test_sighting_proves_nothing() -> None:
+def test_an_announced_node_is_not_a_member() -> None:
     fleet = fleet_of()
     fleet.on_announced("a", [HERE], LARGE, 0.0)
 
@@ -102,7 +102,7 @@ def test_sighting_proves_nothing() -> None:
     assert miss(fleet, 100, 1.0) is NodeState.SIGHTED
 
 
-def test_node_that_answers_is_not_looked_for_where_others_say_it_is() -> None:
+def test_announcements_do_not_change_the_address_of_a_member() -> None:
     fleet = fleet_of(a=LARGE)
     fleet.on_announced("a", [HERE], SMALL, 1.0, is_shoal=True)
 
@@ -111,7 +111,7 @@ def test_node_that_answers_is_not_looked_for_where_others_say_it_is() -> None:
     assert not node(fleet).is_shoal
 
 
-def test_node_that_fails_is_looked_for_wherever_it_may_be() -> None:
+def test_announcements_add_addresses_of_a_failed_node() -> None:
     fleet = fleet_of(a=LARGE)
     miss(fleet, MISSES_MAX, 20.0)
     fleet.on_announced("a", [HERE, THERE], SMALL, 21.0)
@@ -135,7 +135,7 @@ def test_number_of_addresses_is_bounded() -> None:
     assert len(node(fleet).addresses) == ADDRESSES_MAX
 
 
-def test_whoever_was_at_an_address_before_is_there_no_more() -> None:
+def test_a_node_replaced_at_its_address_has_failed() -> None:
     fleet = fleet_of(a=LARGE)
     fleet.on_pong("b", NodeAddress("10.0.0.0", 1), SMALL, 1.0)
 
@@ -143,7 +143,7 @@ def test_whoever_was_at_an_address_before_is_there_no_more() -> None:
     assert node(fleet, "b").state is NodeState.ALIVE
 
 
-def test_who_is_long_gone_is_forgotten_and_who_is_there_is_not() -> None:
+def test_old_failed_nodes_are_forgotten_and_members_are_not() -> None:
     fleet = fleet_of(a=LARGE, b=LARGE)
     fleet.on_announced("c", [HERE], SMALL, 0.0)
     miss(fleet, MISSES_MAX, 20.0)
@@ -153,7 +153,7 @@ def test_who_is_long_gone_is_forgotten_and_who_is_there_is_not() -> None:
     assert [each.id for each in fleet.nodes] == ["b"]
 
 
-def test_more_nodes_than_there_is_room_for_push_out_those_that_are_not_there() -> None:
+def test_a_full_registry_evicts_nodes_that_are_not_members() -> None:
     fleet = fleet_of(a=LARGE)
     for number in range(2 * NODES_MAX):
         fleet.on_announced(f"n{number}", [HERE], SMALL, float(number))
@@ -169,7 +169,7 @@ def test_more_nodes_than_there_is_room_for_push_out_those_that_are_not_there() -
     assert fleet.get("late") is None
 
 
-def test_those_who_count_are_ranked_and_the_strongest_leads() -> None:
+def test_members_are_ranked_and_the_strongest_leads() -> None:
     fleet = fleet_of(a=LARGE, b=LARGE, c=LARGE)
     fleet.on_announced("d", [HERE], LARGE, 0.0)
     miss(fleet, MISSES_MAX, 20.0, "c")
@@ -190,5 +190,5 @@ def test_those_who_count_are_ranked_and_the_strongest_leads() -> None:
     assert rows["a"].address == "10.0.0.0:1"
 
 
-def test_address_of_version_six_is_written_as_in_urls() -> None:
+def test_an_ipv6_address_is_bracketed() -> None:
     assert str(NodeAddress("fe80::1", 5)) == "[fe80::1]:5"

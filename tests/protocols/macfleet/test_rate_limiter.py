@@ -21,7 +21,7 @@ def fail(
 
 
 @recorded("rate_limiter")
-def test_delays_and_the_ban_are_those_of_real_nodes(case: Case) -> None:
+def test_delays_and_bans_equal_those_of_upstream(case: Case) -> None:
     expected = case["expect"]
     assert case["input"] == {
         "base": 0.5,
@@ -49,7 +49,7 @@ def test_delays_and_the_ban_are_those_of_real_nodes(case: Case) -> None:
     assert limits.delay(AWAY, 0.0) == expected["delay_after_success"]
 
 
-def test_bar_counts_from_the_last_failure() -> None:
+def test_a_ban_counts_from_the_last_failure() -> None:
     limits = limiter()
     fail(limits, BANNED_AFTER)
     limits.on_failure(AWAY, 200.0)
@@ -58,7 +58,7 @@ def test_bar_counts_from_the_last_failure() -> None:
     assert not limits.is_banned(AWAY, 201.0 + BAN_DURATION)
 
 
-def test_connections_at_the_same_time_of_who_has_failed_wait_as_if_they_had() -> None:
+def test_parallel_connections_of_a_failed_address_count_as_failures() -> None:
     limits = limiter()
     fail(limits, 1)
 
@@ -67,7 +67,7 @@ def test_connections_at_the_same_time_of_who_has_failed_wait_as_if_they_had() ->
     assert delays == [0.5, 1.0, 2.0, 4.0, 4.0, 4.0]
 
 
-def test_connection_that_is_decided_is_no_longer_counted() -> None:
+def test_a_finished_connection_is_not_pending() -> None:
     limits = limiter()
     fail(limits, 1)
     limits.delay(AWAY, 0.0)
@@ -78,13 +78,13 @@ def test_connection_that_is_decided_is_no_longer_counted() -> None:
     assert limits.delay(AWAY, 0.0) == 0.5
 
 
-def test_honest_nodes_that_share_an_address_do_not_wait_for_each_other() -> None:
+def test_honest_nodes_that_share_an_address_are_not_delayed() -> None:
     limits = limiter()
 
     assert {limits.delay(AWAY, 0.0) for _ in range(100)} == {0.0}
 
 
-def test_connection_of_which_nothing_is_heard_is_not_waited_for_for_ever() -> None:
+def test_a_pending_connection_expires() -> None:
     limits = limiter()
     fail(limits, 1)
     limits.delay(AWAY, 0.0)
@@ -92,7 +92,7 @@ def test_connection_of_which_nothing_is_heard_is_not_waited_for_for_ever() -> No
     assert limits.delay(AWAY, PENDING_TIMEOUT + 1.0) == 0.5
 
 
-def test_program_of_this_machine_waits_a_little_and_is_never_barred() -> None:
+def test_loopback_addresses_are_delayed_and_never_banned() -> None:
     limits = limiter()
     fail(limits, 100, address=LOCAL)
 
@@ -100,7 +100,7 @@ def test_program_of_this_machine_waits_a_little_and_is_never_barred() -> None:
     assert not limits.is_banned(LOCAL, 0.0)
 
 
-def test_who_is_barred_by_other_wires_is_barred_here_and_failures_count_there() -> None:
+def test_bans_and_failures_are_shared_with_other_protocols() -> None:
     others = OtherGuesses()
     limits = FleetRateLimiter(others)
     others.barred.add(AWAY)
@@ -113,7 +113,7 @@ def test_who_is_barred_by_other_wires_is_barred_here_and_failures_count_there() 
 
 
 @pytest.mark.parametrize("address", ["2001:db8::{:x}", "2001:db8::{:x}:1"])
-def test_network_of_one_owner_is_barred_as_a_whole(address: str) -> None:
+def test_an_ipv6_network_is_banned_as_a_whole(address: str) -> None:
     limits = limiter()
     for number in range(BANNED_AFTER):
         limits.on_failure(address.format(number), 0.0)
@@ -122,7 +122,7 @@ def test_network_of_one_owner_is_barred_as_a_whole(address: str) -> None:
     assert not limits.is_banned("2001:db8:0:1::1", 0.0)
 
 
-def test_memory_is_bounded_and_who_failed_longest_ago_is_forgotten_first() -> None:
+def test_memory_is_bounded_and_the_oldest_failure_is_evicted_first() -> None:
     limits = limiter()
     for number in range(ADDRESSES_MAX + 10):
         address = f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}"

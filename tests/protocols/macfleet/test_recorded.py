@@ -58,7 +58,7 @@ def test_every_kind_of_case_is_replayed_or_left_out_for_a_reason() -> None:
     assert kinds() - replayed() == set(LEFT_OUT)
 
 
-def test_each_test_that_the_page_names_is_there() -> None:
+def test_each_test_named_in_the_documentation_exists() -> None:
     page = (TESTS.parent / "docs" / "protocols" / "macfleet.md").read_text("utf-8")
     named = set(re.findall(r"`(test_\w+)`", page))
     tests = (path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
@@ -68,5 +68,5 @@ def test_each_test_that_the_page_names_is_there() -> None:
     assert named <= there
 
 
-def test_the_code_for_pairing_is_the_only_case_that_is_named_by_itself() -> None:
+def test_the_pairing_code_is_the_only_case_used_by_name() -> None:
     assert names_of("qr_text") == {case_of("qr/short url")["name"]}

@@ -57,7 +57,7 @@ def runs(beside: UpstreamNode) -> list[RunJob]:
 
 
 @recorded("task_worker")
-def test_a_worker_never_stops_to_listen(case: Case) -> None:
+def test_no_task_makes_a_worker_stop_reading(case: Case) -> None:
     beside = played(case)
     name = case["name"]
 
@@ -77,7 +77,7 @@ def test_a_worker_never_stops_to_listen(case: Case) -> None:
 
 
 @recorded("task_worker")
-def test_results_are_the_bytes_that_real_workers_sent(case: Case) -> None:
+def test_results_equal_the_bytes_of_upstream_workers(case: Case) -> None:
     beside = played(case)
     replies = case["expect"]["replies"]
     wanted = [each for each in replies if "wire_hex" in each]
@@ -104,7 +104,7 @@ def value_of(tagged: object) -> object:
     return tagged
 
 
-def test_a_task_is_heard_as_it_was_asked() -> None:
+def test_a_task_becomes_the_job_that_was_requested() -> None:
     beside = played(case_of(SUM))
 
     (run,) = runs(beside)
@@ -118,7 +118,7 @@ def test_a_task_is_heard_as_it_was_asked() -> None:
     ("fields", "timeout"),
     [({}, 300.0), ({"timeout": None}, None), ({"timeout": 0}, 0.0)],
 )
-def test_a_timeout_is_as_real_workers_take_it(
+def test_timeouts_are_interpreted_as_upstream_workers_do(
     fields: dict[str, object], timeout: float | None
 ) -> None:
     beside = worker_with_node()
@@ -129,7 +129,7 @@ def test_a_timeout_is_as_real_workers_take_it(
     assert run.work == Call("f", packed([]), packed({}), timeout)
 
 
-def test_a_value_that_its_peer_cannot_read_is_an_error() -> None:
+def test_a_value_that_the_peer_cannot_decode_is_an_error() -> None:
     beside = worker_with_node()
     run = beside.task("1", name="f")[-1]
     assert isinstance(run, RunJob)
@@ -142,5 +142,5 @@ def test_a_value_that_its_peer_cannot_read_is_an_error() -> None:
     assert "MessagePack" in str(result["error"])
 
 
-def test_whoever_dialled_is_let_in_by_a_real_peer_at_once() -> None:
+def test_an_upstream_server_admits_a_client_at_once() -> None:
     assert Admitted() in worker_with_node().heard

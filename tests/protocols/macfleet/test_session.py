@@ -64,7 +64,7 @@ def refused(
     return connect(PROTOCOL, member, setting, config=config)
 
 
-def test_peers_of_ours_meet_by_a_token_over_tls() -> None:
+def test_shoal_nodes_authenticate_by_a_token_over_tls() -> None:
     met, offered = connect(PROTOCOL).events
 
     assert met == PeerJoined(
@@ -73,7 +73,7 @@ def test_peers_of_ours_meet_by_a_token_over_tls() -> None:
     assert offered == OffersChanged((OFFER,))
 
 
-def test_code_does_not_count_in_a_fleet_without_a_token() -> None:
+def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
     pair = connect(PROTOCOL, replace(MEMBER, token=""), around(""))
 
     met, offered = pair.events
@@ -88,7 +88,7 @@ def test_code_does_not_count_in_a_fleet_without_a_token() -> None:
     assert "--macfleet-token" in pair.events[-1].reason
 
 
-def test_code_does_not_count_where_somebody_in_between_could_change_it() -> None:
+def test_code_is_not_offered_without_tls() -> None:
     pair = unconnected(PROTOCOL, MEMBER, around(), config=Config(open=True))
     pair.certificate = b""  # the fleet is open, and speaks no TLS
     pair.begin()
@@ -108,7 +108,7 @@ def test_code_does_not_count_where_somebody_in_between_could_change_it() -> None
         (replace(MEMBER, token="short"), around(), "--token"),
     ],
 )
-def test_a_worker_that_is_not_let_in_is_told_why(
+def test_a_refused_worker_receives_the_reason(
     member: WorkerProfile, setting: ProtocolContext, said: str
 ) -> None:
     pair = refused(member, setting)
@@ -117,7 +117,7 @@ def test_a_worker_that_is_not_let_in_is_told_why(
     assert said in (pair.dialer.why_final(1000, "") or "")
 
 
-def test_two_machines_with_one_name_are_not_mixed_up() -> None:
+def test_two_machines_with_one_name_are_told_apart() -> None:
     listens = listener(around())
     first = unconnected(PROTOCOL, MEMBER, around())
     other = replace(MEMBER, identity=Signer.from_seed(bytes(32)))
@@ -135,7 +135,7 @@ def test_two_machines_with_one_name_are_not_mixed_up() -> None:
     )  # whoever serves sends the first one away
 
 
-def test_a_stranger_does_not_take_a_real_nodes_place() -> None:
+def test_another_address_cannot_replace_an_upstream_node() -> None:
     listens = listener(OPEN)
     first = called(listens, "node-b", "192.0.2.1")
 
@@ -148,7 +148,7 @@ def test_a_stranger_does_not_take_a_real_nodes_place() -> None:
     assert isinstance(again.heard[0], PeerJoined)
 
 
-def test_a_node_without_an_id_is_not_let_in() -> None:
+def test_a_node_without_an_id_is_refused() -> None:
     assert "without an id" in coordinator_with_node("").end
 
 
@@ -161,7 +161,7 @@ def test_a_node_without_an_id_is_not_let_in() -> None:
         (b"GET / HTTP/1.1\r\nHost: localhost\r\n", "HTTP"),
     ],
 )
-def test_bytes_that_are_no_frame_end_the_connection_with_the_reason(
+def test_malformed_frames_end_the_connection_with_the_reason(
     data: bytes, said: str
 ) -> None:
     beside = coordinator_with_node()
@@ -173,7 +173,7 @@ def test_bytes_that_are_no_frame_end_the_connection_with_the_reason(
     assert beside.says(frame(FrameType.TASK, {"task_id": "2", "name": "f"})) == []
 
 
-def test_a_stranger_is_not_let_send_much_before_it_is_known() -> None:
+def test_frames_are_small_before_the_handshake() -> None:
     session = listener(around()).accept("192.0.2.1", 0.0)
     session.tick(0.0)
 
@@ -185,7 +185,7 @@ def test_a_stranger_is_not_let_send_much_before_it_is_known() -> None:
     assert "exceeds the limit" in end.reason
 
 
-def test_what_follows_the_handshake_in_one_read_may_be_large() -> None:
+def test_frames_may_be_large_right_after_the_handshake() -> None:
     pair = unconnected(PROTOCOL, MEMBER, around())
     pair.open()
     pair.coordinator.tick(0.0)
@@ -200,7 +200,7 @@ def test_what_follows_the_handshake_in_one_read_may_be_large() -> None:
     assert b"may not submit jobs" in sent(heard)[-1]
 
 
-def test_a_handshake_that_takes_too_long_ends() -> None:
+def test_a_handshake_times_out() -> None:
     session = listener(around()).accept("192.0.2.1", 0.0)
     session.tick(0.0)
     assert session.deadline == 10.0
@@ -225,7 +225,7 @@ def test_a_peer_whose_heartbeats_fail_is_lost() -> None:
     assert life.deadline == 31.0
 
 
-def test_a_silent_peer_of_ours_is_lost_after_ten_seconds() -> None:
+def test_a_silent_shoal_peer_is_lost_after_ten_seconds() -> None:
     pair = connect(PROTOCOL)
 
     outputs = [pair.coordinator.tick(now) for now in (3.0, 6.0, 9.0, 10.0)]
@@ -235,7 +235,7 @@ def test_a_silent_peer_of_ours_is_lost_after_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize("size", [300_000, 5_000_000])
-def test_large_messages_go_in_pieces_between_which_others_go(size: int) -> None:
+def test_small_messages_go_between_the_chunks_of_large_ones(size: int) -> None:
     pair = connect(PROTOCOL)
     data = packed([bytes(size)])
     run = given(pair, replace(RUN, work=replace(CALL, args=data)))
@@ -263,7 +263,7 @@ def pieces(data: bytes) -> list[bytes]:
     return found
 
 
-def test_what_names_a_blob_does_not_overtake_it() -> None:
+def test_a_blob_reference_does_not_overtake_the_blob() -> None:
     pair = connect(PROTOCOL)
     blob = bytes(1 << 20)
     digest = digest_of("x")
@@ -280,7 +280,7 @@ def test_what_names_a_blob_does_not_overtake_it() -> None:
     assert isinstance(third, Bulk)
 
 
-def test_a_blob_that_is_another_ends_the_connection() -> None:
+def test_a_blob_with_a_wrong_digest_ends_the_connection() -> None:
     pair = connect(PROTOCOL)
 
     pair.command(SendBlob(bytes(32), b"not that"))
@@ -288,7 +288,7 @@ def test_a_blob_that_is_another_ends_the_connection() -> None:
     assert "not match its digest" in pair.ends[0]
 
 
-def test_who_waits_at_a_barrier_for_us_is_let_pass() -> None:
+def test_a_barrier_is_answered_at_once() -> None:
     pair = connect(PROTOCOL)
     barrier = Barrier("step", 3, 1)
 
@@ -300,7 +300,7 @@ def test_who_waits_at_a_barrier_for_us_is_let_pass() -> None:
     assert decode_barrier(passed[HEAD:]).passed
 
 
-def test_who_is_here_to_work_does_not_ask() -> None:
+def test_workers_may_not_submit_jobs() -> None:
     pair = connect(PROTOCOL)
     task = frame(FrameType.TASK, {"task_id": "1", "name": "f"})
 
@@ -311,7 +311,7 @@ def test_who_is_here_to_work_does_not_ask() -> None:
     assert b"may not submit jobs" in said
 
 
-def test_a_flag_of_pieces_means_nothing_to_those_that_do_not_know_it() -> None:
+def test_chunk_flags_from_upstream_are_ignored() -> None:
     beside = coordinator_with_node()
     task = packed({"task_id": "1", "name": "f"})
 
@@ -320,7 +320,7 @@ def test_a_flag_of_pieces_means_nothing_to_those_that_do_not_know_it() -> None:
     assert isinstance(beside.heard[-1], RunJob)
 
 
-def test_a_peers_task_that_fails_says_so() -> None:
+def test_a_failed_task_returns_its_error() -> None:
     beside = coordinator_with_node()
     (run,) = beside.task("1", name="f")
     assert isinstance(run, RunJob)

@@ -64,7 +64,7 @@ def refusing(error: Exception) -> AdmissionCheck:
     return admit
 
 
-def test_two_of_a_fleet_learn_who_the_other_is() -> None:
+def test_two_nodes_of_a_fleet_authenticate_each_other() -> None:
     one = node("node-b", identity=BELA, features=frozenset({"lanes"}))
     other = node("node-a", identity=ANNE)
 
@@ -87,7 +87,7 @@ def test_two_of_a_fleet_learn_who_the_other_is() -> None:
         assert strong.admitted == AdmissionGrant()
 
 
-def test_two_of_an_open_fleet_prove_their_keys_alone() -> None:
+def test_two_nodes_of_an_open_fleet_prove_only_their_keys() -> None:
     dialling, dialled = met(
         node("node-b", None, identity=BELA), node("node-a", None, identity=ANNE)
     )
@@ -99,7 +99,7 @@ def test_two_of_an_open_fleet_prove_their_keys_alone() -> None:
         assert end.agreed.strong.public_key == key
 
 
-def test_who_cannot_verify_keys_knows_nobody_by_one() -> None:
+def test_without_verification_peers_have_no_keys() -> None:
     dialling, _ = met(node("node-b", verifies=None), node("node-a", identity=ANNE))
 
     assert dialling.agreed is not None
@@ -107,7 +107,7 @@ def test_who_cannot_verify_keys_knows_nobody_by_one() -> None:
     assert dialling.agreed.strong.public_key == b""
 
 
-async def test_a_join_token_lets_a_worker_in_that_knows_no_fleet() -> None:
+async def test_a_join_token_admits_a_worker_without_a_fleet() -> None:
     own = node("node-a", fleet="lab-7", admission=await door(uses_max=1))
 
     dialling, dialled = met(joining("w", JOIN), own)
@@ -120,7 +120,7 @@ async def test_a_join_token_lets_a_worker_in_that_knows_no_fleet() -> None:
     assert dialled.agreed.strong.admitted == AdmissionGrant("id", "macfleet:w")
 
 
-async def test_the_fleets_token_lets_a_worker_in_as_well() -> None:
+async def test_the_fleet_token_admits_a_worker() -> None:
     _, dialled = met(joining("w", TOKEN), node("node-a", admission=await door()))
 
     assert dialled.agreed is not None
@@ -139,7 +139,7 @@ async def test_the_fleets_token_lets_a_worker_in_as_well() -> None:
         ),
     ],
 )
-async def test_a_join_token_that_is_no_good_any_more_says_so(
+async def test_an_invalid_join_token_is_refused_with_the_reason(
     changed: dict[str, object], why: str
 ) -> None:
     own = node("node-a", admission=await door(**changed))
@@ -152,7 +152,7 @@ async def test_a_join_token_that_is_no_good_any_more_says_so(
     assert not dialled.counts  # it had the token
 
 
-def test_without_an_admission_the_own_token_decides() -> None:
+def test_without_an_admission_check_the_own_token_admits() -> None:
     own = node("node-a", admission=None)
 
     _, right = met(node("node-b"), own)
@@ -172,7 +172,7 @@ def test_without_an_admission_the_own_token_decides() -> None:
         (node("b", fleet="lab-7"), node("a"), "this fleet has another id", False),
     ],
 )
-def test_who_is_not_let_in_is_told_why_and_what_to_do(
+def test_a_refusal_contains_the_reason_and_the_remedy(
     one: HandshakeSettings, other: HandshakeSettings, why: str, counts: bool
 ) -> None:
     dialling, dialled = met(one, other)
@@ -195,7 +195,7 @@ def test_a_refusal_for_now_is_not_final() -> None:
     assert not dialled.counts
 
 
-def test_what_a_server_says_is_fit_for_a_terminal() -> None:
+def test_a_refusal_is_escaped_for_terminals() -> None:
     nasty = refusing(NotAdmitted("\x1b[2J\u202e"))
 
     dialling, _ = met(node("b"), node("a", admission=nasty))
@@ -210,14 +210,14 @@ def test_a_long_refusal_is_cut() -> None:
     assert 500 < len(dialling.why) < 600
 
 
-def test_a_node_with_the_servers_id_is_told_by_both() -> None:
+def test_both_ends_report_an_id_conflict() -> None:
     dialling, dialled = met(node("a"), node("a"))
 
     assert "has this node's id" in dialling.why
     assert dialled.agreed is None
 
 
-def test_another_node_than_was_expected_gets_no_proof() -> None:
+def test_an_unexpected_server_receives_no_proof() -> None:
     dialling, dialled = client(node("b"), "c").open(), server(node("a")).open()
 
     meet(dialling, dialled)
@@ -226,7 +226,7 @@ def test_another_node_than_was_expected_gets_no_proof() -> None:
     assert len(dialling.sent) == 1
 
 
-def test_leaving_after_a_second_message_without_secrets_counts_for_nothing() -> None:
+def test_leaving_after_a_strong_second_message_is_not_a_failure() -> None:
     dialling, dialled = client(node("b")).open(), server(node("a")).open()
     dialled.hear(dialling.sent[0])
 
@@ -235,7 +235,7 @@ def test_leaving_after_a_second_message_without_secrets_counts_for_nothing() -> 
     assert not dialled.counts
 
 
-def test_who_does_not_answer_is_waited_for_ten_seconds() -> None:
+def test_a_silent_server_times_out_after_ten_seconds() -> None:
     dialling, dialled = client(node("b")).open(), server(node("a")).open()
     dialled.hear(dialling.sent[0])
     dialling.hear(dialled.sent[0], now=5.0)
@@ -246,7 +246,7 @@ def test_who_does_not_answer_is_waited_for_ten_seconds() -> None:
     assert dialling.why == "10.0.0.2:50052 did not answer within 10 s"
 
 
-def test_all_that_may_be_said_fits_into_a_message() -> None:
+def test_the_largest_bodies_fit_into_a_message() -> None:
     words = frozenset(f"{number:032}" for number in range(32))
     much: dict[str, Any] = {"identity": ANNE, "fleet": "é" * 999, "features": words}
     profile = b'{"chip_name": "' + b"x" * 8175 + b'"}'
@@ -262,7 +262,7 @@ def test_all_that_may_be_said_fits_into_a_message() -> None:
 
 
 @given(cuts=st.lists(st.integers(1, 400), min_size=1, max_size=30))
-def test_any_split_of_the_bytes_comes_to_the_same(cuts: list[int]) -> None:
+def test_any_split_of_the_bytes_gives_the_same_outcome(cuts: list[int]) -> None:
     dialling = client(node("b", identity=BELA)).open()
     dialled = server(node("a", identity=ANNE)).open()
     for teller, hearer in ((dialling, dialled), (dialled, dialling)) * 2:
@@ -278,7 +278,7 @@ def test_any_split_of_the_bytes_comes_to_the_same(cuts: list[int]) -> None:
 
 @pytest.mark.parametrize("make", [server, client])
 @given(data=st.binary(max_size=200))
-def test_garbage_is_refused(
+def test_garbage_is_rejected(
     make: Callable[[HandshakeSettings], HandshakeEnd], data: bytes
 ) -> None:
     end = make(node("a", draw=drawing("garbage"))).open()

@@ -55,7 +55,7 @@ def asked(beside: UpstreamNode, run: RunJob = RUN) -> str:
     return str(decoded(beside.frames.pop())["task_id"])
 
 
-def test_a_real_worker_is_asked_once_what_it_has() -> None:
+def test_an_upstream_worker_is_probed_once() -> None:
     beside = worker(Config(slots=7))
 
     met, offered = beside.heard
@@ -76,7 +76,7 @@ def test_a_real_worker_is_asked_once_what_it_has() -> None:
         ({"ok": False, "error": UNKNOWN[:-3]}, frozenset()),
     ],
 )
-def test_whoever_answers_otherwise_may_have_anything(
+def test_a_worker_that_lists_no_functions_may_have_any(
     fields: dict[str, object], tasks: frozenset[str]
 ) -> None:
     beside = coordinator_with_node()
@@ -88,7 +88,7 @@ def test_whoever_answers_otherwise_may_have_anything(
     assert offered.offers[0].tasks == tasks
 
 
-def test_whoever_does_not_answer_is_no_worker() -> None:
+def test_a_peer_that_does_not_answer_the_probe_has_no_offer() -> None:
     beside = coordinator_with_node()
 
     beside.task("1", name="demo.add")
@@ -96,7 +96,7 @@ def test_whoever_does_not_answer_is_no_worker() -> None:
     assert not any(isinstance(each, OffersChanged) for each in beside.heard)
 
 
-def test_a_call_is_the_task_that_real_workers_were_recorded_to_take() -> None:
+def test_a_call_is_encoded_as_recorded_for_upstream_workers() -> None:
     beside = worker()
     case = case_of("taskrun/add")
     recorded = bytes.fromhex(case["input"]["frames_hex"][0])[24:]
@@ -111,7 +111,7 @@ def test_a_call_is_the_task_that_real_workers_were_recorded_to_take() -> None:
     assert len(str(told["task_id"])) == len(as_recorded["task_id"])
 
 
-def test_a_result_is_what_came_of_a_call() -> None:
+def test_a_result_completes_a_call() -> None:
     beside = worker()
     task_id = asked(beside)
 
@@ -135,13 +135,13 @@ def test_a_result_is_what_came_of_a_call() -> None:
         ),
     ],
 )
-def test_an_error_says_whether_another_may_do_it(error: str, expected: object) -> None:
+def test_an_unknown_function_is_a_rejection(error: str, expected: object) -> None:
     beside = worker()
 
     assert beside.result(asked(beside), ok=False, error=error) == [expected]
 
 
-def test_a_task_over_http_is_called_with_its_fields() -> None:
+def test_a_task_over_http_becomes_a_call_with_its_fields() -> None:
     beside = worker()
     fields = Task("demo.add", {"task_type": "demo.add", "x": 1})
 
@@ -153,7 +153,7 @@ def test_a_task_over_http_is_called_with_its_fields() -> None:
     assert (second["args"], second["kwargs"]) == ([], {"x": 1})
 
 
-def test_a_value_that_json_has_not_is_named() -> None:
+def test_values_without_a_json_form_are_named() -> None:
     beside = worker()
 
     (failed,) = beside.result(asked(beside, replace(RUN, work=TASK)), value=b"raw")
@@ -163,7 +163,7 @@ def test_a_value_that_json_has_not_is_named() -> None:
     assert "shoal.Pool" in failed.error
 
 
-def test_more_than_a_worker_takes_is_not_sent() -> None:
+def test_tasks_too_large_for_a_worker_are_not_sent() -> None:
     beside = worker()
     large = Call("f", packed([bytes(64 << 20)]), packed({}))
 
@@ -175,7 +175,7 @@ def test_more_than_a_worker_takes_is_not_sent() -> None:
     assert beside.frames == []
 
 
-def test_what_only_our_own_know_is_not_sent() -> None:
+def test_shoal_extensions_are_not_sent_to_upstream() -> None:
     beside = worker()
     rich = replace(CALL, needs=frozenset({Feature.VALUES}))
 
@@ -185,7 +185,7 @@ def test_what_only_our_own_know_is_not_sent() -> None:
     assert beside.frames == []
 
 
-def test_a_large_task_is_one_frame_for_those_that_know_no_pieces() -> None:
+def test_a_large_task_is_one_frame_for_upstream() -> None:
     beside = worker()
     args = packed([bytes(3 << 20)])
 
@@ -196,7 +196,7 @@ def test_a_large_task_is_one_frame_for_those_that_know_no_pieces() -> None:
     assert len(task.payload) > 3 << 20
 
 
-def test_a_cancelled_task_goes_on_there_and_is_not_heard() -> None:
+def test_the_result_of_a_cancelled_task_is_ignored() -> None:
     beside = worker()
     task_id = asked(beside)
 
@@ -205,7 +205,7 @@ def test_a_cancelled_task_goes_on_there_and_is_not_heard() -> None:
     assert beside.result(task_id, value=1) == []
 
 
-def test_calls_in_a_lane_are_tasks_one_by_one() -> None:
+def test_calls_in_a_call_stream_are_separate_tasks_for_upstream() -> None:
     beside = worker()
     calls = [StreamedCall(n, packed([n]), packed({})) for n in range(3)]
 
@@ -226,7 +226,7 @@ def test_calls_in_a_lane_are_tasks_one_by_one() -> None:
     assert beside.send(PushCalls(*NUMBER, calls)) == []
 
 
-def test_a_lane_is_over_when_its_last_call_has_returned() -> None:
+def test_a_call_stream_ends_with_its_last_call() -> None:
     beside = worker()
     calls = [StreamedCall(n, packed([n]), packed({})) for n in range(2)]
     beside.send(replace(RUN, work=LANE))
@@ -239,7 +239,7 @@ def test_a_lane_is_over_when_its_last_call_has_returned() -> None:
     assert beside.send(CancelJob(*NUMBER)) == []
 
 
-def test_a_call_in_a_lane_that_cannot_be_read_there_returns_why() -> None:
+def test_a_call_that_upstream_cannot_decode_returns_an_error() -> None:
     beside = worker()
     beside.send(replace(RUN, work=LANE))
 
@@ -252,7 +252,7 @@ def test_a_call_in_a_lane_that_cannot_be_read_there_returns_why() -> None:
     assert "key" in returned.results[0].error
 
 
-def test_a_lane_of_a_function_that_is_not_there_is_refused() -> None:
+def test_a_call_stream_of_an_unknown_function_is_rejected() -> None:
     beside = worker()
     beside.send(replace(RUN, work=LANE))
     beside.send(PushCalls(*NUMBER, [StreamedCall(1, CALL.args, CALL.kwargs)]))
@@ -266,7 +266,7 @@ def test_a_lane_of_a_function_that_is_not_there_is_refused() -> None:
     )
 
 
-def test_a_result_that_cannot_be_read_fails_its_task_alone() -> None:
+def test_a_malformed_result_fails_only_its_task() -> None:
     beside = worker()
     task_id = asked(beside)
 

@@ -96,7 +96,7 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("ours", [False, True], ids=["real", "ours"])
-async def test_arrays_arrive_as_they_were(*, ours: bool, secure: bool) -> None:
+async def test_arrays_arrive_unchanged(*, ours: bool, secure: bool) -> None:
     tls: ServerTls | None = self_signed_tls("node") if secure else None
     async with (
         asyncio.timeout(PATIENCE),
@@ -116,7 +116,7 @@ async def test_arrays_arrive_as_they_were(*, ours: bool, secure: bool) -> None:
             assert found.flags.writeable or array.nbytes <= CHUNK_SIZE
 
 
-async def test_a_large_array_is_one_frame_for_a_real_peer() -> None:
+async def test_a_large_array_is_one_frame_for_upstream() -> None:
     array = ARRAYS[0]
     got: asyncio.Queue[Any] = asyncio.Queue()
 
@@ -137,7 +137,7 @@ async def test_a_large_array_is_one_frame_for_a_real_peer() -> None:
     assert frame.payload.endswith(array.tobytes())
 
 
-def test_what_goes_out_is_the_memory_of_the_array() -> None:
+def test_an_array_is_sent_from_its_own_memory() -> None:
     for ours in (False, True):
         said = write_array_frame(ARRAYS[0], FrameWriter(is_shoal=ours))
         assert isinstance(said, Bulk)
@@ -151,7 +151,7 @@ def test_what_goes_out_is_the_memory_of_the_array() -> None:
         assert sum(map(len, views)) - ARRAYS[0].nbytes < 100  # but for its head
 
 
-def test_a_small_array_is_what_real_peers_were_recorded_to_send() -> None:
+def test_a_small_array_is_encoded_as_recorded_from_upstream() -> None:
     case = case_of("array/float32 1d")
     packed = bytes.fromhex(case["expect"]["packed_hex"])
     array = read_array_frame(Frame(FrameType.GRADIENT, 1, 0, 0, packed))
@@ -163,7 +163,7 @@ def test_a_small_array_is_what_real_peers_were_recorded_to_send() -> None:
     assert said.data[24:] == packed
 
 
-def test_each_array_in_pieces_is_on_a_stream_of_its_own() -> None:
+def test_each_chunked_array_has_its_own_stream() -> None:
     voice, joiner = FrameWriter(is_shoal=True), ChunkJoiner()
     reader = FrameReader()
     streams = []
@@ -180,7 +180,7 @@ def test_each_array_in_pieces_is_on_a_stream_of_its_own() -> None:
     assert streams[0] != streams[1]
 
 
-def test_what_is_no_array_is_named() -> None:
+def test_frames_without_an_array_are_rejected() -> None:
     with pytest.raises(PeerError, match="expected an array, found TENSOR"):
         read_array_frame(Frame(FrameType.TENSOR, 1, 0, 0, b""))
     with pytest.raises(PeerError, match="an array of 3 bytes"):

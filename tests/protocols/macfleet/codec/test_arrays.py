@@ -49,7 +49,7 @@ def original(case: Case) -> Array:
 
 
 @recorded("array")
-def test_arrays_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_arrays_are_encoded_as_upstream_does(case: Case) -> None:
     array = original(case)
 
     written = packed(array)
@@ -63,7 +63,7 @@ def test_arrays_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("array_decode")
-def test_arrays_are_taken_that_real_peers_take(case: Case) -> None:
+def test_arrays_that_upstream_accepts_are_accepted(case: Case) -> None:
     payload = bytes.fromhex(case["input"]["packed_hex"])
 
     if "error" in case["expect"]:
@@ -77,7 +77,7 @@ def test_arrays_are_taken_that_real_peers_take(case: Case) -> None:
 
 
 @given(arrays.arrays(types, arrays.array_shapes(min_dims=0, min_side=0)))
-def test_an_array_of_any_type_and_shape_survives(array: Array) -> None:
+def test_arrays_of_any_dtype_and_shape_round_trip(array: Array) -> None:
     again = decode_array(packed(array))
 
     assert (again.dtype, again.shape) == (array.dtype, array.shape)
@@ -94,7 +94,7 @@ def test_an_array_of_any_type_and_shape_survives(array: Array) -> None:
         *("é", "f" * 64, "f" * 65),
     ],
 )
-def test_names_of_types_that_are_more_than_numbers_are_refused(name: str) -> None:
+def test_unsafe_dtype_names_are_rejected(name: str) -> None:
     label = name.encode()
     payload = codec.ARRAY_HEADER.pack(len(label), 1) + (0).to_bytes(4) + label
 
@@ -111,12 +111,12 @@ def test_names_of_types_that_are_more_than_numbers_are_refused(name: str) -> Non
         np.array(["a", "bc"], np.dtypes.StringDType()),
     ],
 )
-def test_arrays_of_what_is_no_number_are_not_written(array: Array) -> None:
+def test_arrays_of_unsupported_dtypes_are_not_encoded(array: Array) -> None:
     with pytest.raises(InvalidRequest, match="with astype"):
         encode_array(array)
 
 
-def test_shapes_that_nothing_can_have_are_refused() -> None:
+def test_impossible_shapes_are_rejected() -> None:
     for shape in ((2**32 - 1,) * 64, (0, *(2**32 - 1,) * 3), (2**31, 2**31)):
         payload = (
             codec.ARRAY_HEADER.pack(2, len(shape))
@@ -127,7 +127,7 @@ def test_shapes_that_nothing_can_have_are_refused() -> None:
             decode_array(payload)
 
 
-def test_nothing_is_copied_either_way() -> None:
+def test_arrays_are_not_copied() -> None:
     array = np.arange(1000.0)
 
     head, numbers = encode_array(array)
@@ -140,11 +140,11 @@ def test_nothing_is_copied_either_way() -> None:
     assert numbers.readonly is False
 
 
-def test_what_cannot_be_written_to_stays_so() -> None:
+def test_read_only_payloads_give_read_only_arrays() -> None:
     assert not decode_array(packed(np.arange(3.0))).flags.writeable
 
 
-def test_arrays_that_are_too_large_for_peers_are_not_written(
+def test_arrays_too_large_for_upstream_are_not_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(codec, "PAYLOAD_MAX", 100)
@@ -153,7 +153,7 @@ def test_arrays_that_are_too_large_for_peers_are_not_written(
         encode_array(np.zeros(100, np.uint8))
 
 
-def test_numpy_is_loaded_only_for_arrays() -> None:
+def test_numpy_is_imported_only_for_arrays() -> None:
     codec = "shoal.protocols.macfleet.codec"
     program = (
         f"import sys, {codec}.frames, {codec}.tasks, {codec}.arrays, "

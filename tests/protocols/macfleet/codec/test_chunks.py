@@ -19,7 +19,7 @@ def joined(joiner: ChunkJoiner, frames: list[Frame]) -> list[Frame]:
 @pytest.mark.parametrize(
     "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 5 * CHUNK_SIZE + 17]
 )
-def test_a_payload_survives_its_pieces(size: int) -> None:
+def test_split_and_joined_payloads_are_equal(size: int) -> None:
     payload = bytes(number % 251 for number in range(size))
 
     pieces = [*split_payload(TASK, 7, payload)]
@@ -33,7 +33,7 @@ def test_a_payload_survives_its_pieces(size: int) -> None:
     )
 
 
-def test_parts_follow_each_other_without_being_put_together() -> None:
+def test_parts_are_split_without_joining_them() -> None:
     blob = bytearray(number % 251 for number in range(2 * CHUNK_SIZE))
 
     first, second, last = split_payload(STATE, 9, b"d" * 32, blob)
@@ -51,7 +51,7 @@ def test_parts_follow_each_other_without_being_put_together() -> None:
 
 
 @given(st.lists(st.integers(0, 7), max_size=6))
-def test_any_parts_give_pieces_of_one_size(sizes: list[int]) -> None:
+def test_chunks_have_one_size_whatever_the_parts(sizes: list[int]) -> None:
     parts = [bytes([number]) * size for number, size in enumerate(sizes)]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -64,7 +64,7 @@ def test_any_parts_give_pieces_of_one_size(sizes: list[int]) -> None:
 
 
 @given(st.data())
-def test_payloads_may_come_among_each_other(data: st.DataObject) -> None:
+def test_chunks_of_payloads_may_be_interleaved(data: st.DataObject) -> None:
     said = {
         stream: bytes([stream]) * (stream * CHUNK_SIZE // 2) for stream in range(1, 6)
     }
@@ -81,7 +81,7 @@ def test_payloads_may_come_among_each_other(data: st.DataObject) -> None:
     assert heard == said
 
 
-def test_a_stream_can_be_used_again() -> None:
+def test_a_stream_can_be_reused() -> None:
     joiner = ChunkJoiner()
 
     assert (
@@ -103,7 +103,7 @@ def test_a_stream_can_be_used_again() -> None:
         ([Frame(TASK, 7, 2, 0, b"a"), Frame(STATE, 7, 6, 1, b"a")], r"1 \(TASK\)"),
     ],
 )
-def test_pieces_out_of_order_are_refused(pieces: list[Frame], reason: str) -> None:
+def test_chunks_out_of_order_are_rejected(pieces: list[Frame], reason: str) -> None:
     joiner = ChunkJoiner()
 
     with pytest.raises(PeerError, match=reason):
@@ -125,14 +125,14 @@ def test_memory_is_bounded() -> None:
         )
 
 
-def test_what_was_put_together_is_held_no_longer() -> None:
+def test_joined_payloads_are_released() -> None:
     joiner = ChunkJoiner(buffered_max=3)
 
     for _ in range(3):
         assert joined(joiner, [*split_payload(TASK, 7, b"abc")])
 
 
-def test_flags_of_others_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_flags_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "CHUNK_SIZE", 2)
 
     (whole,) = joined(ChunkJoiner(), [*split_payload(TASK, 7, b"abcde", flags=1)])
@@ -171,7 +171,7 @@ class Placing:
         return self.taken[-1]
 
 
-def test_pieces_are_read_straight_to_where_they_belong() -> None:
+def test_chunks_are_received_into_the_final_buffer() -> None:
     payload = bytes(number % 251 for number in range(2 * CHUNK_SIZE + 5))
     placing = Placing()
 
@@ -184,7 +184,7 @@ def test_pieces_are_read_straight_to_where_they_belong() -> None:
     assert memory == payload
 
 
-def test_small_pieces_that_were_read_elsewhere_are_put_there() -> None:
+def test_chunks_received_elsewhere_are_copied() -> None:
     payload = bytes(number % 251 for number in range(CHUNK_SIZE + 5))
     placing = Placing()
     first, last = split_payload(TASK, 7, payload)
@@ -196,7 +196,7 @@ def test_small_pieces_that_were_read_elsewhere_are_put_there() -> None:
     assert whole.payload == payload
 
 
-def test_heads_may_be_far_ahead_of_what_is_taken() -> None:
+def test_headers_may_be_far_ahead_of_joined_chunks() -> None:
     placing = Placing()
     payloads = [bytes([number]) * (CHUNK_SIZE + 1) for number in range(3)]
 
@@ -213,7 +213,7 @@ def test_heads_may_be_far_ahead_of_what_is_taken() -> None:
 
 
 @pytest.mark.parametrize("left", [1, 3, 7, 1 << 20])
-def test_nobody_can_write_twice_to_the_same_place(left: int) -> None:
+def test_memory_is_handed_out_once(left: int) -> None:
     placing = Placing()
     first, _ = placing.read(Frame(TASK, 7, 2, 0, b"abc"), 6)
 
@@ -233,7 +233,7 @@ def test_nobody_can_write_twice_to_the_same_place(left: int) -> None:
         (Frame(TASK, 7, 2, 1, b"wxyz"), "7 bytes in chunks, expected 6"),
     ],
 )
-def test_more_or_less_than_was_said_is_refused(second: Frame, reason: str) -> None:
+def test_a_size_other_than_announced_is_rejected(second: Frame, reason: str) -> None:
     placing = Placing()
     first, _ = placing.read(Frame(TASK, 7, 2, 0, b"abc"), 6)
 
@@ -241,7 +241,7 @@ def test_more_or_less_than_was_said_is_refused(second: Frame, reason: str) -> No
         joined(placing.joiner, [first, second])
 
 
-def test_a_piece_in_another_place_than_the_order_says_is_refused() -> None:
+def test_a_chunk_at_another_offset_is_rejected() -> None:
     placing = Placing()
     first, _ = placing.read(Frame(TASK, 7, 2, 0, b"abc"), 9)
     elsewhere = Frame(TASK, 7, 2, 1, b"de")
@@ -252,7 +252,7 @@ def test_a_piece_in_another_place_than_the_order_says_is_refused() -> None:
         joined(placing.joiner, [first, elsewhere, third])
 
 
-def test_memory_that_is_only_said_is_bounded_too() -> None:
+def test_reserved_memory_is_bounded() -> None:
     placing = Placing(ChunkJoiner(payload_max=5, buffered_max=8))
 
     assert not placing.read(Frame(TASK, 7, 2, 0, b"abc"), 6)[1]

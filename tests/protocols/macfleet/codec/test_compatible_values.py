@@ -52,14 +52,14 @@ def is_passed(data: bytes) -> bool:
 
 
 @given(values)
-def test_values_pass_that_real_peers_read(value: Any) -> None:
+def test_values_that_upstream_decodes_pass(value: Any) -> None:
     data: bytes = msgpack.packb(value)
 
     assert is_passed(data) == is_read(data)
 
 
 @given(values, st.data())
-def test_damaged_values_pass_only_if_real_peers_read_them(
+def test_corrupted_values_pass_only_if_upstream_decodes_them(
     value: Any, data: st.DataObject
 ) -> None:
     damaged = bytearray(msgpack.packb(value))
@@ -80,7 +80,7 @@ def test_damaged_values_pass_only_if_real_peers_read_them(
         {str(number): number for number in range(70_000)},
     ],
 )
-def test_every_form_of_values_is_gone_through(value: Any) -> None:
+def test_every_encoding_of_values_is_checked(value: Any) -> None:
     check_compatible(memoryview(msgpack.packb(value, datetime=True)))
 
 
@@ -97,17 +97,19 @@ def test_every_form_of_values_is_gone_through(value: Any) -> None:
         (b"\x91" * (DEPTH_MAX + 1) + b"\x01", "nested"),
     ],
 )
-def test_values_that_real_peers_stumble_over_are_odd(data: bytes, reason: str) -> None:
+def test_values_that_upstream_cannot_decode_are_incompatible(
+    data: bytes, reason: str
+) -> None:
     assert not is_read(data) or reason == "nested"
     with pytest.raises(IncompatibleValue, match=reason):
         check_compatible(memoryview(data))
 
 
-def test_the_deepest_value_that_can_be_written_passes() -> None:
+def test_the_deepest_value_that_upstream_encodes_passes() -> None:
     check_compatible(memoryview(b"\x91" * DEPTH_MAX + b"\x01"))
 
 
-def test_more_values_than_can_be_looked_through_are_odd() -> None:
+def test_too_many_values_are_incompatible() -> None:
     data = b"\xdd" + (STEPS_MAX + 1).to_bytes(4) + b"\xa0" * (STEPS_MAX + 1)
 
     with pytest.raises(IncompatibleValue, match="more than 1048576 values"):

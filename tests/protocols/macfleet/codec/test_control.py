@@ -44,17 +44,17 @@ WORDS: list[ControlMessage] = [
 
 
 @pytest.mark.parametrize("word", WORDS, ids=lambda word: type(word).__name__)
-def test_words_are_read_as_they_were_written(word: ControlMessage) -> None:
+def test_control_messages_round_trip(word: ControlMessage) -> None:
     assert decode_control(encode_control(word)) == word
 
 
-def test_a_word_says_its_name() -> None:
+def test_a_control_message_contains_its_name() -> None:
     written = msgpack.unpackb(encode_control(ProgressMessage("1", 0.5)))
 
     assert written == {"word": "progress", "task_id": "1", "share": 0.5}
 
 
-def test_words_and_fields_of_newer_peers_are_skipped() -> None:
+def test_unknown_control_messages_and_fields_are_ignored() -> None:
     assert decode_control(msgpack.packb({"word": "sing", "song": 3})) is None
     cancel = msgpack.packb({"word": "cancel", "task_id": "1", "why": ["late"]})
     assert decode_control(cancel) == CancelMessage("1")
@@ -92,11 +92,11 @@ def test_words_and_fields_of_newer_peers_are_skipped() -> None:
     ],
     ids=lambda value: repr(value)[:60],
 )
-def test_words_that_are_not_as_they_should_be_are_refused(value: object) -> None:
+def test_malformed_control_messages_are_rejected(value: object) -> None:
     with pytest.raises(PeerError, match="control message"):
         decode_control(msgspec.msgpack.encode(value))
 
 
-def test_an_endless_word_is_not_read() -> None:
+def test_a_control_message_that_is_too_large_is_rejected() -> None:
     with pytest.raises(LimitExceeded):
         decode_control(bytes(CONTROL_MAX + 1))

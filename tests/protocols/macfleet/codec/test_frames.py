@@ -37,7 +37,7 @@ def read(reader: FrameReader, stream: bytes) -> list[Frame]:
 
 
 @recorded("frame")
-def test_frames_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_frames_are_encoded_as_upstream_does(case: Case) -> None:
     given_, payload = case["input"], bytes.fromhex(case["input"]["payload_hex"])
     frame = Frame(
         FrameType(given_["msg_type"]),
@@ -53,7 +53,7 @@ def test_frames_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("crc32")
-def test_checksums_are_those_of_real_peers(case: Case) -> None:
+def test_checksums_equal_those_of_upstream(case: Case) -> None:
     data = case["input"]["payload_hex"]
     payload = b"\x5a" * case["expect"]["size"] if data is None else bytes.fromhex(data)
 
@@ -62,7 +62,7 @@ def test_checksums_are_those_of_real_peers(case: Case) -> None:
 
 
 @recorded("frame_decode")
-def test_frames_are_taken_that_real_peers_take(case: Case) -> None:
+def test_frames_that_upstream_accepts_are_accepted(case: Case) -> None:
     stream, expected = bytes.fromhex(case["input"]["wire_hex"]), case["expect"]
     reader = FrameReader()
 
@@ -86,7 +86,9 @@ def test_frames_are_taken_that_real_peers_take(case: Case) -> None:
 
 
 @given(st.lists(frame_values, max_size=6), st.data())
-def test_frames_survive_any_split(said: list[Frame], data: st.DataObject) -> None:
+def test_frames_are_parsed_from_any_split(
+    said: list[Frame], data: st.DataObject
+) -> None:
     stream = b"".join(map(encode_frame, said))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     reader = FrameReader()
@@ -100,7 +102,7 @@ def test_frames_survive_any_split(said: list[Frame], data: st.DataObject) -> Non
     assert heard == said
 
 
-def test_a_payload_is_refused_by_its_head() -> None:
+def test_a_payload_is_rejected_by_its_header() -> None:
     reader = FrameReader(limit=100)
     head = frame_header(FrameType.TASK, bytes(101))
 
@@ -114,12 +116,12 @@ def test_a_payload_is_refused_by_its_head() -> None:
     ("begin", "said"),
     [(b"HTTP/1.1 400 Bad Request", "HTTP"), (b"\x16\x03\x01" + bytes(21), "TLS")],
 )
-def test_what_is_no_frame_is_called_by_its_name(begin: bytes, said: str) -> None:
+def test_other_protocols_are_named(begin: bytes, said: str) -> None:
     with pytest.raises(PeerError, match=said):
         FrameReader().body_size(begin[:24])
 
 
-def test_a_checksum_that_the_link_computed_is_taken() -> None:
+def test_the_checksum_computed_by_a_link_is_used() -> None:
     frame = encode_frame(Frame(FrameType.TASK, 1, 0, 0, b"hello"))
     head, body = frame[:24], memoryview(frame)[24:]
     reader = FrameReader()
@@ -131,7 +133,7 @@ def test_a_checksum_that_the_link_computed_is_taken() -> None:
         reader.read(FramedMessage(head, body, computed ^ 1))
 
 
-def test_frames_are_the_same_where_there_is_no_isal() -> None:
+def test_frames_are_the_same_without_isal() -> None:
     program = (
         "import sys, zlib\n"
         "sys.modules['isal'] = sys.modules['isal.isal_zlib'] = None\n"
@@ -142,7 +144,7 @@ def test_frames_are_the_same_where_there_is_no_isal() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-def test_no_payload_is_copied_where_a_link_read_it() -> None:
+def test_payloads_read_by_a_link_are_not_copied() -> None:
     buffer = bytearray(b"hello")
     head = frame_header(FrameType.TASK, buffer)
 
@@ -152,14 +154,16 @@ def test_no_payload_is_copied_where_a_link_read_it() -> None:
     assert frame.payload.obj is buffer
 
 
-def test_more_than_peers_take_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_too_large_for_upstream_are_not_encoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(frames, "PAYLOAD_MAX", 4)
 
     with pytest.raises(TooLarge, match="split it"):
         frame_header(FrameType.TASK, b"12345")
 
 
-def test_the_limit_is_that_of_real_peers() -> None:
+def test_the_limit_is_that_of_upstream() -> None:
     head = struct.pack("!IHHIIII", 1, 8, 0, PAYLOAD_MAX, 0, 0, 0)
 
     assert FrameReader().body_size(head) == 268_435_456

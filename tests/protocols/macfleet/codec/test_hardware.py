@@ -35,7 +35,7 @@ def profile_of(fields: dict[str, Any]) -> HardwareProfile:
 
 
 @recorded("hw_json")
-def test_profiles_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_profiles_are_encoded_as_upstream_does(case: Case) -> None:
     written = encode_profile(profile_of(case["input"]))
 
     assert written.decode() == case["expect"]["json_text"]
@@ -43,7 +43,7 @@ def test_profiles_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("hw_json_parse")
-def test_profiles_are_read_as_real_peers_read_them(case: Case) -> None:
+def test_profiles_are_decoded_as_upstream_does(case: Case) -> None:
     data = bytes.fromhex(case["input"]["json_hex"])
 
     if "error" in case["expect"] or case["name"] in TIGHTENED:
@@ -54,7 +54,7 @@ def test_profiles_are_read_as_real_peers_read_them(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", TIGHTENED)
-def test_what_is_refused_beyond_real_peers_was_taken_by_them(name: str) -> None:
+def test_stricter_cases_were_accepted_by_upstream(name: str) -> None:
     assert "accepted" in case_of(name)["expect"]
 
 
@@ -77,7 +77,7 @@ def test_what_is_refused_beyond_real_peers_was_taken_by_them(name: str) -> None:
         '{"x": ' + "[" * 4000,
     ],
 )
-def test_values_that_cannot_be_are_refused(text: str) -> None:
+def test_impossible_hardware_values_are_rejected(text: str) -> None:
     with pytest.raises(PeerError, match="hardware profile"):
         decode_profile(text.encode())
 
@@ -85,21 +85,21 @@ def test_values_that_cannot_be_are_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("said", "taken"), [(0, 0), (-1, 0), (65535, 65535), (65536, 0)]
 )
-def test_a_port_that_is_none_is_as_if_none_was_said(said: int, taken: int) -> None:
+def test_an_invalid_port_counts_as_none(said: int, taken: int) -> None:
     assert decode_profile(json.dumps({"data_port": said}).encode()).data_port == taken
 
 
-def test_whole_numbers_are_sizes_as_well() -> None:
+def test_integers_are_valid_sizes() -> None:
     assert decode_profile(b'{"ram_gb": 16}').ram_gb == 16.0
 
 
-def test_a_long_name_of_a_chip_is_cut() -> None:
+def test_a_long_chip_name_is_cut() -> None:
     profile = decode_profile(json.dumps({"chip_name": "x" * 500}).encode())
 
     assert profile.chip == "x" * CHIP_NAME_MAX
 
 
-def test_more_than_real_peers_take_is_refused() -> None:
+def test_a_profile_too_large_for_upstream_is_rejected() -> None:
     decode_profile(b"{}".ljust(HARDWARE_MAX))
 
     with pytest.raises(LimitExceeded):

@@ -40,7 +40,7 @@ WHOLE_LINES = [
 
 
 @pytest.mark.parametrize("case", WHOLE_LINES, ids=lambda case: case["name"])
-def test_a_ping_is_answered_as_real_peers_answer_it(case: Case) -> None:
+def test_a_ping_is_decoded_as_upstream_does(case: Case) -> None:
     said, key, expected = case["input"], key_of(case), case["expect"]["reply_hex"]
     line = bytes.fromhex(said["request_hex"]).split(b"\n")[0]
 
@@ -60,7 +60,7 @@ def test_a_ping_is_answered_as_real_peers_answer_it(case: Case) -> None:
 
 
 @recorded("heartbeat_client")
-def test_a_pong_is_believed_that_real_peers_believe(case: Case) -> None:
+def test_a_pong_is_decoded_as_upstream_does(case: Case) -> None:
     said, expected, key = case["input"], case["expect"], key_of(case)
     ping = HeartbeatLine(
         said["node_id"], unhex(said["nonce_hex"]) or b"", unhex(said["hw_json_hex"])
@@ -76,7 +76,7 @@ def test_a_pong_is_believed_that_real_peers_believe(case: Case) -> None:
     assert believed == expected["believed_alive"]
 
 
-def test_what_is_written_is_read() -> None:
+def test_lines_round_trip() -> None:
     for key, said in (
         (None, HeartbeatLine("node")),
         (KEY, HeartbeatLine("n\u00f8de", b"\1" * 16)),
@@ -99,16 +99,16 @@ def test_what_is_written_is_read() -> None:
         (b"APING a 00 00", "not signed"),
     ],
 )
-def test_a_bad_line_is_told_what_is_wrong_with_it(line: bytes, reason: str) -> None:
+def test_errors_name_what_is_wrong_with_a_line(line: bytes, reason: str) -> None:
     with pytest.raises(PeerError, match=reason):
         decode_ping(KEY, line)
 
 
-def test_a_line_that_never_ends_is_not_read() -> None:
+def test_a_line_that_never_ends_is_rejected() -> None:
     with pytest.raises(LimitExceeded):
         decode_ping(None, b"PING " + b"x" * LINE_MAX)
 
 
-def test_an_open_ping_tells_the_id() -> None:
+def test_an_open_ping_contains_the_id() -> None:
     assert decode_ping(None, b"PING node-1\r\n") == HeartbeatLine("node-1")
     assert decode_ping(None, b"PING\n") == HeartbeatLine("")

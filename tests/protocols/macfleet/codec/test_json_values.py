@@ -39,7 +39,7 @@ def test_fields_of_a_payload_are_arguments(
         ({"args": [2**70]}, "payload"),
     ],
 )
-def test_what_is_no_argument_is_named(payload: JSON, said: str) -> None:
+def test_invalid_arguments_are_named(payload: JSON, said: str) -> None:
     with pytest.raises(NotConvertible, match=said):
         task_arguments(Task("f", payload))
 
@@ -54,13 +54,11 @@ def test_what_is_no_argument_is_named(payload: JSON, said: str) -> None:
         (b"\xc7", True),  # no value at all
     ],
 )
-def test_values_are_plain_that_messagepack_itself_has(
-    value: bytes, plain: bool
-) -> None:
+def test_values_without_extensions_are_plain(value: bytes, plain: bool) -> None:
     assert is_plain_value(value) is plain
 
 
-def test_a_value_is_written_as_json_if_it_can_be() -> None:
+def test_convertible_values_become_json() -> None:
     assert to_json(packed({"a": [1, 1.5, None, "é"]})) == '{"a": [1, 1.5, null, "é"]}'
 
 
@@ -73,6 +71,6 @@ def test_a_value_is_written_as_json_if_it_can_be() -> None:
         (b"\xc1", "JSON"),
     ],
 )
-def test_a_value_that_json_has_not_is_named(value: bytes, said: str) -> None:
+def test_values_without_a_json_form_are_named(value: bytes, said: str) -> None:
     with pytest.raises(NotConvertible, match=said):
         to_json(value)

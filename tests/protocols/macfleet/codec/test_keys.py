@@ -8,7 +8,7 @@ from shoal.protocols.macfleet.codec.keys import fleet_key, service_type
 
 
 @recorded("key_derivation")
-def test_keys_and_services_are_those_of_real_peers(case: Case) -> None:
+def test_keys_and_services_equal_those_of_upstream(case: Case) -> None:
     token, fleet = case["input"]["token"], case["input"]["fleet_id"] or ""
     expected = case["expect"]
 
@@ -22,6 +22,6 @@ def test_keys_and_services_are_those_of_real_peers(case: Case) -> None:
     assert f"{service_type(key)}.local." == expected["mdns_service_type"]
 
 
-def test_a_token_that_is_no_text_is_refused() -> None:
+def test_a_token_that_is_not_utf8_is_rejected() -> None:
     with pytest.raises(ConfigError, match="UTF-8"):
         fleet_key("12345678\udc80")

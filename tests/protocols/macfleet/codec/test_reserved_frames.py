@@ -22,7 +22,7 @@ from shoal.protocols.macfleet.codec.reserved_frames import (
 )
 
 
-def test_heartbeats_and_barriers_are_read_as_they_were_written() -> None:
+def test_heartbeats_and_barriers_round_trip() -> None:
     assert decode_heartbeat(
         encode_heartbeat(HeartbeatPayload(7, 6))
     ) == HeartbeatPayload(7, 6)
@@ -30,11 +30,11 @@ def test_heartbeats_and_barriers_are_read_as_they_were_written() -> None:
     assert decode_barrier(encode_barrier(barrier)) == barrier
 
 
-def test_an_empty_heartbeat_is_one() -> None:
+def test_an_empty_heartbeat_is_valid() -> None:
     assert decode_heartbeat(b"") == HeartbeatPayload(0)
 
 
-def test_arrays_are_read_with_their_label_and_not_copied() -> None:
+def test_labelled_arrays_are_not_copied() -> None:
     array = np.arange(12, dtype=np.float32).reshape(3, 4)
 
     head, numbers = encode_tensor(TensorLabel("layers.0", 5), array)
@@ -47,7 +47,7 @@ def test_arrays_are_read_with_their_label_and_not_copied() -> None:
     assert buffer[len(head) :] == again.tobytes()
 
 
-def test_a_blob_is_what_its_digest_says() -> None:
+def test_a_blob_must_match_its_digest() -> None:
     digest = sha256(b"blob").digest()
 
     for said, check in ((digest, True), (bytes(32), False)):
@@ -74,7 +74,7 @@ def test_a_blob_is_what_its_digest_says() -> None:
         bytes(SMALL_PAYLOAD_MAX + 1),
     ],
 )
-def test_what_is_none_of_these_is_refused(data: bytes) -> None:
+def test_malformed_reserved_frames_are_rejected(data: bytes) -> None:
     for read in (decode_heartbeat, decode_barrier, decode_tensor):
         with pytest.raises(PeerError):
             read(data)

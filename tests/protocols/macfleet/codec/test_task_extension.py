@@ -15,26 +15,26 @@ from shoal.protocols.macfleet.codec.task_extension import (
 )
 
 
-def test_calls_are_read_as_they_were_written() -> None:
+def test_calls_round_trip() -> None:
     calls = [StreamedCall(n, b"\x91\x01", b"\x81\xa1a\x02") for n in range(300)]
 
     assert decode_calls(encode_calls(calls)) == calls
     assert decode_calls(encode_calls([])) == []
 
 
-def test_returns_are_read_as_they_were_written() -> None:
+def test_returns_round_trip() -> None:
     returns = [CallResult(1, b"\x2a"), CallResult(2, b"", "Traceback: boom")]
 
     assert decode_returns(encode_returns(returns)) == returns
 
 
-def test_a_badly_written_value_spoils_its_own_call_alone() -> None:
+def test_a_malformed_value_fails_only_its_own_call() -> None:
     calls = [StreamedCall(1, b"\x92\x01", b""), StreamedCall(2, b"\x90", b"\x80")]
 
     assert decode_calls(encode_calls(calls)) == calls
 
 
-def test_a_traceback_may_have_what_no_text_has() -> None:
+def test_a_traceback_may_contain_lone_surrogates() -> None:
     (read,) = decode_returns(encode_returns([CallResult(1, b"", "no file \udcff")]))
 
     assert read.error == "no file ?"
@@ -55,7 +55,7 @@ def test_a_traceback_may_have_what_no_text_has() -> None:
     ],
     ids=lambda value: repr(value)[:40],
 )
-def test_what_is_neither_calls_nor_returns_is_refused(value: object) -> None:
+def test_malformed_calls_and_returns_are_rejected(value: object) -> None:
     data = msgspec.msgpack.encode(value)
 
     with pytest.raises(PeerError, match="calls: "):
@@ -64,7 +64,9 @@ def test_what_is_neither_calls_nor_returns_is_refused(value: object) -> None:
         decode_returns(data)
 
 
-def test_too_many_bytes_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_beyond_the_size_limit_are_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(task_extension, "PAYLOAD_MAX", 10)
 
     with pytest.raises(LimitExceeded):

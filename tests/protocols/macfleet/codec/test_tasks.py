@@ -47,7 +47,7 @@ def packed(value: Any) -> bytes:
 
 
 @recorded("task_spec")
-def test_tasks_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_tasks_are_encoded_as_upstream_does(case: Case) -> None:
     said, expected = case["input"], case["expect"]
     if case["name"] in UNWRITABLE:
         with pytest.raises(OverflowError):
@@ -71,7 +71,7 @@ def test_tasks_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("task_result")
-def test_results_are_written_as_real_peers_write_them(case: Case) -> None:
+def test_results_are_encoded_as_upstream_does(case: Case) -> None:
     said, expected = case["input"], case["expect"]
     if case["name"] in UNWRITABLE:
         assert said["value"] == "<set>"
@@ -89,7 +89,7 @@ def test_results_are_written_as_real_peers_write_them(case: Case) -> None:
 
 
 @recorded("TaskSpec_decode")
-def test_tasks_are_taken_that_real_peers_take(case: Case) -> None:
+def test_tasks_that_upstream_accepts_are_accepted(case: Case) -> None:
     payload = bytes.fromhex(case["input"]["payload_hex"])
 
     if "error" in case["expect"] or case["name"] in TIGHTENED:
@@ -105,7 +105,7 @@ def test_tasks_are_taken_that_real_peers_take(case: Case) -> None:
 
 
 @recorded("TaskResult_decode")
-def test_results_are_taken_that_real_peers_take(case: Case) -> None:
+def test_results_that_upstream_accepts_are_accepted(case: Case) -> None:
     payload = bytes.fromhex(case["input"]["payload_hex"])
 
     if "error" in case["expect"]:
@@ -118,7 +118,7 @@ def test_results_are_taken_that_real_peers_take(case: Case) -> None:
     assert answered.error == accepted["error"]
 
 
-def test_what_our_own_peers_say_besides_does_not_disturb_others() -> None:
+def test_extensions_do_not_disturb_upstream() -> None:
     written = encode_task("1", "f", b"\x90", b"\x80", None, b"\x93\x01\x02\x03")
 
     asked = decode_task(written)
@@ -143,7 +143,7 @@ def test_what_our_own_peers_say_besides_does_not_disturb_others() -> None:
         (b"\x91" * 9000 + b"\x01", b"\x80", "args"),
     ],
 )
-def test_what_real_workers_cannot_read_is_not_written(
+def test_values_that_upstream_cannot_decode_are_not_encoded(
     args: bytes, kwargs: bytes, field: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=f"^{field}: ") as caught:
@@ -152,7 +152,7 @@ def test_what_real_workers_cannot_read_is_not_written(
     assert caught.value.field == field
 
 
-def test_our_own_peers_are_sent_what_real_workers_cannot_read() -> None:
+def test_shoal_peers_receive_values_that_upstream_cannot_decode() -> None:
     args = packed([{"$map": [[1, "a"]]}])
 
     written = encode_task("1", "f", args, b"\x80", 1.0, strict=False)
@@ -165,7 +165,7 @@ def test_our_own_peers_are_sent_what_real_workers_cannot_read() -> None:
 @pytest.mark.parametrize(
     ("timeout", "read"), [(float("inf"), None), (-3, 0.0), (0, 0.0), (2, 2.0)]
 )
-def test_odd_timeouts_are_taken_for_what_they_do(
+def test_unusual_timeouts_are_interpreted_as_upstream_does(
     timeout: float, read: float | None
 ) -> None:
     assert (
@@ -174,16 +174,16 @@ def test_odd_timeouts_are_taken_for_what_they_do(
     )
 
 
-def test_a_timeout_that_is_no_number_is_refused() -> None:
+def test_a_timeout_of_nan_is_rejected() -> None:
     with pytest.raises(PeerError, match="not a number"):
         decode_task(packed({"task_id": "1", "name": "f", "timeout": float("nan")}))
 
 
-def test_a_failure_without_a_word_is_a_failure() -> None:
+def test_a_failure_without_an_error_is_a_failure() -> None:
     assert decode_result(packed({"task_id": "1", "ok": False})).error == NO_REASON
 
 
-def test_of_a_long_error_the_end_is_written() -> None:
+def test_a_long_error_is_cut_at_the_start() -> None:
     error = "x" * ERROR_MAX + "ValueError: zap \udcff"
 
     read = decode_result(encode_result("1", None, error)).error
@@ -194,12 +194,12 @@ def test_of_a_long_error_the_end_is_written() -> None:
 
 
 @pytest.mark.parametrize("field", ["task_id", "name"])
-def test_endless_names_are_refused(field: str) -> None:
+def test_long_ids_and_names_are_rejected(field: str) -> None:
     with pytest.raises(PeerError, match="are the limits"):
         decode_task(packed({"task_id": "1", "name": "f"} | {field: "x" * 5000}))
 
 
-def test_sizes_are_checked_where_real_peers_check_them_and_before(
+def test_sizes_are_checked_on_encoding_and_decoding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(tasks, "TASK_MAX", 100)
