@@ -1,4 +1,4 @@
-"""Both ends of a heartbeat, line by line as MacFleet's own programs were recorded."""
+"""Both ends of a heartbeat, compared with recordings of MacFleet's own programs."""
 
 import pytest
 
@@ -27,7 +27,7 @@ from shoal.protocols.macfleet.codec.heartbeat_lines import (
     encode_pong,
 )
 from shoal.protocols.macfleet.heartbeat import (
-    LINE_WITHIN,
+    LINE_TIMEOUT,
     REPLAYS_MAX,
     FleetMember,
     PingExchange,
@@ -45,7 +45,7 @@ STRICTER = {
     "hb/70000 byte line not counted": (1, "else whoever floods is never slowed down"),
     "hb/open silence": (0, "nothing is secret: idle connections must not bar a house"),
 }
-"""How many failures we count where real nodes count otherwise, and why."""
+"""The number of failures in cases where upstream counts otherwise, and why."""
 
 
 def opened(
@@ -85,9 +85,9 @@ def test_lines_are_answered_as_upstream_does(case: Case, split: int) -> None:
     if given["after_send"] == "half-close":
         said += session.connection_lost(0.5)
     if closed(said) is None:
-        assert expected["closed_within_s"] > LINE_WITHIN
-        assert session.deadline == LINE_WITHIN
-        said += session.tick(LINE_WITHIN)
+        assert expected["closed_within_s"] > LINE_TIMEOUT
+        assert session.deadline == LINE_TIMEOUT
+        said += session.tick(LINE_TIMEOUT)
 
     assert sent(said).hex() == expected["reply_hex"]
     assert closed(said) is not None
@@ -167,7 +167,7 @@ def test_an_open_fleet_counts_no_failures() -> None:
     own, limits = member(key=None), limiter()
     for wrong in (b"HELLO\n", b"\xff\n", (LINE_MAX + 1) * b"a", b""):
         session, _ = opened(own, limits)
-        said = [*session.receive([wrong], 0.0), *session.tick(LINE_WITHIN)]
+        said = [*session.receive([wrong], 0.0), *session.tick(LINE_TIMEOUT)]
         assert closed(said) is not None
 
     assert not limits._records
@@ -239,7 +239,7 @@ OTHERWISE = {
     "hbclient/reply is our own ping mirrored": "anybody can hand a ping back",
     "hbclient/open prefix": "it names nobody, so that nobody could be registered",
 }
-"""Answers that real nodes believe and we do not, and why."""
+"""Answers that upstream accepts and Shoal rejects, and why."""
 
 
 @recorded("heartbeat_client")
@@ -251,7 +251,7 @@ def test_pongs_are_accepted_as_upstream_does(case: Case) -> None:
     exchange = PingExchange(own)
     line = exchange.ping()
     if given["token"] and not given["hw_json_hex"]:
-        # Ours always tell their hardware, as real agents do; others need not.
+        # Shoal always sends its hardware, as upstream agents do; others need not.
         line = encode_ping(own.key, own.own_line(hardware=False))
     assert line.hex() == expected["line_hex"]
     heard: list[Pong] = []

@@ -109,7 +109,7 @@ def _number(text: Mapping[str, str], name: str, most: int) -> int:
 HEARTBEAT_LABEL = "heartbeat"
 HEARTBEAT_FLAG = "--macfleet-heartbeat-port"
 CERTIFICATE_SUBJECT = "macfleet-node"  # of certificates in any fleet
-TLS_WITHIN = 5.0  # seconds for the TLS handshake; upstream clients give up after two
+TLS_TIMEOUT = 5.0  # seconds for the TLS handshake; upstream clients give up after two
 SHOAL_KEY = "shoal"  # a key of Shoal's TXT records; upstream nodes ignore it
 SHOAL_VERSION = "1"  # of Shoal's announcements
 
@@ -131,7 +131,7 @@ def heartbeat_listener(
         flag=HEARTBEAT_FLAG,
         falls_back=spare,
         gate=limiter,
-        tls_timeout=TLS_WITHIN,
+        tls_timeout=TLS_TIMEOUT,
         subject=CERTIFICATE_SUBJECT,
     )
 

@@ -85,7 +85,7 @@ REFUSED_OPEN = "hung up without an answer: does its fleet have a token?"
 WIRE = "macfleet"
 UNREACHABLE = "cannot connect to"  # begins the reason if nothing listens there
 WITHOUT_TLS = "without TLS"  # in the reason if something does, without TLS
-HUNG_UP = ("closed by peer", "connection lost")  # begin the reason of a disconnect
+DISCONNECTED = ("closed by peer", "connection lost")  # begin the reason of a disconnect
 
 
 @dataclass(slots=True)
@@ -254,7 +254,7 @@ class FleetGossip:
         self._registry.on_pong(pong.node_id, address, pong.profile, now)
 
     def _failure_text(self, reason: str) -> str:
-        if not reason.startswith(HUNG_UP):
+        if not reason.startswith(DISCONNECTED):
             return reason
         return REFUSED_OPEN if self._member.key is None else REFUSED
 

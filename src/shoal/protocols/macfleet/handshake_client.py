@@ -171,7 +171,7 @@ class ClientHandshake:
         self._deadline = 0.0
         self._challenge = b""
         self._first = control_frame(b"", 0)
-        self._next: Callable[[Frame], Step] = self._second
+        self._next: Callable[[Frame], Step] = self._receive_second
         self._strong: StrongClientHandshake | None = None
 
     @property
@@ -218,7 +218,7 @@ class ClientHandshake:
 
     # The second message, by its handshake.
 
-    def _second(self, frame: Frame) -> Step:
+    def _receive_second(self, frame: Frame) -> Step:
         settings, payload = self._settings, bytes(frame.payload)
         if self._offers_strong and frame.flags & Flag.STRONG:
             self._strong = StrongClientHandshake(
@@ -232,10 +232,12 @@ class ClientHandshake:
                 "node, or an attacker in between removed the offer"
             )
         if settings.key is None:
-            return self._open(payload)
-        return self._answered(settings.key, payload, signed=bool(frame.flags & Flag.V2))
+            return self._accept_open(payload)
+        return self._accept_v1_or_v2(
+            settings.key, payload, signed=bool(frame.flags & Flag.V2)
+        )
 
-    def _open(self, payload: bytes) -> Agreed:
+    def _accept_open(self, payload: bytes) -> Agreed:
         settings = self._settings
         if HandshakeStrength.OPEN not in settings.accepts or settings.digest:
             raise HandshakeRefused(
@@ -248,7 +250,7 @@ class ClientHandshake:
         check_server_id(settings, self._where, server, "")
         return Agreed((), server, None, HandshakeStrength.OPEN)
 
-    def _answered(self, key: bytes, payload: bytes, *, signed: bool) -> Agreed:
+    def _accept_v1_or_v2(self, key: bytes, payload: bytes, *, signed: bool) -> Agreed:
         """Check the answer of a v1 or v2 server, and return the third message."""
         settings = self._settings
         strength = HandshakeStrength.V2 if signed else HandshakeStrength.V1

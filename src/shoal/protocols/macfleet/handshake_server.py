@@ -212,7 +212,7 @@ class ServerHandshake:
         self._address = address
         self._certificate = b""
         self._deadline = 0.0
-        self._next: Callable[[Frame, float], Step] = self._first
+        self._next: Callable[[Frame, float], Step] = self._receive_first
         self._client_id = ""
         self._challenge = b""  # for the client, in v1 and v2
         self._signed = False  # v2
@@ -248,7 +248,7 @@ class ServerHandshake:
 
     # The first message.
 
-    def _first(self, frame: Frame, now: float) -> Step:
+    def _receive_first(self, frame: Frame, now: float) -> Step:
         settings = self._settings
         if frame.type is not FrameType.CONTROL:
             raise HandshakeRefused(f"expected CONTROL, found {frame.type.name}")
@@ -258,14 +258,14 @@ class ServerHandshake:
             )
             send = self._strong.answer(frame)
             self._client_id = self._strong.client_id
-            self._next = self._strong_third
+            self._next = self._receive_strong_third
             return Continue((send,))
         payload = bytes(frame.payload)
         if settings.key is not None:
-            return self._challenged(settings.key, payload, frame.flags, now)
-        return self._open(payload)
+            return self._answer_v1_or_v2(settings.key, payload, frame.flags, now)
+        return self._accept_open(payload)
 
-    def _open(self, payload: bytes) -> Agreed:
+    def _accept_open(self, payload: bytes) -> Agreed:
         settings = self._settings
         if HandshakeStrength.OPEN not in settings.accepts or settings.digest:
             raise HandshakeRefused("only Shoal nodes are accepted, and this is not one")
@@ -275,7 +275,9 @@ class ServerHandshake:
         send = (encode_frame(control_frame(settings.node_id.encode(), 0)),)
         return Agreed(send, client, None, HandshakeStrength.OPEN)
 
-    def _challenged(self, key: bytes, payload: bytes, flags: int, now: float) -> Step:
+    def _answer_v1_or_v2(
+        self, key: bytes, payload: bytes, flags: int, now: float
+    ) -> Step:
         """Answer a v1 or v2 client, and send a challenge."""
         settings = self._settings
         client, peer_challenge = decode_first(payload)
@@ -291,7 +293,7 @@ class ServerHandshake:
         settings.challenges.add(challenge, now)
         self._client_id, self._challenge = client, challenge
         self._signed = strength is HandshakeStrength.V2
-        self._next = self._third
+        self._next = self._receive_third
         profile = settings.profile if self._signed else None
         second = encode_second(
             key, settings.node_id, peer_challenge, challenge, profile
@@ -316,7 +318,7 @@ class ServerHandshake:
 
     # The third message; its flags are ignored, the first decides.
 
-    def _third(self, frame: Frame, now: float) -> Agreed:
+    def _receive_third(self, frame: Frame, now: float) -> Agreed:
         key = self._settings.key
         assert key is not None, "only nodes with a key send a challenge"
         try:
@@ -334,6 +336,6 @@ class ServerHandshake:
         strength = HandshakeStrength.V2 if self._signed else HandshakeStrength.V1
         return Agreed((), self._client_id, profile, strength)
 
-    def _strong_third(self, frame: Frame, now: float) -> Agreed:
+    def _receive_strong_third(self, frame: Frame, now: float) -> Agreed:
         assert self._strong is not None, "it has answered the first message"
         return self._strong.conclude(frame)

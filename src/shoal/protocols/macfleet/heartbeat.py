@@ -176,7 +176,7 @@ class PingSession:
         return (Close("answered"),)
 
 
-LINE_WITHIN = 1.0  # seconds after the connection opens
+LINE_TIMEOUT = 1.0  # seconds after the connection opens
 
 
 class PongSession:
@@ -198,11 +198,11 @@ class PongSession:
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
         if not self._opened:
             self._opened = True
-            self.deadline = now + LINE_WITHIN
+            self.deadline = now + LINE_TIMEOUT
             return ()
         if self._closed or self.deadline is None or now < self.deadline:
             return ()
-        return self._reject(f"no line within {LINE_WITHIN:g} s", now)
+        return self._reject(f"no line within {LINE_TIMEOUT:g} s", now)
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
         if self._closed:

@@ -50,7 +50,7 @@ from shoal.protocols.seam.session import Bulk, Notice, Output, Send
 OPEN_JOBS_MAX = 4096  # open tasks and call streams of one peer
 LEASE = LeaseNumber(1)  # a peer sends a task once
 
-MAY_NOT_ASK = (
+MAY_NOT_SUBMIT = (
     "a worker that joined with a join token may not submit jobs: present the token "
     "of the fleet"
 )
@@ -195,8 +195,8 @@ class FleetInboundJobs:
         )
 
     def _refusal(self, needs: frozenset[Feature]) -> str:
-        if not self._peer.may_ask:
-            return MAY_NOT_ASK
+        if not self._peer.may_submit:
+            return MAY_NOT_SUBMIT
         if Feature.CODE in needs and not self._peer.trusted:
             return NO_CODE
         if len(self._open) >= OPEN_JOBS_MAX:

@@ -204,6 +204,6 @@ class FleetPeer:
     is_shoal: bool = False
     trusted: bool = False
     is_worker: bool = False
-    may_ask: bool = False
+    may_submit: bool = False
     admitted: AdmissionGrant = NO_JOIN_TOKEN
     public_key: bytes = b""

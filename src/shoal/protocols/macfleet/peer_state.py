@@ -39,7 +39,7 @@ NO_OFFER = control.OfferMessage(slots=0)
 
 def encode_offer(
     offers: Sequence[Offer],
-    condition: WorkerLoad,
+    load: WorkerLoad,
     peer: FleetPeer,
     *,
     from_coordinator: bool,
@@ -64,9 +64,9 @@ def encode_offer(
         ),
         device="" if offer.device is None else offer.device.value,
         only_for=frozenset(sorted(offer.only_for)[: control.NAMES_MAX]),
-        queued=condition.queued,
-        unfit=condition.unfit[: control.TEXT_MAX],
-        speed=condition.speed,
+        queued=load.queued,
+        unfit=load.unfit[: control.TEXT_MAX],
+        speed=load.speed,
     )
 
 
@@ -96,7 +96,7 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
     )
 
 
-def decode_condition(message: control.OfferMessage) -> WorkerLoad:
+def decode_load(message: control.OfferMessage) -> WorkerLoad:
     """Return a peer's load."""
     return WorkerLoad(message.unfit, min(message.queued, QUEUED_MAX), message.speed)
 
@@ -134,10 +134,10 @@ class FleetPeerState:
         self._peer = peer
         self._is_coordinator = role is FleetRole.COORDINATOR
         self._offers: Sequence[Offer] | None = None  # None: not known yet
-        self._condition = WorkerLoad()
+        self._load = WorkerLoad()
         self._sent_offer: control.OfferMessage | None = None
-        self._their_offers: tuple[Offer, ...] | None = None
-        self._their_condition = WorkerLoad()
+        self._received_offers: tuple[Offer, ...] | None = None
+        self._received_load = WorkerLoad()
         self._draining = False
 
     def send(self, state: LocalState, writer: FrameWriter) -> Sequence[Output]:
@@ -149,8 +149,8 @@ class FleetPeerState:
             case OffersChanged(offers):
                 self._offers = offers
                 return self._send_offer(writer)
-            case LoadChanged(condition):
-                self._condition = condition
+            case LoadChanged(load):
+                self._load = load
                 return self._send_offer(writer)
             case Draining(reason):
                 message = control.DrainingMessage(reason[: control.TEXT_MAX])
@@ -183,7 +183,7 @@ class FleetPeerState:
             return ()
         message = encode_offer(
             self._offers,
-            self._condition,
+            self._load,
             self._peer,
             from_coordinator=self._is_coordinator,
         )
@@ -194,11 +194,11 @@ class FleetPeerState:
 
     def _receive_offer(self, message: control.OfferMessage) -> Sequence[Event]:
         events: list[Event] = []
-        offers, condition = decode_offer(message, self._peer), decode_condition(message)
-        if offers != self._their_offers:
-            self._their_offers = offers
+        offers, load = decode_offer(message, self._peer), decode_load(message)
+        if offers != self._received_offers:
+            self._received_offers = offers
             events.append(OffersChanged(offers))
-        if condition != self._their_condition:
-            self._their_condition = condition
-            events.append(LoadChanged(condition))
+        if load != self._received_load:
+            self._received_load = load
+            events.append(LoadChanged(load))
         return events

@@ -59,16 +59,16 @@ def peer_of(local: FleetLocalNode, agreed: Agreed, *, encrypted: bool) -> FleetP
     if strong is None:
         may_submit = True  # it has the fleet's token, or the fleet is open
         trusted = encrypted and agreed.strength is not HandshakeStrength.OPEN
-        return FleetPeer(agreed.peer_id, trusted=trusted, may_ask=may_submit)
+        return FleetPeer(agreed.peer_id, trusted=trusted, may_submit=may_submit)
     is_worker = WORKER_FEATURE in strong.features
     has_token = strong.has_token or bool(strong.admitted.token_id)
-    may_ask = strong.has_token or local.is_open or local.role is FleetRole.WORKER
+    may_submit = strong.has_token or local.is_open or local.role is FleetRole.WORKER
     return FleetPeer(
         agreed.peer_id,
         is_shoal=True,
         trusted=encrypted and has_token,
         is_worker=is_worker,
-        may_ask=may_ask and not is_worker,
+        may_submit=may_submit and not is_worker,
         admitted=strong.admitted,
         public_key=strong.public_key,
     )
@@ -79,7 +79,7 @@ def joined(peer: FleetPeer, connection: FleetConnectionInfo) -> PeerJoined:
     return PeerJoined(
         peer.name,
         cancels=peer.is_shoal,
-        submits_jobs=peer.may_ask,
+        submits_jobs=peer.may_submit,
         grant=peer.admitted,
         protection=connection.protection,
     )
