@@ -1,4 +1,4 @@
-"""The heartbeat port under attack, on real sockets; honest nodes are answered."""
+"""The heartbeat port under attack on real sockets; honest nodes still get answers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,7 +24,7 @@ from shoal.protocols.macfleet.membership import NodeAddress
 from shoal.protocols.macfleet.rate_limiter import BANNED_AFTER
 from shoal.transports.tls import self_signed_tls
 
-CROWD = 60  # connections at the same time: of one address there are no more than 64
+CROWD = 60  # parallel connections, below the limit of 64 for one address
 BARRED = "this address is banned"
 
 
@@ -33,21 +33,21 @@ def honest() -> FleetMember:
 
 
 def guess(number: int = 0) -> bytes:
-    """Return a ping that was signed with another token."""
+    """Return a ping signed with another token."""
     heard = HeartbeatLine("guesser", number.to_bytes(16))
     return encode_ping(fleet_key(f"guess number {number}"), heard)
 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this machine taken for another one, which can be barred."""
+    """Treat the loopback address as a remote one, which can be banned."""
     for place in ("protocols.macfleet.rate_limiter", "transports.tcp_server"):
         monkeypatch.setattr(f"shoal.{place}.is_loopback", lambda address: False)
 
 
 @asynccontextmanager
 async def besieged(key: bytes | None = KEY) -> AsyncIterator[ServedNode]:
-    """Let a node listen; afterwards it is well, and holds nothing for anybody."""
+    """Serve a node; afterwards it still works and holds no connection."""
     async with served(member("node", key, nonces=1 << 60)) as node:
         yield node
         node.limiter._records.clear()
@@ -112,7 +112,7 @@ async def test_parallel_guesses_do_not_outrun_the_ban(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # All are connected before the first has to speak.
-    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.LINE_WITHIN", PATIENCE)
+    monkeypatch.setattr("shoal.protocols.macfleet.heartbeat.LINE_TIMEOUT", PATIENCE)
     async with besieged() as node, many_connected(node, CROWD) as lines:
         sure = honest()
         for number, line in enumerate(lines[:-1]):

@@ -1,4 +1,4 @@
-"""The transport port under attack, on real sockets; honest nodes go on working."""
+"""The transport port under attack on real sockets; honest nodes still get answers."""
 
 import asyncio
 import ssl
@@ -38,7 +38,7 @@ TOKEN = "a-fleet-token"
 HUB = "hub"
 HOST = "127.0.0.1"
 ELSEWHERE = "127.0.0.2"  # another address of this machine, on Linux
-CROWD = 20  # connections at the same time
+CROWD = 20  # parallel connections
 MIB = 1 << 20
 SERVER = "shoal.protocols.macfleet.handshake_server"
 FUNCTIONS: dict[str, Callable[..., Any]] = {"demo.add": lambda a, b: a + b}
@@ -57,7 +57,7 @@ class Besieged:
         return self.running.ports["macfleet"]["transport"]
 
     async def until_ended(self, reason: str, count: int = 1) -> None:
-        """Wait until so many connections of nodes have ended for a reason."""
+        """Wait until ``count`` connections of nodes have ended for a reason."""
 
         def ended() -> bool:
             said = (each.getMessage() for each in self.caplog.records)
@@ -71,7 +71,7 @@ class Besieged:
     async def bare(
         self,
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Open a connection with TLS, and say nothing."""
+        """Open a TLS connection and send nothing."""
         reader, writer = await asyncio.open_connection(
             HOST, self.port, ssl=client_context()
         )
@@ -98,7 +98,7 @@ class Besieged:
         await eventually(lambda: f"macfleet:{name}" in self.workers)
 
     async def explained(self, job_id: str) -> str:
-        """Return what the coordinator says of a job, as ``shoal jobs explain`` does."""
+        """Return the explanation of a job, as ``shoal jobs explain`` prints it."""
         url = f"{self.running.url}/admin/jobs/{job_id}/explain"
         async with self.session.get(url) as response:
             return await response.text()
@@ -108,7 +108,7 @@ class Besieged:
 async def hub(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> AsyncIterator[Besieged]:
-    """A coordinator of a fleet; at the end an honest worker is given a task."""
+    """A coordinator of a fleet; at the end an honest worker runs a task."""
     caplog.set_level("INFO")
     settings = ServeConfig(port=0, data_dir=tmp_path, name=HUB, drain=0.0)
     fleet = Config(token=TOKEN, heartbeat_port=0, transport_port=0)
@@ -130,7 +130,7 @@ def calls(hub: Besieged) -> shoal.AsyncPool:
 
 
 async def said(reader: asyncio.StreamReader) -> bytes:
-    """Return what is said until the end of a connection."""
+    """Return everything received until the connection ends."""
     async with asyncio.timeout(PATIENCE):
         try:
             return await reader.read(-1)
@@ -200,9 +200,9 @@ async def test_a_task_is_requeued_after_a_clean_close(
 
 
 async def story_of_a_task(hub: Besieged, last: bytes) -> str:
-    """Have a worker end with its task undone; return how the task came to be done.
+    """Let a worker end before its task is done; return how the task was done.
 
-    ``last`` is what the worker says last; nothing: it hangs up.
+    ``last`` are the last bytes the worker sends; empty: it disconnects.
     """
     stuck = threading.Event()
     never = {"demo.add": lambda a, b: stuck.wait(PATIENCE)}

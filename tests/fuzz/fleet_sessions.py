@@ -1,8 +1,8 @@
-"""Connections of a fleet after the handshake, fed with what their peers then say.
+"""Fleet connections after the handshake, fed with fuzzed frames from their peers.
 
-A part of the input is a frame's type, flags and stream, a byte each, and its payload:
-the rest of the frame is sound, for what is wrong with that is found before.  Task ids
-come out the same each time, so that some of the input is about tasks that there are.
+A part of the input is a frame's type, flags and stream, a byte each, and its payload;
+the rest of the frame is valid, because errors there are detected earlier.  Task ids are
+deterministic, so that some inputs concern existing tasks.
 """
 
 from collections import Counter
@@ -71,32 +71,32 @@ HEADER = 3  # bytes before the payload in a part of the input
 IN_LANE = replace(RUN, job_id=JobId("lane"), work=LANE)
 LANE_CALL = StreamedCall(1, packed([1, 2]), packed({}))
 NOT_SOUND = {"taskrun/bad crc", "taskrun/unknown frame type"}
-LATE = 1000.0  # when nothing of the conversation can go on any more
+LATE = 1000.0  # after every deadline of the connection
 
 
 def fleet_coordinator(data: bytes) -> None:
-    """What a coordinator hears of a worker of ours, which has a task and a lane."""
+    """A coordinator's connection to a Shoal worker with a task and a call stream."""
     _crowd(_met().coordinator, data)
 
 
 def fleet_worker(data: bytes) -> None:
-    """What a worker hears of a coordinator of ours."""
+    """A worker's connection to a Shoal coordinator."""
     session = _met().worker
     _listen(session, lambda word, now: session.send(word, now), data)
 
 
 def fleet_asked(data: bytes) -> None:
-    """What a coordinator hears of a real node, which has a task and a lane."""
+    """A coordinator's connection to an upstream node with a task and a call stream."""
     _crowd(_asking().session, data)
 
 
 def fleet_asking(data: bytes) -> None:
-    """What a worker hears of a real node."""
+    """A worker's connection to an upstream node."""
     session = worker_with_node().session
     _listen(session, lambda word, now: session.send(word, now), data)
 
 
-# How it is heard.
+# Playing an input.
 
 
 def _crowd(session: Any, data: bytes) -> None:
@@ -116,7 +116,7 @@ def _listen(session: Any, say: Say, data: bytes) -> None:
 
 
 def _frames(data: bytes) -> Iterable[bytes]:
-    """Return the frames that an input stands for."""
+    """Return the frames that an input encodes."""
     pieces: Counter[int] = Counter()  # so far, by stream
     for part in data.split(SEPARATOR):
         if len(part) < HEADER:
@@ -129,7 +129,7 @@ def _frames(data: bytes) -> Iterable[bytes]:
 
 
 def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
-    """Do what is asked for; return whether the connection has ended."""
+    """Carry out commands; return whether the connection has ended."""
     for each in outputs:
         match each.message if isinstance(each, PeerMessage) else each:
             case Close():
@@ -148,11 +148,11 @@ def _act(outputs: Iterable[Any], say: Say, now: float) -> bool:
     return False
 
 
-# What was going on before.
+# The state of a connection before the input.
 
 
 def _met() -> Pair:
-    """Let both ends meet; the worker is given a task, and a lane with a call."""
+    """Return connected ends; the worker has a task, and a call stream with a call."""
     member = replace(MEMBER, random_bytes=counting("worker"))
     pair = unconnected(PROTOCOL, member, around())
     pair.begin()
@@ -164,7 +164,7 @@ def _met() -> Pair:
 
 
 def _asking() -> UpstreamNode:
-    """Let a real node call a coordinator, which gives it a task and a lane."""
+    """Return an upstream node that has a task and a call stream of a coordinator."""
     beside = coordinator_with_node(setting=around(""))
     beside.send(RUN)
     beside.send(IN_LANE)
@@ -172,11 +172,11 @@ def _asking() -> UpstreamNode:
     return beside
 
 
-# Good input.
+# Valid input.
 
 
 def _said_between() -> Pair:
-    """Let both ends say all that there is to say."""
+    """Let both ends send every message there is."""
     pair = _met()
     job, lane = (each for each in pair.commands if isinstance(each, RunJob))
     blob = b"blob" * 100
@@ -195,7 +195,7 @@ def _said_between() -> Pair:
 
 
 def _seeds(said: Iterable[bytes]) -> list[bytes]:
-    """Return messages as input: each by itself, and all together."""
+    """Return messages as inputs: each by itself, and all together."""
     reader = FrameReader()
     frames = [reader.read(each) for data in said for each in reader.split(data)]
     parts = [_written(each) for each in frames if each.stream]
@@ -208,7 +208,7 @@ def _written(frame: Frame) -> bytes:
 
 
 def _of_ours() -> list[bytes]:
-    """Return what is said by a worker, and what by a coordinator."""
+    """Return what a worker sends, and what a coordinator sends."""
     pair = _said_between()
     whole = Frame(FrameType.BARRIER, 3, 0, 0, encode_barrier(Barrier("step", 3, 1)))
     pieces = split_payload(FrameType.TASK, 9, b"\x81\xa7task_id", b"\xa11")

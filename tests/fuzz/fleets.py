@@ -1,4 +1,4 @@
-"""Everything that reads what MacFleet's peers write, and good input for it."""
+"""Every decoder of MacFleet's bytes, and valid input for each."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -63,12 +63,12 @@ from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_su
 from shoal.protocols.seam.multi_peer import DiscoveredService
 
 KEY = fleet_key("vector-token-0001")
-HELD_MAX = 1 << 20  # bytes of payload that a stream may make us hold
+HELD_MAX = 1 << 20  # bytes of payload that a stream may make the joiner hold
 CHALLENGE = bytes(range(32))
 
 
 def lines(data: bytes) -> None:
-    """A line of a heartbeat, of a fleet with a token or an open one."""
+    """A heartbeat line, of a fleet with a token or an open one."""
     for key in (KEY, None):
         for read in (decode_ping, decode_pong):
             with suppress(PeerError):
@@ -76,7 +76,7 @@ def lines(data: bytes) -> None:
 
 
 def frames(data: bytes) -> None:
-    """A stream of frames, some of them pieces; it may be cut anywhere."""
+    """A stream of frames, some of them chunks, cut anywhere."""
     reader, joiner = FrameReader(HELD_MAX), ChunkJoiner(HELD_MAX, buffered_max=HELD_MAX)
     for piece in (data[: len(data) // 3], data[len(data) // 3 :]):
         for whole in reader.split(piece):
@@ -87,7 +87,7 @@ def frames(data: bytes) -> None:
 
 
 def fleet_tasks(data: bytes) -> None:
-    """A task; what real peers are to read can be written again."""
+    """A task; one that upstream can decode can be encoded again."""
     asked = decode_task(data)
     again = encode_task(asked.task_id, asked.name, asked.args, asked.kwargs, 1.0)
     assert decode_task(again).name == asked.name
@@ -95,14 +95,14 @@ def fleet_tasks(data: bytes) -> None:
 
 
 def fleet_results(data: bytes) -> None:
-    """What came of a task."""
+    """A task's result."""
     answered = decode_result(data)
     again = encode_result(answered.task_id, answered.value, answered.error)
     assert decode_result(again).error == answered.error
 
 
 def arrays(data: bytes) -> None:
-    """An array; it can be written again, and copied."""
+    """An array; it can be encoded again, and copied."""
     array = decode_array(data)
     assert array.nbytes <= len(data)
     head, numbers = encode_array(array.copy())
@@ -111,7 +111,7 @@ def arrays(data: bytes) -> None:
 
 
 def fleet_hardware(data: bytes) -> None:
-    """What a node says that it is made of; elections bear it."""
+    """A hardware profile; elections accept it."""
     profile = decode_profile(data)
     assert decode_profile(encode_profile(profile)) == profile
     nodes = [ElectionCandidate("a", profile), ElectionCandidate("b")]
@@ -120,7 +120,7 @@ def fleet_hardware(data: bytes) -> None:
 
 
 def suffixes(data: bytes) -> None:
-    """A message of the handshake with hardware at its end, rightly signed or not."""
+    """A handshake message with a hardware suffix, validly signed or not."""
     signed = encode_suffix(KEY, CHALLENGE, "node", data[:8192])
     for node_id, payload in (("node-a", data), ("node", data + signed)):
         with suppress(PeerError):
@@ -128,13 +128,13 @@ def suffixes(data: bytes) -> None:
 
 
 def words(data: bytes) -> None:
-    """What our own peers say beside tasks."""
+    """A control message."""
     word = decode_control(data)
     assert word is None or decode_control(encode_control(word)) == word
 
 
 def lanes(data: bytes) -> None:
-    """Calls in a lane, or what came of them."""
+    """Calls of a call stream, or their results."""
     with suppress(PeerError):
         assert decode_calls(encode_calls(calls := decode_calls(data))) == calls
     with suppress(PeerError):
@@ -142,14 +142,14 @@ def lanes(data: bytes) -> None:
 
 
 def beyond(data: bytes) -> None:
-    """Payloads of other types of frames."""
+    """Payloads of reserved frame types."""
     for read in (decode_heartbeat, decode_barrier, decode_tensor, decode_blob):
         with suppress(PeerError):
             read(data)
 
 
 def announced(data: bytes) -> None:
-    """What a node's TXT record says."""
+    """A TXT record."""
     fields = (line.partition(b"=") for line in data.split(SEPARATOR))
     text = {
         key.decode(errors="replace"): value.decode(errors="replace")
@@ -159,13 +159,13 @@ def announced(data: bytes) -> None:
 
 
 def pairing(data: bytes) -> None:
-    """A URL that somebody scanned."""
+    """A pairing URL."""
     with suppress(ConfigError):
         parse_pairing_url(data.decode(errors="surrogateescape"))
 
 
 def _recorded(kind: str, place: str, field: str) -> list[bytes]:
-    """Return bytes that cases of a kind have in a field."""
+    """Return a field of the recorded cases of a kind as bytes."""
     said = (case[place].get(field) for case in CASES if case["kind"] == kind)
     return [bytes.fromhex(each) for each in said if each is not None]
 

@@ -1,4 +1,4 @@
-"""Nodes for tests of the fleet: nothing that they draw is random."""
+"""Nodes for tests of the fleet, with deterministic random bytes."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -27,7 +27,7 @@ def member(
     profile: HardwareProfile = UNKNOWN_PROFILE,
     nonces: int = 1,
 ) -> FleetMember:
-    """Return a node whose nonces are counted from a number on."""
+    """Return a node whose nonces count from a number."""
     numbers = count(nonces)
     return FleetMember(
         node_id, key, lambda: profile, lambda size: next(numbers).to_bytes(size)
@@ -37,7 +37,7 @@ def member(
 def member_of(
     case: Case, node_id: str, hardware: str | None, nonce: str
 ) -> FleetMember:
-    """Return the node of a recorded case, which draws the nonce of the record."""
+    """Return the node of a recorded case, with the recorded nonce."""
     given = case["input"]
     token = given["token"]
     profile = decode_profile(bytes.fromhex(hardware)) if hardware else UNKNOWN_PROFILE
@@ -47,12 +47,12 @@ def member_of(
 
 
 def limiter() -> FleetRateLimiter:
-    """Return one that counts for itself alone."""
+    """Return a limiter with a throttle of its own."""
     return FleetRateLimiter(NoThrottle())
 
 
 class OtherGuesses:
-    """What other wires count by; whoever is in ``barred`` is barred there."""
+    """The throttle of all protocols; addresses in ``barred`` are banned."""
 
     def __init__(self) -> None:
         self.barred: set[str] = set()
@@ -67,13 +67,13 @@ class OtherGuesses:
 
 
 def sent(outputs: Sequence[PeerMessage | Output]) -> bytes:
-    """Return what was sent."""
+    """Return the bytes that were sent."""
     pieces = [each.data for each in outputs if isinstance(each, Send)]
     return b"".join(each for each in pieces if isinstance(each, bytes))
 
 
 def closed(outputs: Sequence[PeerMessage | Output]) -> str | None:
-    """Return why the connection is closed, if it is; that is the last thing said."""
+    """Return why the connection closes, if it does; that is the last output."""
     for each in outputs:
         if isinstance(each, Close):
             assert each is outputs[-1]

@@ -1,4 +1,4 @@
-"""Two ends of a handshake, and what goes between them."""
+"""Two ends of a handshake, and the messages between them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,7 @@ CERTIFICATE = bytes(range(32))
 AS_ORIGINALS = frozenset(
     {HandshakeStrength.OPEN, HandshakeStrength.V1, HandshakeStrength.V2}
 )
-"""What real programs speak, and so do not mark their challenges."""
+"""What upstream programs speak; they do not mark their challenges."""
 UNTIL_V1 = AS_ORIGINALS | {HandshakeStrength.STRONG}
 
 ANNE = Signer.from_seed(b"a" * 32)
@@ -36,7 +36,7 @@ BELA = Signer.from_seed(b"b" * 32)
 
 
 def drawing(seed: str) -> Callable[[int], bytes]:
-    """Return a source of bytes that are always the same, and look drawn."""
+    """Return a deterministic source of bytes that look random."""
     numbers = count()
 
     def draw(size: int) -> bytes:
@@ -46,7 +46,7 @@ def drawing(seed: str) -> Callable[[int], bytes]:
 
 
 def giving(*challenges: bytes) -> Callable[[int], bytes]:
-    """Return a source of just these bytes."""
+    """Return a source of exactly these bytes."""
     left = iter(challenges)
 
     def draw(size: int) -> bytes:
@@ -60,7 +60,7 @@ def giving(*challenges: bytes) -> Callable[[int], bytes]:
 def node(
     node_id: str, token: str | None = TOKEN, **others: object
 ) -> HandshakeSettings:
-    """Return a node of a fleet; without a token it is an open one."""
+    """Return a node of a fleet; without a token, of an open one."""
     own = HandshakeSettings(
         node_id=node_id,
         key=None if token is None else fleet_key(token),
@@ -75,13 +75,13 @@ def node(
 
 
 def joining(node_id: str, token: str) -> HandshakeSettings:
-    """Return a node that has a join token, and no fleet."""
+    """Return a node with a join token and no fleet."""
     return replace(node(node_id, None), digest=digest_of(token), admission=None)
 
 
 @dataclass
 class HandshakeEnd:
-    """One end, and how it fared."""
+    """One end of a handshake, and its outcome."""
 
     handshake: FleetHandshake
     reader: FrameReader = field(default_factory=FrameReader)
@@ -106,7 +106,7 @@ class HandshakeEnd:
 
     @property
     def counts(self) -> bool:
-        """Whether it counts a failure against the other."""
+        """Whether it counts a failure for the peer's address."""
         if isinstance(self.refused, HandshakeRefused):
             return self.refused.counts_as_failure
         return (
@@ -115,7 +115,7 @@ class HandshakeEnd:
         )
 
     def hear(self, data: bytes, now: float = 1.0) -> None:
-        """Take bytes, as a session does."""
+        """Receive bytes, as a session does."""
         try:
             self.reader.limit = self.handshake.limit
             for whole in self.reader.split(data):
@@ -127,7 +127,7 @@ class HandshakeEnd:
             self._refuse(error)
 
     def wait(self) -> None:
-        """Let all the time pass that there is."""
+        """Let its deadline pass."""
         if not self.over:
             try:
                 self.handshake.tick(self.handshake.deadline)
@@ -135,7 +135,7 @@ class HandshakeEnd:
                 self._refuse(refusal)
 
     def hang_up(self) -> None:
-        """Be left by the other."""
+        """Let the peer disconnect."""
         if not self.over:
             self._refuse(self.handshake.disconnected("hung up"))
 
@@ -154,13 +154,13 @@ class HandshakeEnd:
 def client(
     own: HandshakeSettings, expected: str = "", *, ours: bool = False
 ) -> HandshakeEnd:
-    """Return who dials."""
+    """Return the end that dials."""
     made = ClientHandshake(own, expected, require_strong=ours, where="10.0.0.2:50052")
     return HandshakeEnd(made)
 
 
 def server(own: HandshakeSettings, address: str = "10.0.0.1") -> HandshakeEnd:
-    """Return who is dialled."""
+    """Return the end that is dialled."""
     return HandshakeEnd(ServerHandshake(own, address))
 
 
@@ -168,16 +168,16 @@ Alter = Callable[[int, bytes], bytes]
 
 
 def as_it_is(number: int, data: bytes) -> bytes:
-    """Alter nothing."""
+    """Return a message unchanged."""
     return data
 
 
 def meet(
     one: HandshakeEnd, other: HandshakeEnd, alter: Alter = as_it_is
 ) -> list[bytes]:
-    """Let both talk until neither has more to say; return all that was said.
+    """Exchange messages until neither end has more; return all of them.
 
-    ``alter`` takes the number of each message and its bytes, on their way.
+    ``alter`` receives the number of each message and its bytes, and may change them.
     """
     carried: list[bytes] = []
     heard = {id(one): 0, id(other): 0}
@@ -193,13 +193,13 @@ def meet(
 
 
 def frame_of(data: bytes) -> Frame:
-    """Return the frame that bytes are."""
+    """Return the frame in the bytes."""
     (whole,) = FrameReader().split(data)
     return FrameReader.read(whole)
 
 
 def rewritten(data: bytes, flags: int | None = None, payload: bytes = b"") -> bytes:
-    """Return a frame with other flags, or another payload, and the right checksum."""
+    """Return a frame with other flags or another payload, and a valid checksum."""
     frame = frame_of(data)
     if flags is not None:
         frame = frame._replace(flags=flags)
@@ -207,10 +207,9 @@ def rewritten(data: bytes, flags: int | None = None, payload: bytes = b"") -> by
 
 
 def flipped(data: bytes) -> Iterator[bytes]:
-    """Return a frame with each bit in turn changed, and the right checksum.
+    """Yield a frame with one bit flipped, each in turn, and a valid checksum.
 
-    All bits of type, stream, flags and sequence as far as there are such types, and of
-    the payload.
+    Covers type, stream, flags and sequence, as far as the types exist, and the payload.
     """
     frame = frame_of(data)
     payload = bytes(frame.payload)

@@ -1,4 +1,4 @@
-"""What real MacFleet programs write, read and refuse; the file says how to compare."""
+"""What MacFleet's programs send, accept and reject; the file says how to compare."""
 
 import json
 from pathlib import Path

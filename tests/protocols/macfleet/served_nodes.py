@@ -33,7 +33,7 @@ HOST = "127.0.0.1"
 
 @dataclass
 class ServedNode:
-    """A node that listens and gossips; ``secure`` says whether with TLS."""
+    """A node that listens and gossips; ``secure``: with TLS."""
 
     own: FleetMember
     limiter: FleetRateLimiter
@@ -50,7 +50,7 @@ class ServedNode:
         return self.fleet.get(node_id)
 
     def failures(self) -> int:
-        """Return how many failures are counted of this machine."""
+        """Return the number of failures counted for this machine."""
         record = self.limiter._records.get(HOST)
         return 0 if record is None else record.failures
 
@@ -73,7 +73,7 @@ class ServedNode:
 async def served(
     own: FleetMember, contacts: Sequence[NodeAddress] = (), port: int = 0
 ) -> AsyncIterator[ServedNode]:
-    """Let a node listen and gossip for the length of the block."""
+    """Serve a node for the duration of the block."""
     clock = LoopClock()
     async with memory_store() as store:  # nothing is written to it
         door = WorkerAdmission(await load_join_tokens(store.keys), store.keys, clock)
@@ -106,7 +106,7 @@ class HeartbeatConnection:
             await self.writer.drain()
 
     async def rest(self) -> bytes:
-        """Return what comes until the other end hangs up."""
+        """Return everything received until the peer disconnects."""
         received = b""
         with suppress(ConnectionError):
             async with asyncio.timeout(PATIENCE):
@@ -115,7 +115,7 @@ class HeartbeatConnection:
         return received
 
     async def say(self, data: bytes) -> bytes:
-        """Send something; return all that comes of it."""
+        """Send bytes; return everything received."""
         await self.send(data)
         return await self.rest()
 
@@ -124,7 +124,7 @@ class HeartbeatConnection:
 async def connected(
     node: ServedNode, *, secure: bool | None = None
 ) -> AsyncIterator[HeartbeatConnection]:
-    """Connect, as the node expects it unless told otherwise."""
+    """Connect as the node expects, unless told otherwise."""
     tls = _trusting() if (node.secure if secure is None else secure) else None
     reader, writer = await asyncio.open_connection(HOST, node.port, ssl=tls)
     try:
@@ -139,14 +139,14 @@ async def connected(
 async def many_connected(
     node: ServedNode, number: int
 ) -> AsyncIterator[list[HeartbeatConnection]]:
-    """Connect several times at once."""
+    """Open several connections at once."""
     async with AsyncExitStack() as opened:
         enter = opened.enter_async_context
         yield [await enter(connected(node)) for _ in range(number)]
 
 
 async def ping(node: ServedNode, own: FleetMember) -> Pong | None:
-    """Ask whether a node is there, as another node does; None: no answer."""
+    """Ping a node as another node does; None: no pong."""
     exchange = PingExchange(own, node.own.node_id)
     async with connected(node) as line:
         answer = await line.say(exchange.ping())

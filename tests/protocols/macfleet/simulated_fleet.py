@@ -1,4 +1,4 @@
-"""A town of nodes under a clock that is a number: they answer, or they are away."""
+"""A fleet of simulated nodes under a simulated clock."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -32,11 +32,11 @@ def never_opened(now: float) -> PingSession:
 
 @dataclass
 class SimulatedFleet:
-    """Our gossip, and who lives at which address.
+    """The gossip of one node, and the nodes at each address.
 
-    ``away`` are addresses where nobody answers, of machines that are ``off`` or else
-    refuse connections, and ``mirrors`` where whatever is said is said back.  ``wants``
-    and ``calls`` are about the transports.
+    No node answers at addresses in ``away``; their machines are ``off``, or else refuse
+    connections.  ``mirrors`` send back what they receive.  ``wants`` and ``calls``
+    concern the transports.
     """
 
     key: bytes | None = KEY
@@ -65,7 +65,7 @@ class SimulatedFleet:
     def settle(
         self, number: int, name: str = "", profile: HardwareProfile | None = None
     ) -> None:
-        """Let a node live at an address, in place of who lived there."""
+        """Put a node at an address, in place of the one there."""
         name = name or f"n{number}"
         told = profile or HardwareProfile(gpu_cores=number, data_port=5000)
         self.people[address_of(number)] = member(
@@ -73,7 +73,7 @@ class SimulatedFleet:
         )
 
     def sight(self, number: int, name: str = "") -> None:
-        """Let a node be announced."""
+        """Announce a node."""
         self.fleet.on_announced(
             name or f"n{number}", [address_of(number)], HardwareProfile(), self.now
         )

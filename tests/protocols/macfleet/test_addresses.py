@@ -1,4 +1,4 @@
-"""URLs that let machines into a fleet."""
+"""URLs that admit machines to a fleet."""
 
 import pytest
 

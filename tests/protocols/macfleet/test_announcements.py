@@ -1,4 +1,4 @@
-"""How nodes are announced, and what is believed of it."""
+"""TXT records of announced nodes."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The ways to a fleet that a configuration opens."""
+"""The endpoints that a configuration opens."""
 
 from dataclasses import replace
 
@@ -113,7 +113,7 @@ def test_discovery_can_be_disabled() -> None:
 
 
 def dialled(peer: str, *, ours: bool, port: int = 50052) -> list[str]:
-    """Return where a coordinator calls when a node has answered its heartbeat."""
+    """Return the URLs a coordinator dials after a node has answered its ping."""
     found = endpoints(Config(peers=("192.0.2.9:50051",)), around())
     gossip = next(e for e in found if isinstance(e, MembershipProber))
     assert isinstance(gossip, FleetGossip)
@@ -132,7 +132,7 @@ def test_a_node_with_an_announced_transport_is_dialled() -> None:
 
 
 def test_of_two_shoal_nodes_the_one_with_the_smaller_id_dials() -> None:
-    assert dialled("b", ours=True) == []  # we are called coordinator
+    assert dialled("b", ours=True) == []  # this node is called coordinator
     assert dialled("d", ours=True) == ["tls-any://192.0.2.9:50052"]
 
 

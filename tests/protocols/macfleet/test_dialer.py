@@ -1,4 +1,4 @@
-"""A worker's ways to whoever has functions called, and what ends its tries."""
+"""A worker's attempts to connect, and what ends them."""
 
 from dataclasses import replace
 
@@ -60,7 +60,7 @@ def test_an_open_fleet_has_no_tls_even_for_workers_with_a_token() -> None:
 
 
 def answered(session: WorkerEnd, answer: bytes) -> list[bytes]:
-    """Let a node answer a ping; return what it was sent."""
+    """Let a node answer a ping; return what it received."""
     said = sent(session.tick(0.0))
     assert isinstance(session.receive([answer], 0.0)[-1], Close)
     return said
@@ -171,7 +171,7 @@ def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> N
 
 
 def met_by(pair: Pair) -> Close:
-    """Let a worker greet a coordinator; return how it takes the answer."""
+    """Connect a worker to a coordinator; return how its connection ends."""
     pair.open()
     pair.coordinator.tick(0.0)
     answer = pair.coordinator.receive([*sent(pair.worker.tick(0.0))], 0.0)

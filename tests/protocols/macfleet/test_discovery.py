@@ -1,4 +1,4 @@
-"""How nodes are announced and found."""
+"""Announcements and discovery of nodes."""
 
 from collections.abc import Mapping
 
@@ -71,7 +71,7 @@ def test_a_discovered_node_is_registered() -> None:
         NodeAddress("fe80::1%en0", 50051),
     )
     assert node.is_shoal
-    # What it is made of, it says when it has shown the key.
+    # Its hardware is known once it has authenticated.
     assert node.profile == HardwareProfile(data_port=4000)
 
 

@@ -1,4 +1,4 @@
-"""Who leads, who is which rank, and who gets how much."""
+"""Election, ranks and shares of the work."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Nodes of a fleet on real sockets: they find each other, and notice who has gone."""
+"""Nodes of a fleet on real sockets: discovery and loss."""
 
 import pytest
 
@@ -29,7 +29,7 @@ async def test_a_node_is_found_at_a_configured_address(key: bytes | None) -> Non
         assert found.profile == (ONE if key else HardwareProfile())
         assert found.address == one.address
         await eventually(lambda: "answered" in one.ends)
-        assert not one.fleet.nodes  # a ping tells nothing of where its sender listens
+        assert not one.fleet.nodes  # a ping does not contain its sender's port
 
 
 async def test_nodes_configured_with_each_other_become_members() -> None:

@@ -1,4 +1,4 @@
-"""The names in a real worker's answer, which may be anything."""
+"""The function names in a worker's error, which may be any text."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Who is there, asked round by round, under a clock that is a number."""
+"""Rounds of pings under a simulated clock."""
 
 from collections import Counter
 from random import Random
@@ -148,7 +148,7 @@ def test_a_lost_node_is_detected_as_fast_in_a_large_fleet() -> None:
     assert {town.state(number) for number in others} == {NodeState.ALIVE}
 
 
-# First contact.
+# Configured addresses.
 
 
 def contacting(*numbers: int) -> SimulatedFleet:
@@ -253,7 +253,7 @@ def test_a_node_of_another_fleet_is_not_registered_and_the_reason_is_shown() -> 
     assert row.note == REFUSED
 
 
-# Calls.
+# Transports.
 
 
 def test_a_wanted_transport_is_dialled_while_its_node_is_alive() -> None:
@@ -308,7 +308,7 @@ def test_no_node_stays_in_a_wrong_state() -> None:
 
 
 def asked_of(contact: PeerAddress, reason: str) -> PeerAddress:
-    """Ask an address once, and have that end for a reason."""
+    """Ping an address once, with an end for a reason."""
     town = SimulatedFleet()
     ways = TransportDialer(
         lambda node: False, lambda node: OutgoingConnection("", never_opened)

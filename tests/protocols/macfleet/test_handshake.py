@@ -1,4 +1,4 @@
-"""Which challenges a node answers, and which it remembers to have sent."""
+"""Challenges that a node answers, and those it remembers."""
 
 import pytest
 
@@ -32,8 +32,8 @@ def test_challenges_have_no_mark_without_the_strong_handshake() -> None:
 @pytest.mark.parametrize(
     ("challenge", "own_id", "like"),
     [
-        (b"1234567:" + b"\xff" * 24, "a", False),  # shorter than any real id
-        (b"1234567:" + b"\xff" * 24, "1234567", True),  # but ours
+        (b"1234567:" + b"\xff" * 24, "a", False),  # shorter than any upstream id
+        (b"1234567:" + b"\xff" * 24, "1234567", True),  # but this node's
         (b"12345678:" + b"\xff" * 23, "a", True),
         (b"1234 678:" + b"\xff" * 23, "a", False),  # no id has white space
         (b"1234\x00678:" + b"\xff" * 23, "a", False),

@@ -1,4 +1,4 @@
-"""What works against real nodes (and v1 and v2 cannot prevent) and what fails here."""
+"""Attacks that work against upstream (v1 and v2 cannot prevent them) and fail here."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -48,30 +48,30 @@ from shoal.protocols.macfleet.strong_handshake import (
     seal,
 )
 
-MIDDLE = b"m" * 32  # the fingerprint of somebody else's certificate
+MIDDLE = b"m" * 32  # the fingerprint of an attacker's certificate
 BEFORE_M3 = 2  # messages
 
 
 def greeting(node_id: str, challenge: bytes, flags: int) -> bytes:
-    """Return an M1 as anybody can write it."""
+    """Return an M1 as anyone can write it."""
     return encode_frame(control_frame(encode_first(node_id, challenge), flags))
 
 
 def put_by(end: HandshakeEnd) -> bytes:
-    """Return the challenge that a server of v1 or v2 has put."""
+    """Return the challenge of a v1 or v2 server."""
     payload = bytes(frame_of(end.sent[0]).payload)
     at = len(b"node-a") + 32
     return payload[at : at + 32]
 
 
 def answer_of(end: HandshakeEnd) -> bytes:
-    """Return what a server of v1 or v2 has answered, and its suffix."""
+    """Return the answer of a v1 or v2 server, and its suffix."""
     payload = bytes(frame_of(end.sent[0]).payload)
     at = len(b"node-a")
     return payload[at : at + 32] + payload[at + 64 :]
 
 
-# Reflection: our own answer is handed back to us.
+# Reflection: a node's own answer is sent back to it.
 
 
 @pytest.mark.parametrize("flags", [0, Flag.V2])
@@ -119,7 +119,7 @@ def test_a_client_does_not_answer_its_own_challenge() -> None:
     end = client(own).open()
     key = fleet_key(TOKEN)
 
-    # Somebody got the answer to it from another node, and wants another.
+    # An attacker got the answer to it from another node, and wants another.
     end.hear(
         encode_frame(control_frame(b"node-a" + sign(key, challenge) + challenge, 0))
     )
@@ -139,7 +139,7 @@ def test_a_server_does_not_answer_a_challenge_its_node_sent_elsewhere() -> None:
     assert "returned this node's own challenge" in dialled.why
 
 
-# Relays: another node's answer is handed on.
+# Relays: another node's answer is passed on.
 
 
 @pytest.mark.parametrize("flags", [0, Flag.V2])
@@ -182,7 +182,7 @@ def test_a_signature_is_bound_to_the_certificate() -> None:
     assert "has not proved that it has the public key it sent" in dialled.why
 
 
-# Downgrades: somebody in between takes the strong handshake out.
+# Downgrades: an attacker in between removes the strong handshake's offer.
 
 
 def without_offer(number: int, data: bytes) -> bytes:
@@ -209,7 +209,7 @@ def test_a_removed_offer_is_detected_by_the_server(
 
 
 def test_a_removed_offer_is_detected_by_the_client() -> None:
-    """A server of ours is made to believe that its client is none of ours."""
+    """A Shoal server takes its client for an upstream one."""
     dialling = client(node("node-b")).open()
     dialled = server(node("node-a", accepts=AS_ORIGINALS, draw=_marked())).open()
 
@@ -238,7 +238,7 @@ def test_upstream_nodes_still_use_v2() -> None:
         assert dialled.agreed.strength is HandshakeStrength.V2
 
 
-# An oracle: what we sign for strangers is used for something else.
+# Signing oracles: what is signed for strangers is used for something else.
 
 FORGED = (
     b"host-0123abcd:" + b"\xff" * 18,
@@ -285,13 +285,13 @@ def test_a_client_signs_no_heartbeat_for_an_attacker_in_between(
 
     meet(dialling, dialled, swapped)
 
-    own = challenge.startswith(b"node-a:")  # which is no name of the client's
+    own = challenge.startswith(b"node-a:")  # not the client's id
     assert own or "could be the signed part of a heartbeat" in dialling.why
     assert dialled.agreed is None
 
 
 def forged(challenge: bytes) -> Iterator[HeartbeatLine]:
-    """Return every heartbeat that can be made of a challenge and its answer."""
+    """Return every heartbeat that a challenge and its answer could form."""
     key = fleet_key(TOKEN)
     colons = [place for place, byte in enumerate(challenge) if byte == ord(":")]
     proof = sign(key, challenge).hex().encode()
@@ -345,11 +345,11 @@ def test_challenges_of_upstream_nodes_are_answered() -> None:
     assert not any(resembles_heartbeat(each, "node-a") for each in challenges)
 
 
-# Trying tokens at home, and guessing them here.
+# Guessing tokens, offline and online.
 
 
 def strong_said(own: HandshakeSettings, said: Sequence[bytes]) -> list[bytes]:
-    """Return what a server says to a stranger that offers the strong handshake."""
+    """Return a server's messages to a stranger that offers the strong handshake."""
     end = server(own).open()
     for data in said:
         end.hear(data)
@@ -367,7 +367,7 @@ def test_a_stranger_receives_nothing_to_test_tokens_against() -> None:
     )
 
     assert one == other
-    assert len(one) == 2  # the second says that the token is wrong
+    assert len(one) == 2  # the second refuses the token
 
 
 def test_every_kind_of_guess_counts_as_a_failure() -> None:
@@ -385,7 +385,7 @@ def test_every_kind_of_guess_counts_as_a_failure() -> None:
     assert [each.counts for each in (strong, left, silent)] == [True] * 3
 
 
-# Replays, and proofs that are about something else.
+# Replays, and proofs over something else.
 
 
 def test_a_replayed_proof_is_rejected() -> None:
@@ -438,7 +438,7 @@ def test_a_server_must_prove_the_token() -> None:
 
 
 def test_a_server_refuses_its_own_id() -> None:
-    """Where there is no TLS, our dialling could be joined to our listening."""
+    """Without TLS, a node's outgoing connection could be joined to its incoming one."""
     own = node("node-a")
     dialled = server(own).open(b"")
     first = control_frame(encode_first("node-a", b"\xff" * 32), Flag.V2 | Flag.STRONG)
@@ -471,12 +471,12 @@ def test_an_unproved_key_is_rejected() -> None:
         assert dialling.agreed is None
 
 
-# One changed bit.
+# One flipped bit.
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_one_flipped_bit_in_any_message_is_detected(number: int) -> None:
-    """In an attack, that is: the checksums are right."""
+    """In an attack, the checksums are valid."""
     plain = meet(*_pair())[number]
     for changed in flipped(plain):
         dialling, dialled = _pair()

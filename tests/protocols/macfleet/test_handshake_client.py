@@ -1,4 +1,4 @@
-"""The client's end, as real clients do it, and where it is stricter."""
+"""The client's end as upstream clients act, and where it is stricter."""
 
 from protocols.macfleet.handshake_ends import (
     AS_ORIGINALS,
@@ -20,10 +20,10 @@ STRICTER = {
     ),
     "hsclient/v1 ack other id accepted": "an id that is expected is compared",
 }
-"""Cases that end otherwise with us, and why."""
+"""Cases that end otherwise in Shoal, and why."""
 
 CALLED_OTHERWISE = {"hsclient/open any id accepted": "someone-else"}
-"""Servers that we know by what they say, and real clients by what they expected."""
+"""Servers known by what they send; upstream uses the id it expected."""
 
 
 def recorded_client(case: Case) -> HandshakeEnd:

@@ -1,4 +1,4 @@
-"""The server's end, as real servers do it, and where it is stricter."""
+"""The server's end as upstream servers act, and where it is stricter."""
 
 from protocols.macfleet.handshake_ends import (
     AS_ORIGINALS,
@@ -19,7 +19,7 @@ STRICTER = {
     "hs/eof after first": "whoever leaves with our answer counts as one who guesses",
     "hs/silence after first": "the same",
 }
-"""Cases that end otherwise with us, and why."""
+"""Cases that end otherwise in Shoal, and why."""
 
 
 def recorded_server(case: Case) -> HandshakeEnd:

@@ -1,4 +1,4 @@
-"""Hardware at the end of a handshake's messages."""
+"""Hardware suffixes of handshake messages."""
 
 import pytest
 

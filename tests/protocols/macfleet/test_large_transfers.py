@@ -1,4 +1,4 @@
-"""Much at once between nodes of ours, over real sockets."""
+"""Large parallel transfers between Shoal nodes on real sockets."""
 
 import asyncio
 import hashlib
@@ -36,9 +36,9 @@ from shoal.transports.tls import self_signed_tls
 TOKEN = "fleet-token-of-tests"
 LEASE = LeaseNumber(1)
 BLOB = 200_000_000  # bytes
-SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments that go at once
+SIZES = (0, 100, 65_000, 66_000, 250_000)  # bytes of arguments, in parallel
 ROUNDS = 3
-PATIENCE = scaled(60.0)  # seconds until what should happen is taken not to
+PATIENCE = scaled(60.0)  # seconds before a test gives up
 
 
 def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerSession:
@@ -60,16 +60,16 @@ def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerS
 
 @dataclass
 class Pair:
-    """A coordinator and its worker, which returns the arguments that it gets."""
+    """A coordinator and its worker, which returns its arguments."""
 
     coordinator: Driver[PeerMessage, ToPeer]
     met: asyncio.Event = field(default_factory=asyncio.Event)
     answers: asyncio.Queue[Completed] = field(default_factory=asyncio.Queue)
     blobs: asyncio.Queue[SendBlob] = field(default_factory=asyncio.Queue)
-    order: list[str] = field(default_factory=list)  # of what was heard at either end
+    order: list[str] = field(default_factory=list)  # events at either end
 
     def hear(self, said: PeerMessage) -> None:
-        """Take what the coordinator hears."""
+        """Record the coordinator's events."""
         match said.message:
             case PeerJoined():
                 self.met.set()
@@ -80,7 +80,7 @@ class Pair:
                 pass
 
     async def call(self, number: int, size: int) -> Completed:
-        """Have a function called with so many bytes; return what came of it."""
+        """Call a function with so many bytes; return the result."""
         args = b"\x91\xc6" + size.to_bytes(4, "big") + bytes([number]) * size
         job = RunJob(JobId(str(number)), LEASE, Call("echo", args, b"\x80"))
         assert self.coordinator.send(ToPeer(ALL_PEERS, job))

@@ -1,4 +1,4 @@
-"""Who may take the place of whom."""
+"""Which connections may replace others."""
 
 import gc
 
@@ -17,8 +17,8 @@ def seat(
 @pytest.mark.parametrize(
     ("older", "newer", "now"),
     [
-        (seat(b"k"), seat(b"k", "b"), 1.0),  # the same machine, from elsewhere
-        (seat(b"k"), seat(b"other"), 11.0),  # which has gone silent
+        (seat(b"k"), seat(b"k", "b"), 1.0),  # the same machine, elsewhere
+        (seat(b"k"), seat(b"other"), 11.0),  # the first is silent
         (seat(), seat(), 1.0),  # from the same address
     ],
 )

@@ -1,4 +1,4 @@
-"""What is known of nodes, by what is found out."""
+"""The registry of nodes, and what changes it."""
 
 import pytest
 
@@ -22,7 +22,7 @@ LARGE = HardwareProfile(chip="large", gpu_cores=40, ram_gb=64.0)
 
 
 def fleet_of(**nodes: HardwareProfile) -> FleetRegistry:
-    """Return a fleet of ourselves, ``me``, and nodes that have answered."""
+    """Return a fleet of this node, ``me``, and nodes that have answered."""
     fleet = FleetRegistry("me", lambda: SMALL)
     for number, (node_id, profile) in enumerate(nodes.items()):
         fleet.on_pong(node_id, NodeAddress(f"10.0.0.{number}", 1), profile, 0.0)

@@ -32,7 +32,7 @@ def test_delays_and_bans_equal_those_of_upstream(case: Case) -> None:
         limits = limiter()
         fail(limits, step["failures"])
         assert limits.is_banned(AWAY, 0.0) == step["banned"]
-        # Nobody waits for a connection that is hung up on.
+        # Rejected connections are not pending.
         delay = None if step["banned"] else step["delay"]
         assert limits.delay(AWAY, 0.0) == delay
 

@@ -1,4 +1,4 @@
-"""No case of the vectors is forgotten, and no test that the page on them names."""
+"""Every case of the vectors is used, and every documented test exists."""
 
 import ast
 import re
@@ -20,11 +20,11 @@ LEFT_OUT = {
     "v1_compressed": "as above",
     "v1_compressed_decode": "as above",
 }
-"""Kinds of cases that no test replays, and why."""
+"""Kinds of cases without a test, and why."""
 
 
 def called(name: str) -> Iterator[str]:
-    """Return the texts with which the tests call a function."""
+    """Yield the text arguments of a function's calls in the tests."""
     for path in sorted(TESTS.rglob("*.py")):
         if "macfleet" not in (text := path.read_text("utf-8")):
             continue
@@ -37,7 +37,7 @@ def called(name: str) -> Iterator[str]:
 
 
 def replayed() -> set[str]:
-    """Return the kinds of which every case is in a test."""
+    """Return the kinds whose cases are all replayed."""
     whole = set(called("recorded"))
     named = set(called("case_of"))
     single = {kind for kind in kinds() if names_of(kind) <= named}

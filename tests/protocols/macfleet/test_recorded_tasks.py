@@ -1,7 +1,7 @@
-"""The frames that real workers were recorded to get, and what ours hears and says.
+"""Recorded frames to upstream workers, replayed to Shoal's.
 
-What the functions do is for whoever calls them; here it is what a connection makes of
-the frames, and that the results that came of them are the bytes that real workers sent.
+Other tests cover the functions; here a connection handles the frames, and the results
+are the bytes that upstream workers sent.
 """
 
 import msgspec
@@ -19,27 +19,26 @@ TASK_ID = "0123456789abcdef0123456789abcdef"
 SUM = "taskrun/add"
 
 ONCE = {"taskrun/two tasks same id"}
-"""Of two tasks with one id the second is ignored while the first goes on: real workers
-do both, and their peers take the first answer for both."""
+"""Of two tasks with one id the second is ignored while the first runs: upstream workers
+run both, and their peers take the first result for both."""
 
 UNREAD = {
     "taskrun/name not str": "str",
     "taskrun/timeout string": "float",
     "taskrun/missing name": "name",
 }
-"""What cannot be read and is answered, and what the answer names.  Real workers answer
-with a traceback, or never again."""
+"""Malformed tasks that get an error, and what it names.  Upstream workers send a
+traceback, or stop reading."""
 
 ENDS = {"taskrun/bad crc": "CRC32", "taskrun/unknown frame type": "frame type 77"}
-"""What nothing can follow: the connection ends.  Real workers leave it as it is, and
-read no more."""
+"""What ends the connection.  Upstream workers keep it open, and stop reading."""
 
 IGNORED = {"taskrun/not msgpack"}
-"""What is no task at all.  Real workers read no more after it."""
+"""What is not a task at all.  Upstream workers stop reading after it."""
 
 
 def played(case: Case) -> UpstreamNode:
-    """Let a real peer send what was recorded."""
+    """Let an upstream peer send the recorded frames."""
     beside = worker_with_node()
     beside.heard.clear()
     for data in case["input"]["frames_hex"]:
@@ -98,7 +97,7 @@ def test_results_equal_the_bytes_of_upstream_workers(case: Case) -> None:
 
 
 def value_of(tagged: object) -> object:
-    """Return a value as the file tags it."""
+    """Return a value from its tagged form in the file."""
     if isinstance(tagged, dict) and "$bytes" in tagged:
         return bytes.fromhex(tagged["$bytes"])
     return tagged

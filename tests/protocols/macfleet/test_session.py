@@ -1,4 +1,4 @@
-"""A connection from its first frame to its last: who is met, and what ends it."""
+"""A connection from its first frame to its last."""
 
 from dataclasses import replace
 
@@ -90,7 +90,7 @@ def test_code_is_not_offered_in_a_fleet_without_a_token() -> None:
 
 def test_code_is_not_offered_without_tls() -> None:
     pair = unconnected(PROTOCOL, MEMBER, around(), config=Config(open=True))
-    pair.certificate = b""  # the fleet is open, and speaks no TLS
+    pair.certificate = b""  # an open fleet has no TLS
     pair.begin()
     pair.event(OffersChanged(MEMBER.offers))
 
@@ -130,9 +130,7 @@ def test_two_machines_with_one_name_are_told_apart() -> None:
     assert isinstance(first.events[0], PeerJoined)
     assert second.events == []
     assert "--name" in (second.dialer.why_final(1000, "") or "")
-    assert isinstance(
-        again.events[0], PeerJoined
-    )  # whoever serves sends the first one away
+    assert isinstance(again.events[0], PeerJoined)  # the listener refuses the first one
 
 
 def test_another_address_cannot_replace_an_upstream_node() -> None:
@@ -168,7 +166,7 @@ def test_malformed_frames_end_the_connection_with_the_reason(
 
     beside.says(frame(FrameType.TASK, {"task_id": "1", "name": "f"}) + data)
 
-    assert isinstance(beside.heard[-1], RunJob)  # what came before counts
+    assert isinstance(beside.heard[-1], RunJob)  # frames before count
     assert said in beside.end
     assert beside.says(frame(FrameType.TASK, {"task_id": "2", "name": "f"})) == []
 
@@ -253,7 +251,7 @@ def test_small_messages_go_between_the_chunks_of_large_ones(size: int) -> None:
 
 
 def pieces(data: bytes) -> list[bytes]:
-    """Cut frames apart."""
+    """Split bytes into frames."""
     found: list[bytes] = []
     at = 0
     while at < len(data):

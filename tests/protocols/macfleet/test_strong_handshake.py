@@ -1,4 +1,4 @@
-"""The handshake between nodes of ours: who gets in, by what, and what they learn."""
+"""The handshake between Shoal nodes: who is admitted, by what, and what they learn."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,20 +31,20 @@ from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinReq
 from shoal.transports.clock import LoopClock
 from store.in_memory import memory_store
 
-JOIN = "jt-lab"  # shorter than a fleet's may be
+JOIN = "jt-lab"  # shorter than a fleet token may be
 
 
 def met(
     one: HandshakeSettings, other: HandshakeSettings
 ) -> tuple[HandshakeEnd, HandshakeEnd]:
-    """Return who dialled and who was dialled, when they have talked."""
+    """Return both ends after the handshake."""
     dialling, dialled = client(one, ours=True).open(), server(other).open()
     meet(dialling, dialled)
     return dialling, dialled
 
 
 async def door(**changed: object) -> AdmissionCheck:
-    """Return who decides at a coordinator with a fleet's token and a join token."""
+    """Return the admission check of a coordinator with both kinds of tokens."""
     kept = {"uses_max": None, "expires_at": None, "revoked_at": None} | changed
     token = JoinToken("id", "lab", digest_of(JOIN), 0.0, **kept)  # type: ignore[arg-type]  # as JoinToken has them
     async with memory_store() as store:
@@ -149,7 +149,7 @@ async def test_an_invalid_join_token_is_refused_with_the_reason(
     assert dialling.why == f"10.0.0.2:50052 refuses 'w': {why}"
     assert isinstance(dialling.refused, HandshakeRefused)
     assert dialling.refused.final
-    assert not dialled.counts  # it had the token
+    assert not dialled.counts  # it has the token
 
 
 def test_without_an_admission_check_the_own_token_admits() -> None:

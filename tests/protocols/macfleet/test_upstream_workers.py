@@ -1,4 +1,4 @@
-"""What a coordinator has to do with real workers, which know tasks and nothing else."""
+"""A coordinator and upstream workers, which know tasks and nothing else."""
 
 from dataclasses import replace
 
@@ -41,7 +41,7 @@ def decoded(frame: Frame) -> dict[str, object]:
 
 
 def worker(config: Config | None = None) -> UpstreamNode:
-    """Return a real worker that has answered the question what it has."""
+    """Return an upstream worker that has answered the probe."""
     beside = coordinator_with_node(config=config)
     question = beside.frames[-1]
     beside.result(str(decoded(question)["task_id"]), ok=False, error=UNKNOWN)
@@ -50,7 +50,7 @@ def worker(config: Config | None = None) -> UpstreamNode:
 
 
 def asked(beside: UpstreamNode, run: RunJob = RUN) -> str:
-    """Ask the worker for a job; return the task's id."""
+    """Send the worker a job; return the task's id."""
     assert beside.send(run) == []
     return str(decoded(beside.frames.pop())["task_id"])
 
@@ -191,7 +191,7 @@ def test_a_large_task_is_one_frame_for_upstream() -> None:
 
     beside.send(replace(RUN, work=Call("f", args, packed({}))))
 
-    (task,) = beside.frames  # whose checksum was looked at
+    (task,) = beside.frames  # its checksum was verified
     assert (task.flags, task.stream) == (0, 1)
     assert len(task.payload) > 3 << 20
 

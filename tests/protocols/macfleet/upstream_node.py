@@ -1,6 +1,6 @@
-"""Real nodes at the other end of a connection of ours: frames, and nothing of our own.
+"""Upstream nodes at the other end of a Shoal connection, written as frames.
 
-They are of an open fleet, for what comes after the handshake is the same in any.
+Their fleet is open: what follows the handshake is the same in any fleet.
 """
 
 from collections.abc import Sequence
@@ -40,17 +40,17 @@ OPEN = around("")
 
 @dataclass
 class UpstreamNode:
-    """A session of ours, and what it says to the real node beside it."""
+    """A Shoal session, and what it sends to the upstream node."""
 
     session: MultiPeerSession | WorkerEnd
     reader: FrameReader = field(default_factory=FrameReader)
-    frames: list[Frame] = field(default_factory=list)  # that the node got
-    heard: list[object] = field(default_factory=list)  # words, without whose they are
+    frames: list[Frame] = field(default_factory=list)  # received by the node
+    heard: list[object] = field(default_factory=list)  # the session's messages
     notices: list[str] = field(default_factory=list)
     end: str = ""
 
     def take(self, outputs: Sequence[object]) -> list[object]:
-        """Take what the session returned; return the words in it."""
+        """Handle the session's outputs; return its messages."""
         words: list[object] = []
         for output in outputs:
             match output:
@@ -70,27 +70,27 @@ class UpstreamNode:
         return words
 
     def says(self, data: bytes, now: float = 0.0) -> list[object]:
-        """Let the node send bytes; return what the session hears."""
+        """Let the node send bytes; return the session's messages."""
         return self.take(self.session.receive([data], now))
 
     def task(self, task_id: str, **fields: object) -> list[object]:
-        """Let the node ask for something."""
+        """Let the node send a task."""
         return self.says(frame(FrameType.TASK, {"task_id": task_id, **fields}))
 
     def result(self, task_id: str, **fields: object) -> list[object]:
-        """Let the node say what came of something."""
+        """Let the node send a result."""
         fields = {"ok": True, "value": None, "error": None, **fields}
         return self.says(frame(FrameType.RESULT, {"task_id": task_id, **fields}))
 
     def send(self, word: Event | Command, now: float = 0.0) -> list[object]:
-        """Let the session say something; return what came of it at once."""
-        # A worker's session has one peer, and a crowd's is told which.
+        """Pass the session a message; return its messages in reply."""
+        # A worker's session has one peer; a multi-peer session is given it.
         message = ToPeer("", word) if isinstance(self.session, PeerSession) else word
         words = self.take(self.session.send(message, now))  # type: ignore[arg-type]  # one of both
         return [*words, *self.tick(now)]
 
     def tick(self, now: float) -> list[object]:
-        """Let the session act, if it is due."""
+        """Call the session's ``tick`` if it is due."""
         due = self.session.deadline
         return (
             self.take(self.session.tick(now)) if due is not None and due <= now else []
@@ -107,18 +107,18 @@ def coordinator_with_node(
     config: Config | None = None,
     address: str = "192.0.2.1",
 ) -> UpstreamNode:
-    """Let a real node call a coordinator of an open fleet."""
+    """Connect an upstream node to a coordinator of an open fleet."""
     return called(listener(setting, config), node_id, address)
 
 
 def listener(setting: ProtocolContext = OPEN, config: Config | None = None) -> Listener:
-    """Return where a coordinator's transport listens."""
+    """Return the listener of a coordinator's transport."""
     found = endpoints(config or Config(), setting)
     return next(each for each in found if isinstance(each, Listener))
 
 
 def called(listens: Listener, node_id: str, address: str = "192.0.2.1") -> UpstreamNode:
-    """Let a real node call, without a token."""
+    """Connect an upstream node without a token."""
     beside = UpstreamNode(listens.accept(address, 0.0))
     beside.take(beside.session.tick(0.0))
     beside.says(encode_frame(Frame(FrameType.CONTROL, 0, 0, 0, node_id.encode())))
@@ -126,13 +126,13 @@ def called(listens: Listener, node_id: str, address: str = "192.0.2.1") -> Upstr
 
 
 def worker_with_node(node_id: str = "node-a") -> UpstreamNode:
-    """Let a worker of ours call a real node of an open fleet."""
+    """Connect a Shoal worker to an upstream node of an open fleet."""
     member = WorkerProfile(
         "node-b", ServedModel(""), 1, random_bytes=counting("worker")
     )
     dialer = FleetDialer("tcp://192.0.2.1:50052", member)
     dialer.start_session({})
-    assert dialer.why_final(1000, "") is None  # nobody answers there as to a ping
+    assert dialer.why_final(1000, "") is None  # no node answered the ping
     beside = UpstreamNode(dialer.start_session({}))
     beside.take(beside.session.tick(0.0))
     beside.says(encode_frame(Frame(FrameType.CONTROL, 0, 0, 0, node_id.encode())))

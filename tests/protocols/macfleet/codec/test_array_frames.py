@@ -1,4 +1,4 @@
-"""Arrays between two connections' ends, on real sockets: the same, and not copied."""
+"""Arrays between two connections on real sockets: unchanged, and not copied."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,8 +25,8 @@ from shoal.transports.tcp_client import dial
 from shoal.transports.tls import ServerTls, self_signed_tls
 from transports.links import serving
 
-OPEN = "open"  # which an end hears first
-PATIENCE = scaled(20.0)  # seconds until what should happen is taken not to
+OPEN = "open"  # the first event of an end
+PATIENCE = scaled(20.0)  # seconds before a test gives up
 ARRAYS: list[Any] = [
     np.arange(4 * CHUNK_SIZE, dtype=np.float32),
     np.arange(12, dtype=np.int64).reshape(3, 4)[:, ::2],  # not in C order
@@ -37,7 +37,7 @@ ARRAYS: list[Any] = [
 
 
 class End:
-    """One end of a connection on which there are arrays, and nothing else."""
+    """One end of a connection that carries arrays only."""
 
     head_size = FrameReader.head_size
     accepts: frozenset[type] = frozenset()
@@ -77,7 +77,7 @@ class End:
 
 @asynccontextmanager
 async def driven(link: Link, end: End) -> AsyncIterator[tuple[Any, Any]]:
-    """Run an end; give its driver, and the queue of what it hears."""
+    """Run an end; return its driver, and the queue of its arrays."""
     heard: asyncio.Queue[Any] = asyncio.Queue()
     driver = Driver[Any, Any](end, link, LoopClock(), heard.put_nowait)
     async with asyncio.TaskGroup() as tasks:
@@ -109,7 +109,7 @@ async def test_arrays_arrive_unchanged(*, ours: bool, secure: bool) -> None:
             assert sender.send(array)
         arrived = [await heard.get() for _ in ARRAYS]
 
-        # Small ones may go before larger ones that were said before.
+        # Small arrays may overtake larger ones.
         for array in ARRAYS:
             (found,) = (each for each in arrived if same(each, array))
             assert not found.flags.owndata, "it is a view of what was received"
@@ -148,7 +148,7 @@ def test_an_array_is_sent_from_its_own_memory() -> None:
             if len(view)
         ]
         assert any(shared)
-        assert sum(map(len, views)) - ARRAYS[0].nbytes < 100  # but for its head
+        assert sum(map(len, views)) - ARRAYS[0].nbytes < 100  # the header
 
 
 def test_a_small_array_is_encoded_as_recorded_from_upstream() -> None:

@@ -1,4 +1,4 @@
-"""Arrays as real peers write, take and refuse them."""
+"""Arrays as upstream encodes, accepts and rejects them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Large payloads in pieces, with other frames between them."""
+"""Large payloads in chunks, with other frames between them."""
 
 import pytest
 from hypothesis import given
@@ -141,14 +141,14 @@ def test_other_flags_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Placing:
-    """A joiner that is told of heads before the frames, as by a link."""
+    """A joiner that receives headers before the frames, as from a link."""
 
     def __init__(self, joiner: ChunkJoiner | None = None) -> None:
         self.joiner = joiner or ChunkJoiner()
-        self.taken: list[memoryview] = []  # memory that it took
+        self.taken: list[memoryview] = []  # memory that was allocated
 
     def read(self, frame: Frame, left: int) -> tuple[Frame, bool]:
-        """Read a frame to where it belongs; say whether it was said where."""
+        """Read a frame into its buffer; say whether the joiner provided it."""
         payload = frame.payload
         size, kind, stream = len(payload), frame.type, frame.stream
         head = encode_header(kind, size, 0, stream, frame.flags, frame.sequence, left)

@@ -1,4 +1,4 @@
-"""Values that Python's msgpack reads, and none that it does not."""
+"""The values that Python's msgpack can decode."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -34,7 +34,7 @@ values = st.recursive(
 
 
 def is_read(data: bytes) -> bool:
-    """Say whether a real peer reads a value."""
+    """Say whether upstream can decode a value."""
     try:
         msgpack.unpackb(data, strict_map_key=True, raw=False)
     except (ValueError, msgpack.UnpackException):
@@ -44,7 +44,7 @@ def is_read(data: bytes) -> bool:
 
 def is_passed(data: bytes) -> bool:
     try:
-        msgspec.msgpack.decode(data, type=msgspec.Raw)  # one value, and whole
+        msgspec.msgpack.decode(data, type=msgspec.Raw)  # exactly one value
         check_compatible(memoryview(data))
     except (IncompatibleValue, msgspec.MsgspecError):
         return False

@@ -1,4 +1,4 @@
-"""Words that our own peers tell each other."""
+"""Control messages between Shoal nodes."""
 
 import msgpack
 import msgspec

@@ -1,4 +1,4 @@
-"""Frames as real peers write, take and refuse them."""
+"""Frames as upstream encodes, accepts and rejects them."""
 
 import struct
 import subprocess
@@ -69,7 +69,7 @@ def test_frames_that_upstream_accepts_are_accepted(case: Case) -> None:
     if expected.get("error") in ("error", "IncompleteReadError") or (
         "truncated" in case["name"]
     ):
-        assert not [*reader.split(stream)]  # how a stream ends is the link's business
+        assert not [*reader.split(stream)]  # the link handles an incomplete end
     elif "error" in expected:
         with pytest.raises(PeerError):
             read(reader, stream)

@@ -1,4 +1,4 @@
-"""What nodes say that they are made of."""
+"""Hardware profiles of nodes."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ from shoal.protocols.macfleet.codec.hardware import (
     encode_profile,
 )
 
-# Real peers take these, and their elections break or are won by them.
+# Upstream accepts these, and they break its elections or win them.
 TIGHTENED = {
     "hwparse/wrong types kept": "Expected `int`, got `str`",
     "hwparse/infinity": "invalid character",

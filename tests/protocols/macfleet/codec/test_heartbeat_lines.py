@@ -1,4 +1,4 @@
-"""Lines of the heartbeat port; what follows from them is in ``fleet``."""
+"""Lines of the heartbeat port."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def unhex(said: str | None) -> bytes | None:
 
 
 def decides(case: Case) -> bool:
-    """Say whether a line came: if not, its absence is what a case is about."""
+    """Say whether a case contains a line; the others are about its absence."""
     request = unhex(case["input"]["request_hex"])
     if request is None:
         return False

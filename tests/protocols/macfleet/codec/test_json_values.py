@@ -1,4 +1,4 @@
-"""What passes between JSON and MessagePack, and what does not."""
+"""Conversion of values between JSON and MessagePack."""
 
 import datetime
 
@@ -51,7 +51,7 @@ def test_invalid_arguments_are_named(payload: JSON, said: str) -> None:
         (packed(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)), True),
         (packed([msgspec.msgpack.Ext(1, b"x")]), False),
         (packed({"a": [msgspec.msgpack.Ext(2, bytes(32))]}), False),
-        (b"\xc7", True),  # no value at all
+        (b"\xc7", True),  # not a valid value
     ],
 )
 def test_values_without_extensions_are_plain(value: bytes, plain: bool) -> None:

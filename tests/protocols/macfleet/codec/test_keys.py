@@ -1,4 +1,4 @@
-"""Keys of a fleet, and what it is called on a network."""
+"""A fleet's key, and its service type."""
 
 import pytest
 

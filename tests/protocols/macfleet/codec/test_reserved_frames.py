@@ -1,4 +1,4 @@
-"""Payloads of the types of frames that real peers never send."""
+"""Payloads of frame types that upstream does not send."""
 
 from hashlib import sha256
 

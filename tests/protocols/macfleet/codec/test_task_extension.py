@@ -1,4 +1,4 @@
-"""Calls in a lane, and what comes of them."""
+"""Calls in a call stream, and their results."""
 
 import msgspec
 import pytest

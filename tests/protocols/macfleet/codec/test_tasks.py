@@ -1,4 +1,4 @@
-"""Tasks and results as real peers write, take and refuse them."""
+"""Tasks and results as upstream encodes, accepts and rejects them."""
 
 from typing import Any
 
@@ -19,15 +19,15 @@ from shoal.protocols.macfleet.codec.tasks import (
     encode_task,
 )
 
-# Real peers take what is of another type than the document says, and fail with it.
+# Upstream accepts values of types the document excludes, and fails with them.
 TIGHTENED = {"taskdec/wrong types pass through": "Expected `str`, got `int`"}
 
-# What real peers cannot write does not come as far as here: it is no MessagePack.
+# Upstream cannot encode these; they are not valid MessagePack.
 UNWRITABLE = {"task/int too big", "result/set not packable"}
 
 
 def plain(value: Any) -> Any:
-    """Return a value that a case holds, without its tags."""
+    """Return a value of a case without its type tags."""
     match value:
         case {"$bytes": str(digits)}:
             return bytes.fromhex(digits)
@@ -55,7 +55,7 @@ def test_tasks_are_encoded_as_upstream_does(case: Case) -> None:
         return
     args, kwargs = packed(said["args"]), packed(said["kwargs"])
 
-    # Real peers write keys that they do not read: we leave that.
+    # Upstream encodes keys that it cannot decode; Shoal does not.
     strict = case["name"] != "task/int keys"
     written = encode_task(
         said["task_id"], said["name"], args, kwargs, said["timeout"], strict=strict
@@ -133,7 +133,7 @@ def test_extensions_do_not_disturb_upstream() -> None:
     ("args", "kwargs", "field"),
     [
         (b"", b"\x80", "args"),
-        (b"\x90\xa6kwargs", b"\x80", "args"),  # and so the rest of the map
+        (b"\x90\xa6kwargs", b"\x80", "args"),  # injects a field into the map
         (b"\x92\x01", b"\x80", "args"),
         (b"\x01", b"\x80", "args"),
         (b"\x90", b"\x90", "kwargs"),
