@@ -1,13 +1,12 @@
 """What the parsers of commands have in common."""
 
 import argparse
-import io
-from argparse import ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 
 import pytest
 
-from shoal.cli.arguments import add_config, confirm_revoke, given_flags, parse_duration
+from shoal.cli.arguments import add_config, given_flags, parse_duration
 from shoal.config.loader import setting
 
 
@@ -77,38 +76,3 @@ def test_a_setting_that_says_no_has_no_second_no(
     parser: argparse.ArgumentParser,
 ) -> None:
     assert "--no-no-looking" not in parser.format_help()
-
-
-class Terminal(io.StringIO):
-    """Standard input with somebody before it."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), ("", False)],
-)
-def test_somebody_at_a_terminal_is_asked(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    typed: str,
-    meant: bool,
-) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal(typed))
-
-    assert confirm_revoke(Namespace(name="alice", yes=False), "It ends.") is meant
-
-    assert capsys.readouterr().err == "Revoke alice?  It ends.  [y/N] "
-
-
-def test_nobody_is_asked_who_has_said_so_or_is_not_there(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.stdin", Terminal("n\n"))
-    assert confirm_revoke(Namespace(name="alice", yes=True), "It ends.")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    assert confirm_revoke(Namespace(name="alice", yes=False), "It ends.")
-
-    assert capsys.readouterr().err == ""

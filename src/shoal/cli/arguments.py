@@ -5,7 +5,6 @@ Flags of settings are made from configurations, so that each is declared once.
 
 import argparse
 import re
-import sys
 from argparse import ArgumentTypeError
 from dataclasses import fields
 from pathlib import Path
@@ -23,25 +22,6 @@ def add_action(actions: Any, name: str, does: str) -> argparse.ArgumentParser:
         name, help=does, description=f"{does[0].upper()}{does[1:]}."
     )
     return action
-
-
-def add_revoke(actions: Any, does: str) -> argparse.ArgumentParser:
-    """Add the action to the parser's ``actions``, as ``add_action`` does."""
-    revoke = add_action(actions, "revoke", does)
-    revoke.add_argument("name", metavar="NAME_OR_ID", help="as `ls` shows it")
-    revoke.add_argument(
-        "--yes", action="store_true", help="do not ask, as is never done off a terminal"
-    )
-    return revoke
-
-
-def confirm_revoke(args: argparse.Namespace, consequence: str) -> bool:
-    """Ask whether it is meant, if there is anybody to ask."""
-    if args.yes or not sys.stdin.isatty():
-        return True
-    print(f"Revoke {args.name}?  {consequence}  [y/N] ", end="", file=sys.stderr)
-    sys.stderr.flush()
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}

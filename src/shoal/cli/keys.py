@@ -1,13 +1,18 @@
-"""Make, list and revoke API keys."""
+"""Create, list and revoke API keys."""
 
 import argparse
 import json
 from typing import Any
-from urllib.parse import quote
 
 from shoal.cli import api
-from shoal.cli.arguments import add_action, add_revoke, confirm_revoke, parse_duration
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.arguments import add_action, parse_duration
+from shoal.cli.credentials import (
+    add_credential_actions,
+    format_expiry,
+    list_credentials,
+    revoke_credential,
+)
+from shoal.cli.terminal import format_day
 
 PATH = "/admin/keys"
 LIMITS = {
@@ -21,38 +26,44 @@ HEAD = ("NAME", "ID", "KEY", "SCOPE", "EXPIRES", "REQUESTS", "TOKENS", "LIMITS")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = add_action(actions, "create", "make a key, and show it this once")
-    create.add_argument("name", help="whose it is; jobs and usage stand under it")
+    create = add_action(actions, "create", "create a key and print it, once")
+    create.add_argument(
+        "name",
+        help="owner of the key; jobs and usage are recorded under it",
+    )
     create.add_argument(
         "--scope",
         choices=("read", "use", "admin"),
         default="use",
-        help="what it is for: to look, to have jobs done, or everything "
+        help="rights of the key: read only, jobs as well, or administration too "
         "(default: %(default)s)",
     )
     create.add_argument(
         "--expires",
         type=parse_duration,
         metavar="TIME",
-        help="after 12h, 30d (default: never)",
+        help="lifetime, such as 12h or 30d (default: unlimited)",
     )
     for limit, what in LIMITS.items():
         create.add_argument(
             f"--{limit.replace('_', '-')}",
             type=int,
             metavar="N",
-            help=f"{what}, at most",
+            help=f"limit of {what} (default: none)",
         )
-    listing = add_action(actions, "ls", "show the keys that were made")
-    listing.add_argument("--all", action="store_true", help="also those revoked")
-    revoke = add_revoke(actions, "end a key, and all that is done under it")
-    for each in (create, listing, revoke):
-        each.add_argument("--json", action="store_true", help="print JSON")
-        api.add_arguments(each)
+    add_credential_actions(
+        actions, create, "key", "revoke a key, and cancel the requests that use it"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"create": _create, "ls": _list, "revoke": _revoke}[args.action](args)
+    match args.action:
+        case "create":
+            return _create(args)
+        case "ls":
+            return list_credentials(args, PATH, HEAD, _row)
+        case _:
+            return revoke_credential(args, PATH, "Requests that use it are cancelled.")
 
 
 def _create(args: argparse.Namespace) -> int:
@@ -65,38 +76,11 @@ def _create(args: argparse.Namespace) -> int:
     expires = f", until {format_day(made['expires_at'])}" if made["expires_at"] else ""
     print(f"{made['key']}\n")
     print(f"This is the key of {made['name']} (scope {made['scope']}{expires}).")
-    print("It is shown only now: nothing but its digest is kept.")
-    return 0
-
-
-def _list(args: argparse.Namespace) -> int:
-    keys = api.request(args, PATH)["data"]
-    keys = [key for key in keys if args.all or key["revoked_at"] is None]
-    if args.json:
-        print(json.dumps({"data": keys}))
-        return 0
-    if not keys:
-        print("no keys were made yet: shoal keys create NAME")
-        return 0
-    print_table(HEAD, [_row(key) for key in keys])
-    return 0
-
-
-def _revoke(args: argparse.Namespace) -> int:
-    if not confirm_revoke(args, "All that is being done under it ends."):
-        return 1
-    ended = api.request(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
-    if args.json:
-        print(json.dumps(ended))
-    else:
-        print(f"revoked {ended['name']} ({ended['id']})")
+    print("It is shown only now: the coordinator stores nothing but its digest.")
     return 0
 
 
 def _row(key: dict[str, Any]) -> tuple[str, ...]:
-    expires = format_day(key["expires_at"]) or "never"
-    if key["revoked_at"] is not None:
-        expires = f"revoked {format_day(key['revoked_at'])}"
     tokens = key["prompt_tokens"] + key["completion_tokens"]
     limits = [f"{key[name]} {what}" for name, what in LIMITS.items() if key[name]]
     return (
@@ -104,7 +88,7 @@ def _row(key: dict[str, Any]) -> tuple[str, ...]:
         key["id"],
         f"{key['start']}…",
         key["scope"],
-        expires,
+        format_expiry(key),
         str(key["requests"]),
         str(tokens),
         ", ".join(limits),

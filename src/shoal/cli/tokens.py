@@ -1,51 +1,64 @@
-"""Make, list and revoke the tokens that workers join by."""
+"""Create, list and revoke join tokens of workers."""
 
 import argparse
 import json
 from typing import Any
-from urllib.parse import quote
 
 from shoal.cli import api
-from shoal.cli.arguments import add_action, add_revoke, confirm_revoke, parse_duration
-from shoal.cli.terminal import format_day, print_table
+from shoal.cli.arguments import add_action, parse_duration
+from shoal.cli.credentials import (
+    add_credential_actions,
+    format_expiry,
+    list_credentials,
+    revoke_credential,
+)
 
 PATH = "/admin/tokens"
-HEAD = ("NAME", "ID", "EXPIRES", "USES", "THERE", "MODELS")
+HEAD = ("NAME", "ID", "EXPIRES", "USES", "CONNECTED", "MODELS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    create = add_action(actions, "create", "make a token, and show it this once")
-    create.add_argument("name", help="what it is for")
+    create = add_action(actions, "create", "create a token and print it, once")
+    create.add_argument("name", help="name of the token")
     create.add_argument(
         "--uses",
         type=int,
         metavar="N",
-        help="workers that may join by it; they may come back, also after it has "
-        "expired (default: any number)",
+        help="number of workers that may join with it; they may reconnect, even after "
+        "it has expired (default: unlimited)",
     )
     create.add_argument(
         "--expires",
         type=parse_duration,
         metavar="TIME",
-        help="after 1h, 7d (default: never)",
+        help="lifetime, such as 1h or 7d (default: unlimited)",
     )
     create.add_argument(
         "--models",
         default="",
         metavar="PATTERNS",
-        help="what they may offer, such as 'llama*,qwen3-8b' (default: any model)",
+        help="models that the workers may offer, such as 'llama*,qwen3-8b' "
+        "(default: any)",
     )
-    listing = add_action(actions, "ls", "show the tokens that were made")
-    listing.add_argument("--all", action="store_true", help="also those revoked")
-    revoke = add_revoke(actions, "end a token, and hang up on those who joined by it")
-    for each in (create, listing, revoke):
-        each.add_argument("--json", action="store_true", help="print JSON")
-        api.add_arguments(each)
+    add_credential_actions(
+        actions,
+        create,
+        "token",
+        "revoke a token, and disconnect the workers that joined with it",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    return {"create": _create, "ls": _list, "revoke": _revoke}[args.action](args)
+    match args.action:
+        case "create":
+            return _create(args)
+        case "ls":
+            return list_credentials(args, PATH, HEAD, _row)
+        case _:
+            return revoke_credential(
+                args, PATH, "Workers that joined with it are disconnected."
+            )
 
 
 def _create(args: argparse.Namespace) -> int:
@@ -61,51 +74,24 @@ def _create(args: argparse.Namespace) -> int:
         print(json.dumps(made))
         return 0
     print(f"{made['join']}\n")
-    print(f"This is how to join by the token {made['name']}.  It is shown only now.")
+    print(f"This command joins with the token {made['name']}.  It is shown only now.")
     if made["uses"] is not None:
         advice = "Keep" if "--name" in made["join"] else "Add a"
         print(
-            f"{advice} --name: a worker that comes back under another name is another "
-            "one."
+            f"{advice} --name: a worker that reconnects under another name counts as "
+            "another one."
         )
     return 0
 
 
-def _list(args: argparse.Namespace) -> int:
-    tokens = api.request(args, PATH)["data"]
-    tokens = [token for token in tokens if args.all or token["revoked_at"] is None]
-    if args.json:
-        print(json.dumps({"data": tokens}))
-        return 0
-    if not tokens:
-        print("no tokens were made yet: shoal tokens create NAME")
-        return 0
-    print_table(HEAD, [_row(token) for token in tokens])
-    return 0
-
-
-def _revoke(args: argparse.Namespace) -> int:
-    if not confirm_revoke(args, "Workers that joined by it are hung up on."):
-        return 1
-    ended = api.request(args, f"{PATH}/{quote(args.name, safe='')}", method="DELETE")
-    if args.json:
-        print(json.dumps(ended))
-    else:
-        print(f"revoked {ended['name']} ({ended['id']})")
-    return 0
-
-
 def _row(token: dict[str, Any]) -> tuple[str, ...]:
-    expires = format_day(token["expires_at"]) or "never"
-    if token["revoked_at"] is not None:
-        expires = f"revoked {format_day(token['revoked_at'])}"
     uses = "any"
     if token["uses"] is not None:
         uses = f"{len(token['workers'])} of {token['uses']}"
     return (
         token["name"],
         token["id"],
-        expires,
+        format_expiry(token),
         uses,
         str(token["present"]),
         ", ".join(token["models"]) or "any",
