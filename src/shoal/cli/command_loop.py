@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from shoal.domain.errors import ConfigError
+from shoal.transports.clock import fast_loop_factory
 
 TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -23,7 +24,7 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
     second time, it stops at once.
     """
     try:
-        with asyncio.Runner(loop_factory=_fastest()) as runner:
+        with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
             return runner.run(_with_signals(main))
     except BaseExceptionGroup as group:
         raise _cause(group) from group
@@ -82,14 +83,6 @@ def _cause(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
         (group,) = group.exceptions
     return group
-
-
-def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # there is none for Windows
-        return None
-    return uvloop.new_event_loop
 
 
 async def _with_signals(

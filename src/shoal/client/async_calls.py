@@ -7,8 +7,12 @@ from typing import Any
 from shoal.client.call_channel import CallChannel
 from shoal.client.coordinator import CoordinatorAddress, open_session
 from shoal.client.encoding import ReadResult
-from shoal.client.pending_calls import CallMemory, ClientCall
-from shoal.domain.errors import Cancelled, ShoalError
+from shoal.client.pending_calls import (
+    CallCarrier,
+    CallMemory,
+    ClientCall,
+    resolve_future,
+)
 
 NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool() as …`"
 
@@ -16,10 +20,10 @@ NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool()
 class AwaitedCall(asyncio.Future[Any]):
     """What will become of a call; cancelling it stops the worker."""
 
-    def __init__(self, read: ReadResult, carrier: "AsyncCalls") -> None:
+    def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
         super().__init__()
-        self._read = read
-        self._carrier = carrier
+        self.read = read
+        self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
 
     @property
@@ -30,27 +34,15 @@ class AwaitedCall(asyncio.Future[Any]):
     def cancel(self, msg: Any | None = None) -> bool:
         if not super().cancel(msg):
             return False
-        if self.call is not None and self._carrier.release(self.call):
-            self._carrier.drop(self.call)
+        if self.call is not None and self.carrier.release(self.call):
+            self.carrier.drop(self.call)
         return True
 
     def on_ended(self, value: bytes | None, error: Exception | None) -> None:
-        """Take what became of the call."""
-        result = None
-        if value is not None:
-            try:
-                result = self._read(value)
-            except ShoalError as unreadable:
-                error = unreadable
-        assert self.call is not None
-        if not self._carrier.release(self.call):
-            return  # it was cancelled in the meantime
-        if isinstance(error, Cancelled):  # by somebody else
-            self.cancel(str(error))
-        elif error is None:
-            self.set_result(result)
-        else:
-            self.set_exception(error)
+        resolve_future(self, value, error)
+
+    def set_cancelled(self, reason: str) -> None:
+        self.cancel(reason)
 
 
 class AsyncCalls:

@@ -15,6 +15,7 @@ from shoal.client.blobs import raise_for_status
 from shoal.client.coordinator import CoordinatorAddress, unreachable_error
 from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import PeerError, ShoalError
+from shoal.transports.http_client import read_body
 
 ANSWER_MAX = 16 << 20  # bytes
 
@@ -48,14 +49,10 @@ async def fetch_tasks(session: ClientSession, place: CoordinatorAddress) -> Task
     Raises ShoalError if it does not say, ConnectionLost if it cannot be reached.
     """
     url = f"{place.url}/v1/tasks"
-    body = bytearray()
     try:
-        async with session.get(url, allow_redirects=False) as answer:
-            await raise_for_status(answer)
-            async for data in answer.content.iter_any():
-                body += data
-                if len(body) > ANSWER_MAX:
-                    raise PeerError(f"{url}: the answer exceeds {ANSWER_MAX} bytes")
+        async with session.get(url, allow_redirects=False) as response:
+            await raise_for_status(response)
+            body = await read_body(response, ANSWER_MAX, f"{url}: a list of tasks")
     except (ClientError, OSError) as error:
         raise unreachable_error(place, error) from None  # the rest is of libraries
     try:

@@ -22,7 +22,7 @@ from shoal.domain.errors import (
     Unavailable,
 )
 from shoal.tasks.limits import BLOB_MAX
-from shoal.transports.http_client import describe_http_error
+from shoal.transports.http_client import describe_http_error, read_body
 
 PIECE_SIZE = 1 << 20  # bytes that are written at a time
 TRIES_MAX = 5  # of a blob whose connection breaks
@@ -105,16 +105,11 @@ class BlobClient:
             await raise_for_status(answer)
 
     async def _fetch(self, digest: str) -> bytes:
-        data = bytearray()
         async with self._session.get(
             self._url(digest), allow_redirects=False
-        ) as answer:
-            await raise_for_status(answer)
-            async for piece in answer.content.iter_any():
-                data += piece
-                if len(data) > BLOB_MAX:
-                    raise PeerError(f"the value {digest} exceeds {BLOB_MAX} bytes")
-        return bytes(data)
+        ) as response:
+            await raise_for_status(response)
+            return await read_body(response, BLOB_MAX, f"the value {digest}")
 
     def _url(self, digest: str) -> str:
         return f"{self._place.url}/v1/blobs/{digest}"

@@ -4,12 +4,13 @@ import itertools
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from shoal.client import messages
 from shoal.client.blobs import Blob
-from shoal.client.encoding import EncodedArguments, RemoteFunction
+from shoal.client.encoding import EncodedArguments, ReadResult, RemoteFunction
 from shoal.client.options import OnProgress, Options
+from shoal.domain.errors import Cancelled, ShoalError
 
 OVERHEAD = 1 << 10  # bytes that a call takes beside its arguments, about
 
@@ -57,6 +58,51 @@ class ClientCall:
         return messages.call_item(
             self.number, self.name, self.args, self.kwargs, self.options
         )
+
+
+class CallCarrier(Protocol):
+    """Carries the calls of a pool to its coordinator."""
+
+    def release(self, asked: ClientCall) -> bool:
+        """Count a call as ended; False if it was already."""
+        ...
+
+    def drop(self, asked: ClientCall) -> None:
+        """Stop a call whose result is not wanted any more."""
+        ...
+
+
+class CallResultFuture(Protocol):
+    """A future for the result of a call, of ``asyncio`` or of ``concurrent``."""
+
+    call: ClientCall | None
+    read: ReadResult
+    carrier: CallCarrier
+
+    def set_cancelled(self, reason: str) -> None: ...
+    def set_result(self, result: Any, /) -> None: ...
+    def set_exception(self, exception: Exception, /) -> None: ...
+
+
+def resolve_future(
+    future: CallResultFuture, value: bytes | None, error: Exception | None
+) -> None:
+    """Set the result of a call: its ``value`` in MessagePack, or an error."""
+    result = None
+    if value is not None:
+        try:
+            result = future.read(value)
+        except ShoalError as unreadable:
+            error = unreadable
+    assert future.call is not None
+    if not future.carrier.release(future.call):
+        return  # it was cancelled in the meantime
+    if isinstance(error, Cancelled):  # not by this program
+        future.set_cancelled(str(error))
+    elif error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls: beyond it, whoever submits waits

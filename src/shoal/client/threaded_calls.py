@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import ClientSession
 
@@ -23,20 +23,13 @@ from shoal.client.call_channel import CallChannel
 from shoal.client.coordinator import CoordinatorAddress, open_session
 from shoal.client.encoding import ReadResult
 from shoal.client.errors import ConnectionLost
-from shoal.client.pending_calls import CallMemory, ClientCall
-from shoal.domain.errors import Cancelled, ShoalError
-
-
-class CallCarrier(Protocol):
-    """What carries calls."""
-
-    def release(self, asked: ClientCall) -> bool:
-        """Count a call as ended; False if it was already."""
-        ...
-
-    def drop(self, asked: ClientCall) -> None:
-        """Stop a call: nobody waits for it any more."""
-        ...
+from shoal.client.pending_calls import (
+    CallCarrier,
+    CallMemory,
+    ClientCall,
+    resolve_future,
+)
+from shoal.transports.clock import fast_loop_factory
 
 
 class CallFuture(Future[Any]):
@@ -46,10 +39,10 @@ class CallFuture(Future[Any]):
     ``running`` is true from when a worker has it.
     """
 
-    def __init__(self, read: ReadResult, background: CallCarrier) -> None:
+    def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
         super().__init__()
-        self._read = read
-        self._background = background
+        self.read = read
+        self.carrier = carrier
         self.call: ClientCall | None = None  # once it is submitted
 
     @property
@@ -63,31 +56,16 @@ class CallFuture(Future[Any]):
 
     def cancel(self) -> bool:
         # Whoever releases the call says what becomes of it, and nobody else does.
-        if self.call is None or not self._background.release(self.call):
+        if self.call is None or not self.carrier.release(self.call):
             return self.cancelled()
-        self._background.drop(self.call)
-        self._give_up()
+        self.carrier.drop(self.call)
+        self.set_cancelled()
         return True
 
     def on_ended(self, value: bytes | None, error: Exception | None) -> None:
-        """Take what became of the call."""
-        result = None
-        if value is not None:
-            try:
-                result = self._read(value)
-            except ShoalError as unreadable:
-                error = unreadable
-        assert self.call is not None
-        if not self._background.release(self.call):
-            return  # it was cancelled in the meantime
-        if isinstance(error, Cancelled):  # by somebody else
-            self._give_up()
-        elif error is None:
-            self.set_result(result)
-        else:
-            self.set_exception(error)
+        resolve_future(self, value, error)
 
-    def _give_up(self) -> None:
+    def set_cancelled(self, reason: str = "") -> None:
         super().cancel()
         self.set_running_or_notify_cancel()
 
@@ -233,7 +211,7 @@ class ThreadedCalls:
         # A pool that nobody shuts down is finished when the program ends.
         atexit.register(self._finish_at_exit)
         try:
-            with asyncio.Runner(loop_factory=_fastest()) as runner:
+            with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
                 runner.run(self._converse(started))
         finally:
             atexit.unregister(self._finish_at_exit)
@@ -259,11 +237,3 @@ class ThreadedCalls:
             self._conversation = CallChannel(self._session, self._place)
             started.set()
             await self._conversation.run()
-
-
-def _fastest() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:  # there is none for Windows
-        return None
-    return uvloop.new_event_loop

@@ -42,3 +42,12 @@ class LoopClock:
 
     def call_at(self, when: float, call: Callable[[], None]) -> Timer:
         return self._loop.call_at(when, call)
+
+
+def fast_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Return what creates the fastest event loop here; None: asyncio's default."""
+    try:
+        import uvloop
+    except ImportError:  # it does not exist for Windows
+        return None
+    return uvloop.new_event_loop

@@ -20,7 +20,7 @@ from aiohttp import (
 )
 from yarl import URL
 
-from shoal.domain.errors import Unavailable
+from shoal.domain.errors import LimitExceeded, Unavailable
 
 HANG_UP_HINT = (
     "it hangs up: with a certificate its URL begins with https:// or wss://, without "
@@ -107,7 +107,7 @@ async def request_json(
             ) as response:
                 if response.status >= SERVER_ERRORS:
                     raise Unavailable(f"{url} answers with HTTP {response.status}")
-                answer = await _read(response)
+                answer = await read_body(response, ANSWER_MAX)
         except (ClientConnectorCertificateError, ServerFingerprintMismatch) as error:
             raise CertificateNotTrusted(
                 f"{url}: {describe_http_error(error)}"
@@ -116,17 +116,24 @@ async def request_json(
             raise NotHttp(f"{url}: what answers there speaks no HTTP") from error
         except (ClientError, OSError, ValueError) as error:
             raise Unavailable(f"{url}: {describe_http_error(error)}") from error
+        except LimitExceeded:
+            return None
     try:
         return msgspec.json.decode(answer)
     except (ValueError, RecursionError):
         return None
 
 
-async def _read(response: ClientResponse) -> bytes:
-    """Return the body; empty if it is too long."""
+async def read_body(
+    response: ClientResponse, size_max: int, what: str = "response"
+) -> bytes:
+    """Return the body of a response.
+
+    Raises LimitExceeded, naming ``what``, if it exceeds ``size_max`` bytes.
+    """
     body = bytearray()
     async for data in response.content.iter_any():
         body += data
-        if len(body) > ANSWER_MAX:
-            return b""
+        if len(body) > size_max:
+            raise LimitExceeded(what, len(body), size_max)
     return bytes(body)
