@@ -23,6 +23,8 @@ from shoal.domain.model_messages import (
     ModelMessage,
     ModelQuery,
     ModelRequest,
+    SendModelMessage,
+    WaitUntilWritable,
 )
 from shoal.domain.outcome import Fault, Usage
 from shoal.domain.vocabulary import (
@@ -61,8 +63,6 @@ from shoal.worker.agent import (
     Agent,
     MachineProbe,
     OnModelMessage,
-    SendModelMessage,
-    WaitUntilWritable,
     WorkerEvent,
     decline_sharing,
 )
@@ -244,9 +244,9 @@ def play(
             LoopClock(),
             Random(1),
             happened.append,
-            machine,
-            share,
-            offers,
+            machine=machine,
+            share=share,
+            offers=offers,
         )
         task = asyncio.create_task(agent.run())
         await asyncio.sleep(1.0)

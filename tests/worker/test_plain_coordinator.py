@@ -132,7 +132,7 @@ async def worker_at(
         clock,
         random.Random(0),
         happened.append,
-        MachineProbe(HealthMeter().measure),
+        machine=MachineProbe(HealthMeter().measure),
     )
     running = asyncio.create_task(agent.run())
     try:

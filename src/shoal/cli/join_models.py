@@ -184,10 +184,10 @@ def make_agent(
         LoopClock(),
         random.Random(),
         report,
-        worker.machine,
-        worker.share,
-        offers,
-        functions,
+        machine=worker.machine,
+        share=worker.share,
+        offers=offers,
+        functions=functions,
     )
 
 

@@ -3,7 +3,9 @@
 Both ends query and both ends answer: the messages are the same in either direction.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 
 class ModelMessage:
@@ -56,3 +58,10 @@ class ModelDone(ModelMessage):
 
     transfer_id: str
     model: str
+
+
+SendModelMessage: TypeAlias = Callable[[ModelMessage], bool]
+"""Sends a message to a peer; returns False if its connection is closed."""
+
+WaitUntilWritable: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits until a peer has read most of what was sent to it, or its connection closes."""

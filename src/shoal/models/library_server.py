@@ -7,10 +7,8 @@ it.  To our own, ``ModelAnswer`` without the model says that nothing will come.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TypeAlias
 
 from shoal.domain.model_messages import (
     ModelAnswer,
@@ -19,6 +17,8 @@ from shoal.domain.model_messages import (
     ModelMessage,
     ModelQuery,
     ModelRequest,
+    SendModelMessage,
+    WaitUntilWritable,
 )
 from shoal.models.library import (
     FilePiece,
@@ -37,12 +37,6 @@ STALL_TIMEOUT = 60.0  # seconds that a peer may take to read a piece
 ID_MAX = 64  # characters of a peer's number for a transfer
 LOGGED_MAX = 1000  # things that were logged, and are not again
 
-SendToPeer: TypeAlias = Callable[[ModelMessage], bool]
-"""Tells the peer; returns False if it is not there any more."""
-
-WaitForPeer: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until the peer has read most of what it was told, or is gone."""
-
 log = logging.getLogger("shoal.models")
 
 
@@ -51,8 +45,8 @@ class _Requester:
     """Who asked, and how to answer on the connection that it asked on."""
 
     name: str
-    say: SendToPeer
-    room: WaitForPeer
+    say: SendModelMessage
+    room: WaitUntilWritable
 
 
 class LibraryServer:
@@ -83,7 +77,11 @@ class LibraryServer:
         await self._tasks.__aexit__(kind, error, trace)
 
     def on_message(
-        self, peer: str, word: ModelMessage, say: SendToPeer, room: WaitForPeer
+        self,
+        peer: str,
+        word: ModelMessage,
+        say: SendModelMessage,
+        room: WaitUntilWritable,
     ) -> None:
         """Take a word from a peer; what is to be answered is said when it is known.
 

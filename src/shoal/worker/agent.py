@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 from random import Random
@@ -13,6 +13,8 @@ from shoal.domain.model_messages import (
     ModelMessage,
     ModelQuery,
     ModelRequest,
+    SendModelMessage,
+    WaitUntilWritable,
 )
 from shoal.domain.vocabulary import (
     CallMessage,
@@ -42,16 +44,10 @@ OpenLink: TypeAlias = Callable[
 ]
 """Opens a connection: to a URL, with headers, for messages of so many bytes."""
 
-SendModelMessage: TypeAlias = Callable[[ModelMessage], bool]
-WaitUntilWritable: TypeAlias = Callable[[], Awaitable[None]]
 OnModelMessage: TypeAlias = Callable[
     [ModelMessage, SendModelMessage, WaitUntilWritable], None
 ]
-"""Takes a word about a model to be copied, and what answers it: never waits.
-
-The answer is said by the second, which returns False if nobody is there any more; the
-third waits until there is room for more of it.
-"""
+"""Receives a message about a model to copy, with how to answer it; does not wait."""
 
 
 def decline_sharing(
@@ -116,6 +112,7 @@ class Agent:
         clock: Clock,
         random: Random,
         report: Callable[[WorkerEvent], None],
+        *,
         machine: MachineProbe | None = None,
         share: OnModelMessage = decline_sharing,
         offers: tuple[Offer, ...] | None = None,

@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shoal.domain.errors import ClientError, JobError, NotFound, Unavailable
+from shoal.domain.errors import ClientError, JobError, Unavailable
 from shoal.domain.ids import JobId
-from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     BlobMissing,
     CallMessage,
@@ -17,7 +16,6 @@ from shoal.domain.vocabulary import (
     CancelCalls,
     Completed,
     Event,
-    Failed,
     PushCalls,
     Rejected,
     RunJob,
@@ -27,6 +25,7 @@ from shoal.domain.work import Call, CallStream, Task, Work
 from shoal.tasks.function_caller import CallStreamSlot, FunctionCaller
 from shoal.tasks.json_calls import json_arguments, value_as_json
 from shoal.worker.blob_cache import BlobCache
+from shoal.worker.jobs import failure_event
 
 CALLS_MAX = 4096  # that a coordinator may have here; those beyond the slots wait
 
@@ -129,10 +128,8 @@ class RunningCalls:
         self.cancel(job_id)  # it is given anew
         try:
             lane = self._caller.open_stream(work, self._fetch, returned)
-        except (Unavailable, NotFound) as error:
-            return Rejected(job_id, lease, str(error))
-        except ClientError as error:
-            return Failed(job_id, lease, str(error), Fault.REQUEST)
+        except (Unavailable, ClientError) as error:
+            return failure_event(job_id, lease, error)
         self._lanes[job_id] = lane
         return None
 
@@ -160,12 +157,8 @@ class RunningCalls:
             assert isinstance(work, Call), "lanes are opened"
             value = await self._caller.call(work, self._fetch, remark)
             return Completed(job_id, lease, value=value)
-        except (Unavailable, NotFound) as error:
-            return Rejected(job_id, lease, str(error))
-        except ClientError as error:
-            return Failed(job_id, lease, str(error), Fault.REQUEST)
-        except JobError as error:
-            return Failed(job_id, lease, str(error))
+        except (Unavailable, ClientError, JobError) as error:
+            return failure_event(job_id, lease, error)
 
     async def _fetch(self, digest: bytes) -> Path:
         def ask(digest: bytes) -> None:

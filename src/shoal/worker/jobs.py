@@ -7,8 +7,14 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from shoal.domain.errors import ClientError, ContextExceeded, JobError, Unavailable
-from shoal.domain.ids import JobId
+from shoal.domain.errors import (
+    ClientError,
+    ContextExceeded,
+    JobError,
+    NotFound,
+    Unavailable,
+)
+from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -75,6 +81,26 @@ def only_model(
     """Return what sends all work to one place, on wires that know one model."""
     place = ModelBackend(runner, slots, trouble)
     return lambda work: place
+
+
+def failure_event(
+    job_id: JobId,
+    lease: LeaseNumber,
+    error: Unavailable | NotFound | ClientError | JobError,
+) -> Event:
+    """Return the event that reports why a job did not complete.
+
+    Another worker may do what this one rejects; it cannot help what has failed.
+    """
+    match error:
+        case Unavailable() | NotFound():
+            return Rejected(job_id, lease, str(error))
+        case ContextExceeded():
+            return Failed(job_id, lease, str(error), Fault.CONTEXT)
+        case ClientError():
+            return Failed(job_id, lease, str(error), Fault.REQUEST)
+        case JobError():
+            return Failed(job_id, lease, str(error))
 
 
 BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
@@ -167,15 +193,10 @@ class RunningJobs:
                         )
                     await self._say(AnswerChunk(job_id, lease, [piece]))
             return Failed(job_id, lease, "the engine stopped without a word")
-        except Unavailable as error:
-            place.on_unavailable()
-            return Rejected(job_id, lease, str(error))
-        except ContextExceeded as error:
-            return Failed(job_id, lease, str(error), Fault.CONTEXT)
-        except ClientError as error:
-            return Failed(job_id, lease, str(error), Fault.REQUEST)
-        except JobError as error:
-            return Failed(job_id, lease, str(error))
+        except (Unavailable, ClientError, JobError) as error:
+            if isinstance(error, Unavailable):
+                place.on_unavailable()
+            return failure_event(job_id, lease, error)
         except Exception as error:
             # An engine is somebody else's program: its bug fails the job it was
             # working on, and no other.
