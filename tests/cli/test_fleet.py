@@ -1,4 +1,4 @@
-"""The fleet command: machines are let into a fleet by a URL."""
+"""The fleet command pairs machines by a URL."""
 
 import io
 import json
@@ -87,7 +87,7 @@ def test_a_url_can_be_piped(
     }
 
 
-def test_a_coordinator_that_was_never_paired_lets_into_its_own_fleet(
+def test_unpaired_coordinator_invites_into_its_own_fleet(
     folder: Path, capsys: Printed
 ) -> None:
     folder.mkdir()
@@ -98,7 +98,7 @@ def test_a_coordinator_that_was_never_paired_lets_into_its_own_fleet(
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "macfleet://pair?token=join-token-1"
     assert set("".join(printed[2:-6])) <= set(" ▄▀█")
-    assert printed[-5].startswith("it holds the fleet's secret")
+    assert printed[-5].startswith("The URL contains the fleet's token")
     assert printed[-3:-1] == ["on the other machine:", "  shoal fleet pair --stdin"]
     join = f"  shoal join --wire macfleet {gethostname()}:50051 --tasks MODULE"
     assert printed[-1] == join
@@ -150,12 +150,12 @@ def test_the_token_of_other_programs_can_be_taken(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "shoal serve begins one"),
+        ([], "shoal serve creates one"),
         (["http://pair?token=abcdefgh"], "not a pairing URL"),
         (["macfleet://pair?fleet=x"], "has no token"),
         (["macfleet://pair?token=short"], "at least 8 characters"),
-        ([URL, "--theirs"], "take one of"),
-        (["--theirs"], "there is no MACFLEET_TOKEN"),
+        ([URL, "--theirs"], "exclude each other"),
+        (["--theirs"], "neither MACFLEET_TOKEN"),
     ],
 )
 def test_what_cannot_be_done_is_said(

@@ -105,7 +105,9 @@ async def test_one_that_does_not_answer_is_not_waited_for(
 async def test_a_wire_without_codes_is_refused_by_name() -> None:
     there = await place("http://127.0.0.1:1", "grandsage")
 
-    with pytest.raises(ConfigError, match="grandsage has no such codes; --wire disp"):
+    with pytest.raises(
+        ConfigError, match="grandsage has no pairing codes; use --wire disp"
+    ):
         check_pairing(there)
 
     check_pairing(replace(there, protocol=(await place(there.url)).protocol))

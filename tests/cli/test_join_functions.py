@@ -31,7 +31,7 @@ from shoal.worker.calls import FunctionBackend
     ("trust_code", "token", "said"),
     [(True, "", True), (True, "secret", False), (False, "", False)],
 )
-async def test_code_that_will_not_be_run_is_told_of_when_the_worker_joins(
+async def test_join_reports_that_code_is_not_run_without_a_token(
     *, trust_code: bool, token: str, said: bool
 ) -> None:
     told: list[WorkerEvent] = []
@@ -49,7 +49,7 @@ async def test_code_that_will_not_be_run_is_told_of_when_the_worker_joins(
     await blobs.close()
 
     assert [each.event for each in told] == ["joined"]
-    assert ("without --token nobody knows" in told[0].reason) is said
+    assert ("no effect without --token" in told[0].reason) is said
 
 
 PORTS = {"direct": {"macfleet": {"transport": 50052, "heartbeat": 50051}}}
@@ -113,8 +113,8 @@ async def test_peer_is_joined_with_the_fleet_that_this_machine_was_let_into(
     assert (given.url, given.token) == (url, "another token")
 
 
-async def test_peer_without_a_wire_is_an_error_that_names_them(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="for a peer with --wire macfleet"):
+async def test_error_for_a_peer_without_a_wire_names_the_wires(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="or a peer with --wire macfleet"):
         await resolve_call_target("tcp://192.0.2.7:4011", "auto", "", tmp_path)
 
 
@@ -123,7 +123,7 @@ async def test_coordinator_without_such_a_port_is_an_error(
 ) -> None:
     url = await sites({"/healthz": {**HEALTH, "direct": {}}})
 
-    with pytest.raises(ConfigError, match="has no port for those that call functions"):
+    with pytest.raises(ConfigError, match="has no port for functions"):
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
@@ -132,7 +132,7 @@ async def test_coordinator_of_another_kind_calls_no_functions(
 ) -> None:
     url = await sites({"/v1/health": ORIGINAL})
 
-    with pytest.raises(ConfigError, match="calls no functions; leave out --tasks"):
+    with pytest.raises(ConfigError, match="does not call functions; leave out --tasks"):
         await resolve_call_target(url, "auto", "", tmp_path)
 
 
@@ -187,7 +187,7 @@ async def test_without_models_there_are_tasks_only(
     nobody: ServerLocation, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert await ray_engines(("ray",), tasks=True, serve=nobody) == ()
-    assert "tasks only" in capsys.readouterr().err
+    assert "offering tasks only" in capsys.readouterr().err
 
 
 async def test_without_anything_it_says_what_to_give(nobody: ServerLocation) -> None:

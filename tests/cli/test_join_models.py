@@ -195,7 +195,7 @@ async def closed(url: str, fingerprint: bytes | None = None) -> LinkClosed:
     return caught.value
 
 
-async def test_one_that_is_away_is_told_from_one_that_has_no_other_port(
+async def test_unreachable_coordinator_and_one_without_a_direct_port_differ(
     sites: Sites,
 ) -> None:
     away = await closed("http://127.0.0.1:1")
@@ -204,7 +204,7 @@ async def test_one_that_is_away_is_told_from_one_that_has_no_other_port(
     assert away.code == memberships_module.AWAY
     assert "connection refused" in str(away)
     assert without.code != memberships_module.AWAY
-    assert "no port beside that of HTTP" in str(without)
+    assert "no port other than that of HTTP" in str(without)
 
 
 async def test_a_port_that_does_not_answer_is_given_up_before_the_others_are(

@@ -148,8 +148,8 @@ def certificate() -> str:
 @pytest.mark.parametrize(
     ("url", "wire", "said"),
     [
-        ("nonsense", "auto", "cannot tell the wire"),
-        ("http://127.0.0.1", "pigeon", "there is no such wire"),
+        ("nonsense", "auto", "unknown wire"),
+        ("http://127.0.0.1", "pigeon", "--wire pigeon: unknown wire"),
     ],
 )
 async def test_a_place_that_makes_no_sense_is_refused(
@@ -315,7 +315,7 @@ async def test_a_redirect_is_not_followed(sites: Sites, tmp_path: Path) -> None:
     elsewhere = await sites({"/healthz": {"shoal": "0.1"}})
     url = await sites({"/healthz": elsewhere + "/healthz"}, redirects=True)
 
-    with pytest.raises(ConfigError, match="no coordinator that is known"):
+    with pytest.raises(ConfigError, match="not a coordinator that Shoal recognises"):
         await resolve_target(url, "auto", "", tmp_path)
 
 
@@ -325,7 +325,10 @@ async def test_one_that_is_away_is_taken_for_ours(
     there = await resolve_target("http://127.0.0.1:1", "auto", "", tmp_path)
 
     assert there.protocol.preferred
-    assert "http://127.0.0.1:1: taken for a Shoal coordinator" in caplog.text
+    assert (
+        "http://127.0.0.1:1 is unreachable; waiting for a Shoal coordinator"
+        in caplog.text
+    )
     assert "--wire" in caplog.text
 
 
@@ -337,7 +340,7 @@ async def test_one_that_is_not_well_is_taken_for_ours(
     there = await resolve_target(url, "auto", "", tmp_path)
 
     assert there.protocol.preferred
-    assert "taken for a Shoal coordinator that is away" in caplog.text
+    assert "waiting for a Shoal coordinator" in caplog.text
 
 
 async def test_one_that_never_answers_is_not_waited_for(
@@ -351,7 +354,7 @@ async def test_one_that_never_answers_is_not_waited_for(
     there = await resolve_target(await sites({"/healthz": NEVER}), "auto", "", tmp_path)
 
     assert there.protocol.preferred
-    assert "taken for a Shoal coordinator that is away" in caplog.text
+    assert "waiting for a Shoal coordinator" in caplog.text
 
 
 async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
@@ -363,7 +366,7 @@ async def test_what_speaks_no_http_is_not_waited_for(tmp_path: Path) -> None:
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         url = "http://127.0.0.1:{1}".format(*server.sockets[0].getsockname())
 
-        with pytest.raises(ConfigError, match="speaks no HTTP; give the address"):
+        with pytest.raises(ConfigError, match="does not speak HTTP; give the address"):
             await resolve_target(url, "auto", "", tmp_path)
 
 

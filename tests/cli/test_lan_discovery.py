@@ -48,8 +48,8 @@ def test_the_only_coordinator_is_meant() -> None:
     assert only_coordinator([mac, one], secure=False, why_not_here=GONE) is one
 
 
-def test_a_token_that_names_a_certificate_goes_to_nobody_who_has_none() -> None:
-    with pytest.raises(ConfigError, match="has a certificate") as caught:
+def test_token_with_a_fingerprint_is_not_sent_without_tls() -> None:
+    with pytest.raises(ConfigError, match="with a certificate") as caught:
         only_coordinator([sighting("one")], secure=True, why_not_here=GONE)
 
     assert "shoal join https://192.0.2.7:PORT  # one" in str(caught.value)

@@ -54,10 +54,13 @@ async def printed(
         ({"cpu": 45.2, "memory": 62.1}, "cpu 45%, memory 62%"),
         ({"protection": "plain"}, "plaintext"),
         ({"protection": "noise", "unfit": "is too hot"}, "Noise  is too hot"),
-        ({"protection": "teale", "queued": 2}, "encrypted  jobs of others there: 2"),
+        (
+            {"protection": "teale", "queued": 2},
+            "encrypted  jobs of other coordinators: 2",
+        ),
         ({"protection": "tls", "speed": 0.5}, "TLS  at 50% of its speed"),
         ({"draining": "going home", "unfit": "is paused"}, "going home"),
-        ({"points": 3, "unfit": "is paused"}, "3 points against it"),
+        ({"points": 3, "unfit": "is paused"}, "3 penalty points"),
         ({"remark": "odd\nname"}, "odd\\nname"),
     ],
 )

@@ -30,7 +30,7 @@ def test_functions_are_listed(
 
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["sums.add", "1", "2"]
-    assert lines[2] == "1 of 1 workers run code sent along"
+    assert lines[2] == "1 of 1 workers run functions that clients send"
 
 
 def test_functions_are_listed_as_json(

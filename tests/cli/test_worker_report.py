@@ -32,7 +32,7 @@ TASKS = [f"sums.t{number}" for number in range(13)]
         (
             {"tasks": []},
             WorkerEvent("joined"),
-            "joined vm with tasks that are sent along",
+            "joined vm with tasks that clients send",
         ),
         ({"model": "qwen"}, WorkerEvent("left", "why"), "left vm with qwen: why"),
         ({"public_key": "ab"}, WorkerEvent("x"), "x vm with public key ab"),

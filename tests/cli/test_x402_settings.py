@@ -1,4 +1,4 @@
-"""What payments need to be told."""
+"""Settings that payments need."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -33,7 +33,9 @@ def test_whole_settings_are_good(chain: str) -> None:
 def test_missing_setting_is_named_with_those_that_belong_to_it(field: str) -> None:
     flag = f"--x402-{field.replace('_', '-')}"
 
-    with pytest.raises(ConfigError, match=f"{flag}: payments need it, together with"):
+    with pytest.raises(
+        ConfigError, match=f"{flag}: required for payments, together with"
+    ):
         check_x402(load(X402Config, "x402", asdict(WHOLE) | {field: ""}))
 
 
@@ -42,7 +44,7 @@ def test_no_settings_are_good() -> None:
 
 
 def test_token_on_an_evm_chain_takes_its_domain() -> None:
-    with pytest.raises(ConfigError, match="--x402-name: payments need it"):
+    with pytest.raises(ConfigError, match="--x402-name: required for payments"):
         check_x402(replace(WHOLE, network="eip155:8453"))
 
 

@@ -478,7 +478,7 @@ def test_future_among_the_arguments_is_told_with_what_to_give(
 
     with beside.pool() as pool:
         first = pool.submit("add", 1, 2)
-        with pytest.raises(InvalidRequest, match=r"give its result\(\)"):
+        with pytest.raises(InvalidRequest, match=r"pass its result\(\)"):
             pool.submit("add", first, 3)
 
 

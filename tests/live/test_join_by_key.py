@@ -178,7 +178,10 @@ def test_a_job_of_a_worker_that_was_killed_goes_to_another(
     ("flags", "said"),
     [
         (("--provider-type", "TOASTER"), "--provider-type TOASTER: expected DESKTOP"),
-        (("--wire", "grandsage", "--pairing-code", "A"), "grandsage has no such codes"),
+        (
+            ("--wire", "grandsage", "--pairing-code", "A"),
+            "grandsage has no pairing codes",
+        ),
         (("--identity", "/proc/none/key"), "--identity"),
     ],
 )

@@ -111,9 +111,9 @@ def test_processes_end_with_a_worker_that_is_killed(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--tasks", "of_nobody"], "--tasks of_nobody: there is no such module"),
-        (["--tasks", "none.py"], "there is no such file"),
-        (["--tasks", "json"], "no function there is a task"),
+        (["--tasks", "of_nobody"], "--tasks of_nobody: no such module"),
+        (["--tasks", "none.py"], "no such file"),
+        (["--tasks", "json"], "no task found"),
         ([*DEMO, "--slots", "5000"], "--slots 5000: at most 1024"),
     ],
 )
@@ -145,7 +145,7 @@ def test_coordinator_without_the_wire_says_what_is_missing(programs: Programs) -
     worker = coordinator.join("x", *DEMO)
 
     assert worker.wait() == 1
-    assert "has no port for those that call functions" in worker.errors
+    assert "has no port for functions" in worker.errors
 
 
 def test_wrong_token_ends_the_worker_with_a_hint(coordinator: Pool) -> None:

@@ -123,7 +123,7 @@ def test_second_coordinator_on_the_same_data_is_refused(programs: Programs) -> N
         (["--queue-wait", "nan"], "--queue-wait: expected a number"),
         (["--host", "host.invalid"], "cannot listen on host.invalid"),
         (["--log-level", "loud"], "--log-level loud: expected debug, info"),
-        (["--config", "/none.toml"], "--config /none.toml: there is no such file"),
+        (["--config", "/none.toml"], "--config /none.toml: no such file"),
         (["--data-dir", "/dev/null/x"], "--data-dir /dev/null/x: Not a directory"),
         (["--moderation", "/none"], "--moderation /none"),
         (["--grandsage-silence", "x"], "--grandsage-silence: expected a number"),

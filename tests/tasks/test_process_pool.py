@@ -315,11 +315,11 @@ async def test_module_that_cannot_be_imported_says_why(
 @pytest.mark.parametrize(
     ("module", "why"),
     [
-        ("tasks.of_nobody", "there is no such module: neither "),
+        ("tasks.of_nobody", "no such module: neither "),
         ("tasks.demo_tasks:add", "all tasks of a module: --tasks tasks.demo_tasks$"),
-        (".", "this is a folder; expected a module, such as sums, or its file"),
+        (".", "is a folder; expected a module, such as sums, or its file"),
         ("../sums", "expected a module, such as sums, or its file"),
-        ("json", "no function there is a task; write @shoal.task above"),
+        ("json", "no task found; decorate functions with @shoal.task"),
     ],
 )
 async def test_what_is_no_module_with_tasks_is_refused_in_a_line(

@@ -198,8 +198,8 @@ async def test_task_in_json_is_answered_in_json(
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        (Task("ones", {"args": [3]}), "a ndarray is not JSON"),
-        (Task("demo.bytes"), "a bytes is not JSON"),
+        (Task("ones", {"args": [3]}), "a ndarray has no JSON form"),
+        (Task("demo.bytes"), "a bytes has no JSON form"),
         (Task("demo.add", {"args": "12"}), "args: expected a list"),
         (Task("demo.add", {"kwargs": [1]}), "kwargs: expected a map"),
     ],

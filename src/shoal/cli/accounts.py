@@ -1,4 +1,4 @@
-"""Show what jobs cost whom, and top accounts up."""
+"""Show accounts and their transfers, and credit them."""
 
 import argparse
 import json
@@ -11,22 +11,22 @@ from shoal.cli.terminal import format_day, print_table
 from shoal.domain.money import dollars, parse_dollars
 
 PATH = "/admin/accounts"
-HEAD = ("ACCOUNT", "BALANCE", "WITH SUBS", "MAY GO BELOW ZERO BY")
+HEAD = ("ACCOUNT", "BALANCE", "WITH SUBS", "OVERDRAFT")
 MOVED = ("AT", "FROM", "TO", "AMOUNT", "WHY", "JOB")
-NAMING = "the name of a key, or an account as `shoal accounts ls` shows it"
+NAMING = "name of a key, or account from `shoal accounts ls`"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_action(actions, "ls", "show all accounts")
-    show = add_action(actions, "show", "show an account and what moved last")
-    credit = add_action(actions, "credit", "top an account up")
-    budget = add_action(actions, "budget", "say how far below zero an account may go")
+    listing = add_action(actions, "ls", "list all accounts")
+    show = add_action(actions, "show", "show an account and its latest transfers")
+    credit = add_action(actions, "credit", "credit an account")
+    budget = add_action(actions, "budget", "set the overdraft limit of an account")
     for each in (show, credit, budget):
         each.add_argument("name", help=NAMING)
-    credit.add_argument("amount", help="such as 5 or $0.50")
+    credit.add_argument("amount", help="amount in dollars, such as 5 or $0.50")
     budget.add_argument(
-        "amount", help="such as 5; 0: it has to be topped up first; none: without limit"
+        "amount", help="limit in dollars, such as 5; 0: prepaid only; none: unlimited"
     )
     for each in (listing, show, credit, budget):
         each.add_argument("--json", action="store_true", help="print JSON")
@@ -45,9 +45,9 @@ def _list(args: argparse.Namespace) -> int:
         print(json.dumps(listed))
     elif listed["data"]:
         print_table(HEAD, [_row(account) for account in listed["data"]])
-        print(f"in all {dollars(listed['total'])}")
+        print(f"total {dollars(listed['total'])}")
     else:
-        print("nothing was earned or spent yet")
+        print("no transfers yet")
     return 0
 
 
@@ -87,7 +87,7 @@ def _row(account: dict[str, Any]) -> tuple[str, ...]:
         account["name"],
         dollars(account["balance"]),
         dollars(account["standing"]),
-        "any amount" if budget is None else dollars(budget),
+        "unlimited" if budget is None else dollars(budget),
     )
 
 

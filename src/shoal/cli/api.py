@@ -1,4 +1,4 @@
-"""A small client of the coordinator's own HTTP API, for the commands."""
+"""The commands' client of the coordinator's HTTP API."""
 
 import argparse
 import http.client
@@ -18,33 +18,34 @@ from shoal.domain.errors import ConfigError, ShoalError
 from shoal.transports.tls import context_pinning, context_trusting
 
 TIMEOUT = 600.0  # seconds without a byte
-ELSEWHERE = " One that is elsewhere is named by --url or SHOAL_URL."
+ELSEWHERE = " To use another coordinator, give --url or SHOAL_URL."
 
 
 class ApiError(ShoalError):
-    """The coordinator could not be asked, or said no."""
+    """The coordinator is unreachable, or refused the request."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say which coordinator to ask, and as whom."""
+    """Add the flags for the coordinator's address and credentials."""
     parser.add_argument(
         "--url",
         default=os.environ.get("SHOAL_URL"),
-        help="the coordinator (default: the one on this machine, whose URL is in "
-        f"--data-dir while it runs; else {DEFAULT_ADDRESS}) [SHOAL_URL]",
+        help="URL of the coordinator (default: that of the one on this machine, from "
+        f"--data-dir, else {DEFAULT_ADDRESS}) [SHOAL_URL]",
     )
     parser.add_argument(
         "--api-key",
         default=os.environ.get("SHOAL_API_KEY"),
         metavar="KEY",
-        help="(default: the key of the coordinator on this machine) [SHOAL_API_KEY]",
+        help="API key (default: that of the coordinator on this machine) "
+        "[SHOAL_API_KEY]",
     )
     parser.add_argument(
         "--data-dir",
         type=Path,
         default=Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA),
         metavar="DIR",
-        help="where that coordinator keeps its data (default: %(default)s) "
+        help="data folder of the coordinator on this machine (default: %(default)s) "
         "[SHOAL_DATA_DIR]",
     )
     parser.add_argument(
@@ -52,13 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=os.environ.get("SHOAL_CACERT"),
         metavar="FILE",
-        help="the authorities to trust, in PEM form (default: the system's, or for the "
-        "coordinator on this machine its own certificate) [SHOAL_CACERT]",
+        help="PEM file with trusted authorities (default: the system's; for the "
+        "coordinator on this machine, its own certificate) [SHOAL_CACERT]",
     )
 
 
 def base_url(args: argparse.Namespace) -> str:
-    """Return the URL of the coordinator that is meant."""
+    """Return the URL of the coordinator."""
     return str(args.url) if args.url else local_url(args.data_dir)
 
 
@@ -74,7 +75,7 @@ def request(
             return json.load(answer)
         except ValueError as error:
             raise ApiError(
-                f"{base_url(args)} is no coordinator of ours: {error}"
+                f"{base_url(args)} is not a Shoal coordinator: {error}"
             ) from error
 
 
@@ -90,7 +91,7 @@ def fetch(args: argparse.Namespace, path: str) -> bytes:
 def stream_events(args: argparse.Namespace, path: str, body: object) -> Iterator[Any]:
     """Yield the JSON of each server-sent event of the answer, up to ``[DONE]``.
 
-    Raises ApiError, also for an error event or an answer that breaks off.
+    Raises ApiError, also for an error event or an incomplete answer.
     """
     with _open(args, path, body) as answer:
         for line in answer:
@@ -103,7 +104,7 @@ def stream_events(args: argparse.Namespace, path: str, body: object) -> Iterator
             if "error" in event:
                 raise ApiError(event["error"]["message"])
             yield event
-    raise ApiError("the answer broke off")
+    raise ApiError("the answer is incomplete: the connection ended")
 
 
 def _open(
@@ -111,7 +112,7 @@ def _open(
 ) -> http.client.HTTPResponse:
     where = base_url(args)
     base = where if "://" in where else f"http://{where}"
-    # The base URL that OpenAI clients are given is as good.
+    # Accept the base URL for OpenAI clients as well.
     url = base.rstrip("/").removesuffix("/v1") + path
     if not url.startswith(("http://", "https://")):
         raise ConfigError(f"--url {where}: expected http://HOST:PORT, or https://")
@@ -132,9 +133,9 @@ def _open(
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLCertVerificationError):
             raise ApiError(
-                f"{where} is not trusted: {reason.verify_message}; --cacert FILE "
-                "says whose certificates are good, and --url needs a name that this "
-                "one is for"
+                f"the certificate of {where} is not trusted: {reason.verify_message}; "
+                "give its authority with --cacert FILE, and in --url a host name that "
+                "it is valid for"
             ) from error
         why = getattr(reason, "strerror", None) or reason
         raise ApiError(
@@ -145,9 +146,9 @@ def _open(
 
 
 def _context(args: argparse.Namespace) -> ssl.SSLContext | None:
-    """Return whom to trust; None: whomever the system does.
+    """Return the trusted authorities; None: the system's.
 
-    A key that was read from the coordinator's folder goes to that coordinator alone.
+    The key in a coordinator's folder is sent to that coordinator only.
 
     Raises ConfigError.
     """
@@ -158,7 +159,7 @@ def _context(args: argparse.Namespace) -> ssl.SSLContext | None:
     try:
         return context_pinning((args.data_dir / CERTIFICATE_FILE).read_text())
     except FileNotFoundError:
-        return None  # perhaps there is a proxy before it
+        return None  # a reverse proxy may serve HTTPS
 
 
 def _key(args: argparse.Namespace) -> str:
@@ -169,7 +170,7 @@ def _key(args: argparse.Namespace) -> str:
         return str(file.read_text().strip())
     except OSError as error:
         raise ConfigError(
-            "no API key: `shoal serve` makes one for its own machine, elsewhere give "
+            "no API key: `shoal serve` creates one for its own machine; elsewhere give "
             f"--api-key or SHOAL_API_KEY ({file}: {error.strerror})"
         ) from error
 

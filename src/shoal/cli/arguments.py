@@ -1,6 +1,6 @@
-"""What the parsers of commands have in common: actions, flags, durations.
+"""Parts of the commands' parsers: actions, flags of settings, durations.
 
-Flags of settings are made from configurations, so that each is declared once.
+Each setting is declared once, in a configuration, and its flag derived from that.
 """
 
 import argparse
@@ -14,9 +14,9 @@ from shoal.config.loader import USER_FILE, flag, variable
 
 
 def add_action(actions: Any, name: str, does: str) -> argparse.ArgumentParser:
-    """Add one to the parser's ``actions``, which argparse has no type for.
+    """Add an action to the parser's ``actions``, for which argparse has no type.
 
-    What it does is said both in the command's help and in its own.
+    The description appears in the help of the command and of the action.
     """
     action: argparse.ArgumentParser = actions.add_parser(
         name, help=does, description=f"{does[0].upper()}{does[1:]}."
@@ -30,13 +30,13 @@ _DURATION = re.compile(r"([0-9]{1,9})([smhdw])", re.ASCII)
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds that a text stands for.
+    """Return the seconds of a text such as ``12h``.
 
-    Raises argparse's error, as a flag's type does.
+    Raises ArgumentTypeError, which argparse reports.
     """
     found = _DURATION.fullmatch(text)
     if found is None or not int(found[1]):
-        raise ArgumentTypeError(f"expected a time such as 12h or 30d, got {text!r}")
+        raise ArgumentTypeError(f"expected a duration such as 12h or 30d, got {text!r}")
     return int(found[1]) * SECONDS[found[2]]
 
 
@@ -52,7 +52,7 @@ def add_config(
         form: dict[str, Any] = {"metavar": each.metadata.get("metavar") or last_word}
         if isinstance(each.default, bool):
             form = {"action": argparse.BooleanOptionalAction}
-            if each.name.startswith("no_"):  # there is no --no-no-…
+            if each.name.startswith("no_"):  # such a flag needs no negation
                 form = {"action": "store_const", "const": True}
         if isinstance(each.default, tuple):
             form["action"] = "append"
@@ -67,7 +67,7 @@ def add_config(
 def given_flags(
     args: argparse.Namespace, config: type[Any], section: str
 ) -> dict[str, Any]:
-    """Return what was given on the command line for ``config``, by field name."""
+    """Return the command line's values for ``config``, by field name."""
     return {
         each.name: getattr(args, destination(section, each.name))
         for each in fields(config)
@@ -84,7 +84,7 @@ def add_config_file(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=USER_FILE,
         metavar="FILE",
-        help="a TOML file with a table for each group (default: %(default)s)",
+        help="TOML file with a table for each group of settings (default: %(default)s)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Talk to a pool: one question, or a conversation."""
+"""Chat with a model of the pool: one question, or a conversation."""
 
 import argparse
 import sys
@@ -11,8 +11,8 @@ from shoal.domain.errors import ConfigError
 
 END = "/exit"
 REASONS = {
-    "length": "cut at the limit of tokens",
-    "content_filter": "cut by the moderation list",
+    "length": "truncated at the token limit",
+    "content_filter": "blocked by moderation",
 }
 
 
@@ -20,12 +20,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "prompt",
         nargs="*",
-        help="what to ask, - for standard input; without it, a conversation begins",
+        help="question, - for standard input; without it, an interactive conversation",
     )
-    parser.add_argument("--model", help="(default: the first that the pool has)")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told first")
-    parser.add_argument("--max-tokens", type=int, metavar="N")
-    parser.add_argument("--temperature", type=float, metavar="T")
+    parser.add_argument(
+        "--model", help="name of the model (default: the first of the pool)"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="system prompt")
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="limit of the answer"
+    )
+    parser.add_argument(
+        "--temperature", type=float, metavar="T", help="sampling temperature"
+    )
     api.add_arguments(parser)
 
 
@@ -45,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             answer = _send(args, model, messages)
         except api.ApiError as error:
-            # The conversation so far is worth more than this question.
+            # Drop the question, keep the conversation.
             messages.pop()
             print(f"shoal chat: {printable(str(error))}", file=sys.stderr)
             continue
@@ -54,28 +60,30 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _whole_prompt(words: list[str]) -> str:
-    """Return what was asked on the command line, or else on standard input.
+    """Return the prompt from the command line, or else from standard input.
 
-    A word ``-`` stands for standard input.  It is not read unasked beside a question:
-    what started us may never close it.
+    The word ``-`` is replaced by standard input.  Beside a prompt, standard input is
+    read only for that: the parent process may never close it.
     """
     words = words or ["-"]
     prompt = " ".join(sys.stdin.read() if word == "-" else word for word in words)
     if not prompt.strip():
-        raise ConfigError('there is nothing to ask: shoal chat "Why is the sky blue?"')
+        raise ConfigError(
+            'the prompt is empty; for example: shoal chat "Why is the sky blue?"'
+        )
     return prompt
 
 
 def _enable_editing() -> None:
-    with suppress(ImportError):  # Windows' terminal does this by itself
+    with suppress(ImportError):  # Windows' terminal has editing of its own
         import readline  # noqa: F401  # changes what input() does
 
 
 def _question() -> str | None:
     """Return the next question, or None at the end.
 
-    An empty line is no end: a text that is pasted may have some, and what follows them
-    would reach the shell.
+    Skips empty lines: pasted text may contain some, and ending there would send the
+    rest of it to the shell.
     """
     while True:
         try:
@@ -90,14 +98,14 @@ def _first_model(args: argparse.Namespace) -> str:
     models = api.request(args, "/v1/models")["data"]
     if not models:
         raise api.ApiError(
-            "the pool has no model yet: run the `shoal join` line that `shoal serve` "
-            "printed, on any machine"
+            "the pool has no models: on any machine, run the `shoal join` command that "
+            "`shoal serve` printed"
         )
     return str(models[0]["id"])
 
 
 def _send(args: argparse.Namespace, model: str, messages: list[dict[str, str]]) -> str:
-    """Print the answer as it comes; return it."""
+    """Print the answer as it streams; return it."""
     body: dict[str, Any] = {"model": model, "messages": messages, "stream": True}
     if args.max_tokens is not None:
         body["max_tokens"] = args.max_tokens

@@ -1,4 +1,4 @@
-"""Runs a command's coroutine until it ends or the process is told to stop."""
+"""Runs a command's coroutine until it ends or the process receives a stop signal."""
 
 import argparse
 import asyncio
@@ -18,10 +18,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
-    """Run ``main`` on the fastest event loop there is; return its exit status.
+    """Run ``main`` on the fastest event loop; return its exit status.
 
-    ``main`` is given an event that is set when the process is told to stop; told a
-    second time, it stops at once.
+    The argument of ``main`` is an event that the first SIGINT or SIGTERM sets; the
+    second one cancels ``main``.
     """
     try:
         with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
@@ -31,25 +31,25 @@ def run_loop(main: Callable[[asyncio.Event], Coroutine[Any, Any, int]]) -> int:
 
 
 def add_log_arguments(parser: argparse.ArgumentParser, level: str) -> None:
-    """Add the flags that say what is logged and how; ``level`` is the default."""
+    """Add the flags of the log; ``level`` is the default level."""
     parser.add_argument(
         "--log-level",
         default=level,
         metavar="LEVEL",
-        help="debug, info, warning or error (default: %(default)s)",
+        help="log level: debug, info, warning or error (default: %(default)s)",
     )
     parser.add_argument(
         "--log-format",
         default="text",
         choices=("text", "json"),
-        help="json: one object per line (default: %(default)s)",
+        help="log format; json: one object per line (default: %(default)s)",
     )
 
 
 def log_to_stderr(args: argparse.Namespace) -> None:
-    """Send the program's log lines to standard error, as the flags say.
+    """Log to standard error, as the flags configure.
 
-    Raises ConfigError if there is no such level.
+    Raises ConfigError for an unknown level.
     """
     level = args.log_level
     if level.upper() not in logging.getLevelNamesMapping():
@@ -64,7 +64,7 @@ def log_to_stderr(args: argparse.Namespace) -> None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Writes a record as one JSON object; ``fields`` given with it stand beside."""
+    """Formats a record as one JSON object, with its extra ``fields``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -79,7 +79,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _cause(group: BaseException) -> BaseException:
-    """Return the error that ended a task group, if it was a single one."""
+    """Return the only error of a task group, else the group."""
     while isinstance(group, BaseExceptionGroup) and len(group.exceptions) == 1:
         (group,) = group.exceptions
     return group
@@ -93,17 +93,17 @@ async def _with_signals(
     task = asyncio.current_task()
     assert task is not None
 
-    def told() -> None:
+    def on_signal() -> None:
         if stop.is_set():
             task.cancel()
         stop.set()
 
     for number in STOP_SIGNALS:
         try:
-            loop.add_signal_handler(number, told)
+            loop.add_signal_handler(number, on_signal)
         except NotImplementedError:
             # Windows delivers signals outside the loop.
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(told))
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
     try:
         return await main(stop)
     except asyncio.CancelledError:

@@ -1,7 +1,4 @@
-"""See a pool survive the loss of a worker, all on this machine.
-
-Then a job for whichever worker is free, and a receipt to verify.
-"""
+"""Demonstrate failover of a worker and a verified receipt, all on this machine."""
 
 import argparse
 import contextlib
@@ -23,19 +20,19 @@ from shoal.ledger import bundle, receipts
 from shoal.ledger.receipts import Claims
 from shoal.protocols import discover
 
-WAIT = 60  # seconds for the job to be done
+WAIT = 60  # seconds for the job to complete
 
 
 class ReceiptNotProved(ShoalError):
-    """The job or its receipt is not as it should be."""
+    """The job failed, or its receipt is invalid."""
 
 
 def run_job_with_receipt(
     ask: argparse.Namespace, text: str, say: Callable[[str], None]
 ) -> None:
-    """Have a text summarized, and verify the receipt with nothing but the public key.
+    """Summarize a text, and verify the receipt with the public key alone.
 
-    Raises NotProved, ApiError.
+    Raises ReceiptNotProved, ApiError.
     """
     task = {"task_type": "summarize", "input": text}
     wanted = {"job_type": "TASK", "payload": task, "user_id": "demo"}
@@ -46,11 +43,11 @@ def run_job_with_receipt(
     say(f"  summarize → {json.dumps(job['result'], ensure_ascii=False)}")
     public_key = bytes.fromhex(api.request(ask, "/v1/log")["public_key"])
     file = api.fetch(ask, f"/v1/receipts/{job_id}")
-    # From here on nobody is asked anything.
+    # Verification is offline.
     for check in bundle.verify(file, public_key):
         say(f"  {'ok' if check.ok else 'FAILED'}  {check.step.value}")
         if not check.ok:
-            raise ReceiptNotProved(f"the receipt does not hold: {check.problem}")
+            raise ReceiptNotProved(f"the receipt is invalid: {check.problem}")
     claims = receipts.read(bundle.read(file).receipt.encode()).claims
     say(f"  {claims.verdict.value}; it earned {_earned(claims)}")
 
@@ -70,12 +67,12 @@ GREEN, BOLD, DIM, RED, PLAIN = "\033[32m", "\033[1m", "\033[2m", "\033[31m", "\0
 
 
 class DemoError(ShoalError):
-    """A part of the demo did not do what it should."""
+    """A part of the demo failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A ``shoal`` process and what it said first."""
+    """A ``shoal`` process and its first report."""
 
     name: str
     process: subprocess.Popen[str]
@@ -83,11 +80,13 @@ class Program:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--question", default=QUESTION, help="(default: %(default)s)")
+    parser.add_argument(
+        "--question", default=QUESTION, help="prompt (default: %(default)s)"
+    )
     parser.add_argument(
         "--model",
         metavar="NAME=PATH",
-        help="a GGUF file to run instead of the demo's model",
+        help="model to use, with its GGUF file (default: the demo's)",
     )
 
 
@@ -96,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         import openai
     except ImportError as error:
         raise ConfigError(
-            "the demo talks through the official client: pip install 'shoal[demo]'"
+            "the demo needs OpenAI's client: pip install 'shoal[demo]'"
         ) from error
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
@@ -140,16 +139,16 @@ def run(args: argparse.Namespace) -> int:
         print("\n")
         if not killed:
             raise DemoError(
-                "the answer was over before a worker could be killed: ask for more, "
-                "with --question"
+                "the answer ended before a worker could be killed: use a --question "
+                "with a longer answer"
             )
-        _say(f"{DIM}what happened, from the coordinator's own records:{PLAIN}")
+        _say(f"{DIM}the coordinator's record of the job:{PLAIN}")
         for line in api.request(ask, f"/admin/jobs/{job}/explain")["lines"]:
             _say(f"{DIM}  {line}{PLAIN}")
-        assert usage is not None, "it was asked for"
+        assert usage is not None, "the request includes it"
         _say(
-            f"\n{GREEN}No piece is missing: {usage.completion_tokens} tokens, begun by "
-            f"{killed}, finished by the other.{PLAIN}"
+            f"\n{GREEN}The answer is complete: {usage.completion_tokens} tokens, "
+            f"begun by {killed}, finished by the other worker.{PLAIN}"
         )
         signing = next(
             name
@@ -163,13 +162,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _show_receipt(ask: argparse.Namespace, text: str) -> None:
-    _say(f"\n{DIM}{THIRD} joined to do jobs and sign for them{PLAIN}")
+    _say(f"\n{DIM}{THIRD} joined, and signs receipts for its jobs{PLAIN}")
     run_job_with_receipt(ask, text, lambda line: _say(f"{DIM}{line}{PLAIN}"))
-    _say(f"{GREEN}It holds, and took the public key and nothing else.{PLAIN}")
+    _say(
+        f"{GREEN}The receipt is valid; verification needed only the public key.{PLAIN}"
+    )
 
 
 def _called(name: str, folder: Path) -> list[str]:
-    """Return the flags for a worker's name, and a key that nobody has after this."""
+    """Return the flags for a worker's name and a temporary key."""
     return ["--name", name, "--identity", str(folder / f"{name}.json")]
 
 
@@ -185,7 +186,7 @@ def _busy(ask: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def _program(name: str, arguments: list[str], folder: Path) -> Iterator[Program]:
-    """Run ``shoal`` for the length of the block; wait for its first word."""
+    """Run ``shoal`` within the block, after waiting for its first report."""
     log = folder / f"{name}.log"
     with (
         open(log, "w") as errors,
@@ -198,7 +199,7 @@ def _program(name: str, arguments: list[str], folder: Path) -> Iterator[Program]
     ):
         try:
             assert process.stdout is not None
-            yield Program(name, process, _first_word(name, process.stdout, log))
+            yield Program(name, process, _first_report(name, process.stdout, log))
         finally:
             process.terminate()
             try:
@@ -207,7 +208,7 @@ def _program(name: str, arguments: list[str], folder: Path) -> Iterator[Program]
                 process.kill()
 
 
-def _first_word(name: str, output: IO[str], log: Path) -> dict[str, Any]:
+def _first_report(name: str, output: IO[str], log: Path) -> dict[str, Any]:
     line = output.readline()
     if not line:
         raise DemoError(f"{name} did not start:\n{log.read_text().strip()}")

@@ -1,4 +1,4 @@
-"""Let machines into a fleet, by a URL that they can scan."""
+"""Pair machines into a fleet, by a URL or its QR code."""
 
 import argparse
 import json
@@ -25,8 +25,8 @@ from shoal.protocols import discover
 from shoal.protocols.seam.protocol import AnyWireProtocol, FleetAccess
 
 URL_SIZE_MAX = 16 << 10  # characters that are read from stdin
-HALVES = " ▄▀█"  # by the upper module of two, and the lower
-BORDER = 1  # modules: readers cope, and a terminal is dark or light around it
+HALVES = " ▄▀█"  # indexed by two modules, the upper and the lower one
+BORDER = 1  # modules; less than the standard's four, which readers accept on a terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,34 +34,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     pair = add_action(
         actions,
         "pair",
-        "show the URL that lets a machine into this one's fleet, and its QR code; or "
-        "take such a URL from another machine, and be of its fleet from now on",
+        "show the pairing URL of this machine's fleet and its QR code, or join the "
+        "fleet of another machine by its URL",
     )
     pair.add_argument(
-        "url", nargs="?", metavar="URL", help="what the other machine shows"
+        "url", nargs="?", metavar="URL", help="pairing URL of the other machine"
     )
     pair.add_argument(
         "--stdin",
         action="store_true",
-        help="read the URL from standard input, so that no list of processes shows it",
+        help="URL from standard input, which keeps it out of the list of processes",
     )
     pair.add_argument(
         "--theirs",
         action="store_true",
-        help="take the token that the fleet's other programs have on this machine",
+        help="token from the fleet's other programs on this machine",
     )
     pair.add_argument(
         "--share",
         action="store_true",
-        help="also keep the token where the fleet's other programs look for it",
+        help="store the token for the fleet's other programs on this machine too",
     )
-    pair.add_argument("--json", action="store_true", help="print JSON, and no QR code")
+    pair.add_argument(
+        "--json", action="store_true", help="print JSON, without a QR code"
+    )
     pair.add_argument(
         "--data-dir",
         type=Path,
         default=Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA),
         metavar="DIR",
-        help=f"where this machine keeps its fleet [SHOAL_DATA_DIR] ({USER_DATA})",
+        help=f"data folder of this machine (default: {USER_DATA}) [SHOAL_DATA_DIR]",
     )
     add_config_file(pair)
 
@@ -79,14 +81,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps({"fleet": taken[1], "files": [*map(str, files)]}))
         return 0
     called = f"the fleet {taken[1]!r}" if taken[1] else "the fleet"
-    print(printable(f"this machine is of {called} now: {', '.join(map(str, files))}"))
-    print("from its next start on, shoal serve takes its nodes in")
-    print(f"to call functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
+    print(printable(f"this machine joined {called}: {', '.join(map(str, files))}"))
+    print("shoal serve admits the fleet's nodes from its next start on")
+    print(f"to run functions for one of them:\n  {_join(wire, fleets, 'HOST')}")
     return 0
 
 
 def qr_lines(content: str) -> list[str]:
-    """Return a QR code as lines of text, two modules of its height in each."""
+    """Return a QR code as lines of text, each two modules high."""
     code = segno.make(content, error="l", boost_error=False, micro=False)
     rows = [[bool(each) for each in row] for row in code.matrix_iter(border=BORDER)]
     if len(rows) % 2:
@@ -115,8 +117,7 @@ def _show(
     print(f"{url}\n")
     print("\n".join(qr_lines(url)))
     print(
-        "\nit holds the fleet's secret: who sees it may serve and ask, until the fleet "
-        "has another token\n\n"
+        "\nThe URL contains the fleet's token: keep it secret.\n\n"
         "on the other machine:\n  shoal fleet pair --stdin\n"
         f"  {_join(wire, fleets, socket.gethostname() or 'HOST')}"
     )
@@ -124,7 +125,7 @@ def _show(
 
 
 def _join(wire: AnyWireProtocol, fleets: FleetAccess[Any], host: str) -> str:
-    """Return the command by which a machine calls functions for a node."""
+    """Return the command that runs functions for a node."""
     return printable(
         f"shoal join --wire {wire.name} {host}:{fleets.port} --tasks MODULE"
     )
@@ -133,16 +134,16 @@ def _join(wire: AnyWireProtocol, fleets: FleetAccess[Any], host: str) -> str:
 def _taken(
     args: argparse.Namespace, fleets: FleetAccess[Any]
 ) -> tuple[str, str] | None:
-    """Return the token and the name of a fleet to be of from now on; None: stay."""
+    """Return the token and the name of the fleet to join; None: none was given."""
     if [args.url is not None, args.stdin, args.theirs].count(True) > 1:
-        raise ConfigError("take one of URL, --stdin and --theirs")
+        raise ConfigError("URL, --stdin and --theirs exclude each other")
     if args.theirs:
         token = os.environ.get(fleets.variable) or load_shared_token(
             Path.home(), fleets
         )
         if not token:
             raise ConfigError(
-                f"--theirs: there is no {fleets.variable}, and no ~/{fleets.file}"
+                f"--theirs: neither {fleets.variable} nor ~/{fleets.file} exists"
             )
         return token, ""
     url = sys.stdin.read(URL_SIZE_MAX) if args.stdin else args.url
@@ -152,14 +153,14 @@ def _taken(
 def _own(
     wire: AnyWireProtocol, fleets: FleetAccess[Any], folder: Path, file: Path | None
 ) -> tuple[str, str]:
-    """Return the token and the name of the fleet that ``shoal serve`` has here."""
+    """Return the token and the name of this machine's fleet."""
     config = with_fleet(load(wire.config, wire.name, {}, file), fleets, folder)
     token, name = fleets.credentials(config)
     if not token and (folder / secret_files.TOKEN_FILE).exists():
         token = secret_files.first_token(folder, None)
     if not token:
         raise ConfigError(
-            "this machine is of no fleet: shoal serve begins one, and shoal fleet pair "
+            "this machine has no fleet: shoal serve creates one, and shoal fleet pair "
             "URL joins that of another machine"
         )
     return token, name
@@ -168,5 +169,5 @@ def _own(
 def _wire() -> tuple[AnyWireProtocol, FleetAccess[Any]]:
     """Return the wire that has fleets."""
     found = [(each, each.fleets) for each in discover().values() if each.fleets]
-    assert found, "there is one"
+    assert found, "one wire has fleets"
     return found[0]

@@ -1,6 +1,7 @@
-"""Where the token and the name of a fleet are kept: for us, and for its other programs.
+"""Files with a fleet's credentials: Shoal's, and that of the fleet's other programs.
 
-Ours is the URL that lets machines in, for that has both.  Theirs has the token alone.
+Shoal's file holds the pairing URL, which has the token and the name; the other one
+holds the token alone.
 """
 
 import os
@@ -21,9 +22,9 @@ SIZE_MAX = 16 << 10  # bytes: no token is that long
 
 
 def save_fleet(folder: Path, fleets: FleetAccess[Any], token: str, name: str) -> Path:
-    """Keep a fleet in the data folder, instead of the last one; return the file.
+    """Store a fleet in the data folder, replacing another one; return the file.
 
-    Raises ConfigError if the token will not do, or nothing can be written there.
+    Raises ConfigError if the token is invalid, or the folder is not writable.
     """
     fleets.check(token)
     file = folder / FILE
@@ -32,7 +33,7 @@ def save_fleet(folder: Path, fleets: FleetAccess[Any], token: str, name: str) ->
 
 
 def load_fleet(folder: Path, fleets: FleetAccess[Any]) -> tuple[str, str] | None:
-    """Return the token and the name of the fleet in the data folder, if there is one.
+    """Return the token and the name of the fleet in the data folder, or None.
 
     Raises ConfigError if the file is damaged.
     """
@@ -44,7 +45,7 @@ def load_fleet(folder: Path, fleets: FleetAccess[Any]) -> tuple[str, str] | None
         fleets.check(token)
     except ConfigError as error:
         raise ConfigError(
-            f"{file}: {error}; delete it, and pair this machine anew"
+            f"{file}: {error}; delete it and pair this machine again"
         ) from error
     return token, name
 
@@ -52,7 +53,7 @@ def load_fleet(folder: Path, fleets: FleetAccess[Any]) -> tuple[str, str] | None
 def with_fleet(config: C, fleets: FleetAccess[C] | None, folder: Path) -> C:
     """Return a wire's configuration with the fleet in the data folder.
 
-    Not if it names a fleet itself, or is for an open one, or the wire has none.
+    Returns it unchanged if it names a fleet or is open, or the wire has no fleets.
 
     Raises ConfigError as ``load_fleet`` does.
     """
@@ -67,9 +68,9 @@ def with_fleet(config: C, fleets: FleetAccess[C] | None, folder: Path) -> C:
 
 
 def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:
-    """Keep a token where other programs of the fleet look for it; return the file.
+    """Store a token for the fleet's other programs; return the file.
 
-    Raises ConfigError if nothing can be written there.
+    Raises ConfigError if the file is not writable.
     """
     file = home / fleets.file
     _write(file, token)
@@ -78,11 +79,11 @@ def save_shared_token(home: Path, fleets: FleetAccess[Any], token: str) -> Path:
 
 
 def load_shared_token(home: Path, fleets: FleetAccess[Any]) -> str:
-    """Return the token that other programs of the fleet keep; empty: none.
+    """Return the token of the fleet's other programs; empty: none.
 
-    One that others can read is told about on stderr, as those programs do.
+    Warns on stderr if other users can read it, as those programs do.
 
-    Raises ConfigError if it cannot be read.
+    Raises ConfigError if the file is not readable.
     """
     return _read(home / fleets.file)
 
@@ -98,7 +99,7 @@ def _read(file: Path) -> str:
         raise ConfigError(f"{file}: {error}") from error
     if mode & 0o077 and os.name == "posix":
         print(
-            f"warning: {file} holds a token, and others on this machine may read it: "
+            f"warning: {file} holds a token and is readable by other users: "
             f"chmod 600 {file}",
             file=sys.stderr,
         )
@@ -109,7 +110,7 @@ def _write(file: Path, secret: str) -> None:
     try:
         file.parent.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         with open(file, "w", encoding="utf-8", opener=_private) as kept:
-            file.chmod(PRIVATE_FILE)  # also one that was there before
+            file.chmod(PRIVATE_FILE)  # of an existing file, too
             kept.write(secret + "\n")
     except OSError as error:
         raise ConfigError(f"{file}: {error}") from error

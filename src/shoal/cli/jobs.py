@@ -1,4 +1,4 @@
-"""List jobs, explain why one went as it did, and cancel."""
+"""List, explain and cancel jobs."""
 
 import argparse
 import json
@@ -29,17 +29,23 @@ ERROR_MAX = 60  # characters of an error in the table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_action(actions, "ls", "show the newest jobs")
-    listing.add_argument("--state", choices=STATES, help="only those in this state")
-    listing.add_argument("--key", metavar="NAME", help="only those of this API key")
+    listing = add_action(actions, "ls", "list the newest jobs")
+    listing.add_argument("--state", choices=STATES, help="filter by state")
+    listing.add_argument("--key", metavar="NAME", help="filter by API key")
     listing.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="(default: %(default)s)"
+        "--limit",
+        type=int,
+        default=20,
+        metavar="N",
+        help="number of jobs (default: %(default)s)",
     )
-    show = add_action(actions, "show", "show a job and what came of it")
-    explain = add_action(actions, "explain", "tell why a job went as it did")
-    cancel = add_action(actions, "cancel", "stop a job that has not ended")
+    show = add_action(actions, "show", "show a job and its result")
+    explain = add_action(actions, "explain", "explain the course of a job")
+    cancel = add_action(actions, "cancel", "cancel an open job")
     for each in (show, explain, cancel):
-        each.add_argument("id", help="as an answer or `shoal jobs ls` gives it")
+        each.add_argument(
+            "id", help="id of the job, from a response or `shoal jobs ls`"
+        )
     for each in (listing, show, explain, cancel):
         each.add_argument("--json", action="store_true", help="print JSON")
         api.add_arguments(each)
@@ -84,7 +90,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _said(kind: str, outcome: dict[str, Any]) -> str:
-    """Return what came of a job: what a function returned is written as JSON."""
+    """Return the result of a job: text, or the JSON of a function's value."""
     if kind == "call":
         return json.dumps(outcome["value"], ensure_ascii=False)
     text: str = outcome["text"]
@@ -125,5 +131,5 @@ def _row(job: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _last_line(error: str) -> str:
-    """Return what says what went wrong, if the error is a traceback."""
+    """Return the last line of an error, which of a traceback is the message."""
     return error.rstrip().rpartition("\n")[2]

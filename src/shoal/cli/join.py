@@ -1,4 +1,4 @@
-"""Offer this machine's models, and functions, to a coordinator."""
+"""Offer this machine's models and functions to a coordinator."""
 
 import argparse
 import asyncio
@@ -55,22 +55,22 @@ PAIR_TIMEOUT = 10.0  # seconds for the coordinator to answer
 
 
 def check_pairing(there: JoinTarget) -> None:
-    """Raise ConfigError if the wire has no pairing codes."""
+    """Raise ConfigError if the wire does not support pairing codes."""
     if there.protocol.pairing is None:
         names = [each.name for each in discover().values() if each.pairing is not None]
         raise ConfigError(
-            f"--pairing-code: the wire {there.protocol.name} has no such codes; "
-            f"--wire {' or '.join(names)} has"
+            f"--pairing-code: the wire {there.protocol.name} has no pairing codes; use "
+            f"--wire {' or '.join(names)}"
         )
 
 
 async def pair_worker(there: JoinTarget, code: str, public_key: bytes) -> WorkerEvent:
     """Present a pairing code; return whether the worker is paired, or why not.
 
-    Whatever comes of it, the worker goes on: it does the jobs that are for everyone.
+    Without pairing, the worker serves only jobs that are not private.
     """
     pairing = there.protocol.pairing
-    assert pairing is not None, "checked before"
+    assert pairing is not None, "check_pairing raises"
     try:
         async with asyncio.timeout(PAIR_TIMEOUT):
             answer = await request_json(
@@ -91,7 +91,7 @@ async def pair_worker(there: JoinTarget, code: str, public_key: bytes) -> Worker
 
 Membership: TypeAlias = SeparateOffers | JointOffers | Agent | FunctionOffers
 
-DRAIN_TIMEOUT = 60.0  # seconds that running jobs get to end when told to stop
+DRAIN_TIMEOUT = 60.0  # seconds for running jobs to end after a stop signal
 IDENTITIES = "identities"  # the folder of workers' keys
 _PORT = re.compile(r":[0-9]+$")
 DEVICES = {"DESKTOP": DeviceKind.DESKTOP, "SEEKER": DeviceKind.PHONE}
@@ -102,8 +102,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url",
         nargs="?",
         default=os.environ.get("SHOAL_URL", ""),
-        help="where the coordinator is: http://HOST:PORT, tcp://HOST:PORT of a peer, "
-        "ws://… (default: the one on this machine, or else on the local network) "
+        help="URL of the coordinator: http://HOST:PORT, ws://…, or tcp://HOST:PORT of "
+        "a peer (default: the one on this machine, else on the local network) "
         "[SHOAL_URL]",
     )
     add_config(parser, JoinConfig, "join")
@@ -112,9 +112,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[=PATH]",
-        help="a model to offer, with its GGUF file for the embedded engine, or a "
-        "pattern such as 'qwen*'; may be given several times (default: all that the "
-        "servers have, or the largest file here that fits into memory)",
+        help="model to offer, with its GGUF file for the embedded engine, or a pattern "
+        "such as 'qwen*'; repeatable (default: all models of the servers, else the "
+        "largest local file that fits into memory)",
     )
     add_config_file(parser)
     add_log_arguments(parser, "warning")
@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     )
     data = Path(os.environ.get("SHOAL_DATA_DIR") or USER_DATA)
     with_tasks = bool(config.tasks or config.trust_code)
-    # What is wrong with the words is said before a model is loaded for them.
+    # Report invalid arguments before loading a model.
     for each in args.model:
         parse_model_option(each)
     device = _device(config.provider_type)
@@ -161,14 +161,14 @@ def run(args: argparse.Namespace) -> int:
         ):
             raise ConfigError(
                 f"the wire {of_models.protocol.name} carries no models; offer "
-                "functions by it, with --tasks MODULE"
+                "functions with --tasks MODULE"
             )
         there = of_models or of_calls
-        assert there is not None, "something is to be offered"
+        assert there is not None, "models or functions are offered"
         if config.pairing_code:
             check_pairing(there)
         for engine in config.engine:
-            _refuse_itself(engine, there.url)
+            _reject_coordinator_as_engine(engine, there.url)
         joins = f"{there.display_url} with {'functions' if of_calls else 'models'}"
         named = (
             chosen_name(data, config.name, joins) if config.name else unique_name(data)
@@ -219,7 +219,7 @@ async def _models(
     around: SearchLocations,
     stack: AsyncExitStack,
 ) -> Sequence[SeparateOffers | JointOffers]:
-    """Open the engines, and return what keeps their models offered."""
+    """Open the engines, and return the offers of their models."""
     there = worker.target
     there.protocol.dial(there.url, base_profile(worker, worker.name))
     sources = await open_engines(wishes, around, stack)
@@ -231,19 +231,19 @@ async def _models(
 
 
 def normalize_url(url: str, wire: str) -> str:
-    """Return a URL as it is meant: HOST:PORT is a coordinator if no wire is named."""
+    """Return the URL, with http:// before HOST:PORT if no wire is given."""
     bare = wire == "auto" and "://" not in url and _PORT.search(url) is not None
     return f"http://{url}" if bare else url
 
 
 def _files(models: Sequence[str]) -> list[tuple[str, Path]]:
-    """Return the models that were named with their files."""
+    """Return the models whose files are given."""
     named = map(parse_model_option, models)
     return [(name, path) for name, path in named if path is not None]
 
 
 def _device(provider_type: str) -> DeviceKind:
-    """Return what sort of machine a word means; raises ConfigError if none."""
+    """Return the kind of this machine; raises ConfigError for an unknown one."""
     if provider_type not in DEVICES:
         known = " or ".join(DEVICES)
         raise ConfigError(f"--provider-type {provider_type}: expected {known}")
@@ -253,7 +253,7 @@ def _device(provider_type: str) -> DeviceKind:
 def _signer(
     there: JoinTarget, config: JoinConfig, name: str, data: Path
 ) -> Signer | None:
-    """Return the worker's key, where one is wanted."""
+    """Return the worker's key, on a wire that signs or by --identity; else None."""
     if config.identity is not None:
         return load_identity(config.identity)
     if there.protocol.signs:
@@ -264,7 +264,7 @@ def _signer(
 async def _close_others(
     sources: Sequence[EngineSource], kept: Sequence[EngineSource]
 ) -> None:
-    """Give back the memory of models that are not offered."""
+    """Free the memory of models that are not offered."""
     for source in sources:
         if all(each.engine is not source.engine for each in kept):
             await source.engine.close()
@@ -276,14 +276,14 @@ async def _serve(
     joined: asyncio.Event,
     stop: asyncio.Event,
 ) -> int:
-    """Run until nothing is offered any more; return 1 if not because of ``stop``."""
+    """Serve until all offers end; return 0 if ``stop`` was set, else 1."""
 
     async def leave() -> None:
         await stop.wait()
         for each in offered:
             each.leave()
         await asyncio.sleep(DRAIN_TIMEOUT)
-        raise ConfigError(f"jobs were still running after {DRAIN_TIMEOUT:g} s: cut off")
+        raise ConfigError(f"jobs were still running after {DRAIN_TIMEOUT:g} s: aborted")
 
     async def pair() -> None:
         code, signer = worker.config.pairing_code, worker.signer
@@ -301,10 +301,10 @@ async def _serve(
     return 0 if stop.is_set() else 1
 
 
-def _refuse_itself(engine: str, coordinator: str) -> None:
-    """Raise ConfigError for a coordinator that would be asked by its own worker."""
+def _reject_coordinator_as_engine(engine: str, coordinator: str) -> None:
+    """Raise ConfigError if the engine's URL is the coordinator's own."""
     place = urlsplit(coordinator).netloc.rpartition("@")[2]
     if place and urlsplit(engine).netloc.rpartition("@")[2] == place:
         raise ConfigError(
-            f"--engine: {place} is the coordinator to join; it would ask itself"
+            f"--engine: {place} is the coordinator itself; give the URL of an engine"
         )

@@ -1,7 +1,7 @@
-"""How a worker offers function calls, and to which coordinator.
+"""Offers function calls: their coordinator, and the processes that run them.
 
-They run in processes of this machine, or in a Ray cluster, whose models are offered
-as well.
+Functions run in processes of this machine or in a Ray cluster; the cluster's models are
+offered as well.
 """
 
 import os
@@ -39,15 +39,15 @@ from shoal.worker.calls import FunctionBackend
 from shoal.worker.function_offers import FunctionOffers, RemoteFunctionCaller
 
 CODE_WITHOUT_TOKEN = (
-    "no code that is sent along is run, in spite of --trust-code: without --token "
-    "nobody knows who sends it, as in an open fleet"
+    "--trust-code has no effect without --token: in an open fleet, anyone could send "
+    "code"
 )
 
 
 async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> FunctionBackend:
-    """Start the processes that make calls; leaving ``stack`` ends them.
+    """Start the processes that run functions; leaving ``stack`` ends them.
 
-    Raises ConfigError if the modules with the tasks cannot be imported, or have none.
+    Raises ConfigError if a module cannot be imported, or no module has a task.
     """
     cores = _cores()
     slots = config.slots or cores
@@ -66,23 +66,23 @@ async def start_functions(config: JoinConfig, stack: AsyncExitStack) -> Function
 
 
 def check_tasks(config: JoinConfig, names: Collection[str]) -> None:
-    """Raise ConfigError if there are modules with tasks, and no tasks."""
+    """Raise ConfigError if modules are given, but none has a task."""
     if config.tasks and not names:
         raise ConfigError(
-            f"--tasks {' '.join(config.tasks)}: no function there is a task; write "
-            "@shoal.task above those that are to be"
+            f"--tasks {' '.join(config.tasks)}: no task found; decorate functions with "
+            "@shoal.task"
         )
 
 
 def _cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Agent:
-    """Return what keeps up the offer to call functions, to be run by itself."""
+    """Return the agent that offers the functions; the caller runs it."""
     caller = functions.caller
     features = (
         {Feature.VALUES, Feature.CODE} if caller.trusts_code else {Feature.VALUES}
@@ -110,37 +110,35 @@ def function_membership(worker: WorkerContext, functions: FunctionBackend) -> Ag
 def _report(
     worker: WorkerContext, about: dict[str, object], happening: WorkerEvent
 ) -> None:
-    """Tell what happened, and also what is not called although it was asked for."""
+    """Report an event, and on joining that --trust-code has no effect."""
     if happening.event == "joined" and about["trust_code"] and not worker.target.token:
         happening = replace(happening, reason=CODE_WITHOUT_TOKEN)
     worker.report(worker.name, about, happening)
 
 
 def _find_none(work: Work) -> None:
-    """Find no place for work that is not for functions."""
+    """Decline work for models."""
 
 
 async def resolve_call_target(
     url: str, wire: str, token: str, data: Path
 ) -> JoinTarget:
-    """Return where to call functions; the arguments are as for ``resolve_target``.
+    """Return the target for functions; the arguments are as for ``resolve_target``.
 
-    A wire that calls functions can be named, and is then spoken at whatever address;
-    else it is one of our own coordinators that is joined, at its port for them.
+    With a ``wire`` for functions, the URL may be that of a peer on it; else it is that
+    of a Shoal coordinator, which reports its port for functions.
 
-    Raises ConfigError if no wire calls functions, or it is no coordinator of ours, or
-    has no such port.
+    Raises ConfigError if no wire carries functions, the coordinator is not Shoal's, or
+    it has no such port.
     """
     wires = {each.name: each for each in discover().values() if supports_calls(each)}
     if not wires:
-        raise ConfigError(
-            "--tasks: there is no wire here by which functions are called"
-        )
+        raise ConfigError("--tasks: no installed wire carries functions")
     if url and urlsplit(url).scheme not in HTTP:
         if wire not in wires:
             raise ConfigError(
-                f"{url.partition('?')[0]}: functions are called for a coordinator at "
-                f"http://HOST:PORT, or for a peer with --wire {' or '.join(wires)}"
+                f"{url.partition('?')[0]}: --tasks needs a coordinator at "
+                f"http://HOST:PORT, or a peer with --wire {' or '.join(wires)}"
             )
         plain, fingerprint = without_fingerprint(token)
         if not plain:
@@ -150,15 +148,13 @@ async def resolve_call_target(
     there = replace(ours, protocol=wires.get(wire) or next(iter(wires.values())))
     if urlsplit(ours.url).scheme not in HTTP:
         raise ConfigError(
-            f"{ours.display_url} was found on the local network; to call functions for "
-            "it, "
-            "give its address: shoal join http://HOST:PORT --tasks MODULE"
+            f"{ours.display_url} was found on the local network; to run functions for "
+            "it, give its address: shoal join http://HOST:PORT --tasks MODULE"
         )
     if not ours.protocol.preferred:
         raise ConfigError(
-            f"{ours.display_url}: what answers there calls no functions; leave out "
-            "--tasks, "
-            "or join a coordinator that `shoal serve` runs"
+            f"{ours.display_url} does not call functions; leave out --tasks, or join a "
+            "coordinator of `shoal serve`"
         )
     try:
         direct = await resolve_direct(there)
@@ -166,18 +162,16 @@ async def resolve_call_target(
         return replace(there, direct=stands_for_direct(there.url))
     if not direct:
         raise ConfigError(
-            f"{ours.display_url} has no port for those that call functions: its "
-            "--join-token "
-            "is too short for that (its log tells when it starts), or a proxy stands "
-            "before it"
+            f"{ours.display_url} has no port for functions: its --join-token is too "
+            "short (see its log at start), or a proxy hides the port"
         )
     return replace(there, direct=direct)
 
 
 def _in_kept_fleet(url: str, protocol: AnyWireProtocol, data: Path) -> tuple[str, str]:
-    """Return a peer's URL, and the token of the fleet that this machine was let into.
+    """Return a peer's URL, and the token of the fleet that this machine is paired with.
 
-    Empty: it was let into none, or the peer is not of that one.
+    The token is empty if it is paired with none, or the peer belongs to another one.
 
     Raises ConfigError if the file with the token is damaged.
     """
@@ -191,22 +185,22 @@ def _in_kept_fleet(url: str, protocol: AnyWireProtocol, data: Path) -> tuple[str
 
 
 def supports_calls(protocol: AnyWireProtocol) -> bool:
-    """Say whether functions are called by a wire."""
+    """Return whether a wire carries function calls."""
     return JobKind.CALL in protocol.kinds
 
 
-RAY = "ray"  # the word for it, among the engines
+RAY = "ray"  # its name among the engines
 SERVE = local_servers.ServerLocation(8000, "Ray Serve")
 
 
 async def ray_engines(
     engines: Sequence[str], *, tasks: bool, serve: local_servers.ServerLocation = SERVE
 ) -> tuple[str, ...]:
-    """Return the engines to open where ``ray`` is one: Ray Serve, if it has models.
+    """Return the engines to open in place of ``ray``: Ray Serve, if it has models.
 
-    Another server that is named is taken to be Ray Serve.
+    An engine given by its URL stands for Ray Serve.
 
-    Raises ConfigError if there is none, and no tasks either.
+    Raises ConfigError if there is neither Ray Serve nor a task.
     """
     others = tuple(each for each in engines if each != RAY)
     if any(each.startswith(("http://", "https://")) for each in others):
@@ -220,7 +214,7 @@ async def ray_engines(
         )
     if not found:
         print(
-            f"Ray Serve has no models at port {serve.port}: tasks only",
+            f"Ray Serve has no models at port {serve.port}: offering tasks only",
             file=sys.stderr,
         )
     return *others, *found
@@ -229,9 +223,9 @@ async def ray_engines(
 async def ray_membership(
     worker: WorkerContext, config: JoinConfig, stack: AsyncExitStack
 ) -> FunctionOffers:
-    """Connect to the cluster; leaving ``stack`` lets it go.
+    """Connect to the cluster; leaving ``stack`` disconnects.
 
-    Raises ConfigError if the cluster or the modules with the tasks are no good.
+    Raises ConfigError if the cluster or a module with tasks is unusable.
     """
     blobs = BlobCache()
     stack.push_async_callback(blobs.close)

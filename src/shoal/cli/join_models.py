@@ -1,4 +1,4 @@
-"""How a worker offers its engines' models to a coordinator, as its wire has it."""
+"""Composes the agents that offer engines' models to a coordinator."""
 
 import asyncio
 import random
@@ -34,18 +34,18 @@ from shoal.worker.model_offers import (
 )
 
 NO_TASKS = frozenset[str]()
-DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way, too
-ABRUPT = 1006  # close code: no more is known (RFC 6455, section 7.4.1)
-AWAY = 1012  # close code: it starts again (registered with IANA, RFC 6455, section 7.4)
+DIRECT_TIMEOUT = 3.0  # seconds to connect where there is another way
+ABRUPT = 1006  # close code for an abnormal closure (RFC 6455, section 7.4.1)
+AWAY = 1012  # close code for a service restart (IANA registry, RFC 6455, section 7.4)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What all that a worker offers has in common.
+    """What all agents of a worker share.
 
-    ``signer`` is None where the wire knows workers by their names.  ``tell`` is told
-    the worker's name, what it is about, and what happened, and ``joined`` that a
-    coordinator has let it in.
+    ``signer`` is None on wires that identify workers by name.  ``tell`` receives the
+    worker's name, details of the offer, and the event; ``joined`` is called when a
+    coordinator has admitted the worker.
     """
 
     name: str
@@ -62,7 +62,7 @@ class WorkerContext:
     def report(
         self, name: str, about: Mapping[str, object], happening: WorkerEvent
     ) -> None:
-        """Tell the user what happened, and whoever waits for it that it joined."""
+        """Report an event to the user, and signal that the worker has joined."""
         self.tell(name, about, happening)
         if happening.event == "joined":
             self.joined()
@@ -71,10 +71,10 @@ class WorkerContext:
 def model_memberships(
     worker: WorkerContext, sources: Sequence[EngineSource]
 ) -> Sequence[SeparateOffers | JointOffers]:
-    """Return what keeps the engines' models offered, each to be run by itself."""
+    """Return the offers of the engines' models; the caller runs each."""
     if worker.target.protocol.joint:
         return [_joint_offers(worker, sources)]
-    # Of several engines, each may have a model of the same name.
+    # Several engines may have models of the same name.
     several = len({source.label for source in sources}) > 1
     return [
         _separate_offers(worker, source, f"{worker.name}-{source.label}")
@@ -87,7 +87,7 @@ def model_memberships(
 def _joint_offers(
     worker: WorkerContext, sources: Sequence[EngineSource]
 ) -> JointOffers:
-    """Return what offers all models over one connection."""
+    """Return the offer of all models over one connection."""
     public_key = worker.signer.public_key.hex() if worker.signer else ""
 
     def describe(model: ServedModel, slots: int) -> Offer:
@@ -130,7 +130,7 @@ def _joint_offers(
 def _separate_offers(
     worker: WorkerContext, source: EngineSource, name: str
 ) -> SeparateOffers:
-    """Return what offers each of an engine's models over a connection of its own."""
+    """Return the offer of an engine's models, each over its own connection."""
     slots = _slots(worker, source)
     watch = _watch(worker, source, name)
 
@@ -149,7 +149,7 @@ def _separate_offers(
 
 
 def base_profile(worker: WorkerContext, name: str) -> WorkerProfile:
-    """Return how a worker presents itself, whatever it offers."""
+    """Return a worker's profile without its offers."""
     clock = LoopClock()
     return WorkerProfile(
         name,
@@ -175,7 +175,7 @@ def make_agent(
     offers: tuple[Offer, ...] | None = None,
     functions: FunctionBackend | None = None,
 ) -> Agent:
-    """Return what keeps up a connection for a member; it is to be run."""
+    """Return the agent for a member; the caller runs it."""
     there = worker.target
     return Agent(
         there.protocol.dial(there.url, member),
@@ -195,7 +195,7 @@ def make_agent(
 async def _dial(
     there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
 ) -> AsyncIterator[tuple[Link, Mapping[str, str]]]:
-    """Open a connection to a coordinator, at the port that it has by now."""
+    """Open a connection to a coordinator, after looking up its current port."""
     async with AsyncExitStack() as opened:
         if url != there.direct:
             yield await opened.enter_async_context(
@@ -205,11 +205,11 @@ async def _dial(
         try:
             url = await resolve_direct(there)
         except Unavailable as error:
-            # Dialling elsewhere tells what becomes of one that is not trusted.
+            # The next URL reports an untrusted certificate as final.
             code = ABRUPT if isinstance(error, CertificateNotTrusted) else AWAY
             raise LinkClosed(str(error), code) from error
         if not url:
-            raise LinkClosed(f"{there.display_url} has no port beside that of HTTP")
+            raise LinkClosed(f"{there.display_url} has no port other than that of HTTP")
         try:
             async with asyncio.timeout(DIRECT_TIMEOUT):
                 link = await opened.enter_async_context(
@@ -224,8 +224,8 @@ async def _dial(
 def _opening(
     there: JoinTarget, url: str, headers: Mapping[str, str], message_max: int
 ) -> AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]]:
-    # What is known is the certificate of HTTP.  Where the session finds out who
-    # answers, the port has one of its own.
+    # The fingerprint is that of the HTTP certificate.  A port whose session
+    # authenticates the peer has a certificate of its own.
     elsewhere = url.startswith(f"{Scheme.ANY.value}://")
     fingerprint = None if elsewhere else there.fingerprint
     return dialer.dial(url, headers, message_max, fingerprint=fingerprint)

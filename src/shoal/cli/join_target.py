@@ -1,4 +1,4 @@
-"""Resolves which coordinator a worker joins, by which wire, and as whom."""
+"""Resolves the coordinator that a worker joins: its URL, wire and token."""
 
 import asyncio
 import logging
@@ -24,19 +24,19 @@ HTTP = {"http": "http", "https": "https", "ws": "http", "wss": "https"}
 WEB = frozenset({"http", "https"})
 SECURE = frozenset({"https", "wss", "tls"})
 HEALTH = "/healthz"
-SHOAL_KEY = "shoal"  # which our coordinators say, asked how they are
-DIRECT_KEY = "direct"  # where they say at which other ports they are, by wire
-ASK_TIMEOUT = 5.0  # seconds to find out who answers at a URL
+SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
+DIRECT_KEY = "direct"  # in that report: other ports, by wire
+ASK_TIMEOUT = 5.0  # seconds to identify the server at a URL
 
 log = logging.getLogger("shoal.worker")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinTarget:
-    """A coordinator; ``fingerprint`` is that of its certificate, if that is known.
+    """A coordinator, with the fingerprint of its certificate if that is known.
 
-    ``direct`` is an address at which it is to be had without HTTP, if it says so, or
-    stands for one while nobody could be asked: before it is dialled, it is asked for.
+    ``direct`` is its address without HTTP, if it has one.  While the coordinator is
+    unreachable it is a placeholder, which is resolved before each connection.
     """
 
     url: str
@@ -47,24 +47,24 @@ class JoinTarget:
 
     @property
     def display_url(self) -> str:
-        """The URL without what may hold a token."""
+        """The URL without its query, which may hold a token."""
         return self.url.partition("?")[0]
 
     @property
     def http_url(self) -> str:
-        """The URL below which it answers over HTTP."""
+        """The base URL of its HTTP API."""
         return _web(self.url)
 
 
 async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTarget:
-    """Return where to join; without a ``url`` that is the coordinator of this machine.
+    """Return the coordinator to join; without a ``url``, that of this machine.
 
-    That one's token and certificate are read from its ``data`` folder.  If there never
-    was one on this machine, or it is away and the token is not its own, it is the one
-    on the local network.
+    Its token and certificate are read from its ``data`` folder.  If this machine never
+    ran a coordinator, or it is down and the token is another one, the result is the
+    coordinator on the local network.
 
-    Raises ConfigError if there is no such wire, or the token is for another place, or
-    there is not just one coordinator to be found.
+    Raises ConfigError if the wire is unknown, the token does not fit the URL, or the
+    local network has no coordinator or several.
     """
     named = None if wire == "auto" else _named(wire)
     if not url:
@@ -72,8 +72,8 @@ async def resolve_target(url: str, wire: str, token: str, data: Path) -> JoinTar
     token, fingerprint = without_fingerprint(token)
     if fingerprint is not None and urlsplit(url).scheme not in SECURE:
         raise ConfigError(
-            f"{url.partition('?')[0]}: the token is for a coordinator that has a "
-            "certificate; its URL begins with https:// or wss://"
+            f"{url.partition('?')[0]}: the token is for a coordinator with a "
+            "certificate, whose URL begins with https:// or wss://"
         )
     return await _there(url, named, token, fingerprint)
 
@@ -93,15 +93,17 @@ async def _here(named: AnyWireProtocol | None, token: str, data: Path) -> JoinTa
     try:
         health = await _health(url, fingerprint)
     except Unavailable as error:
-        if not (kept or certificate):  # there never was one here
+        if not (kept or certificate):  # this machine never ran one
             return await _nearby(wire, token, str(error))
         if token not in ("", kept):
-            with suppress(ConfigError):  # then it may be for this machine's after all
+            with suppress(
+                ConfigError
+            ):  # the token may be for this machine's coordinator after all
                 return await _nearby(wire, token, str(error))
-        # Why, whoever dials says next, and again and again.
+        # The agent reports the reason with each attempt.
         log.warning(
-            "the coordinator of this machine is away, and waited for; to join another: "
-            "shoal join http://HOST:4010"
+            "waiting for the coordinator of this machine, which is down; to join "
+            "another: shoal join http://HOST:4010"
         )
         return JoinTarget(url, wire, given, fingerprint, stands_for_direct(url))
     direct = _direct(url, wire, health)
@@ -120,12 +122,12 @@ async def _nearby(wire: AnyWireProtocol, token: str, why_not_here: str) -> JoinT
 async def _there(
     url: str, named: AnyWireProtocol | None, token: str, fingerprint: bytes | None
 ) -> JoinTarget:
-    """Find out by which wire, and where else, a coordinator at a URL is to be had.
+    """Detect the wire and the direct port of the coordinator at a URL.
 
-    One that is away is taken for ours: machines start in any order.
+    An unreachable one is assumed to be Shoal's: machines start in any order.
 
-    Raises ConfigError if it is neither one of ours nor of a wire with a face, or has a
-    certificate that nobody has vouched for, or speaks no HTTP.
+    Raises ConfigError if its program is unknown, its certificate is not trusted, or it
+    does not speak HTTP.
     """
     by_scheme = named or _by_scheme(url)
     parts = urlsplit(url)
@@ -147,25 +149,24 @@ async def _there(
             raise ConfigError(str(error)) from error
         if isinstance(error, NotHttp):
             raise ConfigError(
-                f"{_web(url)}: what answers there speaks no HTTP; give the address "
-                "that `shoal serve` tells, or name another wire with --wire"
+                f"{_web(url)} does not speak HTTP; give the address that `shoal serve` "
+                "printed, or another wire with --wire"
             ) from error
         direct = stands_for_direct(url) if ours.preferred else ""
-        # Nobody else's tokens name a certificate.
+        # Only Shoal's tokens name a certificate.
         if named is None and fingerprint is None:
             log.warning(
-                "%s: taken for a Shoal coordinator that is away, and waited for; if "
-                "the address is wrong, stop this and correct it; for another kind give "
-                "--wire",
+                "%s is unreachable; waiting for a Shoal coordinator there; check the "
+                "address, and give --wire for a coordinator of another program",
                 _web(url),
             )
     return JoinTarget(url, ours, token, fingerprint, direct)
 
 
 async def _health(url: str, fingerprint: bytes | None) -> object:
-    """Return what is answered below a URL's root by whoever is asked how it is.
+    """Return the health report of the server at a URL.
 
-    Raises Unavailable if nobody answers in time.
+    Raises Unavailable if there is none in time.
     """
     parts = urlsplit(url)
     try:
@@ -178,7 +179,7 @@ async def _health(url: str, fingerprint: bytes | None) -> object:
 
 
 async def _with_face(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
-    """Return the wire of a coordinator that does not say that it is ours."""
+    """Return the wire of a coordinator of another program."""
     web = _web(url)
     faces = [each for each in discover().values() if each.face is not None]
     for protocol in faces:
@@ -189,31 +190,31 @@ async def _with_face(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
         except TimeoutError as error:
             raise Unavailable(f"no answer within {ASK_TIMEOUT:g} s") from error
         if _is_ours(answer):
-            return ours  # behind a proxy that lets no more of it through
+            return ours  # behind a proxy that hides its health report
         if protocol.face.is_theirs(answer):
             return protocol
     names = " or ".join([_by_scheme(url).name, *(each.name for each in faces)])
     raise ConfigError(
-        f"{web}: what answers there is no coordinator that is known here; if it is "
-        f"one, name its wire with --wire {names}"
+        f"{web} is not a coordinator that Shoal recognises; if it is one, give its "
+        f"wire with --wire {names}"
     )
 
 
 async def resolve_direct(there: JoinTarget) -> str:
-    """Return where a coordinator is to be had without HTTP, as it says by now.
+    """Return a coordinator's current address without HTTP; "" if it has none.
 
-    The port may be another after each of its starts; "" if there is none.
+    Its port may change with each start.
 
-    Raises Unavailable if it cannot be asked.
+    Raises Unavailable if the coordinator is unreachable.
     """
     health = await _health(there.url, there.fingerprint)
     return _direct(there.url, there.protocol, health)
 
 
 def _direct(url: str, wire: AnyWireProtocol, health: object) -> str:
-    """Return where a coordinator says that it is to be had without HTTP, if it does.
+    """Return the address without HTTP from a health report; "" if there is none.
 
-    Where HTTP is encrypted, nothing else will do.
+    With HTTPS, that address must be encrypted too.
     """
     ports = health
     for part in (DIRECT_KEY, wire.name):
@@ -233,7 +234,7 @@ def _is_port(port: object) -> TypeGuard[int]:
 
 
 def stands_for_direct(url: str) -> str:
-    """Return what stands for the other port of a coordinator that is away."""
+    """Return a placeholder for the direct address of an unreachable coordinator."""
     return _at_port(url, DEFAULT_PORT)
 
 
@@ -243,13 +244,13 @@ def _at_port(url: str, port: int) -> str:
 
 
 def _host(url: str) -> str:
-    """Return the host of a URL, as it stands in URLs."""
+    """Return the host of a URL, with brackets around IPv6."""
     host = urlsplit(url).hostname or ""
     return f"[{host}]" if ":" in host else host
 
 
 def _read(file: Path) -> str:
-    """Return what a file holds; nothing if it is not there or not ours to read."""
+    """Return the content of a file; empty if it is missing or not readable."""
     try:
         return file.read_text().strip()
     except OSError:
@@ -257,21 +258,21 @@ def _read(file: Path) -> str:
 
 
 def _named(name: str) -> AnyWireProtocol:
-    """Return the protocol of that name; raises ConfigError if there is none."""
+    """Return the protocol of that name; raises ConfigError for an unknown one."""
     protocols = discover()
     if name not in protocols:
         known = ", ".join(["auto", *protocols])
-        raise ConfigError(f"--wire {name}: there is no such wire; known: {known}")
+        raise ConfigError(f"--wire {name}: unknown wire; known: {known}")
     return protocols[name]
 
 
 def _preferred() -> AnyWireProtocol | None:
-    """Return the wire by which our own coordinators are joined, if there is one."""
+    """Return the wire of Shoal's own coordinators, if it is installed."""
     return next((each for each in discover().values() if each.preferred), None)
 
 
 def _by_scheme(url: str) -> AnyWireProtocol:
-    """Return the wire by which a coordinator at such a URL is joined unasked.
+    """Return the default wire for the scheme of a URL.
 
     Raises ConfigError if there is none.
     """
@@ -280,7 +281,7 @@ def _by_scheme(url: str) -> AnyWireProtocol:
         if scheme in protocol.schemes and protocol.face is None:
             return protocol
     raise ConfigError(
-        f"{url}: cannot tell the wire; give a URL such as http://HOST:PORT, or --wire"
+        f"{url}: unknown wire; give a URL such as http://HOST:PORT, or --wire"
     )
 
 

@@ -1,4 +1,4 @@
-"""Finds the coordinator on the local network, for workers that were given none."""
+"""Finds the coordinator on the local network, for `shoal join` without a URL."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -7,24 +7,24 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.protocols.seam.multi_peer import DiscoveredService
 from shoal.transports.mdns import addresses_of, local_network
 
-BROWSE_TIME = 3.0  # seconds: most answer within one
+BROWSE_TIME = 3.0  # seconds; most coordinators answer within one
 CONNECT_TIMEOUT = 2.0  # seconds to each of a coordinator's addresses
-MARK = "shoal"  # the key in the TXT record of coordinators that are ours
-EVERYWHERE = "0.0.0.0"  # on all networks that this machine is on
+MARK = "shoal"  # key in the TXT record of Shoal's coordinators
+EVERYWHERE = "0.0.0.0"  # all networks of this machine
 WHAT_TO_DO = (
-    "start one with `shoal serve`, or say where it is: shoal join http://HOST:4010"
+    "start one with `shoal serve`, or give its address: shoal join http://HOST:4010"
 )
-ZONE = "%25"  # what begins an address's zone in URLs (RFC 6874)
+ZONE = "%25"  # prefix of an address's zone in URLs (RFC 6874)
 LISTED_MAX = 10  # coordinators that a message names
 
 
 async def find_lan_coordinator(kind: str, *, secure: bool, why_not_here: str) -> str:
-    """Return the address of the coordinator that is announced as a service of a kind.
+    """Return the URL of the only coordinator that announces a service of this kind.
 
-    Of its addresses it is one that answers: some are of networks that we are not on.
+    It has the first of the coordinator's addresses that accepts a connection: some may
+    belong to other networks.
 
-    Raises ConfigError if there is not just one coordinator, or none of its addresses
-    answers.
+    Raises ConfigError if there is no coordinator or several, or no address accepts.
     """
     seen: dict[str, DiscoveredService] = {}
 
@@ -42,8 +42,8 @@ async def find_lan_coordinator(kind: str, *, secure: bool, why_not_here: str) ->
             await asyncio.sleep(BROWSE_TIME)
     except Unavailable as error:
         raise ConfigError(
-            f"no coordinator is on this machine ({why_not_here}), and none can be "
-            f"looked for on the local network: {error}; {WHAT_TO_DO}"
+            f"no coordinator runs on this machine ({why_not_here}), and the local "
+            f"network cannot be searched: {error}; {WHAT_TO_DO}"
         ) from error
     one = only_coordinator([*seen.values()], secure=secure, why_not_here=why_not_here)
     return await _answering(one)
@@ -52,31 +52,30 @@ async def find_lan_coordinator(kind: str, *, secure: bool, why_not_here: str) ->
 def only_coordinator(
     seen: Sequence[DiscoveredService], *, secure: bool, why_not_here: str
 ) -> DiscoveredService:
-    """Return the one coordinator that was seen, if it is one.
+    """Return the only coordinator among the services.
 
-    ``secure``: nothing is to be sent but over TLS, as there is a token that names a
-    certificate.
+    ``secure`` requires TLS: the token names a certificate.
 
-    Raises ConfigError naming those that were seen, and what to do.
+    Raises ConfigError naming the coordinators, and what to do.
     """
     ours = {each.name: each for each in seen if MARK in each.text and each.addresses}
     if len(ours) == 1 and not secure:
         (one,) = ours.values()
         return one
     if secure and ours:
-        # Where a coordinator announces itself, there is no TLS.
+        # Announced ports have no TLS.
         raise ConfigError(
-            "the token is for a coordinator that has a certificate; say where it is, "
-            f"with its port: {_listed(ours, 'https://{host}:PORT')}"
+            "the token is for a coordinator with a certificate; give its address and "
+            f"port: {_listed(ours, 'https://{host}:PORT')}"
         )
     if ours:
         raise ConfigError(
-            f"{len(ours)} coordinators are on the local network; say which: "
+            f"{len(ours)} coordinators are on the local network; choose one: "
             + _listed(ours, "tcp://{host}:{port}")
         )
     raise ConfigError(
-        f"no coordinator is on this machine ({why_not_here}), and none was seen on the "
-        f"local network within {BROWSE_TIME:g} s: {WHAT_TO_DO}"
+        f"no coordinator runs on this machine ({why_not_here}), and none answered on "
+        f"the local network within {BROWSE_TIME:g} s: {WHAT_TO_DO}"
     )
 
 
@@ -91,8 +90,8 @@ async def _answering(one: DiscoveredService) -> str:
         return _url(address, one.port)
     tried = ", ".join(_url(each, one.port) for each in _by_version(one))
     raise ConfigError(
-        f"the coordinator {one.name!a} was seen on the local network, but does not "
-        f"answer at {tried}: if a firewall is in between, say where it is: shoal join "
+        f"the coordinator {one.name!a} announces itself on the local network, but does "
+        f"not answer at {tried}; check for a firewall, or give its address: shoal join "
         "http://HOST:4010"
     )
 
@@ -106,7 +105,7 @@ def _listed(ours: Mapping[str, DiscoveredService], url: str) -> str:
 
 
 def _by_version(seen: DiscoveredService) -> list[str]:
-    """Return its addresses: IPv4 first, for the others may need a zone."""
+    """Return its addresses, IPv4 first: IPv6 ones may need a zone."""
     return sorted(seen.addresses, key=lambda each: ":" in each)
 
 

@@ -1,7 +1,7 @@
-"""``shoal``: finds the command and runs it.
+"""``shoal``: the command line's entry point.
 
-The table below is all that ``shoal --help`` needs, so that it answers at once: a
-command's module, with everything it imports, is loaded only to run it.
+``shoal --help`` reads only the table below; the module of a command, with its imports,
+is loaded when the command runs.
 """
 
 import importlib
@@ -15,24 +15,24 @@ from contextlib import contextmanager
 from shoal import __version__
 
 COMMANDS = {
-    "serve": "run a coordinator: one endpoint for everything that joins it",
-    "join": "offer this machine's model to a coordinator",
-    "chat": "talk to a pool",
-    "keys": "make, list and revoke API keys",
-    "tokens": "make, list and revoke what workers join by",
-    "fleet": "let machines into a fleet, by a URL that they can scan",
-    "models": "copy models from peers, and list those that are here",
-    "jobs": "list jobs, explain why one went as it did, and cancel",
-    "tasks": "list the functions that workers have, and call them",
-    "accounts": "show what jobs cost whom, and top accounts up",
-    "receipts": "list and export receipts, and verify them offline",
+    "serve": "run a coordinator",
+    "join": "offer this machine's models and functions to a coordinator",
+    "chat": "chat with a model of the pool",
+    "keys": "create, list and revoke API keys",
+    "tokens": "create, list and revoke join tokens of workers",
+    "fleet": "pair machines into a fleet, by a URL or QR code",
+    "models": "copy models from peers, and list local ones",
+    "jobs": "list, explain and cancel jobs",
+    "tasks": "list and call the functions of workers",
+    "accounts": "show accounts, and credit them",
+    "receipts": "list, export and verify receipts",
     "status": "show a pool's workers and jobs",
-    "demo": "see a pool survive the loss of a worker, on this machine",
+    "demo": "demonstrate failover of a worker, on this machine",
     "version": "print the version",
 }
 
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130  # as shells have it: 128 and SIGINT
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if name in COMMANDS:
         return _run(name, rest)
-    print(f"shoal: there is no command {name!r}\n\n{_usage()}", file=sys.stderr)
+    print(f"shoal: unknown command {name!r}\n\n{_usage()}", file=sys.stderr)
     return EXIT_USAGE
 
 
@@ -69,7 +69,7 @@ def _run(name: str, arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read has what it wanted; Python would complain again at the end.
+        # The reader closed the pipe; Python would report it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return status
@@ -77,13 +77,12 @@ def _run(name: str, arguments: list[str]) -> int:
 
 @contextmanager
 def _ends_quietly() -> Iterator[None]:
-    """Let Ctrl-C end the process at once, while modules are imported.
+    """Let Ctrl-C end the process at once while modules are imported.
 
-    Raised there, what stands for it may be taken for another error by a library that
-    is only half imported.
+    A library that is half imported may mistake KeyboardInterrupt for another error.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield  # who calls us so has the signals
+        yield  # only the main thread can set signal handlers
         return
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     try:
@@ -98,5 +97,5 @@ def _usage() -> str:
         "usage: shoal COMMAND ...\n\n"
         "Turns the machines you have into one AI computer.\n\n"
         f"{commands}\n\n"
-        "shoal COMMAND --help tells more.  To begin: shoal serve"
+        "shoal COMMAND --help describes a command.  To begin: shoal serve"
     )

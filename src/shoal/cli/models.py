@@ -1,4 +1,4 @@
-"""Get models from peers, and list those that are on this machine."""
+"""Copy models from peers, and list those on this machine."""
 
 import argparse
 import asyncio
@@ -40,30 +40,30 @@ UNITS = ("B", "kB", "MB", "GB", "TB")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_action(actions, "ls", "show the models in the folder of models")
+    listing = add_action(actions, "ls", "list the models in the folder")
     get = add_action(actions, "get", "copy a model from a peer on the local network")
     get.add_argument(
-        "name", help="what the peer calls it, such as qwen3-8b or org/name"
+        "name", help="name of the model at the peer, such as qwen3-8b or org/name"
     )
     get.add_argument(
         "--from",
         dest="peer",
         required=True,
         metavar="HOST:PORT",
-        help="where the peer listens; tls://HOST:PORT where it has a certificate",
+        help="address of the peer; tls://HOST:PORT if it has a certificate",
     )
     get.add_argument(
         "--passcode",
         default=os.environ.get("SHOAL_PASSCODE", ""),
-        help="the passcode of the peer's cluster, if it has one [SHOAL_PASSCODE]",
+        help="passcode of the peer's cluster, if it has one [SHOAL_PASSCODE]",
     )
     get.add_argument(
         "--token",
         default=os.environ.get("SHOAL_TOKEN", ""),
-        help="what the peer, if it is a coordinator, asks workers for [SHOAL_TOKEN]",
+        help="join token of the peer, if it is a coordinator [SHOAL_TOKEN]",
     )
     get.add_argument(
-        "--replace", action="store_true", help="also if it is there already"
+        "--replace", action="store_true", help="replacement of an existing copy"
     )
     for each in (listing, get):
         each.add_argument(
@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             dest="folder",
             type=Path,
             metavar="DIR",
-            help="the folder of models (default: models in the data folder)",
+            help="folder of models (default: models in the data folder)",
         )
         each.add_argument("--json", action="store_true", help="print JSON")
     add_log_arguments(get, "warning")
@@ -152,7 +152,7 @@ async def _fetched(
             fingerprint=fingerprint or outgoing.fingerprint,
         ) as (link, _):
             session = outgoing.new_session(clock.now())
-            return await download_model(session, link, clock, wanted, progress.told)
+            return await download_model(session, link, clock, wanted, progress.update)
     except LinkClosed as closed:
         raise Unavailable(str(closed)) from closed
     finally:
@@ -160,9 +160,9 @@ async def _fetched(
 
 
 def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
-    """Return how to connect to a peer, by the wire on which models are shared.
+    """Return how to connect to a peer, by the wire that carries models.
 
-    Raises ConfigError if that is no address.
+    Raises ConfigError if the address is invalid.
     """
     url = peer if "://" in peer else f"tcp://{peer}"
     try:
@@ -172,12 +172,12 @@ def _connect_to(peer: str, passcode: str, token: str) -> OutgoingConnection:
         good = False
     if not good:
         raise ConfigError(
-            f"--from {peer}: expected HOST:PORT; a coordinator tells its port as "
-            "direct at /healthz"
+            f"--from {peer}: expected HOST:PORT; a coordinator reports its port "
+            "under `direct` at /healthz"
         )
     ways = [each for each in map(_peering, discover().values()) if each is not None]
-    assert ways, "there is a wire on which models are shared"
-    # A key of its own: under the worker's, it would take the worker's place.
+    assert ways, "one wire carries models"
+    # A key of its own: with the worker's key it would replace the worker.
     signer = Signer.from_seed(secrets.token_bytes(32))
     guest = WorkerProfile(
         "shoal-models",
@@ -204,27 +204,27 @@ def _folder(args: argparse.Namespace) -> Path:
 
 
 class _Progress:
-    """A line on the terminal that says how far it is."""
+    """A progress line on the terminal."""
 
     def __init__(self, clock: Clock, *, shows: bool) -> None:
         self._clock = clock
         self._shows = shows
-        self.seconds = 0.0  # that it took
+        self.seconds = 0.0  # duration of the download
         self._began = self._drawn = clock.now()
 
-    def told(self, received: int, size: int | None) -> None:
+    def update(self, received: int, size: int | None) -> None:
         now = self._clock.now()
         if not self._shows or now - self._drawn < REDRAW_EVERY:
             return
         self._drawn = now
         share = f" of {_bytes(size)}, {received * 100 // size} %" if size else ""
         speed = _bytes(int(received / (now - self._began)))
-        # Blanks, for what was there may have been longer.
+        # Padded, to overwrite a longer line.
         line = f"{_bytes(received)}{share}, {speed}/s"
         print(f"\r{line:60}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Take the time, and make room for what is printed next."""
+        """Record the duration, and clear the line."""
         self.seconds = self._clock.now() - self._began
         if self._shows and self._drawn != self._began:
             print(f"\r{'':60}\r", end="", file=sys.stderr, flush=True)
@@ -251,7 +251,7 @@ def _as_json(kept: StoredModel) -> dict[str, object]:
 
 
 def _bytes(size: int) -> str:
-    """Write a number of bytes for people, by powers of a thousand as disks do."""
+    """Format a number of bytes, in powers of 1000."""
     number = float(size)
     for unit in UNITS[:-1]:
         if number < 1000:

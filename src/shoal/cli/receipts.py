@@ -1,4 +1,4 @@
-"""List receipts, export them, and verify them offline."""
+"""List and export receipts, and verify them offline."""
 
 import argparse
 import json
@@ -21,44 +21,51 @@ WORKER_MAX = 40  # characters of a worker's name in the table
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_action(actions, "ls", "show the newest receipts")
+    listing = add_action(actions, "ls", "list the newest receipts")
     listing.add_argument(
-        "--limit", type=int, default=20, metavar="N", help="(default: %(default)s)"
+        "--limit",
+        type=int,
+        default=20,
+        metavar="N",
+        help="number of receipts (default: %(default)s)",
     )
-    export = add_action(actions, "export", "write a receipt with all that proves it")
-    export.add_argument("id", help="the job's id")
+    export = add_action(actions, "export", "write a receipt with its proof")
+    export.add_argument("id", help="id of the job")
     export.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="(default: to standard output)",
+        help="file to write (default: standard output)",
     )
     consistency = add_action(
-        actions, "growth", "write a proof that the log only grew since a checkpoint"
+        actions,
+        "growth",
+        "write a proof that the log is append-only since a checkpoint",
     )
-    consistency.add_argument("since", type=int, help="the size of the checkpoint")
+    consistency.add_argument("since", type=int, help="size of the checkpoint")
     consistency.add_argument(
         "-o",
         "--output",
         type=Path,
         metavar="FILE",
-        help="(default: to standard output)",
+        help="file to write (default: standard output)",
     )
     key = add_action(actions, "key", "show the coordinator's public key")
-    verify = add_action(
-        actions, "verify", "verify what export or growth wrote; asks nobody"
-    )
-    verify.add_argument("file", type=Path, help="the file; -: standard input")
+    verify = add_action(actions, "verify", "verify a file of export or growth, offline")
+    verify.add_argument("file", type=Path, help="file to verify; -: standard input")
     verify.add_argument(
         "--key",
         metavar="HEX",
-        help="the coordinator's public key, as `shoal receipts key` shows it there "
-        "(default: that of the coordinator on this machine)",
+        help="public key of the coordinator, from `shoal receipts key` (default: that "
+        "of the coordinator on this machine)",
     )
     verify.add_argument("--json", action="store_true", help="print JSON")
     verify.add_argument(
-        "--data-dir", type=Path, metavar="DIR", help="where that coordinator's data is"
+        "--data-dir",
+        type=Path,
+        metavar="DIR",
+        help="data folder of the coordinator on this machine",
     )
     for each in (listing, export, consistency, key):
         each.add_argument("--json", action="store_true", help="print JSON")
@@ -83,7 +90,7 @@ def _list(args: argparse.Namespace) -> int:
     elif receipts["data"]:
         print_table(HEAD, [_row(each) for each in receipts["data"]])
     else:
-        print("no job was done yet")
+        print("no receipts yet")
     return 0
 
 
@@ -96,7 +103,7 @@ def _growth(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace, path: str) -> int:
-    # As it came: there every bit counts.
+    # Unchanged: the signature covers the bytes.
     data = api.fetch(args, path)
     if args.output is None:
         sys.stdout.buffer.write(data)
@@ -146,7 +153,7 @@ def _read(file: Path) -> bytes:
 
 
 def _public_key(args: argparse.Namespace) -> bytes:
-    """Return the key to verify with: never the one that the file names itself."""
+    """Return the key to verify with, never the one in the file itself."""
     from shoal.config import USER_DATA
     from shoal.config.secret_files import SEED_FILE, signing_seed
     from shoal.ledger.keys import Signer, public_key_of
@@ -158,8 +165,8 @@ def _public_key(args: argparse.Namespace) -> bytes:
     folder = args.data_dir or USER_DATA
     if not (folder / SEED_FILE).exists():
         raise ConfigError(
-            "whose receipt should it be?  Give --key, as `shoal receipts key` shows it "
-            "at the coordinator"
+            "no public key: give --key, which `shoal receipts key` shows at the "
+            "coordinator"
         )
     return Signer.from_seed(signing_seed(folder)).public_key
 

@@ -14,7 +14,7 @@ PROTECTIONS = {
     "teale": "encrypted",
     "tls": "TLS",
 }
-"""How it is said who else can read what a peer is told."""
+"""Display names of connections' encryption."""
 
 NODE_COLUMNS = ("node", "address", "state", "since", "rank", "weight", "")
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         "waiting"
     )
     if not status["ready"]:
-        print(f"no jobs are taken: {printable(status['why_not'])}")
+        print(f"no jobs are accepted: {printable(status['why_not'])}")
     rows = [
         (
             worker["id"],
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _node(node: dict[str, Any]) -> Sequence[str]:
-    """Return the row of a node that a wire keeps an eye on."""
+    """Return the row of a node that a wire's membership protocol tracks."""
     counts = node["rank"] is not None
     return (
         f"{node['wire']}:{node['name']}" if node["name"] else node["wire"],
@@ -75,29 +75,29 @@ def _node(node: dict[str, Any]) -> Sequence[str]:
 
 
 def _remark(worker: dict[str, Any]) -> str:
-    """Return why it gets no work, or what else there is to say."""
+    """Return why a worker gets no jobs, else its load or remark."""
     why = worker["draining"] or _state(worker) or worker["unfit"]
     return why or _condition(worker) or worker["remark"]
 
 
 def _condition(worker: dict[str, Any]) -> str:
-    """Return what keeps it from being as quick as ever."""
+    """Return what slows a worker down."""
     said = []
     if worker["queued"]:
-        said.append(f"jobs of others there: {worker['queued']}")
+        said.append(f"jobs of other coordinators: {worker['queued']}")
     if worker["speed"] < 1:
         said.append(f"at {worker['speed']:.0%} of its speed")
     return ", ".join(said)
 
 
 def _state(worker: dict[str, Any]) -> str:
-    """Return what is held against it, if anything."""
+    """Return the penalty of a worker, if it has any."""
     points = worker["points"]
-    return f"{points} points against it" if points else ""
+    return f"{points} penalty points" if points else ""
 
 
 def _load(worker: dict[str, Any]) -> str:
-    """Return how its machine is, as far as it says so."""
+    """Return the load of a worker's machine, as far as it is reported."""
     said = (("cpu", worker["cpu"]), ("memory", worker["memory"]))
     return ", ".join(
         f"{name} {value:.0f}%" for name, value in said if value is not None

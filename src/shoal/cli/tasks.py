@@ -1,4 +1,4 @@
-"""List the functions that a pool's workers have, and call them."""
+"""List and call the functions of a pool's workers."""
 
 import argparse
 import json
@@ -16,28 +16,28 @@ from shoal.domain.errors import ConfigError
 
 HEAD = ("NAME", "WORKERS", "SLOTS")
 NOTHING = (
-    "no worker has functions: write @shoal.task above those of a module, and start "
-    "`shoal join --tasks MODULE`"
+    "no worker offers functions: decorate them with @shoal.task in a module, and "
+    "start `shoal join --tasks MODULE`"
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
-    listing = add_action(actions, "ls", "show which functions there are, and where")
-    run = add_action(actions, "run", "call a function and print what it returns")
-    run.add_argument("name", help="as `shoal tasks ls` shows it")
+    listing = add_action(actions, "ls", "list the functions of all workers")
+    run = add_action(actions, "run", "call a function and print its result")
+    run.add_argument("name", help="name of the function, from `shoal tasks ls`")
     run.add_argument(
-        "args", nargs="*", metavar="ARG", help="an argument: JSON, or else a text"
+        "args", nargs="*", metavar="ARG", help="positional argument: JSON, else text"
     )
     run.add_argument(
         "--kwarg",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument by its name; may be given several times",
+        help="keyword argument; repeatable",
     )
     run.add_argument(
-        "--timeout", type=float, metavar="SECONDS", help="for how long it may run"
+        "--timeout", type=float, metavar="SECONDS", help="limit of the running time"
     )
     for each in (listing, run):
         each.add_argument("--json", action="store_true", help="print JSON")
@@ -58,9 +58,12 @@ def _list(args: argparse.Namespace) -> int:
     elif not found["workers"]:
         print(NOTHING)
     if found["code"]:
-        print(f"{found['code']} of {found['workers']} workers run code sent along")
+        print(
+            f"{found['code']} of {found['workers']} workers run functions that clients "
+            "send"
+        )
     if found["unnamed"]:
-        print(f"{found['unnamed']} workers do not tell which functions they have")
+        print(f"{found['unnamed']} workers do not list their functions")
     return 0
 
 
@@ -103,9 +106,9 @@ def _value(text: str) -> Any:
 
 
 def _text(value: object, *, as_json: bool) -> str:
-    """Return a value as it is printed: texts as they are, all else as JSON.
+    """Return a value for printing: text unchanged, anything else as JSON.
 
-    What JSON has no word for is printed as Python shows it.
+    Values without a JSON form are printed as their ``repr``.
     """
     if isinstance(value, str) and not as_json:
         return printable(value)
@@ -113,5 +116,5 @@ def _text(value: object, *, as_json: bool) -> str:
 
 
 def _listed(value: Any) -> object:
-    """Make of an array the list of its items."""
+    """Convert an array to a list, and anything else to its ``repr``."""
     return value.tolist() if hasattr(value, "tolist") else repr(value)

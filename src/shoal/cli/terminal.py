@@ -1,4 +1,4 @@
-"""Output for people: tables, and texts of others without control characters."""
+"""Terminal output: tables, and texts from peers without control characters."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,12 +11,12 @@ _CONTROLS = {
 
 
 def printable(text: str) -> str:
-    """Spell out control characters: names, errors and answers come from peers."""
+    """Escape control characters, which texts from peers may contain."""
     return text.translate(_CONTROLS)
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Print rows under their head; what would move the cursor is spelt out."""
+    """Print rows under their head, with control characters escaped."""
     cells = [
         [printable(cell).replace("\n", "\\n") for cell in row] for row in (head, *rows)
     ]
@@ -27,5 +27,5 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def format_day(at: float | None) -> str:
-    """Return a Unix time as a day and minute in UTC; nothing for None."""
+    """Return a Unix time as date and minute in UTC; empty for None."""
     return "" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%MZ}"

@@ -1,4 +1,4 @@
-"""Print the version of Shoal and of what it stands on."""
+"""Print the versions of Shoal and its main dependencies."""
 
 import argparse
 import importlib.metadata

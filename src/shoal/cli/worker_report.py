@@ -1,4 +1,4 @@
-"""Reports to the user what happens to a worker."""
+"""Reports events of a worker to the user."""
 
 import json
 import sys
@@ -15,9 +15,9 @@ JOINED = "joined"
 def worker_reporter(
     there: JoinTarget, *, as_json: bool
 ) -> Callable[[str, Mapping[str, object], WorkerEvent], None]:
-    """Return what tells of a worker, what it is about, and what happened.
+    """Return a function that prints an event of a worker.
 
-    ``about`` begins with what the line for people names: a model, an engine or a key.
+    The line for people names the first entry of ``about``: a model, an engine or a key.
     """
 
     def tell(name: str, about: Mapping[str, object], happening: WorkerEvent) -> None:
@@ -32,11 +32,11 @@ def worker_reporter(
             print(json.dumps({**fields, **about}), flush=True)
             return
         kind, what = next(iter(about.items()))
-        # Whoever reads on has seen them when it joined, and looks for the reason.
+        # The first line listed them; later ones are read for the reason.
         if isinstance(what, list) and happening.event != JOINED and len(what) > 1:
             what = f"{len(what)} {kind}"
         elif isinstance(what, list):
-            what = f"{kind} {_some(what) or 'that are sent along'}"
+            what = f"{kind} {_some(what) or 'that clients send'}"
         elif kind != "model":
             what = f"{kind.replace('_', ' ')} {what}"
         reason = f": {happening.reason}" if happening.reason else ""
@@ -47,11 +47,11 @@ def worker_reporter(
 
 
 def report_omitted_models(offered: Sequence[str], others: Sequence[str]) -> None:
-    """Say which models a wire has no room for, and how they can be had."""
+    """Print which models the wire cannot carry, and how to offer them."""
     named = _some(others)
     line = (
-        f"only {', '.join(offered)} is offered, as the wire takes no more; for another "
-        f"({named}) join under another --name, with --model"
+        f"only {', '.join(offered)} is offered, since the wire carries no more; to "
+        f"offer another ({named}), join with --model under another --name"
     )
     print(printable(line), file=sys.stderr, flush=True)
 

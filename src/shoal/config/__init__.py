@@ -1,4 +1,4 @@
-"""Every setting of Shoal's own commands and its default; protocols have theirs."""
+"""Settings of Shoal's commands, with their defaults; protocols declare their own."""
 
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,194 +13,203 @@ USER_DATA = platformdirs.user_data_path("shoal", appauthor=False)
 
 @dataclass(frozen=True, slots=True)
 class ServeConfig:
-    """What ``shoal serve`` is told."""
+    """Settings of ``shoal serve``."""
 
-    host: str = setting("the address to listen on", "127.0.0.1")
-    port: int = setting("the port to listen on; 0 lets the system choose", 4010)
+    host: str = setting("address to listen on", "127.0.0.1")
+    port: int = setting("port to listen on; 0: any free port", 4010)
     name: str = setting(
-        "what this machine is called where peers see each other (default: the host's "
-        "name)",
+        "name of this machine, as peers see it (default: the host name)",
         "",
     )
-    data_dir: Path = setting("where jobs and keys are kept", USER_DATA)
-    api_key: str = setting("a first API key, instead of a made one", "")
+    data_dir: Path = setting(
+        "folder of the database, the keys and other data", USER_DATA
+    )
+    api_key: str = setting(
+        "first API key (default: a random one, stored in the data folder)", ""
+    )
     join_token: str | None = setting(
-        "what workers present, instead of a made one; empty: none is asked for", None
+        "join token of workers; empty: none required (default: a random one, stored in "
+        "the data folder)",
+        None,
     )
     tls_cert: Path | None = setting(
-        "the certificate to serve HTTPS with, in PEM form, followed by those that lead "
-        "to its authority",
+        "PEM file with the HTTPS certificate, followed by its intermediate "
+        "certificates",
         None,
         "FILE",
     )
-    tls_key: Path | None = setting("its private key, in PEM form", None, "FILE")
+    tls_key: Path | None = setting(
+        "PEM file with the private key of the certificate", None, "FILE"
+    )
     open_loopback: bool = setting(
-        "let programs of this machine ask without a key; web pages are kept out", False
+        "access without a key for programs on this machine; web pages are refused",
+        False,
     )
     peer: tuple[str, ...] = setting(
-        "a peer to connect to, whichever wire it speaks; may be given several times",
+        "address of a peer to connect to, on any wire; repeatable",
         (),
         "HOST:PORT",
     )
     no_discovery: bool = setting(
-        "announce nothing on the local network, and look for nobody", False
+        "neither announcements nor searches on the local network", False
     )
-    queue_max: int = setting("jobs that may wait; more are refused", 1000, "JOBS")
-    queue_wait: float = setting("seconds a job may wait for a worker", 30.0, "SECONDS")
+    queue_max: int = setting(
+        "limit of queued jobs; further ones are rejected", 1000, "JOBS"
+    )
+    queue_wait: float = setting("limit of a job's time in the queue", 30.0, "SECONDS")
     hedge_after: float = setting(
-        "seconds without a word from a worker until a second one, if one is idle, gets "
-        "the job as well; 0: never",
+        "seconds of silence from a worker until an idle one gets the same job as well; "
+        "0: never",
         0.0,
         "SECONDS",
     )
     moderation: Path | None = setting(
-        "a file of regular expressions that questions and answers must not match",
+        "file of regular expressions; prompts and answers that match are blocked",
         None,
         "FILE",
     )
     share: tuple[str, ...] = setting(
-        "a model that peers on the local network may copy: a GGUF file or a folder; "
-        "may be given several times",
+        "model that peers on the local network may copy: a GGUF file or a folder; "
+        "repeatable",
         (),
         "NAME=PATH",
     )
     blobs_max: float = setting(
-        "gigabytes of large values that are kept for calls; the least recently used go "
+        "limit of stored large values of calls; the least recently used are evicted "
         "first",
         8.0,
         "GB",
     )
-    keep_days: float = setting("days that ended jobs are kept", 7.0)
+    keep_days: float = setting("retention of ended jobs, in days", 7.0)
     price_fast_inference: str = setting(
-        "what a chat or a completion costs", "$0.010", "DOLLARS"
+        "price of a chat or a completion with the policy FAST", "$0.010", "DOLLARS"
     )
     price_fast_task: str = setting(
-        "what a task or an embedding costs with the policy FAST", "$0.003", "DOLLARS"
+        "price of a task or an embedding with the policy FAST", "$0.003", "DOLLARS"
     )
     price_cheap_inference: str = setting(
-        "what a chat or a completion costs with the policy CHEAP", "$0.005", "DOLLARS"
+        "price of a chat or a completion with the policy CHEAP", "$0.005", "DOLLARS"
     )
     price_cheap_task: str = setting(
-        "what a task or an embedding costs otherwise", "$0.001", "DOLLARS"
+        "price of a task or an embedding with any other policy", "$0.001", "DOLLARS"
     )
-    price_call: str = setting("what a call of a function costs", "$0")
-    fee: float = setting("what the pool keeps of each price", 5.0, "PERCENT")
+    price_call: str = setting("price of a function call", "$0")
+    fee: float = setting("share of each price that the pool keeps", 5.0, "PERCENT")
     spot_checks: float = setting(
-        "the share of deterministic jobs, from 0 to 1, that other workers do as well, "
-        "to compare",
+        "share of deterministic jobs, from 0 to 1, that a second worker repeats for "
+        "comparison",
         0.0,
         "SHARE",
     )
-    webhooks: str = setting(
-        "which addresses may be told of the end of jobs: public, any or off", "public"
-    )
+    webhooks: str = setting("permitted webhook addresses: public, any or off", "public")
     drain: float = setting(
-        "seconds that open jobs get to end when stopping", 30.0, "SECONDS"
+        "time for open jobs to complete on shutdown", 30.0, "SECONDS"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class X402Config:
-    """How jobs over HTTP are paid for, if they are to be."""
+    """Settings of payments for jobs over HTTP; without them jobs are free."""
 
     facilitator: str = setting(
-        "the x402 facilitator that checks and settles payments of jobs; empty: nothing "
-        "is to be paid",
+        "URL of the x402 facilitator that verifies and settles payments; empty: no "
+        "payments",
         "",
         "URL",
     )
-    pay_to: str = setting("the address that payments go to", "", "ADDRESS")
-    network: str = setting(
-        "the chain, by its CAIP-2 name, such as eip155:8453", "", "CHAIN"
+    pay_to: str = setting("address that receives payments", "", "ADDRESS")
+    network: str = setting("CAIP-2 id of the chain, such as eip155:8453", "", "CHAIN")
+    asset: str = setting(
+        "address of the payment token, worth one dollar", "", "ADDRESS"
     )
-    asset: str = setting("the token to be paid in, worth a dollar", "", "ADDRESS")
-    decimals: int = setting("the token's decimals", 6, "N")
-    name: str = setting("the name of the token's EIP-712 domain, on EVM chains", "")
-    version: str = setting("its version", "")
+    decimals: int = setting("decimals of the token", 6, "N")
+    name: str = setting("name in the token's EIP-712 domain, on EVM chains", "")
+    version: str = setting("version in the token's EIP-712 domain", "")
 
 
 @dataclass(frozen=True, slots=True)
 class JoinConfig:
-    """What ``shoal join`` is told, besides where to."""
+    """Settings of ``shoal join``."""
 
     wire: str = setting(
-        "the coordinator's protocol; auto: by its URL and by what answers there", "auto"
+        "protocol of the coordinator; auto: detected from its URL and its answers",
+        "auto",
     )
     engine: tuple[str, ...] = setting(
-        "what runs models: auto (the servers found on this machine, or else embedded), "
-        "embedded, an OpenAI-compatible server's URL, or ray: a Ray cluster, which "
-        "also does the tasks; may be given several times",
+        "engine for models: auto (the servers found on this machine, else embedded), "
+        "embedded, the URL of an OpenAI-compatible server, or ray: a Ray cluster, "
+        "which also runs the tasks; repeatable",
         (),
     )
     ray_address: str = setting(
-        "the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one that runs on this "
-        "machine) or local (one that ends with this worker)",
+        "address of the Ray cluster: HOST:PORT, ray://HOST:PORT, auto (the one running "
+        "on this machine) or local (one that ends with this worker)",
         "auto",
     )
-    name: str = setting("the worker's name (default: the host's)", "")
+    name: str = setting("name of the worker (default: the host name)", "")
     tasks: tuple[str, ...] = setting(
-        "a Python module with functions that are tasks, by its name or its file "
-        "(FILE.py); may be given several times",
+        "Python module with @shoal.task functions, as a name or a file (FILE.py); "
+        "repeatable",
         (),
         "MODULE",
     )
     trust_code: bool = setting(
-        "call also functions that are sent along: they may do whatever this user may",
+        "execution of functions that clients send; they have all rights of this user",
         False,
     )
     slots: int = setting(
-        "jobs at a time of each engine, and calls of functions; 0: what an engine does "
-        "well, and a call for each core",
+        "concurrent jobs of each engine, and concurrent function calls; 0: the "
+        "engine's own number, and one call per core",
         0,
         "N",
     )
-    token: str = setting("what the coordinator asks workers for", "")
-    passcode: str = setting(
-        "the passcode of the cluster, where that is what it asks for", ""
-    )
+    token: str = setting("join token of the coordinator", "")
+    passcode: str = setting("passcode of the cluster, on wires that require one", "")
     only_for: tuple[str, ...] = setting(
-        "names of the keys to work for, with commas between; none: all", (), "KEYS"
+        "API keys whose jobs to accept, by name, comma-separated (default: all)",
+        (),
+        "KEYS",
     )
-    engine_key: str = setting("the API key of the servers that --engine names", "")
+    engine_key: str = setting("API key of the servers named by --engine", "")
     context: int = setting(
-        "tokens of a chat, question and answer, in the embedded engine; 0: 4096 or "
-        "what the model was made for",
+        "context length in the embedded engine, prompt and answer; 0: 4096, or the "
+        "model's own if that is shorter",
         0,
         "TOKENS",
     )
     threads: int = setting(
-        "the embedded engine's threads; 0: all cores but one", 0, "N"
+        "threads of the embedded engine; 0: all cores but one", 0, "N"
     )
     provider_type: str = setting(
-        "what this machine is, where the wire tells: DESKTOP or SEEKER, a phone",
+        "kind of this machine, on wires that report it: DESKTOP or SEEKER (a phone)",
         "DESKTOP",
     )
     identity: Path | None = setting(
-        "the file with the key that the worker is known by, made at first use "
-        "(default: one for each name, in the data folder)",
+        "file of the worker's signing key, created at first use (default: one per "
+        "name, in the data folder)",
         None,
         "FILE",
     )
     pairing_code: str = setting(
-        "a code from a user who trusts this worker with private jobs", "", "CODE"
+        "code from a user who trusts this worker with private jobs", "", "CODE"
     )
 
 
 def check_x402(config: X402Config) -> None:
-    """Raise ConfigError if something of what payments need is missing or no good.
+    """Raise ConfigError if a setting that payments need is missing or invalid.
 
-    Nothing at all is good: then nobody is asked to pay.
+    Without any setting, payments are off.
     """
     if config == X402Config():
         return
     needed = ["facilitator", "pay_to", "network", "asset"]
     if config.network.startswith("eip155:"):
-        needed += ["name", "version"]  # without, nobody can sign a payment
+        needed += ["name", "version"]  # clients sign payments with them
     given = {each.name: getattr(config, each.name) for each in fields(config)}
     for each in fields(config):
         if each.name in needed and not given[each.name]:
             raise ConfigError(
-                f"{flag('x402', each)}: payments need it, together with "
+                f"{flag('x402', each)}: required for payments, together with "
                 + ", ".join(
                     flag("x402", other)
                     for other in fields(config)

@@ -1,4 +1,4 @@
-"""Advisory file locks: one process at a time holds the file, on every platform."""
+"""Advisory file locks, on every platform."""
 
 import sys
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""How a setting is declared and loaded: flag over variable over file over default."""
+"""Declares and loads settings: flag over variable over file over default."""
 
 import math
 import os
@@ -16,14 +16,14 @@ from shoal.domain.errors import ConfigError
 
 T = TypeVar("T")
 
-ENVIRONMENT = "SHOAL_"  # how the names of variables begin
+ENVIRONMENT = "SHOAL_"  # prefix of variables
 USER_FILE = platformdirs.user_config_path("shoal", appauthor=False) / "shoal.toml"
 
 
 def setting(help: str, default: object, metavar: str = "") -> Any:
-    """Declare a field of a configuration, with the texts its flag shows.
+    """Declare a field of a configuration, with the help text of its flag.
 
-    Without a ``metavar`` its value is called by the last word of its name.
+    The default ``metavar`` is the last word of the field's name.
     """
     return field(default=default, metadata={"help": help, "metavar": metavar})
 
@@ -35,14 +35,14 @@ def load(
     file: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> T:
-    """Put a configuration together from flags, variables, a TOML file and defaults.
+    """Load a configuration from flags, variables, a TOML file and defaults.
 
-    ``flags`` holds what was given on the command line, by field name.  A variable is
+    ``flags`` holds the command line's values by field name.  A variable is
     ``SHOAL_`` and the field's name in capitals (``SHOAL_SECTION_TOKEN`` for a
     field of another section than ``serve`` and ``join``); the file has a table for
     each section.
 
-    Raises ConfigError naming the flag, variable or line that is no good.
+    Raises ConfigError naming the invalid flag, variable or line.
     """
     table = _section(file, section)
     values: dict[str, Any] = {}
@@ -59,18 +59,18 @@ def load(
             where = f"{file}: [{section}] {each.name}"
             values[each.name] = _convert(table.pop(each.name), types[each.name], where)
     if unknown := sorted(table.keys() - {each.name for each in fields(config)}):  # type: ignore[arg-type]  # T is a dataclass
-        raise ConfigError(f"{file}: [{section}] has no setting {unknown[0]}")
+        raise ConfigError(f"{file}: [{section}]: unknown setting {unknown[0]}")
     return config(**values)
 
 
 def check_file(file: Path, sections: Collection[str]) -> None:
-    """Raise ConfigError if the file has something that nobody reads."""
+    """Raise ConfigError if the file has a table that no command reads."""
     for name, value in _read(file).items():
         if not isinstance(value, dict):
-            raise ConfigError(f"{file}: {name} belongs into a table, such as [serve]")
+            raise ConfigError(f"{file}: {name} must be in a table, such as [serve]")
         if name not in sections:
             known = ", ".join(f"[{section}]" for section in sorted(sections))
-            raise ConfigError(f"{file}: there is no table [{name}], but {known}")
+            raise ConfigError(f"{file}: unknown table [{name}]; expected {known}")
 
 
 def flag(section: str, each: "Field[Any]") -> str:
@@ -98,13 +98,13 @@ def _read(file: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         if file == USER_FILE:
             return {}
-        raise ConfigError(f"--config {file}: there is no such file") from error
+        raise ConfigError(f"--config {file}: no such file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{file}: {error}") from error
 
 
 def _convert(value: object, type_: Any, where: str) -> object:
-    """Turn ``value``, which may be text, into what the field wants."""
+    """Convert ``value``, which may be text, to the type of its field."""
     if typing.get_origin(type_) in (UnionType, typing.Union):
         (type_,) = (each for each in typing.get_args(type_) if each is not NoneType)
     try:
@@ -124,7 +124,7 @@ def _convert(value: object, type_: Any, where: str) -> object:
         int: "a whole number of 0 or more",
         float: "a number of 0 or more",
         bool: "true or false",
-        tuple[str, ...]: "texts",
+        tuple[str, ...]: "a list of texts",
     }
     raise ConfigError(f"{where}: expected {wanted.get(type_, 'text')}, got {value!r}")
 
@@ -136,12 +136,12 @@ def _number(value: object, type_: type[int] | type[float]) -> int | float:
     if not math.isfinite(number) or number < 0:
         raise ValueError
     if isinstance(value, float) and number != value:
-        raise ValueError  # half a port
+        raise ValueError  # a fraction, for an integer
     return number
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """Return the texts of a list, or between commas."""
+    """Return the items of a list or of a comma-separated text."""
     values = value if isinstance(value, list) else [value]
     texts: list[str] = []
     for each in values:

@@ -18,9 +18,9 @@ _LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 
 @contextmanager
 def publish_url(folder: Path, host: str, port: int, *, secure: bool) -> Iterator[None]:
-    """Keep the URL of what listens on ``host``, for the length of the block.
+    """Publish the URL of the server on ``host`` within the block.
 
-    Raises OSError if the folder cannot be written to.
+    Raises OSError if the folder is not writable.
     """
     within = _LOOPBACK_OF.get(host, f"[{host}]" if ":" in host else host)
     file = folder / URL_FILE
@@ -28,19 +28,19 @@ def publish_url(folder: Path, host: str, port: int, *, secure: bool) -> Iterator
     try:
         yield
     finally:
-        with suppress(OSError):  # what is left names a place where nobody answers
+        with suppress(OSError):  # a stale URL is harmless
             file.unlink()
 
 
 def local_url(folder: Path) -> str:
-    """Return where the coordinator of this machine is, or would be by default.
+    """Return the URL of this machine's coordinator, or else its default URL.
 
-    One that was killed leaves its URL behind, which holds until the next one starts.
+    The URL of a killed coordinator stays until the next one starts.
     """
     with suppress(OSError, UnicodeDecodeError), (folder / URL_FILE).open() as file:
         kept = file.read(URL_MAX).strip()
         if kept.startswith(("http://", "https://")):
             return kept
-    # It leaves its certificate there if it has one.
+    # A coordinator with TLS stores its certificate in its folder.
     secure = (folder / CERTIFICATE_FILE).exists()
     return f"{'https' if secure else 'http'}://{DEFAULT_ADDRESS}"

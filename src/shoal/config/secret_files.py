@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shoal.domain.errors import ConfigError
 
-SECRET_SIZE = 20  # bytes; in hex, for a token that begins with a dash is no argument
+SECRET_SIZE = 20  # bytes; in hex, since an argument must not begin with a dash
 KEY_FILE = "api-key"
 SEED_FILE = "signing-key"
 SEED_SIZE = 32  # bytes
@@ -17,16 +17,16 @@ CERTIFICATE_FILE = "certificate.pem"
 
 
 def new_secret() -> str:
-    """Return a secret that nobody guesses, in letters and digits."""
+    """Return a random secret in hexadecimal."""
     return secrets.token_hex(SECRET_SIZE)
 
 
 def first_key(folder: Path, given: str) -> str:
-    """Return the first API key.
+    """Return the first API key: the one given, or one created at first use.
 
-    One that was given is kept, for commands on this machine.
+    Stores it for commands on this machine.
 
-    Raises ConfigError if it cannot be one, OSError.
+    Raises ConfigError if the given one is invalid, OSError.
     """
     if not given:
         return _load_or_create(folder / KEY_FILE, "sk-shoal-")
@@ -37,7 +37,7 @@ def first_key(folder: Path, given: str) -> str:
 
 
 def first_token(folder: Path, given: str | None) -> str:
-    """Return what workers present; empty: anything.
+    """Return the join token of workers; empty: none required.
 
     Raises ConfigError, OSError.
     """
@@ -45,7 +45,7 @@ def first_token(folder: Path, given: str | None) -> str:
 
 
 def signing_seed(folder: Path) -> bytes:
-    """Return what the coordinator signs receipts with, 32 bytes.
+    """Return the seed of the coordinator's signing key, 32 bytes.
 
     Raises ConfigError if it is damaged, OSError.
     """
@@ -55,16 +55,16 @@ def signing_seed(folder: Path) -> bytes:
         new.write(made + "\n")
     kept = file.read_text().strip()
     if len(kept) != 2 * SEED_SIZE or not set(kept) <= set(string.hexdigits):
-        # Not made anew: receipts signed with it could not be told from forged ones.
+        # A new key would make receipts signed with the old one look forged.
         raise ConfigError(
-            f"{file} is damaged: put back a copy of it; if there is none, delete it, "
-            "and receipts are signed with a new key from now on"
+            f"{file} is damaged: restore it from a backup, or delete it to sign later "
+            "receipts with a new key"
         )
     return bytes.fromhex(kept)
 
 
 def store_certificate(folder: Path, certificate: str | None) -> None:
-    """Keep the certificate for commands on this machine, or forget the last one.
+    """Store the certificate for commands on this machine; None: delete it.
 
     Raises OSError.
     """
@@ -76,18 +76,18 @@ def store_certificate(folder: Path, certificate: str | None) -> None:
 
 
 def write_private(file: Path, text: str) -> None:
-    """Write a file that only its user may read.  Raises OSError."""
+    """Write a file that only its owner can read.  Raises OSError."""
     with open(file, "w", opener=_open_private) as kept:
         kept.write(text)
 
 
 def _load_or_create(file: Path, prefix: str) -> str:
-    """Return the secret that a file holds, made at first use."""
+    """Return the secret in a file, which is created at first use."""
     with suppress(FileNotFoundError):
         if secret := file.read_text().strip():
             return secret
-        # Not taken as "no secret": that would open the door to anyone.
-        raise ConfigError(f"{file} is empty: delete it, and a new one is made")
+        # An empty secret would admit anyone.
+        raise ConfigError(f"{file} is empty: delete it to get a new one")
     made = prefix + new_secret()
     with open(file, "x", opener=_open_private) as new:
         new.write(made + "\n")

@@ -13,11 +13,11 @@ from shoal.tasks.limits import TRACEBACK_MAX
 
 TASKS_FOLDER = str(Path(__file__).parent)
 _ON_THE_WAY = (TASKS_FOLDER, "<frozen importlib", str(Path(importlib.__file__).parent))
-"""How files begin that lead to a task's module, or its function."""
+"""Prefixes of files whose frames precede those of a task."""
 
 
 def format_task_error(error: BaseException) -> str:
-    """Return an error as Python prints it, without the calls that led to the task."""
+    """Format a traceback as Python does, beginning at the task's own code."""
     begin = error.__traceback__
     while begin is not None and _is_on_the_way(begin):
         begin = begin.tb_next
@@ -34,35 +34,34 @@ def _is_on_the_way(frame: TracebackType) -> bool:
 
 
 RESULT = "result"
-"""What the value of a function is called in errors."""
+"""Name of a function's value in errors."""
 
-_GIVE_LESS = "give large parts by pool.put, or less at a time"
+_GIVE_LESS = "upload large parts with pool.put, or send less at a time"
 _RETURN_LESS = (
-    "return it in parts, by several calls, or write it to where the caller can read it"
+    "return it in parts, by several calls, or store it where the caller can read it"
 )
 _WHAT_IT_WILL_BE = (
-    "it stands for a result that is still to come: give its result(), or what awaiting "
-    "it returns"
+    "it is a future: pass its result(), or the value that awaiting it returns"
 )
 _MADE_OF = (
-    "give what it is made of: lists, maps with texts as keys, texts, numbers, bytes, "
-    "NumPy arrays, dataclasses or Pydantic models"
+    "convert it to lists, dictionaries with str keys, str, numbers, bytes, NumPy "
+    "arrays, dataclasses or Pydantic models"
 )
 
 
 def unsupported_type(where: str, kind: type) -> InvalidRequest:
-    """Return the error for a value that MessagePack and we have no word for."""
+    """Return the error for a value whose type cannot be encoded."""
     name = kind.__qualname__
     if kind.__module__ != "builtins":
         name = f"{kind.__module__}.{name}"
-    # Futures of Python's and of ours, and what is made like them.
+    # Python's and Shoal's futures, and similar classes.
     future = hasattr(kind, "add_done_callback") and hasattr(kind, "result")
     hint = _WHAT_IT_WILL_BE if future else _MADE_OF
     return InvalidRequest(f"{where}: a value of the type {name} cannot be sent; {hint}")
 
 
 def value_too_large(root: str, size: int, size_max: int) -> TooLarge:
-    """Return the error for a value of so many bytes; ``root`` is what it is called."""
+    """Return the error for a value of ``size`` bytes, called ``root``."""
     hint = _RETURN_LESS if root == RESULT else _GIVE_LESS
     return TooLarge(
         f"{root} has {size} bytes, more than the limit of {size_max}; {hint}"

@@ -1,7 +1,7 @@
-"""MessagePack extension types, for values that MessagePack has no type for.
+"""MessagePack extension types for Python values.
 
-Arrays are ext 1 and their scalars ext 5, in NumPy's words; ext 4 is a pair of a tag and
-what the value is made of.  Only our own peers know them (``Feature.VALUES``).
+Arrays are ext 1 and scalars ext 5, with NumPy's type names; ext 4 is a tag and the
+parts of a value.  Only Shoal's peers know them (``Feature.VALUES``).
 """
 
 import math
@@ -22,43 +22,45 @@ if TYPE_CHECKING:
 
 ARRAY, REFERENCE, PICKLED, TAGGED, SCALAR = 1, 2, 3, 4, 5
 
-ALIGNMENT = 64  # bytes: where an array begins in its value, so that it needs no copy
+ALIGNMENT = 64  # bytes; alignment of an array in its value, which avoids a copy
 _DTYPE_MAX = 32 + ALIGNMENT  # characters
 _DIMENSIONS_MAX = 64  # NumPy's own limit
-_SIMPLE = "biufcmMSU"  # NumPy's kinds of types that their names say all of
+_SIMPLE = "biufcmMSU"  # NumPy's kinds that a type name fully describes
 _EXT32 = struct.Struct(">BIB")
 _BIN32 = struct.Struct(">BI")
 _STR8 = struct.Struct(">BB")
 
 TaggedParts: TypeAlias = tuple[str, Any]
-"""A tag, and what a value is made of."""
+"""A tag, and the parts of a value."""
 
 
 def decompose(value: object) -> TaggedParts | None:
-    """Return what a value is made of, with its tag; None if it is of no known type.
+    """Return the tag and the parts of a value; None for an unknown type.
 
-    Parts may be values of these types again.
+    Parts may themselves be values of these types.
     """
     how = _DECOMPOSERS.get(type(value))
     return None if how is None else how(value)
 
 
 def compose(tag: object, parts: Any) -> object:
-    """Return the value of such parts.
+    """Return the value of a tag and its parts.
 
-    Raises InvalidRequest if there is no such tag, or it has other parts.
+    Raises InvalidRequest if the tag is unknown, or the parts do not fit.
     """
     how = _COMPOSERS.get(tag) if isinstance(tag, str) else None
     if how is None:
-        raise InvalidRequest(f"a value has the tag {tag!r:.40}, which is not known")
+        raise InvalidRequest(f"unknown tag of a value: {tag!r:.40}")
     try:
         return how(parts)
     except (TypeError, ValueError, InvalidOperation, OverflowError) as error:
-        raise InvalidRequest(f"a value with the tag {tag!r} is broken") from error
+        raise InvalidRequest(
+            f"invalid parts of a value with the tag {tag!r}"
+        ) from error
 
 
 def _hashable(value: Any) -> Any:
-    """Return what can be in a set: tuples were written as lists."""
+    """Return a hashable value: tuples were encoded as lists."""
     return tuple(map(_hashable, value)) if isinstance(value, list) else value
 
 
@@ -99,24 +101,26 @@ _COMPOSERS: Mapping[str, Callable[[Any], object]] = {
 
 
 def is_array(value: object) -> bool:
-    """Say whether a value is NumPy's, without importing that."""
+    """Return whether a value is NumPy's, without importing NumPy."""
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray | numpy.generic)
 
 
 def write_array(value: Any) -> bytes:
-    """Return an array or a scalar of NumPy's as a value in MessagePack.
+    """Encode an array or a scalar of NumPy in MessagePack.
 
-    An array's data begins at a multiple of ``ALIGNMENT`` in it.
+    The data of an array is aligned to ``ALIGNMENT``.
 
-    Raises InvalidRequest if it holds objects, or records, or is masked.
+    Raises InvalidRequest if it holds objects or records, or is masked.
     """
     import numpy as np
 
     if isinstance(value, np.ma.MaskedArray):
-        raise InvalidRequest("a masked array: send its data and its mask")
+        raise InvalidRequest("masked arrays cannot be sent: send the data and the mask")
     if value.dtype.kind not in _SIMPLE:
-        raise InvalidRequest(f"an array of {value.dtype}: only plain numbers can go")
+        raise InvalidRequest(
+            f"arrays of {value.dtype} cannot be sent: only plain numbers"
+        )
     name = value.dtype.str
     if isinstance(value, np.generic):
         body = msgspec.msgpack.encode([name, value.tobytes()])
@@ -133,9 +137,9 @@ def write_array(value: Any) -> bytes:
 
 
 def read_array(data: memoryview, *, shared: bool) -> "np.ndarray[Any, Any]":
-    """Return an array, on the data itself if it may be; ``shared``: also read-only.
+    """Decode an array, without a copy if it is aligned; ``shared``: also if read-only.
 
-    Raises InvalidRequest if it is none.
+    Raises InvalidRequest if it is malformed.
     """
     import numpy as np
 
@@ -143,26 +147,26 @@ def read_array(data: memoryview, *, shared: bool) -> "np.ndarray[Any, Any]":
         name, shape, raw = _array.decode(data)
         dtype = _dtype(name)
         if len(shape) > _DIMENSIONS_MAX or min(shape, default=0) < 0:
-            raise InvalidRequest("an array has dimensions that cannot be")
+            raise InvalidRequest("invalid dimensions of an array")
         if math.prod(shape) * dtype.itemsize != raw.nbytes:
-            raise InvalidRequest("an array's data is not of the size of its shape")
+            raise InvalidRequest("an array's data does not fit its shape")
         array: np.ndarray[Any, Any] = np.ndarray(tuple(shape), dtype, buffer=raw)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequest("an array is broken") from error
+        raise InvalidRequest("malformed array") from error
     if array.flags.aligned and (shared or array.flags.writeable):
         return array
     return array.copy()
 
 
 def read_scalar(data: memoryview) -> object:
-    """Return one of NumPy's scalars.  Raises InvalidRequest if it is none."""
+    """Decode a scalar of NumPy.  Raises InvalidRequest if it is malformed."""
     import numpy as np
 
     try:
         name, raw = _scalar.decode(data)
         scalar: object = np.frombuffer(raw, _dtype(name), 1)[0]
     except (msgspec.MsgspecError, TypeError, ValueError) as error:
-        raise InvalidRequest("a scalar of NumPy's is broken") from error
+        raise InvalidRequest("malformed NumPy scalar") from error
     return scalar
 
 
@@ -170,10 +174,10 @@ def _dtype(name: str) -> "np.dtype[Any]":
     import numpy as np
 
     if len(name) > _DTYPE_MAX:
-        raise InvalidRequest("an array is of a type with too long a name")
+        raise InvalidRequest("the type name of an array is too long")
     dtype: np.dtype[Any] = np.dtype(name.strip())
     if dtype.kind not in _SIMPLE or dtype.shape:
-        raise InvalidRequest(f"an array of {dtype}: only plain numbers are taken")
+        raise InvalidRequest(f"arrays of {dtype} are not accepted: only plain numbers")
     return dtype
 
 

@@ -1,4 +1,4 @@
-"""The FunctionCaller port: what a worker needs from something that calls functions."""
+"""The FunctionCaller port: a worker's interface to what runs functions."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -8,61 +8,61 @@ from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import Call, CallStream
 
 FetchBlob: TypeAlias = Callable[[bytes], Awaitable[Path]]
-"""Returns the file with what is known by a SHA-256 digest, for all processes to read.
+"""Returns the file with the blob of a SHA-256 digest.
 
-Raises Unavailable if nobody gives it.
+Raises Unavailable if the coordinator does not send it.
 """
 
 OnProgress: TypeAlias = Callable[[float | None, str], None]
-"""Takes how far a call has come, from 0 to 1, and what it says about that."""
+"""Receives the progress of a call: a share from 0 to 1, and a remark."""
 
 
 class CallStreamSlot(Protocol):
-    """A slot that calls one function again and again, one call after the other."""
+    """A slot that runs the calls of one function in sequence."""
 
     @property
     def idle(self) -> bool:
-        """Whether all has returned that was pushed."""
+        """Whether all pushed calls have returned."""
         ...
 
     def push(self, calls: Sequence[StreamedCall]) -> None:
-        """Have these called after those that were pushed before."""
+        """Append calls to the queue."""
         ...
 
     def recall(self, numbers: Sequence[int]) -> None:
-        """Do not make these calls, or stop in the middle: nothing returns of them."""
+        """Drop these calls, or abort the running one; they return nothing."""
         ...
 
     def close(self) -> None:
-        """Stop whatever runs, and give the slot back at once."""
+        """Abort the running call, and free the slot at once."""
         ...
 
 
 class FunctionCaller(Protocol):
-    """Calls functions, each in a process that can be killed.
+    """Runs functions in processes that it can kill.
 
-    ``names`` are those of the functions that it has; ``trusts_code`` says that it also
-    calls those that are sent along.
+    ``names`` are the registered tasks; ``trusts_code`` says whether it also runs
+    functions that clients send.
     """
 
     slots: int
-    """How many calls it makes at the same time."""
+    """Number of concurrent calls."""
     names: frozenset[str]
     trusts_code: bool
 
     async def start(self) -> None:
-        """Make ready.  Raises ConfigError if that can never work."""
+        """Start.  Raises ConfigError if the configuration is unusable."""
         ...
 
     async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
-        """Make a call; return what came of it, as a value in MessagePack.
+        """Run a call; return its result in MessagePack.
 
-        Cancelling stops it, whatever it does.
+        Cancellation aborts the function.
 
-        Raises NotFound if there is no such function, InvalidRequest if the arguments
-        cannot be read or nobody trusts the code, JobError with the traceback if it
-        raised, took longer than its timeout, or returned what cannot be written, and
-        Unavailable if another worker may do it.
+        Raises NotFound for an unknown function, InvalidRequest if the arguments are
+        unreadable or code is not trusted, JobError with the traceback if the function
+        raised, exceeded its timeout or returned an unsupported value, and Unavailable
+        if another worker may run it.
         """
         ...
 
@@ -72,13 +72,13 @@ class FunctionCaller(Protocol):
         fetch: FetchBlob,
         returned: Callable[[list[CallResult]], None],
     ) -> CallStreamSlot:
-        """Take a slot for calls of one function; ``returned`` is told what they give.
+        """Open a slot for calls of one function; ``returned`` receives their results.
 
-        Raises NotFound if there is no such function, InvalidRequest if nobody trusts
-        the code, Unavailable if no slot is free.
+        Raises NotFound for an unknown function, InvalidRequest if code is not trusted,
+        Unavailable if no slot is free.
         """
         ...
 
     async def close(self) -> None:
-        """Stop whatever runs."""
+        """Abort all calls."""
         ...

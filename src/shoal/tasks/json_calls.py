@@ -9,14 +9,14 @@ from shoal.tasks.limits import ARGS_MAX
 from shoal.tasks.values import ValueReader, pack
 
 _NAMES = ("task_type", "name")
-"""The fields of a task's payload that say which task it is."""
+"""Fields of a payload that name the task."""
 
 
 def json_arguments(payload: object) -> tuple[bytes, bytes]:
-    """Return the arguments of a call, of what a task in JSON has for its function.
+    """Return the encoded arguments of a task in JSON.
 
-    They are its ``args`` and ``kwargs``, if there are such; else all its fields but its
-    name.  Raises InvalidRequest if they are no list and no map.
+    They are its ``args`` and ``kwargs``, if it has any; else all fields but the name.
+    Raises InvalidRequest if they are not a list and a map.
     """
     fields = dict(payload) if isinstance(payload, Mapping) else {}
     for name in _NAMES:
@@ -34,14 +34,14 @@ def json_arguments(payload: object) -> tuple[bytes, bytes]:
 
 
 def value_as_json(value: bytes) -> str:
-    """Return a value as JSON text; raises InvalidRequest if JSON has no word for it."""
+    """Return a value as JSON text; raises InvalidRequest if it has no JSON form."""
     read = ValueReader().read(value)
     _check(read, "what it returned")
     return msgspec.json.encode(read).decode()
 
 
 def _check(value: object, where: str) -> None:
-    """Raise InvalidRequest for what JSON has no word for: it would become a text."""
+    """Raise InvalidRequest for a value that the encoder would turn into a text."""
     match value:
         case None | bool() | int() | float() | str():
             return
@@ -51,7 +51,9 @@ def _check(value: object, where: str) -> None:
         case dict():
             for key, item in value.items():
                 if not isinstance(key, str):
-                    raise InvalidRequest(f"{where}: a key that is no text is not JSON")
+                    raise InvalidRequest(
+                        f"{where}: a key that is not a text has no JSON form"
+                    )
                 _check(item, f"{where}.{key:.40}")
         case _:
-            raise InvalidRequest(f"{where}: a {type(value).__name__} is not JSON")
+            raise InvalidRequest(f"{where}: a {type(value).__name__} has no JSON form")

@@ -1,7 +1,7 @@
 """The messages between a worker and its task processes.
 
 A message is its size, its head's size, the head in MessagePack, and a tail of raw
-bytes, so that large values are never copied.  Both ends are of one version.
+bytes, which avoids copies of large values.  Both ends are of one version.
 """
 
 import struct
@@ -17,7 +17,7 @@ PREPARE = 0  # modules, whether to trust code: the first
 CALL = (
     1  # number, name, whether code, size of args, whether timed; the tail: args, kwargs
 )
-OPEN_STREAM = 2  # name, whether code, whether each return is told at once
+OPEN_STREAM = 2  # name, whether code, whether to send each return at once
 PUSH = 3  # the tail: an array of calls, each a number, args and kwargs
 BLOB = 4  # digest, path; an empty path: there is none
 # From the process.
@@ -29,17 +29,17 @@ RETURNS = 9  # the tail: an array of returns, each a number, a value and an erro
 PROGRESS = 10  # number, share, remark
 BLOB_NEEDED = 11  # digest
 
-# A process that has all slots, as one for a cluster, is told a slot before the code of
-# what it is told, and tells which one it is about after OF_SLOT.
-STOP = 12  # whatever runs there
+# Messages to a process with all slots, such as one for a cluster, begin with the slot;
+# its own messages carry the slot after OF_SLOT.
+STOP = 12  # the running call of the slot
 OF_SLOT = 13  # slot, and a message
-LOST = 14  # how what ran there has ended
-STARTED = 15  # number of a timed call that begins only now; none: of a lane, its first
+LOST = 14  # why the slot's process ended
+STARTED = 15  # number of a timed call that begins now; none: the first of a stream
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 def encode_head(head: tuple[Any, ...], tail_size: int = 0) -> bytes:
-    """Return the beginning of a message, which is followed by its tail."""
+    """Return the sizes and the head of a message; its tail follows."""
     data = _encode(head)
     return SIZES.pack(len(data) + tail_size, len(data)) + data

@@ -1,4 +1,4 @@
-"""How a task reports its progress (``shoal.progress``)."""
+"""Progress reports of tasks (``shoal.progress``)."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from shoal.tasks.limits import PROGRESS_INTERVAL, PROGRESS_TEXT_MAX
 
 
 class _ProgressTarget:
-    """What is told of the progress of the call that runs here, if one does."""
+    """The receiver of the running call's reports, if there is one."""
 
     __slots__ = ("last", "lock", "tell")
 
@@ -49,7 +49,7 @@ def progress(share: float | None = None, remark: str = "") -> None:
 
 
 def set_progress_handler(tell: Callable[[float | None, str], None] | None) -> None:
-    """Tell another from now on; None: nobody."""
+    """Set the receiver of reports; None: none."""
     with _target.lock:
         _target.tell = tell
         _target.last = float("-inf")

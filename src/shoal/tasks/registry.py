@@ -1,4 +1,4 @@
-"""Which functions are tasks, and under which names (``@shoal.task``)."""
+"""The registry of tasks (``@shoal.task``)."""
 
 import inspect
 import sys
@@ -21,8 +21,8 @@ _MARK = "__shoal_task__"
 class RegisteredTask:
     """A function that is a task.
 
-    ``schema`` is a model that it takes one of, and ``timeout`` for how many seconds it
-    may run if its caller does not say; None: as long as the job may.
+    ``schema`` is the class of its only parameter.  ``timeout`` is the default limit of
+    a call in seconds; None: that of the job.
     """
 
     name: str
@@ -85,22 +85,21 @@ def task(
 
 
 def task_name(function: object) -> str | None:
-    """Return the name under which a function is a task, or None if it is none."""
+    """Return the name of a task; None if the function is not a task."""
     name: object = getattr(function, _MARK, None)
     return name if isinstance(name, str) else None
 
 
 def unregistered_message(name: str) -> str:
-    """Return the error for a name that no function here has, as a traceback ends.
-
-    It is worded as MessagePack peers that are not ours expect it.
-    """
-    known = sorted(TASKS)
-    return unknown_task_message(name, known)
+    """Return the error for a name without a task in this process."""
+    return unknown_task_message(name, sorted(TASKS))
 
 
 def unknown_task_message(name: str, known: list[str]) -> str:
-    """Return the error for a name that is not among these."""
+    """Return the error for an unknown name, in the form of a traceback's last line.
+
+    Peers of other programs expect this wording.
+    """
     return (
         f"{__name__}.TaskNotRegisteredError: Task {name!r:.{NAME_MAX}} not registered "
         f"on this worker. Known tasks: {known}"
@@ -110,38 +109,38 @@ def unknown_task_message(name: str, known: list[str]) -> str:
 def _checked_name(function: Callable[..., Any], name: str) -> str:
     if not isinstance(function, FunctionType):
         raise ConfigError(
-            f"@shoal.task on {function!r:.80}: expected a function, written with def"
+            f"@shoal.task on {function!r:.80}: expected a function defined with def"
         )
     place = function.__qualname__
     if "<lambda>" in place:
-        raise ConfigError("@shoal.task on a lambda: write it as a function, with def")
+        raise ConfigError("@shoal.task on a lambda: define a function with def")
     if "<locals>" in place:
         raise ConfigError(
-            f"@shoal.task on {place}: it stands in another function, where workers "
-            "that import the module do not find it; move it to the module's top"
+            f"@shoal.task on {place}: workers cannot import a nested function; move "
+            "it to the top level of the module"
         )
     if _takes_an_object(function):
         raise ConfigError(
-            f"@shoal.task on {place}: it is a method, and workers have no object to "
-            "call it on; make it a function at the module's top"
+            f"@shoal.task on {place}: workers have no object to call a method on; make "
+            "it a function at the top level of the module"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(
-            f"@shoal.task on {place}: it yields; a task returns its value in one piece"
+            f"@shoal.task on {place}: a task cannot be a generator; return a value"
         )
     name = name or f"{module_of(function)}.{place}"
     if len(name) > NAME_MAX or not name.isprintable():
         raise ConfigError(
-            f"@shoal.task on {place}: its name must have at most {NAME_MAX} printable "
+            f"@shoal.task on {place}: the name must have at most {NAME_MAX} printable "
             "characters"
         )
     return name
 
 
 def module_of(function: Callable[..., Any]) -> str:
-    """Return by which name others import a function's module.
+    """Return the name by which workers import a function's module.
 
-    What runs as a program is called ``__main__``, and by its file's name elsewhere.
+    For a program's ``__main__`` that is the name of its file.
     """
     if function.__module__ != "__main__":
         return function.__module__
@@ -158,27 +157,27 @@ def _add(new: RegisteredTask) -> None:
     if old is not None and _place(old) != _place(new):
         raise ConfigError(
             f"@shoal.task: {_place(new)} and {_place(old)} both have the name "
-            f"{new.name!r}; give one another: @shoal.task(name=...)"
+            f"{new.name!r}; rename one with @shoal.task(name=...)"
         )
     if old is not None and _is_second(old, new):
         raise ConfigError(
-            f"@shoal.task: {_place(new)} stands twice in its module, in lines "
-            f"{_line(old)} and {_line(new)}; give one another name"
+            f"@shoal.task: {_place(new)} is defined twice in its module, in lines "
+            f"{_line(old)} and {_line(new)}; rename one"
         )
     TASKS[new.name] = new
     setattr(new.function, _MARK, new.name)
 
 
 def _takes_an_object(function: FunctionType) -> bool:
-    """Say whether a function in a class is a method: it need not be a static one."""
+    """Return whether a function is a method, but not a static one."""
     first = next(iter(inspect.signature(function).parameters), "")
     return "." in function.__qualname__ and first in ("self", "cls")
 
 
 def _is_second(old: RegisteredTask, new: RegisteredTask) -> bool:
-    """Say whether both stand in one file, and that is run for the first time.
+    """Return whether one module defines both while it is first executed.
 
-    One that is run again, or a cell of a notebook, replaces what it had.
+    A reloaded module, or a cell of a notebook, replaces its earlier tasks.
     """
     codes = [inspect.unwrap(each.function).__code__ for each in (old, new)]
     if codes[0].co_filename != codes[1].co_filename or _line(old) == _line(new):
@@ -186,8 +185,8 @@ def _is_second(old: RegisteredTask, new: RegisteredTask) -> bool:
     module = sys.modules.get(new.function.__module__)
     spec = getattr(module, "__spec__", None)
     if spec is None:
-        return hasattr(module, "__file__")  # a program, which is run once
-    # Python's own mark of an import that is not over; a reload does not set it.
+        return hasattr(module, "__file__")  # a program, which runs once
+    # Set by Python during an import, but not during a reload.
     return bool(getattr(spec, "_initializing", False))
 
 
@@ -197,5 +196,5 @@ def _line(task: RegisteredTask) -> int:
 
 
 def _place(task: RegisteredTask) -> str:
-    """Return where a function stands: a module that is loaded again is the same."""
+    """Return the qualified name of a task's function, which a reload preserves."""
     return f"{task.function.__module__}.{task.function.__qualname__}"

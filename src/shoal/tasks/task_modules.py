@@ -14,20 +14,20 @@ EXPECTED = "expected a module, such as sums, or its file, such as path/to/sums.p
 
 
 def import_tasks(modules: list[str]) -> None:
-    """Import modules, such as ``sums`` or ``path/to/sums.py``, so that they register.
+    """Import modules, such as ``sums`` or ``path/to/sums.py``, to register their tasks.
 
-    Names are looked for as Python does it, from the folder that this runs in.
+    Resolves names as Python does, from the working directory.
 
-    Raises ConfigError if there is no such module, another one has its name, it has no
-    tasks, or it cannot be imported: then with the traceback of what it does.
+    Raises ConfigError if a module does not exist, has the name of another one, has no
+    tasks, or fails on import: then with the traceback.
     """
     for each in modules:
         before = len(TASKS)
         module = _import_one(each)
         if len(TASKS) == before and not _has_tasks(module):
             raise ConfigError(
-                f"--tasks {each}: no function there is a task; write @shoal.task above "
-                "those that are to be, or leave it out"
+                f"--tasks {each}: no task found; decorate functions with @shoal.task, "
+                "or omit the module"
             )
 
 
@@ -41,7 +41,7 @@ def _import_one(module: str) -> ModuleType:
     except ConfigError:
         raise
     except BaseException as error:
-        # It is somebody else's code, and may raise or end whatever it likes.
+        # Foreign code may raise anything, SystemExit too.
         if not is_file and _is_missing(error, module):
             raise ConfigError(_not_there(module)) from error
         raise ConfigError(
@@ -50,7 +50,7 @@ def _import_one(module: str) -> ModuleType:
 
 
 def _check_module_name(name: str) -> None:
-    """Raise ConfigError for what cannot be the name of a module."""
+    """Raise ConfigError for an invalid module name."""
     if all(each.isidentifier() for each in name.split(".")):
         return
     module, colon, _ = name.partition(":")
@@ -59,12 +59,12 @@ def _check_module_name(name: str) -> None:
             f"--tasks {name}: a worker offers all tasks of a module: --tasks {module}"
         )
     if Path(name).expanduser().is_dir():
-        raise ConfigError(f"--tasks {name}: this is a folder; {EXPECTED}")
+        raise ConfigError(f"--tasks {name}: is a folder; {EXPECTED}")
     raise ConfigError(f"--tasks {name}: {EXPECTED}")
 
 
 def _is_missing(error: BaseException, name: str) -> bool:
-    """Say whether it is the module itself, or what it is in, that is not there."""
+    """Return whether the module itself or its package is missing."""
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return False
     return name == error.name or name.startswith(f"{error.name}.")
@@ -74,16 +74,16 @@ def _not_there(name: str) -> str:
     folder = Path.cwd()
     file = f"{name.replace('.', '/')}.py"
     return (
-        f"--tasks {name}: there is no such module: neither {folder / file} nor an "
-        "installed one; run this where it is, or give its file: --tasks path/to/"
+        f"--tasks {name}: no such module: neither {folder / file} nor an installed "
+        "one; run this in its folder, or give its file: --tasks path/to/"
         f"{Path(file).name}"
     )
 
 
 def _has_tasks(module: ModuleType) -> bool:
-    """Say whether tasks of a module are there that was imported before, or by others.
+    """Return whether a module that was imported before has registered tasks.
 
-    It may also have got them from elsewhere, to offer them.
+    Tasks that it imports from other modules count.
     """
     name = module.__name__
     return any(
@@ -99,22 +99,21 @@ def _has_tasks(module: ModuleType) -> bool:
 def _import_file(file: Path) -> ModuleType:
     name = file.stem
     if not file.is_file():
-        raise ConfigError(f"--tasks {file}: there is no such file")
+        raise ConfigError(f"--tasks {file}: no such file")
     there = sys.modules.get(name)
     if there is not None:
         if getattr(there, "__file__", None) == str(file):
             return there
         raise ConfigError(
-            f"--tasks {file}: there is another module of the name {name!r} already; "
-            "call the file something else"
+            f"--tasks {file}: another module is named {name!r}; rename the file"
         )
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None, "it ends in .py"
     module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.parent))  # where it has the modules that it imports
+    sys.path.insert(0, str(file.parent))  # for the modules that it imports
     sys.modules[name] = module
-    # As for other modules while they are imported; see ``registry``.
+    # As the import system does; ``registry`` reads it.
     spec._initializing = True  # type: ignore[attr-defined]  # Python has no name for it
     try:
         spec.loader.exec_module(module)

@@ -244,8 +244,8 @@ async def test_lost_cluster_leaves_calls_to_others(
 @pytest.mark.parametrize(
     ("modules", "address", "reason"),
     [
-        (["nothing_of_this_name"], "", "nothing_of_this_name: there is no such module"),
-        (["nowhere/sums.py"], "", r"nowhere/sums\.py: there is no such file"),
+        (["nothing_of_this_name"], "", "nothing_of_this_name: no such module"),
+        (["nowhere/sums.py"], "", r"nowhere/sums\.py: no such file"),
         ([], "127.0.0.1:1", "--ray-address 127.0.0.1:1.*refused"),
         ([], "rubbish", "--ray-address rubbish.*Invalid address"),
     ],

@@ -69,39 +69,34 @@ _SUBPROTOCOL = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How workers are let in, and what is believed of them."""
+    """Settings of the wire: admission of workers, and trust in their claims."""
 
     token: str = field(
         default="",
-        metadata={
-            "help": "what workers present as their token; empty: the coordinator's "
-            "join token"
-        },
+        metadata={"help": "token of workers; empty: the coordinator's join token"},
     )
     open: bool = field(
         default=False,
         metadata={
-            "help": "let Dispatch's own clients and workers in, without a key or token"
+            "help": "admission of Dispatch clients and workers without a key or token"
         },
     )
     model: str = field(
         default="dispatch",
-        metadata={
-            "help": "the name under which models of workers that name none are offered"
-        },
+        metadata={"help": "model name for workers that report none"},
     )
     silence: float = field(
         default=30.0,
         metadata={
-            "help": "seconds without a word after which a worker is given up; real "
-            "workers send a heartbeat every 10"
+            "help": "seconds of silence until a worker counts as lost; workers send a "
+            "heartbeat every 10"
         },
     )
     trust_unproven: bool = field(
         default=False,
         metadata={
-            "help": "give private jobs also to workers that only name a trusted key, "
-            "as the original does: anybody can"
+            "help": "private jobs also for workers that name a trusted key without "
+            "proof, as in the original; anyone can do that"
         },
     )
 

@@ -1,4 +1,4 @@
-"""What the connections of one coordinator share: the configuration and the task ids."""
+"""Configuration, and the task ids that all connections of a coordinator share."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -8,33 +8,33 @@ TASK_ID_COUNT = 0x70000000  # the original counts this far: positive however it 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """How nodes are let in and what they are told."""
+    """Settings of the wire for nodes."""
 
     token: str = field(
         default="",
         metadata={
-            "help": "what nodes present as their token; empty: the coordinator's join "
-            "token, and if there is none either, any token will do"
+            "help": "token of nodes; empty: the coordinator's join token, and without "
+            "that any token"
         },
     )
     max_new_tokens: int = field(
         default=1024,
         metadata={
-            "help": "tokens a node may generate when the client names no limit, for "
-            "nodes that must be told one"
+            "help": "limit of generated tokens where the client sets none, for nodes "
+            "that require one"
         },
     )
     silence: float = field(
         default=30.0,
         metadata={
-            "help": "seconds without a word after which a node is given up; real "
-            "nodes send a keepalive every 10"
+            "help": "seconds of silence until a node counts as lost; nodes send a "
+            "keepalive every 10"
         },
     )
 
 
 class TaskIds:
-    """What the connections of one coordinator share: task ids and the time of day."""
+    """Issues task ids, and times for messages, across connections."""
 
     def __init__(self, start: int) -> None:
         """``start`` is in milliseconds since the epoch."""
