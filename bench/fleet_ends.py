@@ -22,9 +22,10 @@ from shoal.protocols.macfleet.local_node import (
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.framing import FramedMessage
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
-from shoal.protocols.seam.session import Batch, NoThrottle, Output, Session
+from shoal.protocols.seam.session import Batch, Output, Session
 
 TOKEN = "bench-fleet-token"
 NIL = b"\xc0"  # in MessagePack

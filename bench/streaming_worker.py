@@ -26,7 +26,7 @@ from shoal.domain.worker import Offer, ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.ledger.keys import Signer
 from shoal.protocols import discover
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer, ServedModel
 from shoal.protocols import discover
-from shoal.protocols.seam.session import Admitted, Send, WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.session import Admitted, Send
 
 HEARTBEAT_EVERY = 5.0  # seconds
 JOINING_AT_ONCE = 100

@@ -13,7 +13,7 @@ from peers.dialled_peers import Peers
 from shoal.app import discovery
 from shoal.app.discovery import AnnouncedService, LocalDiscovery
 from shoal.peers.discovered_peers import DiscoveredPeers
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     OutgoingConnection,
     ServiceBrowser,

@@ -19,15 +19,15 @@ from shoal.app.network import NetworkContext, open_network
 from shoal.coordinator.admission import WorkerAdmission, load_join_tokens
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.errors import ConfigError
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     Listener,
     ListenerTls,
-    MultiPeerSession,
     OutgoingConnection,
     ServiceBrowser,
     ServiceRecord,
 )
+from shoal.protocols.seam.multi_peer import MultiPeerSession
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.session import Send
 from shoal.transports.clock import LoopClock

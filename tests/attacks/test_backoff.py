@@ -10,7 +10,7 @@ import pytest
 from attacks.test_servers import Echo
 from shoal.domain.worker import ServedModel
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import Agent, WorkerEvent

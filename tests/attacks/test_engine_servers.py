@@ -17,7 +17,7 @@ from shoal.domain.errors import ConfigError
 from shoal.engines.openai_server import OpenAIEngine
 from shoal.engines.text_tasks import TaskRunner
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent

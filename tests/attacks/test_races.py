@@ -24,7 +24,7 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, TimeLimits
 from shoal.peers.worker_session import serve_worker
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.seam.session import UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import RecordedFact
 from shoal.store.sqlite import SqliteStore

@@ -21,7 +21,7 @@ from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Finished, Item
 from shoal.protocols.grandsage.tasks import decode_work
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent

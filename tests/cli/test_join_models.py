@@ -21,8 +21,9 @@ from shoal.engines.engine import Finished, Item
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES
 from shoal.ledger.keys import Signer
+from shoal.protocols.seam.context import Dialer, WorkerProfile
 from shoal.protocols.seam.protocol import WireProtocol
-from shoal.protocols.seam.session import Dialer, WorkerEnd, WorkerProfile
+from shoal.protocols.seam.session import WorkerEnd
 from shoal.transports import dialer
 from shoal.transports.link import LinkClosed
 from shoal.worker.agent import MachineProbe, WorkerEvent, decline_sharing

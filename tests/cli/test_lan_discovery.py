@@ -7,7 +7,7 @@ import pytest
 from shoal.cli import lan_discovery
 from shoal.cli.lan_discovery import find_lan_coordinator, only_coordinator
 from shoal.domain.errors import ConfigError
-from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 from shoal.transports import mdns
 
 KIND = "_shoal-test._tcp"

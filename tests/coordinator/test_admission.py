@@ -12,7 +12,8 @@ from shoal.coordinator.admission import (
 from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
-from shoal.protocols.seam.session import AdmissionGrant, Batch, JoinRequest
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
+from shoal.protocols.seam.session import Batch
 from shoal.store.sqlite_keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed

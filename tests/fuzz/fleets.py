@@ -60,7 +60,7 @@ from shoal.protocols.macfleet.election import (
     rank_nodes,
 )
 from shoal.protocols.macfleet.handshake_messages import decode_suffix, encode_suffix
-from shoal.protocols.seam.multi_peer import DiscoveredService
+from shoal.protocols.seam.endpoints import DiscoveredService
 
 KEY = fleet_key("vector-token-0001")
 HELD_MAX = 1 << 20  # bytes of payload that a stream may make the joiner hold

@@ -16,7 +16,7 @@ from fuzz.mutations import SEPARATOR
 from protocols.settings import setting
 from shoal.domain.model_messages import ModelChunk, ModelDone
 from shoal.models.transfer import IncomingModel
-from shoal.protocols.seam.multi_peer import ServiceBrowser
+from shoal.protocols.seam.endpoints import ServiceBrowser
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.codec.chunks import ChunkReader
 from shoal.protocols.tealenet.codec.envelope import decode, encode

@@ -27,6 +27,7 @@ from protocols.tealenet.peers import (
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import AnswerChunk, Completed, OffersChanged, RunJob
 from shoal.ledger.keys import Signer
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.multi_peer import (
     ALL_PEERS,
     MultiPeerSession,
@@ -34,7 +35,7 @@ from shoal.protocols.seam.multi_peer import (
     PeerMessage,
     ToPeer,
 )
-from shoal.protocols.seam.session import Close, Send, UpgradeRequest
+from shoal.protocols.seam.session import Close, Send
 from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding

@@ -30,7 +30,7 @@ from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.peers.worker_session import serve_worker
 from shoal.protocols import discover
-from shoal.protocols.seam.session import UpgradeRequest, WebSocketRoute
+from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports import websocket

@@ -27,15 +27,10 @@ from shoal.models.library import CHUNK, Library
 from shoal.models.library_server import LibraryServer
 from shoal.models.peer_download import download_model
 from shoal.protocols import discover
-from shoal.protocols.seam.multi_peer import (
-    Listener,
-    ListenerTls,
-    PeerJoined,
-    PeerMessage,
-    ToPeer,
-)
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import Listener, ListenerTls
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import Driver
 from shoal.transports.local_link import LocalLink, local_links

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from shoal.peers.outbound import OutboundConnections
-from shoal.protocols.seam.multi_peer import MultiPeerSession, OutgoingConnection
+from shoal.protocols.seam.endpoints import OutgoingConnection
+from shoal.protocols.seam.multi_peer import MultiPeerSession
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import Link, LinkClosed

@@ -34,8 +34,8 @@ from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, REPLACED
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
+from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerLeft, Protection
-from shoal.protocols.seam.session import AdmissionGrant
 from shoal.store.sqlite_keys import SqliteKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink

@@ -11,7 +11,7 @@ from peers.dialled_peers import Peers, to
 from shoal.peers import discovered_peers
 from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.outbound import RETRY_MAX
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     OutgoingConnection,
     ServiceBrowser,

@@ -15,7 +15,7 @@ from harness.speed import scaled
 from peers.dialled_peers import Peers, scripted
 from shoal.peers.membership import CHECK_INTERVAL, EXCHANGES_MAX, MembershipRunner
 from shoal.peers.outbound import OutboundConnections
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     ListedNode,
     MembershipProber,
     OutgoingConnection,

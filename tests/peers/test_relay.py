@@ -6,8 +6,9 @@ from contextlib import suppress
 import pytest
 
 from shoal.peers.relay import RelayRunner
-from shoal.protocols.seam.multi_peer import RelayBroadcast, RelaySend
-from shoal.protocols.seam.session import Data, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
+from shoal.protocols.seam.session import Data
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import LinkClosed

@@ -6,8 +6,9 @@ import pytest
 
 from peers.test_relay import Telephone
 from shoal.peers.relay import RelayRunner, run_relay_member
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.multi_peer import MultiPeerSession
-from shoal.protocols.seam.session import Close, Data, Send, UpgradeRequest
+from shoal.protocols.seam.session import Close, Data, Send
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link

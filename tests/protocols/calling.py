@@ -14,9 +14,11 @@ from shoal.domain.vocabulary import Command, Event, OffersChanged, RunJob
 from shoal.domain.work import Call, CallStream, Feature, JobKind, Task
 from shoal.domain.worker import Offer
 from shoal.ledger.keys import Signer
+from shoal.protocols.seam.admission import require_token
+from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
+from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.framing import FramedSession
 from shoal.protocols.seam.multi_peer import (
-    Listener,
     MultiPeerSession,
     PeerJoined,
     PeerLeft,
@@ -24,18 +26,7 @@ from shoal.protocols.seam.multi_peer import (
     ToPeer,
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.protocols.seam.session import (
-    Admitted,
-    Bulk,
-    Close,
-    Dialer,
-    Notice,
-    ProtocolContext,
-    Send,
-    WorkerEnd,
-    WorkerProfile,
-    require_token,
-)
+from shoal.protocols.seam.session import Admitted, Bulk, Close, Notice, Send, WorkerEnd
 
 Heard: TypeAlias = PeerJoined | PeerLeft | Event | Command
 

@@ -20,8 +20,14 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.context import Dialer, WorkerProfile
+from shoal.protocols.seam.endpoints import (
+    AcceptedConnection,
     Listener,
+    UpgradeRequest,
+    WebSocketRoute,
+)
+from shoal.protocols.seam.multi_peer import (
     MultiPeerSession,
     PeerJoined,
     PeerLeft,
@@ -30,21 +36,16 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.protocols.seam.protocol import AnyWireProtocol
 from shoal.protocols.seam.session import (
-    AcceptedConnection,
     Admitted,
     Batch,
     Bulk,
     Close,
     CoordinatorEnd,
     Data,
-    Dialer,
     Notice,
     Output,
     Send,
-    UpgradeRequest,
-    WebSocketRoute,
     WorkerEnd,
-    WorkerProfile,
 )
 
 M = TypeVar("M")

@@ -1,7 +1,8 @@
 """What protocols' endpoints are given in tests: nothing in it is drawn or secret."""
 
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.seam.session import AdmissionCheck, ProtocolContext, require_token
+from shoal.protocols.seam.admission import AdmissionCheck, require_token
+from shoal.protocols.seam.context import ProtocolContext
 
 SIGNER = Signer.from_seed(bytes(range(32)))
 

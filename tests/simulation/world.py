@@ -28,16 +28,10 @@ from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.worker_session import serve_worker
-from shoal.protocols.seam.multi_peer import Listener
+from shoal.protocols.seam.admission import require_token
+from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
+from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.protocols.seam.session import (
-    Dialer,
-    ProtocolContext,
-    UpgradeRequest,
-    WebSocketRoute,
-    WorkerProfile,
-    require_token,
-)
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed

@@ -15,7 +15,7 @@ from zeroconf.asyncio import AsyncServiceInfo
 
 from harness.speed import scaled
 from shoal.domain.errors import Unavailable
-from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 from shoal.transports import mdns
 from shoal.transports.mdns import addresses_of, local_network
 

@@ -24,7 +24,7 @@ from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import verify
 from shoal.protocols import discover
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker import agent as agents

@@ -19,7 +19,7 @@ from models.tiny_answers import ANSWERS, COUNT
 from shoal.engines.llama_engine import LlamaEngine
 from shoal.engines.text_tasks import TaskRunner
 from shoal.protocols import discover
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import websocket
 from shoal.transports.clock import LoopClock
 from shoal.worker.agent import Agent, WorkerEvent

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from shoal.domain.errors import Unavailable
 from shoal.peers.discovered_peers import DiscoveredPeers
-from shoal.protocols.seam.multi_peer import ServiceRecord
+from shoal.protocols.seam.endpoints import ServiceRecord
 from shoal.transports.mdns import LocalNetwork, local_network
 from shoal.transports.tcp_server import BoundAddress
 

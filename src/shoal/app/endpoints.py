@@ -8,9 +8,9 @@ from shoal.coordinator.admission import WorkerAdmission
 from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 from shoal.ledger.keys import verify
 from shoal.protocols import discover
+from shoal.protocols.seam.context import Identity, ProtocolContext
 from shoal.protocols.seam.peer_addresses import PeerAddress
 from shoal.protocols.seam.protocol import Endpoint
-from shoal.protocols.seam.session import Identity, ProtocolContext
 from shoal.transports.clock import Clock
 
 log = logging.getLogger("shoal.endpoints")

@@ -15,7 +15,7 @@ from shoal.peers.discovered_peers import DiscoveredPeers
 from shoal.peers.membership import MembershipRunner
 from shoal.peers.outbound import FixedTarget, OutboundConnections
 from shoal.peers.relay import ServeSession
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     Listener,
     ListenerTls,
     MembershipProber,

@@ -48,7 +48,7 @@ from shoal.ledger.keys import Signer
 from shoal.models.library_server import LibraryServer
 from shoal.peers.connections import PeerConnections
 from shoal.peers.inbound_jobs import PeerJobPolicy
-from shoal.protocols.seam.multi_peer import MembershipProber
+from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.blobs import BlobFiles
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock

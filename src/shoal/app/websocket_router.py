@@ -12,13 +12,13 @@ from shoal.coordinator.hub import Hub
 from shoal.domain.errors import NotAdmitted, Refused
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
 from shoal.peers.worker_session import serve_worker
-from shoal.protocols.seam.multi_peer import RelayRoute
-from shoal.protocols.seam.protocol import Endpoint
-from shoal.protocols.seam.session import (
+from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
     UpgradeRequest,
     WebSocketRoute,
 )
+from shoal.protocols.seam.protocol import Endpoint
+from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
 from shoal.transports.link import Link

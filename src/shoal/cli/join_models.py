@@ -16,7 +16,7 @@ from shoal.domain.worker import DeviceKind, Hardware, Offer, ServedModel
 from shoal.engines.selection import EngineSource
 from shoal.engines.text_tasks import TASK_NAMES, TaskRunner
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import LoopClock
 from shoal.transports.http_client import CertificateNotTrusted

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from shoal.domain.errors import ConfigError, Unavailable
-from shoal.protocols.seam.multi_peer import DiscoveredService
+from shoal.protocols.seam.endpoints import DiscoveredService
 from shoal.transports.mdns import addresses_of, local_network
 
 BROWSE_TIME = 3.0  # seconds; most coordinators answer within one

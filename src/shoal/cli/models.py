@@ -23,9 +23,9 @@ from shoal.models.library import StoredModel, stored_model, stored_models
 from shoal.models.names import check_model_name
 from shoal.models.peer_download import download_model
 from shoal.protocols import discover
-from shoal.protocols.seam.multi_peer import OutgoingConnection
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import OutgoingConnection
 from shoal.protocols.seam.protocol import AnyWireProtocol
-from shoal.protocols.seam.session import WorkerProfile
 from shoal.transports import dialer
 from shoal.transports.clock import Clock, LoopClock
 from shoal.transports.link import LinkClosed

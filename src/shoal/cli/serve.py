@@ -15,7 +15,7 @@ from shoal.cli.fleet_files import with_fleet
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
 from shoal.protocols import discover
-from shoal.protocols.seam.multi_peer import ListenerTls, bare_label
+from shoal.protocols.seam.endpoints import ListenerTls, bare_label
 
 PLAIN = ListenerTls.NONE.value  # the label of a wire's only port
 

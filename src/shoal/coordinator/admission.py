@@ -15,7 +15,7 @@ from shoal.domain.credentials import (
     without_fingerprint,
 )
 from shoal.domain.errors import NotAdmitted, TooManyFailures
-from shoal.protocols.seam.session import (
+from shoal.protocols.seam.admission import (
     WRONG_TOKEN,
     AdmissionCheck,
     AdmissionGrant,

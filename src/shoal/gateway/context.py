@@ -12,7 +12,7 @@ from shoal.gateway.http.body import BodyReader
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
 from shoal.ledger.prices import PriceList
-from shoal.protocols.seam.multi_peer import MembershipProber
+from shoal.protocols.seam.endpoints import MembershipProber
 from shoal.store.port import KeyStore, Store
 from shoal.transports.clock import Clock
 

@@ -5,7 +5,7 @@ import logging
 from dataclasses import replace
 
 from shoal.peers.outbound import OutboundConnections
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     OutgoingConnection,
     ServiceBrowser,

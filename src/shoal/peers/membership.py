@@ -9,14 +9,13 @@ import logging
 from collections.abc import Mapping
 
 from shoal.peers.outbound import Dial, OutboundConnections
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     ListedNode,
     MembershipProber,
     OutgoingConnection,
-    PeerMessage,
     Probe,
-    ToPeer,
 )
+from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
 from shoal.transports.clock import Clock
 from shoal.transports.driver import Driver
 from shoal.transports.link import LinkClosed

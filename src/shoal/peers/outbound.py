@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from shoal.peers.relay import ServeSession
-from shoal.protocols.seam.multi_peer import OutgoingConnection
+from shoal.protocols.seam.endpoints import OutgoingConnection
 from shoal.transports.clock import Clock
 from shoal.transports.link import Link, LinkClosed
 

@@ -7,13 +7,10 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Protocol, TypeAlias
 
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
-    RelayBroadcast,
-    RelayMachine,
-    RelaySend,
-)
-from shoal.protocols.seam.session import Data, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.multi_peer import MultiPeerSession
+from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
+from shoal.protocols.seam.session import Data
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import READS_IN_A_ROW, ConnectionEnd
 from shoal.transports.link import Link, LinkClosed

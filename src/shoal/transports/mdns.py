@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from shoal.domain.errors import Unavailable
-from shoal.protocols.seam.multi_peer import DiscoveredService, ServiceRecord
+from shoal.protocols.seam.endpoints import DiscoveredService, ServiceRecord
 
 if TYPE_CHECKING:
     from zeroconf import ServiceInfo, ServiceStateChange, Zeroconf

@@ -13,7 +13,7 @@ from typing import Any
 
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError
-from shoal.protocols.seam.multi_peer import ConnectionGate, NoGate
+from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
 from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls

@@ -31,7 +31,8 @@ from shoal.domain.vocabulary import (
     RunJob,
 )
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
-from shoal.protocols.seam.session import CLOSE_MOVED, Admitted, Dialer
+from shoal.protocols.seam.context import Dialer
+from shoal.protocols.seam.session import CLOSE_MOVED, Admitted
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link, LinkClosed

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.serving import Pool
-from shoal.protocols.seam.multi_peer import ListedNode, OutgoingConnection, Probe
+from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection, Probe
 
 HERE = ListedNode("me", "", "here", None, 10.0, 1, 0.25)
 

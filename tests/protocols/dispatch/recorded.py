@@ -12,16 +12,10 @@ from protocols.settings import setting
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints
-from shoal.protocols.seam.session import (
-    AcceptedConnection,
-    AdmissionCheck,
-    CoordinatorEnd,
-    Data,
-    Output,
-    ProtocolContext,
-    UpgradeRequest,
-    require_token,
-)
+from shoal.protocols.seam.admission import AdmissionCheck, require_token
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.session import CoordinatorEnd, Data, Output
 
 VECTORS = Path(__file__).parent / "vectors" / "dispatch.json"
 

@@ -24,18 +24,15 @@ from shoal.domain.work import Feature, JobKind
 from shoal.domain.worker import DeviceKind, Offer
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER, proof_message, read_header
-from shoal.protocols.seam.session import (
-    AcceptedConnection,
+from shoal.protocols.seam.admission import (
     AdmissionCheck,
     AdmissionGrant,
-    Close,
     JoinRequest,
-    Notice,
-    Output,
-    UpgradeRequest,
-    WorkerProfile,
     require_token,
 )
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.session import Close, Notice, Output
 
 A = SIGNERS["A"]
 OURS = HEADER.lower()

@@ -24,7 +24,8 @@ from shoal.ledger.worker_receipts import verify
 from shoal.protocols.dispatch import PROTOCOL, Config, endpoints
 from shoal.protocols.dispatch.codec.extension import HEADER
 from shoal.protocols.dispatch.worker_jobs import ANSWER_MAX, JOBS_MAX
-from shoal.protocols.seam.session import Notice, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.session import Notice
 
 
 def joined() -> Pair:

@@ -15,14 +15,10 @@ from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.domain.work import Chat, Feature, Work
 from shoal.domain.worker import ServedModel
 from shoal.protocols.grandsage import Config, endpoints
-from shoal.protocols.seam.session import (
-    AcceptedConnection,
-    CoordinatorEnd,
-    Output,
-    UpgradeRequest,
-    WorkerProfile,
-    require_token,
-)
+from shoal.protocols.seam.admission import require_token
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.session import CoordinatorEnd, Output
 
 VECTORS = Path(__file__).parent / "vectors" / "grandsage.json"
 

@@ -21,13 +21,9 @@ from shoal.protocols.grandsage.admission import (
     read_query,
     slots_of,
 )
-from shoal.protocols.seam.session import (
-    AdmissionGrant,
-    JoinRequest,
-    Notice,
-    UpgradeRequest,
-    require_token,
-)
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.session import Notice
 
 
 # ECMAScript 2024, section 7.1.4.1.1 (StringToNumber), as `count < value` uses it.

@@ -29,13 +29,8 @@ from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.grandsage.config import TASK_ID_COUNT, TaskIds
 from shoal.protocols.grandsage.coordinator import STOP_INTERVAL
 from shoal.protocols.grandsage.tasks import TEMPERATURE
-from shoal.protocols.seam.session import (
-    Close,
-    CoordinatorEnd,
-    Notice,
-    Send,
-    UpgradeRequest,
-)
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.session import Close, CoordinatorEnd, Notice, Send
 
 JOB = JobId("job")
 LEASE = LeaseNumber(1)

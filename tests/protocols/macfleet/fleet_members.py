@@ -13,8 +13,9 @@ from shoal.protocols.macfleet.codec.hardware import (
 from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.heartbeat import FleetMember
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
+from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.multi_peer import PeerMessage
-from shoal.protocols.seam.session import Close, NoThrottle, Output, Send
+from shoal.protocols.seam.session import Close, Output, Send
 
 KEY = fleet_key("a-token-for-tests")
 AWAY = "192.0.2.7"

@@ -21,7 +21,7 @@ from shoal.protocols.macfleet.handshake import (
 )
 from shoal.protocols.macfleet.handshake_client import ClientHandshake
 from shoal.protocols.macfleet.handshake_server import ServerHandshake
-from shoal.protocols.seam.session import require_token
+from shoal.protocols.seam.admission import require_token
 
 TOKEN = "vector-token-0001"
 CERTIFICATE = bytes(range(32))

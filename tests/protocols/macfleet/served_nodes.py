@@ -15,14 +15,10 @@ from shoal.protocols.macfleet.gossip import FleetGossip, TransportDialer
 from shoal.protocols.macfleet.heartbeat import FleetMember, PingExchange, Pong
 from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry, NodeAddress
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.multi_peer import (
-    MultiPeerSession,
-    OutgoingConnection,
-    PeerMessage,
-    ToPeer,
-)
+from shoal.protocols.seam.admission import NoThrottle
+from shoal.protocols.seam.endpoints import OutgoingConnection
+from shoal.protocols.seam.multi_peer import MultiPeerSession, PeerMessage, ToPeer
 from shoal.protocols.seam.protocol import Endpoint
-from shoal.protocols.seam.session import NoThrottle
 from shoal.transports.clock import LoopClock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link

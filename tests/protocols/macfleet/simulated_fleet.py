@@ -17,7 +17,7 @@ from shoal.protocols.macfleet.membership import (
     NodeAddress,
     NodeState,
 )
-from shoal.protocols.seam.multi_peer import OutgoingConnection, Probe
+from shoal.protocols.seam.endpoints import OutgoingConnection, Probe
 
 LATENCY = 0.01  # seconds until a ping is answered
 

@@ -12,7 +12,7 @@ from shoal.protocols.macfleet.discovery import (
     encode_secure_txt,
     encode_txt,
 )
-from shoal.protocols.seam.multi_peer import DiscoveredService
+from shoal.protocols.seam.endpoints import DiscoveredService
 
 
 def sighting(**text: str) -> DiscoveredService:

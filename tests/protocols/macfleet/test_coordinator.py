@@ -14,14 +14,14 @@ from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.gossip import FleetGossip
 from shoal.protocols.macfleet.local_node import hardware_profile, node_id
 from shoal.protocols.macfleet.membership import NodeAddress
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import (
     Listener,
     ListenerTls,
     MembershipProber,
     OutgoingConnection,
     ServiceBrowser,
 )
-from shoal.protocols.seam.session import ProtocolContext
 
 OTHER = fleet_key("of the fleet", "x")
 

@@ -17,7 +17,7 @@ from shoal.protocols.macfleet.codec.keys import fleet_key
 from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import REJECTIONS_MAX, FleetDialer
-from shoal.protocols.seam.multi_peer import Listener
+from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.session import CLOSE_MOVED, Close, Send, WorkerEnd
 
 DIRECT = replace(MEMBER, direct_url="tls-any://host:50052")

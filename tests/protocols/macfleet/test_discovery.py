@@ -9,7 +9,7 @@ from shoal.protocols.macfleet.codec.hardware import HardwareProfile
 from shoal.protocols.macfleet.codec.heartbeat_lines import HeartbeatLine, encode_ping
 from shoal.protocols.macfleet.discovery import browser, heartbeat_listener
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress, NodeState
-from shoal.protocols.seam.multi_peer import DiscoveredService, ListenerTls
+from shoal.protocols.seam.endpoints import DiscoveredService, ListenerTls
 
 PROFILE = HardwareProfile(chip="M4", gpu_cores=10, ram_gb=16.0, data_port=4001)
 TEXT = {"node_id": "b", "pool_version": "2.2.0", "data_port": "4000"}

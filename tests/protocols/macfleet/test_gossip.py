@@ -25,7 +25,7 @@ from shoal.protocols.macfleet.membership import (
     NodeAddress,
     NodeState,
 )
-from shoal.protocols.seam.multi_peer import OutgoingConnection, Probe
+from shoal.protocols.seam.endpoints import OutgoingConnection, Probe
 from shoal.protocols.seam.peer_addresses import PeerAddress
 
 LOST_WITHIN = MISSES_MAX * (PING_TIMEOUT + ROUND_INTERVAL) + FAILED_AFTER  # seconds

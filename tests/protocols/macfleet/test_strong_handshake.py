@@ -27,7 +27,7 @@ from shoal.protocols.macfleet.handshake import (
     HandshakeSettings,
     HandshakeStrength,
 )
-from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.transports.clock import LoopClock
 from store.in_memory import memory_store
 

@@ -19,21 +19,10 @@ from shoal.protocols.macfleet.codec.frames import (
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import FleetDialer
 from shoal.protocols.macfleet.session import PeerSession
-from shoal.protocols.seam.multi_peer import (
-    Listener,
-    MultiPeerSession,
-    PeerMessage,
-    ToPeer,
-)
-from shoal.protocols.seam.session import (
-    Bulk,
-    Close,
-    Notice,
-    ProtocolContext,
-    Send,
-    WorkerEnd,
-    WorkerProfile,
-)
+from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
+from shoal.protocols.seam.endpoints import Listener
+from shoal.protocols.seam.multi_peer import MultiPeerSession, PeerMessage, ToPeer
+from shoal.protocols.seam.session import Bulk, Close, Notice, Send, WorkerEnd
 
 OPEN = around("")
 

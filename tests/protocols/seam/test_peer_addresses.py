@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from shoal.protocols.seam.multi_peer import OutgoingConnection, PeerJoined, PeerMessage
+from shoal.protocols.seam.endpoints import OutgoingConnection
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage
 from shoal.protocols.seam.peer_addresses import (
     CHECK_INTERVAL,
     AddressDialer,

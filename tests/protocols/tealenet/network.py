@@ -10,20 +10,11 @@ from typing import Any
 from protocols.settings import setting
 from shoal.domain.vocabulary import Command, Event
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.multi_peer import (
-    PeerMessage,
-    RelayBroadcast,
-    RelaySend,
-    ToPeer,
-)
-from shoal.protocols.seam.session import (
-    AdmissionCheck,
-    Close,
-    Data,
-    Notice,
-    Send,
-    UpgradeRequest,
-)
+from shoal.protocols.seam.admission import AdmissionCheck
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.multi_peer import PeerMessage, ToPeer
+from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
+from shoal.protocols.seam.session import Close, Data, Notice, Send
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.local_node import TealeLocalNode, coordinator_node
 from shoal.protocols.tealenet.membership.relay_node import RelayNode

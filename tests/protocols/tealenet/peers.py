@@ -14,8 +14,9 @@ from shoal.domain.vocabulary import Command, Event, RunJob
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import UNKNOWN_HARDWARE, Offer
 from shoal.ledger.keys import Signer
+from shoal.protocols.seam.admission import AdmissionCheck
 from shoal.protocols.seam.multi_peer import PeerJoined
-from shoal.protocols.seam.session import AdmissionCheck, Close, Notice, Send
+from shoal.protocols.seam.session import Close, Notice, Send
 from shoal.protocols.tealenet.codec.envelope import encode
 from shoal.protocols.tealenet.codec.hardware import device_info
 from shoal.protocols.tealenet.codec.messages import (

@@ -9,8 +9,9 @@ from typing import Any
 
 from protocols.settings import setting
 from shoal.ledger.keys import Signer
-from shoal.protocols.seam.multi_peer import RelayBroadcast, RelaySend
-from shoal.protocols.seam.session import Data, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
+from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.relay_messages import challenge_text
 from shoal.protocols.tealenet.relay.limits import RelayLimits
 from shoal.protocols.tealenet.relay.server import LIMITS, RelayServer

@@ -8,15 +8,10 @@ from protocols.settings import setting
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import ServedModel
-from shoal.protocols.seam.multi_peer import DiscoveredService, Listener
-from shoal.protocols.seam.session import (
-    Admitted,
-    Close,
-    ProtocolContext,
-    Send,
-    WorkerProfile,
-    require_token,
-)
+from shoal.protocols.seam.admission import require_token
+from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
+from shoal.protocols.seam.endpoints import DiscoveredService, Listener
+from shoal.protocols.seam.session import Admitted, Close, Send
 from shoal.protocols.tealenet import Config, endpoints
 from shoal.protocols.tealenet.connections import (
     CLOSE_RESTARTING,

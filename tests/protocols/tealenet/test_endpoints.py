@@ -8,15 +8,15 @@ from protocols.settings import setting
 from protocols.tealenet.peers import signer
 from shoal.domain.errors import ConfigError
 from shoal.domain.worker import Hardware
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     Listener,
     ListenerTls,
     OutgoingConnection,
-    RelayRoute,
     ServiceBrowser,
+    UpgradeRequest,
 )
-from shoal.protocols.seam.session import UpgradeRequest
+from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.tealenet import SERVICE, Config, endpoints, is_relay_upgrade
 from shoal.protocols.tealenet.local_node import device_id
 

@@ -11,7 +11,7 @@ from shoal.gateway.context import Gateway
 from shoal.gateway.http.access import ApiCaller
 from shoal.gateway.http.responses import json_response
 from shoal.pool.worker import Worker
-from shoal.protocols.seam.multi_peer import ListedNode
+from shoal.protocols.seam.endpoints import ListedNode
 
 
 class NodeStatus(msgspec.Struct, frozen=True):

@@ -10,13 +10,13 @@ from shoal.protocols.dispatch.admission import Config, admit_connection, answer_
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.coordinator import ProviderSession
 from shoal.protocols.dispatch.dialer import FACE, PAIRING, ProviderDialer
-from shoal.protocols.seam.protocol import WireProtocol
-from shoal.protocols.seam.session import (
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
-    ProtocolContext,
     UpgradeRequest,
     WebSocketRoute,
 )
+from shoal.protocols.seam.protocol import WireProtocol
 
 __all__ = ["PROTOCOL", "Config"]
 

@@ -33,12 +33,9 @@ from shoal.protocols.dispatch.codec.messages import (
     RegisterProvider,
 )
 from shoal.protocols.dispatch.codec.receipts import signature_of
-from shoal.protocols.seam.session import (
-    AdmissionGrant,
-    JoinRequest,
-    ProtocolContext,
-    UpgradeRequest,
-)
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import UpgradeRequest
 
 ID_SIZE = 16  # bytes of a worker's id
 

@@ -50,15 +50,8 @@ from shoal.protocols.dispatch.outstanding_jobs import (
     rejected,
     submitted,
 )
-from shoal.protocols.seam.session import (
-    Batch,
-    Close,
-    Data,
-    Notice,
-    Output,
-    ProtocolContext,
-    Send,
-)
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 
 CLOSE_REFUSED = 4003  # close codes of ours; the original closes without one
 CLOSE_SILENT = 4008

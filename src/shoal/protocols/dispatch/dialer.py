@@ -12,8 +12,8 @@ from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REPLACED
 from shoal.protocols.dispatch.worker import DispatchWorkerSession
 from shoal.protocols.dispatch.worker_encoder import WorkerEncoder
 from shoal.protocols.dispatch.worker_jobs import WorkerJobs
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.protocol import CoordinatorProbe, Pairing
-from shoal.protocols.seam.session import WorkerProfile
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 

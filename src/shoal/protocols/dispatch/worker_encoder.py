@@ -35,7 +35,7 @@ from shoal.protocols.dispatch.codec.messages import (
     RegisterProvider,
 )
 from shoal.protocols.dispatch.worker_jobs import RunningJob
-from shoal.protocols.seam.session import Identity, WorkerProfile
+from shoal.protocols.seam.context import Identity, WorkerProfile
 
 TYPES: Mapping[DeviceKind, ProviderType] = {
     device: type_ for type_, device in DEVICES.items()

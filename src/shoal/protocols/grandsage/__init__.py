@@ -17,13 +17,13 @@ from shoal.protocols.grandsage.config import Config, TaskIds
 from shoal.protocols.grandsage.coordinator import GrandSageNodeSession
 from shoal.protocols.grandsage.extension import HEADER, write_extensions
 from shoal.protocols.grandsage.worker import GrandSageNodeDialer
-from shoal.protocols.seam.protocol import WireProtocol
-from shoal.protocols.seam.session import (
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
-    ProtocolContext,
     UpgradeRequest,
     WebSocketRoute,
 )
+from shoal.protocols.seam.protocol import WireProtocol
 
 __all__ = ["PROTOCOL", "Config"]
 

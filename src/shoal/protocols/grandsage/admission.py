@@ -13,12 +13,8 @@ from shoal.domain.errors import NotAdmitted, Refused
 from shoal.domain.worker import Offer
 from shoal.protocols.grandsage.codec import well_formed
 from shoal.protocols.grandsage.extension import HEADER, read_extensions
-from shoal.protocols.seam.session import (
-    AdmissionCheck,
-    AdmissionGrant,
-    JoinRequest,
-    UpgradeRequest,
-)
+from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
 
 PARAMETERS = ("token", "model", "max_concurrency", "name")
 NAME_MAX = 256  # characters of a name or a model

@@ -48,6 +48,7 @@ from shoal.protocols.grandsage.extension import (
     write_extensions,
 )
 from shoal.protocols.grandsage.tasks import decode_text, decode_work
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.session import (
     Batch,
     Close,
@@ -55,7 +56,6 @@ from shoal.protocols.seam.session import (
     Notice,
     Output,
     Send,
-    WorkerProfile,
     protocol_error,
 )
 

@@ -13,7 +13,7 @@ from shoal.domain.errors import ConfigError
 from shoal.protocols.macfleet.codec.keys import TOKEN_FILE, TOKEN_VARIABLE, fleet_key
 from shoal.protocols.macfleet.config import HEARTBEAT_PORT, Config
 from shoal.protocols.macfleet.membership import NodeAddress
-from shoal.protocols.seam.multi_peer import plain_label
+from shoal.protocols.seam.endpoints import plain_label
 from shoal.protocols.seam.protocol import FleetAccess
 
 EXPECTED = (

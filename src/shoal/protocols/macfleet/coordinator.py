@@ -42,20 +42,11 @@ from shoal.protocols.macfleet.local_node import (
 from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
-from shoal.protocols.seam.multi_peer import (
-    Listener,
-    ListenerTls,
-    MultiPeerSession,
-    OutgoingConnection,
-    Protection,
-)
+from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import Listener, ListenerTls, OutgoingConnection
+from shoal.protocols.seam.multi_peer import MultiPeerSession, Protection
 from shoal.protocols.seam.protocol import Endpoint
-from shoal.protocols.seam.session import (
-    AdmissionCheck,
-    AdmissionGrant,
-    JoinRequest,
-    ProtocolContext,
-)
 
 TRANSPORT_FLAG = "--macfleet-transport-port"
 

@@ -36,17 +36,17 @@ from shoal.protocols.macfleet.local_node import (
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
 from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.seam.admission import NoThrottle
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.multi_peer import Protection
 from shoal.protocols.seam.session import (
     CLOSE_MOVED,
     Admitted,
     Batch,
     Close,
-    NoThrottle,
     Output,
     Send,
     WorkerEnd,
-    WorkerProfile,
 )
 from shoal.protocols.seam.worker_session import (
     FramedWorkerSession,

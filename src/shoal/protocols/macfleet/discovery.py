@@ -22,15 +22,15 @@ from shoal.protocols.macfleet.election import compute_score
 from shoal.protocols.macfleet.heartbeat import FleetMember, PongSession
 from shoal.protocols.macfleet.membership import FleetRegistry, NodeAddress
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     Listener,
     ListenerTls,
-    MultiPeerSession,
     OutgoingConnection,
     ServiceBrowser,
     ServiceRecord,
 )
+from shoal.protocols.seam.multi_peer import MultiPeerSession
 
 POOL_VERSION = "2.2.0"  # of the MacFleet programs that this follows
 ID_MAX = 256  # characters

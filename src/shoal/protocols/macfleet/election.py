@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 from shoal.domain.errors import InvalidRequest
 from shoal.protocols.macfleet.codec.hardware import UNKNOWN_PROFILE, HardwareProfile
 from shoal.protocols.macfleet.membership import MEMBER_STATES, FleetNode, FleetRegistry
-from shoal.protocols.seam.multi_peer import ListedNode
+from shoal.protocols.seam.endpoints import ListedNode
 
 VIABLE_MIN = 4  # samples: fewer are not worth sending to a node
 

@@ -27,12 +27,8 @@ from shoal.protocols.macfleet.membership import (
     NodeAddress,
     NodeState,
 )
-from shoal.protocols.seam.multi_peer import (
-    ListedNode,
-    MultiPeerSession,
-    OutgoingConnection,
-    Probe,
-)
+from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection, Probe
+from shoal.protocols.seam.multi_peer import MultiPeerSession
 from shoal.protocols.seam.peer_addresses import PeerAddress
 
 PINGS_PER_ROUND = 3  # nodes of a kind

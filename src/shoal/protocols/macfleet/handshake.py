@@ -30,7 +30,8 @@ from typing import Protocol, TypeAlias
 from shoal.domain.errors import PeerError
 from shoal.protocols.macfleet.codec.frames import Frame
 from shoal.protocols.macfleet.codec.hardware import HardwareProfile
-from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, Identity
+from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant
+from shoal.protocols.seam.context import Identity
 
 REMEMBERED_FOR = 30.0  # seconds; a handshake has timed out by then
 REMEMBERED_MAX = 16_384  # challenges; the oldest is evicted first

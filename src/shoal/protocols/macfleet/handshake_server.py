@@ -42,8 +42,8 @@ from shoal.protocols.macfleet.strong_handshake import (
     seal,
     unseal,
 )
-from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN
-from shoal.protocols.seam.session import (
+from shoal.protocols.seam.admission import (
+    NO_JOIN_TOKEN,
     WRONG_TOKEN,
     AdmissionGrant,
     JoinRequest,

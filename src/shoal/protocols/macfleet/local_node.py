@@ -15,8 +15,8 @@ from shoal.protocols.macfleet.codec.hardware import HardwareProfile, encode_prof
 from shoal.protocols.macfleet.handshake import ID_MAX, HandshakeSettings
 from shoal.protocols.macfleet.membership import FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN, Protection
-from shoal.protocols.seam.session import AdmissionGrant
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
+from shoal.protocols.seam.multi_peer import Protection
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from shoal.domain.addresses import is_loopback, network_key
 from shoal.domain.errors import Unavailable
-from shoal.protocols.seam.session import Throttle
+from shoal.protocols.seam.admission import Throttle
 
 DELAY_FIRST = 0.5  # seconds after one failure; doubled by each further one
 BANNED_AFTER = 5  # failures

@@ -61,7 +61,7 @@ from shoal.protocols.macfleet.codec.hardware import HARDWARE_MAX
 from shoal.protocols.macfleet.codec.keys import DEFAULT_FLEET
 from shoal.protocols.macfleet.handshake import MESSAGE_MAX, HandshakeSettings
 from shoal.protocols.macfleet.handshake_messages import control_frame
-from shoal.protocols.seam.session import TOKEN_HINT_SIZE, token_hint
+from shoal.protocols.seam.admission import TOKEN_HINT_SIZE, token_hint
 
 LABEL = b"shoal macfleet strong v1\n"
 _KEY_LABEL = b"shoal macfleet strong key v1\n"

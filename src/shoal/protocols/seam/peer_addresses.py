@@ -7,10 +7,9 @@ the others wait.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from shoal.protocols.seam.endpoints import ListedNode, OutgoingConnection
 from shoal.protocols.seam.multi_peer import (
-    ListedNode,
     MultiPeerSession,
-    OutgoingConnection,
     PeerJoined,
     PeerMessage,
     ToPeer,

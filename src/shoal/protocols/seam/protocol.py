@@ -6,19 +6,15 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from shoal.domain.job_kinds import INFERENCE_KINDS
 from shoal.domain.work import JobKind
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
+from shoal.protocols.seam.endpoints import (
     Listener,
     MembershipProber,
     OutgoingConnection,
-    RelayRoute,
     ServiceBrowser,
-)
-from shoal.protocols.seam.session import (
-    Dialer,
-    ProtocolContext,
     WebSocketRoute,
-    WorkerProfile,
 )
+from shoal.protocols.seam.relay import RelayRoute
 
 C = TypeVar("C")
 

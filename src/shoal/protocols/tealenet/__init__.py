@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from functools import partial
 from urllib.parse import parse_qsl
 
-from shoal.protocols.seam.multi_peer import (
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import (
     DiscoveredService,
     Listener,
     ListenerTls,
-    MultiPeerSession,
     OutgoingConnection,
-    Protection,
-    RelayRoute,
     ServiceBrowser,
     ServiceRecord,
+    UpgradeRequest,
 )
+from shoal.protocols.seam.multi_peer import MultiPeerSession, Protection
 from shoal.protocols.seam.peer_addresses import AddressDialer
 from shoal.protocols.seam.protocol import Endpoint, WireProtocol
-from shoal.protocols.seam.session import ProtocolContext, UpgradeRequest
+from shoal.protocols.seam.relay import RelayRoute
 from shoal.protocols.tealenet.codec.relay_messages import MESSAGE_MAX as RELAYED_MAX
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.connections import (

@@ -8,8 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from shoal.domain.errors import NotAdmitted, Unavailable
-from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN
-from shoal.protocols.seam.session import AdmissionCheck, AdmissionGrant, JoinRequest
+from shoal.protocols.seam.admission import (
+    NO_JOIN_TOKEN,
+    AdmissionCheck,
+    AdmissionGrant,
+    JoinRequest,
+)
 from shoal.protocols.tealenet.local_node import TealeLocalNode
 
 CREDENTIALS_REQUIRED = (

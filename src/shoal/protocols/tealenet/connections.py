@@ -9,24 +9,16 @@ from dataclasses import replace
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
 
 from shoal.domain.errors import ConfigError
+from shoal.protocols.seam.context import WorkerProfile
+from shoal.protocols.seam.endpoints import DiscoveredService, OutgoingConnection
 from shoal.protocols.seam.framing import LengthPrefixed
 from shoal.protocols.seam.multi_peer import (
-    DiscoveredService,
     MultiPeerSession,
-    OutgoingConnection,
     PeerMessage,
     Protection,
     ToPeer,
 )
-from shoal.protocols.seam.session import (
-    Batch,
-    Bulk,
-    Close,
-    Notice,
-    Output,
-    Send,
-    WorkerProfile,
-)
+from shoal.protocols.seam.session import Batch, Bulk, Close, Notice, Output, Send
 from shoal.protocols.seam.worker_session import MembershipState, MultiPeerWorkerSession
 from shoal.protocols.tealenet.codec.model_sharing import MODEL_MESSAGES
 from shoal.protocols.tealenet.codec.relay_messages import CLOSE_REPLACED

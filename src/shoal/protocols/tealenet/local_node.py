@@ -7,14 +7,8 @@ from enum import Enum
 
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Hardware, Offer
-from shoal.protocols.seam.session import (
-    AdmissionCheck,
-    Identity,
-    NoThrottle,
-    ProtocolContext,
-    Throttle,
-    WorkerProfile,
-)
+from shoal.protocols.seam.admission import AdmissionCheck, NoThrottle, Throttle
+from shoal.protocols.seam.context import Identity, ProtocolContext, WorkerProfile
 from shoal.protocols.tealenet.codec.scalars import passcode_hash, well_formed
 from shoal.protocols.tealenet.config import Config
 

@@ -5,8 +5,8 @@ from enum import Enum
 
 from shoal.domain.work import Feature
 from shoal.domain.worker import CHAT_ONLY, Offer
-from shoal.protocols.seam.multi_peer import NO_JOIN_TOKEN, Protection
-from shoal.protocols.seam.session import AdmissionGrant
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
+from shoal.protocols.seam.multi_peer import Protection
 from shoal.protocols.tealenet.codec.extension import (
     CONTEXT_MAX,
     SLOTS_MAX,

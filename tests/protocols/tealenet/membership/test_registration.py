@@ -15,7 +15,7 @@ from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
 from shoal.domain.work import JobKind
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
 from shoal.ledger.keys import Signer, verify
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.tealenet.codec.extension import read_introduction
 from shoal.protocols.tealenet.codec.hardware import NodeCapabilities
 from shoal.protocols.tealenet.codec.relay_messages import (

@@ -32,6 +32,8 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Feature
 from shoal.domain.worker import CHAT_ONLY, Offer, ServedModel, WorkerLoad
 from shoal.ledger.keys import Signer, verify
+from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest, require_token
+from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.multi_peer import (
     ALL_PEERS,
     PeerJoined,
@@ -40,14 +42,7 @@ from shoal.protocols.seam.multi_peer import (
     Protection,
     ToPeer,
 )
-from shoal.protocols.seam.session import (
-    AdmissionGrant,
-    JoinRequest,
-    Notice,
-    Send,
-    WorkerProfile,
-    require_token,
-)
+from shoal.protocols.seam.session import Notice, Send
 from shoal.protocols.tealenet.codec.signatures import encode_base64, noise_binding
 from shoal.protocols.tealenet.config import Config
 from shoal.protocols.tealenet.encryption.secure_session import TEALE_TIMEOUT

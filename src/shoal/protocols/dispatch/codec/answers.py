@@ -35,7 +35,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
 from shoal.protocols.dispatch.codec.extension import CompletionExtension, TokenCounts
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REASON_MAX, JobComplete
 from shoal.protocols.dispatch.codec.receipts import hash_of, read_bundled, sign
-from shoal.protocols.seam.session import Identity
+from shoal.protocols.seam.context import Identity
 
 LOGPROBS_MAX = 500_000  # values beside an answer; they are read in 50 ms
 NO_TEXT = "the worker's answer has no text"

@@ -18,7 +18,7 @@ import msgspec
 from shoal.domain.errors import PeerError
 from shoal.domain.work import Feature, JobKind
 from shoal.protocols.dispatch.codec.messages import Lease
-from shoal.protocols.seam.session import WorkerProfile
+from shoal.protocols.seam.context import WorkerProfile
 
 HEADER = "Shoal-Dispatch"
 VERSION = 1

@@ -23,7 +23,7 @@ from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.receipts import SignedReceipt
 from shoal.domain.vocabulary import Completed
 from shoal.domain.work import JSON, Task, Work
-from shoal.protocols.seam.session import Identity
+from shoal.protocols.seam.context import Identity
 from shoal.protocols.tealenet.codec.scalars import encode_json, well_formed
 
 CHALLENGE_SIZE = 32  # bytes

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import (
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from shoal.domain.errors import PeerError
-from shoal.protocols.seam.session import Identity
+from shoal.protocols.seam.context import Identity
 
 PROTOCOL_NAME: Final = b"Noise_IK_25519_ChaChaPoly_BLAKE2s"
 KEY_SIZE: Final = 32  # bytes

@@ -20,8 +20,9 @@ from struct import Struct
 from typing import Final, TypeAlias
 
 from shoal.domain.errors import LimitExceeded, PeerError
+from shoal.protocols.seam.context import Identity
 from shoal.protocols.seam.multi_peer import Protection
-from shoal.protocols.seam.session import Identity, Notice
+from shoal.protocols.seam.session import Notice
 from shoal.protocols.tealenet.encryption.noise import (
     TAG_SIZE,
     NoiseInitiator,

@@ -14,7 +14,7 @@ from hashlib import sha256
 from hmac import digest
 from typing import Final
 
-from shoal.protocols.seam.session import Identity
+from shoal.protocols.seam.context import Identity
 from shoal.protocols.tealenet.encryption.noise import (
     KEY_SIZE,
     SECOND_SIZE_MIN,

@@ -12,7 +12,7 @@ from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
 from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer, WorkerLoad
-from shoal.protocols.seam.session import Identity
+from shoal.protocols.seam.context import Identity
 from shoal.protocols.tealenet.codec.extension import (
     VERSION,
     IntroductionExtension,

@@ -7,16 +7,9 @@ from typing import TypeAlias
 
 from shoal.domain.errors import PeerError
 from shoal.domain.vocabulary import Command, Event, OffersChanged
+from shoal.protocols.seam.context import Identity
 from shoal.protocols.seam.multi_peer import PeerJoined, Protection
-from shoal.protocols.seam.session import (
-    Bulk,
-    Close,
-    Data,
-    Identity,
-    Notice,
-    Output,
-    Send,
-)
+from shoal.protocols.seam.session import Bulk, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.codec.relay_messages import (
     NatConnectionInfo,
     RelayAnswer,

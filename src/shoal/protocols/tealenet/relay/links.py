@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from shoal.protocols.seam.multi_peer import RelaySend
+from shoal.protocols.seam.relay import RelaySend
 from shoal.protocols.tealenet.codec.relay_envelope import BadRelayMessage
 from shoal.protocols.tealenet.codec.relay_messages import RelayError, encode
 from shoal.protocols.tealenet.relay.limits import RateBucket, RelayLimits

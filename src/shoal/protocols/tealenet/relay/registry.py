@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 
 from msgspec import UNSET
 
-from shoal.protocols.seam.multi_peer import RelayBroadcast, RelaySend
-from shoal.protocols.seam.session import ProtocolContext
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.relay import RelayBroadcast, RelaySend
 from shoal.protocols.tealenet.codec.relay_envelope import (
     BadRelayMessage,
     encode_envelope,

@@ -8,8 +8,10 @@ that is its id, that senders are not forged, and that only its two ends use a se
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from shoal.protocols.seam.multi_peer import RelaySend
-from shoal.protocols.seam.session import Data, ProtocolContext, UpgradeRequest
+from shoal.protocols.seam.context import ProtocolContext
+from shoal.protocols.seam.endpoints import UpgradeRequest
+from shoal.protocols.seam.relay import RelaySend
+from shoal.protocols.seam.session import Data
 from shoal.protocols.tealenet.codec.relay_envelope import (
     SHOWN_MAX,
     BadRelayMessage,
