@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -60,6 +61,27 @@ def test_every_protocol_folder_is_discovered() -> None:
     }
 
     assert {*discover(), "seam"} == folders
+
+
+def test_a_class_name_is_one_thing() -> None:
+    # Every wire has its configuration and its session.
+    several = {"Config", "Session"}
+    places: dict[str, list[str]] = {}
+    for path, text in MODULES.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(path)
+
+    twice = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert {name: twice[name] for name in twice.keys() - several} == {}
+
+
+def test_a_folder_holds_what_a_reader_can_keep_in_mind() -> None:
+    modules = Counter(
+        path.rpartition("/")[0] for path in MODULES if not path.endswith("__init__.py")
+    )
+
+    assert {folder: n for folder, n in modules.items() if n > 25} == {}
 
 
 def test_bugs_are_caught_only_where_they_are_supervised() -> None:

@@ -79,7 +79,7 @@ class PeerJob:
 
 
 @dataclass(slots=True)
-class PeerJobs:
+class AcceptedJobs:
     """A worker's jobs, across its connections to one coordinator.
 
     No two have the same name, whatever their peers call them.
@@ -123,7 +123,7 @@ class MembershipState:
     ``welcome`` says whether somebody has let it in, and ``refusal`` why nobody will.
     """
 
-    jobs: PeerJobs = field(default_factory=PeerJobs)
+    jobs: AcceptedJobs = field(default_factory=AcceptedJobs)
     admitted: bool = False
     refusal: str = ""
 
