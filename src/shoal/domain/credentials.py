@@ -1,7 +1,7 @@
-"""What clients and workers are let in by: API keys, join tokens, and their limits.
+"""API keys and join tokens, and their limits and usage.
 
-Only digests are kept.  Keys are made at random and long, so that a plain SHA-256 is
-enough: there is nothing to guess that a slow hash would protect.
+Only digests are stored.  Keys are long and random, so a plain SHA-256 is enough: a slow
+hash protects only guessable secrets.
 """
 
 import base64
@@ -16,33 +16,33 @@ from shoal.domain.outcome import Outcome, Usage
 from shoal.domain.work import Embedding, JobKind, Work
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}", re.ASCII)
-"""What a key or a token may be called: it stands in logs, tables and commands."""
+"""The names of keys and tokens, which appear in logs, tables and commands."""
 
-BYTES_PER_TOKEN = 4  # to a token, about
-REPORTED_TOKENS_MAX = 1 << 32  # tokens of one job that a worker is believed
+BYTES_PER_TOKEN = 4  # approximate
+REPORTED_TOKENS_MAX = 1 << 32  # reported tokens of one job above this are capped
 
 FINGERPRINT_MARK = ".sha256-"
 _FINGERPRINT = re.compile(r"(.*)\.sha256-([A-Za-z0-9_-]{43})", re.ASCII | re.DOTALL)
 
 
 class Scope(Enum):
-    """What a key may be used for; each includes those before it."""
+    """The permissions of a key; each includes those before it."""
 
-    READ = "read"  # see models, workers and one's own jobs
-    USE = "use"  # have jobs done
-    ADMIN = "admin"  # make and revoke keys, and see and cancel everybody's jobs
+    READ = "read"  # read models, workers and one's own jobs
+    USE = "use"  # submit jobs
+    ADMIN = "admin"  # create and revoke keys, and read and cancel all jobs
 
     def covers(self, needed: "Scope") -> bool:
-        """Say whether this is enough where ``needed`` is asked for."""
+        """Return whether this scope includes ``needed``."""
         order = list(Scope)
         return order.index(self) >= order.index(needed)
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """How much a key may use; None: as much as it likes.
+    """The limits of a key; None: unlimited.
 
-    Tokens are those read and those written together.
+    Tokens are prompt and completion tokens together.
     """
 
     requests_per_minute: int | None = None
@@ -52,7 +52,7 @@ class Quota:
 
     @property
     def needs_stored_usage(self) -> bool:
-        """Whether what the store has of earlier use counts."""
+        """Whether a limit depends on usage recorded in the store."""
         return self.tokens_per_day is not None or self.budget is not None
 
 
@@ -61,7 +61,7 @@ UNLIMITED = Quota()
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """An API key.  Times are Unix seconds; ``start`` is how it begins."""
+    """An API key.  Times are Unix seconds; ``start`` are its first characters."""
 
     id: str
     name: str
@@ -76,11 +76,11 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class JoinToken:
-    """What workers join by.  Times are Unix seconds.
+    """A token that admits workers.  Times are Unix seconds.
 
-    ``models`` are patterns as of a shell; empty: any model.  ``workers`` are those
-    that joined by it, each with its wire, kept only if ``uses_max`` bounds them; they
-    may come back after it has expired.
+    ``models`` are shell patterns; empty: any model.  ``workers`` are those that joined
+    with it, each with its wire, recorded only if ``uses_max`` limits their number; they
+    may rejoin after it has expired.
     """
 
     id: str
@@ -96,7 +96,7 @@ class JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class KeyUsage:
-    """What was done for the keys of one name: in all, and of it today, in UTC."""
+    """The usage of the keys of one name: in total, and today in UTC."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -123,39 +123,39 @@ def digest_of(secret: str) -> bytes:
 
 
 def was_unusable_before(credential: Key | JoinToken, at: float) -> bool:
-    """Say whether a key or token was of no use to anybody before then."""
+    """Return whether a key or token had expired or been revoked before a Unix time."""
     revoked_at, expires_at = credential.revoked_at, credential.expires_at
     if isinstance(credential, JoinToken) and credential.uses_max is not None:
-        expires_at = None  # those who have used it may come back
+        expires_at = None  # its workers may rejoin
     return any(end is not None and end < at for end in (revoked_at, expires_at))
 
 
 def may_offer(token: JoinToken, models: Collection[str]) -> bool:
-    """Say whether a worker that joins by ``token`` may have these models."""
+    """Return whether a worker that joins with ``token`` may offer these models."""
     return not token.models or all(
         any(fnmatchcase(model, pattern) for pattern in token.models) for model in models
     )
 
 
 def estimated_tokens(text: str) -> int:
-    """Return about how many tokens a text is, where nobody has counted.
+    """Estimate the number of tokens of a text.
 
-    Four bytes to a token is what models for English come to; other scripts take more
-    bytes for a character, and more tokens too.
+    English has about four bytes to a token; other scripts take more bytes for a
+    character, and more tokens too.
     """
     return -(-len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def tokens_to_read(work: Work) -> int:
-    """Return about how many tokens a model has to read for ``work``."""
+    """Estimate the prompt tokens of ``work``."""
     texts = work.inputs if isinstance(work, Embedding) else (work.text,)
     return sum(map(estimated_tokens, texts))
 
 
 def partial_usage(work: Work, written: int) -> Usage | None:
-    """Return about what a job has used that was given up, if it had begun at all.
+    """Estimate the usage of a job that was given up; None if it had no output.
 
-    ``written`` is how many characters of the answer there were.
+    ``written`` is the number of characters of its answer.
     """
     return (
         Usage(tokens_to_read(work), -(-written // BYTES_PER_TOKEN)) if written else None
@@ -163,9 +163,9 @@ def partial_usage(work: Work, written: int) -> Usage | None:
 
 
 def reported_usage(outcome: Outcome) -> Usage | None:
-    """Return what the worker says that a job has used, if it says so.
+    """Return the usage that the worker reported, if any, within bounds.
 
-    Workers may say anything, and a sum has to stay one.
+    Workers may report anything, and the sums must not overflow.
     """
     if (counted := outcome.usage) is None:
         return None
@@ -176,7 +176,7 @@ def reported_usage(outcome: Outcome) -> Usage | None:
 
 
 def usage_of(work: Work, outcome: Outcome) -> Usage:
-    """Return what a job has used: about, where nobody has counted."""
+    """Return the usage of a job, estimated if the worker reported none."""
     if (counted := reported_usage(outcome)) is not None:
         return counted
     written = "".join(str(choice.fields) for choice in outcome.choices) or outcome.text
@@ -187,8 +187,8 @@ def usage_of(work: Work, outcome: Outcome) -> Usage:
 def with_fingerprint(token: str, fingerprint: bytes | None) -> str:
     """Return a join token that also names the coordinator's certificate.
 
-    ``fingerprint`` is the SHA-256 of the certificate in DER form, if there is one.  Any
-    worker may present the whole: the coordinator looks at what goes before.
+    ``fingerprint`` is the SHA-256 of the certificate in DER form, if there is one.  A
+    worker may present the whole: the coordinator ignores the fingerprint.
     """
     if fingerprint is None:
         return token

@@ -1,7 +1,7 @@
-"""What happened, in the past tense: the only thing that changes the pool.
+"""Facts: events that have happened, and the only way to change the pool.
 
-Facts are stored and logged as they are, so they hold no prompts, answers or keys but
-in ``JobSubmitted.job`` and ``JobCompleted.outcome``, which the store keeps apart.
+Facts are stored and logged, so they hold no prompts, answers or keys, except in
+``JobSubmitted.job`` and ``JobCompleted.outcome``, which the store keeps separately.
 """
 
 from collections.abc import Mapping
@@ -36,11 +36,11 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMarked:
-    """A worker did what it should not; with enough points it gets no work for a while.
+    """A worker misbehaved; with enough points it gets no work for a while.
 
-    ``about`` is the job in question, which may be forgotten before this is.
-    ``public_key`` is what the worker had proved to have, if anything: then whoever
-    names that key is meant.
+    ``about`` is the job in question, which may be pruned before this fact is.
+    ``public_key`` is the key that the worker proved, if any: the points then apply to
+    every worker that names the key.
     """
 
     worker_id: WorkerId
@@ -52,10 +52,10 @@ class WorkerMarked:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoadChanged:
-    """How much a worker can take beside what it was given here has changed.
+    """A worker's load outside this pool changed.
 
-    ``turned`` says that this is what makes it fit, or unfit.  Never stored: nobody asks
-    for it after a restart, and a worker may say it as often as it likes.
+    ``fitness_changed``: the worker became fit or unfit by it.  Never stored: workers
+    report it often, and it means nothing after a restart.
     """
 
     worker_id: WorkerId
@@ -65,7 +65,7 @@ class WorkerLoadChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTrusted:
-    """A user of a key's owner lets private jobs go to whoever has this public key."""
+    """A user of a key's owner trusts this public key with private jobs."""
 
     owner: str
     user: str
@@ -83,9 +83,9 @@ class JobSubmitted:
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """Workers that did not get a job, and the reason they share.
+    """Workers that were not given a job for one reason.
 
-    ``workers`` names the first few; ``count`` is how many there were.
+    ``workers`` names the first few; ``count`` is their number.
     """
 
     reason: str
@@ -104,7 +104,7 @@ class JobLeased:
 
 @dataclass(frozen=True, slots=True)
 class JobHedged:
-    """A second worker was given a job of which the first has said nothing for long."""
+    """A second worker was given a job on which the first has long been silent."""
 
     job_id: JobId
     worker_id: WorkerId
@@ -114,10 +114,10 @@ class JobHedged:
 
 @dataclass(frozen=True, slots=True)
 class JobUnhedged:
-    """One of a job's two leases is over, and the job goes on under the other.
+    """One of a job's two leases ended, and the job continues under the other.
 
-    ``lost`` says that this is because its worker went away, ``cut`` that the worker is
-    still at it; else it would not or could not do the job.
+    ``lost``: its worker disconnected; ``cut``: its worker is still running the job;
+    else its worker rejected or failed the job.
     """
 
     job_id: JobId
@@ -135,7 +135,7 @@ class JobStarted:
 
 @dataclass(frozen=True, slots=True)
 class JobRequeued:
-    """The job waits again; ``refused_by`` names a worker not to ask at once again."""
+    """The job waits again; ``refused_by`` is a worker not to ask again at once."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -175,10 +175,10 @@ class ReceiptPresented:
 
 @dataclass(frozen=True, slots=True)
 class JobFailed:
-    """The job ended badly.
+    """The job failed.
 
-    ``lost`` says that this is because its workers went away, ``cut`` that a worker was
-    still at it.
+    ``lost``: because its workers disconnected; ``cut``: while a worker was still
+    running it.
     """
 
     job_id: JobId
@@ -190,7 +190,7 @@ class JobFailed:
 
 @dataclass(frozen=True, slots=True)
 class JobCancelled:
-    """Nobody wants the job any more; ``written`` is how many characters there were."""
+    """A client or operator cancelled the job after ``written`` characters of output."""
 
     job_id: JobId
     reason: str
@@ -199,7 +199,7 @@ class JobCancelled:
 
 @dataclass(frozen=True, slots=True)
 class JobExpired:
-    """The job ran into a limit; ``written`` is how many characters there were."""
+    """The job exceeded a limit after ``written`` characters of output."""
 
     job_id: JobId
     limit: TimeLimit
@@ -209,7 +209,7 @@ class JobExpired:
 
 @dataclass(frozen=True, slots=True)
 class LateResult:
-    """A worker answered for a lease that is over: recorded, never delivered."""
+    """A worker answered under a lease that has ended: recorded, never delivered."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -233,7 +233,7 @@ JobFact: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class AccountCredited:
-    """Someone was given money, in micro-dollars; ``by`` is the key of who did it."""
+    """An account was credited, in micro-dollars, with the key ``by``."""
 
     account: str
     amount: int
@@ -242,7 +242,7 @@ class AccountCredited:
 
 @dataclass(frozen=True, slots=True)
 class AccountLimited:
-    """How far below zero an account may go, in micro-dollars; None: without limit."""
+    """An account's overdraft limit was set, in micro-dollars; None: unlimited."""
 
     account: str
     budget: int | None

@@ -1,4 +1,4 @@
-"""What a user wants done: jobs, their limits and their terms."""
+"""Jobs: the work, its time limits and its terms."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,17 +18,17 @@ class JobKind(Enum):
     """What a job asks a worker to do."""
 
     CHAT = "chat"
-    COMPLETION = "completion"  # going on from a text as it is
+    COMPLETION = "completion"  # continues a plain text
     EMBEDDING = "embedding"
-    TASK = "task"  # something with a name, whatever it takes and gives
-    CALL = "call"  # a Python function, by its name
-    CALL_STREAM = "lane"  # a place to call a function again and again
+    TASK = "task"  # named, with any input and output
+    CALL = "call"  # one call of a Python function
+    CALL_STREAM = "lane"  # a slot held for many calls of one function
 
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
 
 class Policy(Enum):
-    """Which workers a job should rather go to, and what it costs."""
+    """Which workers a job prefers, and what it costs."""
 
     FAST = "fast"
     CHEAP = "cheap"
@@ -37,10 +37,10 @@ class Policy(Enum):
 
 
 class Privacy(Enum):
-    """Who may see what a job is about."""
+    """Which workers may see the content of a job."""
 
     PUBLIC = "public"
-    PRIVATE = "private"  # only workers that the asker trusts and that proved their key
+    PRIVATE = "private"  # only workers that the user trusts and that proved their key
 
     __hash__ = object.__hash__  # each is one object, and asked for all the time
 
@@ -48,12 +48,12 @@ class Privacy(Enum):
 INDIVISIBLE_FEATURES = frozenset(
     {Feature.TOOLS, Feature.SCHEMA, Feature.LOGPROBS, Feature.CHOICES}
 )
-"""What an answer is the outcome of as a whole, so that no other can go on with it."""
+"""Features that shape the whole answer, so that no other worker can continue it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A conversation to be continued by a model.
+    """A conversation that a model continues.
 
     ``messages`` are in OpenAI's form, each with ``role`` and ``content``: every wire
     and engine translates from it.  ``options`` holds OpenAI's further fields
@@ -90,15 +90,15 @@ class Chat:
 
     @property
     def text(self) -> str:
-        """All that the model is to read."""
+        """The text that the model reads."""
         return "\n".join(message_text(message) for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A text to be gone on with, without the form of a conversation.
+    """A text that a model continues, outside of any conversation.
 
-    ``prompt`` is a text, or whatever else OpenAI allows: several texts, tokens.
+    ``prompt`` is a text, or what else OpenAI allows: several texts, or tokens.
     """
 
     model: str
@@ -121,7 +121,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """All that the model is to read."""
+        """The text that the model reads."""
         return self.prompt if isinstance(self.prompt, str) else ""
 
 
@@ -149,23 +149,23 @@ class Embedding:
 
 
 Inference: TypeAlias = Chat | Completion | Embedding
-"""What a model does."""
+"""Work that runs on a model."""
 
 ANY_MODEL = "*"
-"""The model of a job for which any will do."""
+"""The model of a job that accepts any model."""
 
 NAME_SHOWN_MAX_LENGTH = 64  # characters of a task's name, which may be anything
 
 TASK_QUEUE = "*task"
-"""What stands for a model where there is none: tasks wait in one queue."""
+"""Stands for the model of tasks, which wait in one queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Something to be done that has a name, with whatever it takes.
+    """A named task with any JSON input.
 
-    ``payload`` is as the asker wrote it, and need not even have a ``name``.  The answer
-    is the JSON text of what came of it.
+    ``payload`` is as the client sent it, and may lack a ``name``.  The answer is the
+    JSON text of the output.
     """
 
     name: str
@@ -186,25 +186,26 @@ class Task:
 
     @property
     def text(self) -> str:
-        """All that a model is to read, if a model does the task."""
+        """The text that a model reads, if a model runs the task."""
         given = self.payload.get("input") if isinstance(self.payload, Mapping) else None
         return given if isinstance(given, str) else ""
 
 
 CALL_QUEUE = "*call"
-"""What stands for a model where Python functions are called."""
+"""Stands for the model of calls and call streams, which wait in one queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A Python function to be called, by the name that it is registered under.
+    """A call of a Python function by its registered name.
 
     ``args`` and ``kwargs`` are values in MessagePack, an array and a map with texts as
-    keys, as their caller wrote them (``docs/tasks.md``); ``blobs`` are the SHA-256
-    digests of what is large among them and travels apart.  ``timeout`` is for how many
-    seconds it may run; None: as long as the job may.  ``needs`` has ``Feature.VALUES``
-    if there is more in the values than MessagePack itself has, and ``Feature.CODE`` if
-    the function itself is the first of ``args``: then its name is for people alone.
+    keys, as their caller encoded them (``docs/tasks.md``); ``blobs`` are the SHA-256
+    digests of large values among them, which are sent separately.  ``timeout`` is how
+    many seconds it may run; None: as long as the job may.  ``needs`` has
+    ``Feature.VALUES`` if the values include types beyond MessagePack's own, and
+    ``Feature.CODE`` if the first of ``args`` is the function itself: its name is then
+    only for display.
     """
 
     name: str
@@ -224,16 +225,16 @@ class Call:
 
     @property
     def text(self) -> str:
-        """All that a model is to read: nothing."""
+        """The text that a model reads: none."""
         return ""
 
 
 @dataclass(frozen=True, slots=True)
 class CallStream:
-    """A slot of a worker, held in order to call one function again and again.
+    """A worker's slot, held for many calls of one function.
 
-    The calls themselves are data: they go to the worker and come back without the pool
-    or the store hearing of them.  ``timeout`` and ``needs`` are those of each call.
+    The calls are data: they go to the worker and return without being recorded by the
+    pool or the store.  ``timeout`` and ``needs`` are those of each call.
     """
 
     name: str
@@ -250,12 +251,12 @@ class CallStream:
 
     @property
     def text(self) -> str:
-        """All that a model is to read: nothing."""
+        """The text that a model reads: none."""
         return ""
 
 
 NamedWork: TypeAlias = Task | Call | CallStream
-"""What is looked for in a worker by a name that is not a model's."""
+"""Work that a worker is found for by a task's or function's name."""
 
 Work: TypeAlias = Inference | NamedWork
 
@@ -264,7 +265,7 @@ JsonWork: TypeAlias = Inference | Task
 
 
 def describe_target(work: Work) -> str:
-    """Say what is looked for in a worker: a model or a task, in words for people."""
+    """Describe the model, task or function that the work requires, for messages."""
     if isinstance(work, NamedWork):
         name = work.name[:NAME_SHOWN_MAX_LENGTH]
         what = "task" if isinstance(work, Task) else "function"
@@ -320,7 +321,7 @@ class TimeLimits:
 
 
 class Priority(Enum):
-    """Who goes first when not all can: a higher one always does."""
+    """The order of waiting jobs: a higher priority always goes first."""
 
     LOW = 0
     NORMAL = 1
@@ -335,7 +336,7 @@ PRIORITIES: Mapping[str, Priority] = {each.name.lower(): each for each in Priori
 
 @dataclass(frozen=True, slots=True)
 class Webhook:
-    """Where to tell that a job has ended; ``secret`` signs what is told."""
+    """The URL notified when a job ends; ``secret`` signs the notification."""
 
     url: str
     secret: str
@@ -343,44 +344,43 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class JobTerms:
-    """On what terms a job is done.
+    """The terms of a job: who pays, who may run it, and what is kept of it.
 
-    ``user`` is for whom the owner asks: a sub-account of the owner's.  A job that is
-    not ``kept`` is known to nobody after a restart, and has no receipt.  ``form`` is
-    the JSON text of the work as its asker put it, for wires that carry work in that
-    form.
+    ``user`` is the owner's sub-account.  A job that is not ``kept`` is lost at a
+    restart, and has no receipt.  ``form`` is the JSON text of the work as its client
+    sent it, for wires that carry work in that form.
     """
 
     policy: Policy = Policy.FAST
     privacy: Privacy = Privacy.PUBLIC
     user: str = ""
     price: int = 0  # micro-dollars
-    payment_ref: str = ""  # what the payment is known by elsewhere
+    payment_ref: str = ""  # identifies the payment in its own system
     form: str = ""
     webhook: Webhook | None = None
-    avoid: frozenset[WorkerId] = frozenset()  # workers that are not to have it
-    detached: bool = False  # whether it goes on when nobody waits for it
-    near: bool = False  # whether no other pool may have it: it came from one
+    avoid: frozenset[WorkerId] = frozenset()  # workers that must not get it
+    detached: bool = False  # continues when no client waits for it
+    near: bool = False  # only for workers of this pool: it came from another
     kept: bool = True  # whether it is stored
 
 
 DEFAULT_TERMS = JobTerms()
-"""The terms of whoever says nothing about them."""
+"""Default terms."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a user wants, as accepted.
+    """Accepted work, with its limits and terms.
 
-    ``session`` names what jobs have in common that a worker may still remember, such as
-    a conversation.  ``idempotency_key`` is the owner's own name for the job: it goes on
-    when the owner leaves, and asking again under the same name finds it.
+    ``session`` identifies jobs that share state a worker may have cached, such as a
+    conversation.  ``idempotency_key`` is the owner's own name for the job: the job
+    continues when the owner disconnects, and a repeated request attaches to it.
     """
 
     id: JobId
     work: Work
     limits: TimeLimits = TimeLimits()
-    owner: str = ""  # the name of the key that asked
+    owner: str = ""  # the name of the API key
     priority: Priority = Priority.NORMAL
     session: str = ""
     idempotency_key: str = ""
@@ -392,7 +392,7 @@ class Job:
 
     @property
     def continues_unattended(self) -> bool:
-        """Whether it is done also if nobody waits for it."""
+        """Whether it runs even if no client waits for it."""
         return self.terms.detached or bool(self.idempotency_key)
 
     @property

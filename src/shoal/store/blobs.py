@@ -1,6 +1,6 @@
-"""Large values by their SHA-256, in files: the least recently used go when it is full.
+"""Large values by their SHA-256, in files; the least recently used are evicted.
 
-A value stands in ``FOLDER/<2 hex>/<62 hex>``, the hexadecimal digits of its digest.
+A value is stored in ``FOLDER/<2 hex>/<62 hex>``, the hexadecimal digits of its digest.
 """
 
 import hashlib
@@ -14,35 +14,35 @@ from typing import Protocol
 
 from shoal.domain.errors import InvalidRequest, NotFound, StoreError
 
-SIZE_MAX = 8 << 30  # bytes of all values, unless told otherwise
+SIZE_MAX = 8 << 30  # bytes of all values, by default
 BLOB_MAX = 256 << 20  # bytes of one
 TEMPORARY = ".part"
 
 
 class BlobStore(Protocol):
-    """Where large values are kept.  Whatever takes long is for another thread."""
+    """A store of large values, by their SHA-256."""
 
     def has(self, digest: bytes) -> bool:
-        """Say whether a value is here; it counts as used, so that it stays."""
+        """Return whether a value is stored; marks it as used."""
         ...
 
     def read(self, digest: bytes) -> memoryview:
-        """Return a value, without a copy.  Raises NotFound."""
+        """Return a value without copying it.  Raises NotFound."""
         ...
 
     def keep(self, data: bytes | memoryview, expected: bytes | None = None) -> bytes:
-        """Keep a value; return its digest.  Takes long; for any thread.
+        """Store a value; return its digest.  Blocks; thread-safe.
 
-        Raises InvalidRequest if it is not the ``expected`` one, StoreError.
+        Raises InvalidRequest if its digest is not the ``expected`` one, StoreError.
         """
         ...
 
     def pin(self, digest: bytes) -> None:
-        """Let nothing make a value go, as often as it is pinned more than unpinned."""
+        """Protect a value from eviction until each ``pin`` has its ``unpin``."""
         ...
 
     def unpin(self, digest: bytes) -> None:
-        """Take back one ``pin``."""
+        """Undo one ``pin``."""
         ...
 
 
@@ -57,32 +57,34 @@ def check_blob(data: bytes | memoryview, expected: bytes | None) -> bytes:
 
 
 def blob_not_found(digest: bytes) -> NotFound:
-    """Return the error for a value that is not here."""
+    """Return the error for a value that is not stored."""
     return NotFound(
         f"{digest.hex()} is not here: it never was, or made room for others"
     )
 
 
 class BlobFiles:
-    """Values in a folder that no other process writes to.
+    """Values in a folder to which no other process writes.
 
     Args:
-        size_max: bytes that all values may have together, with those pinned.
+        size_max: total bytes of all values, including the pinned.
     """
 
     def __init__(self, folder: Path, size_max: int = SIZE_MAX) -> None:
         self._folder = folder
         self._size_max = size_max
-        # The index is looked at by the event loop while the store's thread keeps what
-        # is too large for a row, so that neither waits for the other's disk.
+        # The event loop reads the index while the store's thread writes large values;
+        # the lock is never held during disk access.
         self._lock = threading.Lock()
-        self._sizes: OrderedDict[bytes, int] = OrderedDict()  # the unused first
+        self._sizes: OrderedDict[bytes, int] = (
+            OrderedDict()
+        )  # least recently used first
         self._size = 0
         self._pins: Counter[bytes] = Counter()
         self._numbers = count()  # of files that are being written
 
     def open(self) -> None:
-        """Find what an earlier process kept.  Takes long.  Raises StoreError."""
+        """Index the values in the folder.  Blocks.  Raises StoreError."""
         found = []
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -146,7 +148,7 @@ class BlobFiles:
             with part.open("xb") as file:
                 file.write(data)
                 file.flush()
-                # Jobs that are accepted are on disk, with all that they need.
+                # An accepted job is on disk together with its large values.
                 os.fsync(file.fileno())
             part.rename(path)
         except OSError:
@@ -154,7 +156,7 @@ class BlobFiles:
             raise
 
     def _enter(self, digest: bytes, size: int) -> list[bytes]:
-        """Note a value; return those that are to go for it."""
+        """Add a value to the index; return the values to evict for it."""
         with self._lock:
             if digest not in self._sizes:
                 self._size += size

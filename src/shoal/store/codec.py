@@ -1,4 +1,4 @@
-"""Jobs, outcomes and facts as the JSON that a database keeps; calls as MessagePack."""
+"""Encodes jobs, outcomes and facts as JSON for the store, and calls as MessagePack."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -36,11 +36,11 @@ FACT_TYPES: Mapping[str, type[Fact]] = {
 }
 
 
-LARGE_FROM = 64 << 10  # bytes from which on a value stands in a file, and not in a row
+LARGE_FROM = 64 << 10  # bytes; values of this size go to the blob store
 
 
 class StoredCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call; what is ``apart`` stands there by its digest."""
+    """A call; ``apart`` marks arguments replaced by their digest."""
 
     name: str
     args: bytes
@@ -53,7 +53,7 @@ class StoredCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StoredResult(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What there is to say of a value that was returned, besides it."""
+    """The metadata of a returned value."""
 
     blobs: list[bytes] = []  # msgspec copies it
     apart: bool = False
@@ -68,7 +68,7 @@ def encode_work(work: JsonWork) -> str:
 
 
 def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]:
-    """Write a call; return it, and the digests of what of it stands apart.
+    """Encode a call; return it, and the digests of its arguments in the blob store.
 
     Raises StoreError.
     """
@@ -90,7 +90,7 @@ def encode_call(call: Call, blobs: BlobStore) -> tuple[bytes, tuple[bytes, ...]]
 
 
 def decode_call(data: bytes, blobs: BlobStore) -> Call:
-    """Read a call.  What stood apart and has made room for others is empty."""
+    """Decode a call.  Arguments that the blob store evicted are empty."""
     stored = _calls.decode(data)
     return Call(
         stored.name,
@@ -103,7 +103,7 @@ def decode_call(data: bytes, blobs: BlobStore) -> Call:
 
 
 def large_values_of(data: bytes) -> tuple[bytes, ...]:
-    """Return the digests of what of a call stands apart."""
+    """Return the digests of a call's arguments in the blob store."""
     stored = _calls.decode(data)
     parts = (stored.args, stored.args_apart), (stored.kwargs, stored.kwargs_apart)
     return tuple(digest for digest, apart in parts if apart)
@@ -118,7 +118,7 @@ def decode_work(kind: str, text: str) -> Work:
     return work
 
 
-@lru_cache(256)  # most jobs have the same
+@lru_cache(256)  # most jobs have the same limits
 def encode_limits(limits: TimeLimits) -> str:
     return msgspec.json.encode(limits).decode()
 
@@ -128,7 +128,7 @@ def decode_limits(text: str) -> TimeLimits:
 
 
 def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[str, bytes | None]:
-    """Write an outcome, and apart from it the value that was returned, if one was."""
+    """Encode an outcome, and separately the value that a call returned, if any."""
     if not outcome.value:
         return msgspec.json.encode(outcome).decode(), None
     value, apart = _store_large(outcome.value, blobs)
@@ -137,10 +137,10 @@ def encode_outcome(outcome: Outcome, blobs: BlobStore) -> tuple[str, bytes | Non
 
 
 def decode_outcome(text: str, value: bytes | None = None) -> Outcome:
-    """Read an outcome.
+    """Decode an outcome.
 
-    Of a value that stands apart there is its digest, as the first of the ``blobs``, and
-    no ``value``: whoever wants it reads it there.
+    A value in the blob store is left there: its digest is the first of ``blobs``, and
+    ``value`` is empty.
     """
     if value is not None:
         end = _ends.decode(text)
@@ -174,7 +174,7 @@ def decode_terms(text: str) -> JobTerms:
 
 
 def encode_fact(fact: Fact) -> str:
-    """Encode a fact without prompts and answers, which stand with the job."""
+    """Encode a fact without prompts and answers, which the job's row holds."""
     match fact:
         case JobSubmitted(job):
             return msgspec.json.encode({"job_id": job.id}).decode()
@@ -199,7 +199,7 @@ def decode_marked(text: str) -> WorkerMarked:
 
 
 def decode_fact(name: str, text: str, job: Job, outcome: Outcome | None) -> Fact:
-    """Put a fact together again with the job it is about, and its outcome."""
+    """Decode a fact, and add the job it is about and its outcome."""
     type_ = FACT_TYPES[name]
     if type_ is JobSubmitted:
         return JobSubmitted(job)

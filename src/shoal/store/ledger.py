@@ -1,4 +1,4 @@
-"""The port of the ledger store, and what it keeps with each batch of facts."""
+"""The port of the ledger store, and the entries written with each batch of facts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from shoal.store.webhooks import WebhookDelivery
 
 @dataclass(frozen=True, slots=True)
 class LoggedReceipt:
-    """A receipt as it stands in the log; ``claims`` is what ``body`` says."""
+    """A receipt in the log; ``claims`` are the decoded ``body``."""
 
     index: int
     claims: Claims
@@ -34,7 +34,7 @@ class LogHead:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntries:
-    """What follows from a batch of facts for the books."""
+    """The changes to the ledger that result from a batch of facts."""
 
     transfers: Sequence[Transfer] = ()
     receipts: Sequence[LoggedReceipt] = ()
@@ -57,7 +57,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class PostedTransfer:
-    """A transfer as it stands in the books."""
+    """A transfer that has been posted to the accounts."""
 
     number: int
     at: float  # Unix seconds
@@ -66,30 +66,30 @@ class PostedTransfer:
 
 @dataclass(frozen=True, slots=True)
 class LedgerOpening:
-    """What the books and the log begin with after a start."""
+    """The state of the accounts and of the log at the start of a coordinator."""
 
     accounts: Mapping[str, Account] = field(default_factory=dict)
     head: LogHead | None = None
 
 
 class LedgerStore(Protocol):
-    """Receipts, their log, and accounts, as ``Store.append`` has written them.
+    """Receipts, their log, and accounts, as ``Store.append`` wrote them.
 
     All methods raise StoreError.
     """
 
     async def load(self) -> LedgerOpening:
-        """Return what to go on from: all accounts, and the newest checkpoint."""
+        """Return all accounts and the newest checkpoint."""
         ...
 
     async def nodes(self, wanted: Sequence[NodePosition]) -> dict[NodePosition, bytes]:
-        """Return the hashes of complete nodes; those not there are left out."""
+        """Return the hashes of complete nodes; missing nodes are left out."""
         ...
 
     async def receipts_of(self, job_id: JobId) -> list[LoggedReceipt]:
         """Return a job's receipts, the oldest first.
 
-        There is one, and another if its worker gave its own later.
+        There is a second one if the worker presented its own receipt later.
         """
         ...
 
@@ -100,7 +100,7 @@ class LedgerStore(Protocol):
         ...
 
     async def claim_payment(self, reference: str, job_id: JobId, at: float) -> bool:
-        """Note which job a payment is for; say whether it was for none before."""
+        """Assign a payment to a job; return whether it was unassigned before."""
         ...
 
     async def head(self, size: int | None = None) -> LogHead | None:
@@ -110,6 +110,6 @@ class LedgerStore(Protocol):
     async def transfers(self, account: str, limit: int) -> list[PostedTransfer]:
         """Return the newest transfers from or to an account, the newest first.
 
-        Those that are long past may not be looked for.
+        Transfers far in the past may be left out.
         """
         ...

@@ -1,4 +1,4 @@
-"""Codes by which users let their private jobs go to workers, and who got in by them."""
+"""Pairing codes, with which users admit workers to their private jobs."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,14 +8,14 @@ from typing import Protocol
 class PairingCode:
     """A code that one worker may claim.  Times are Unix seconds.
 
-    ``owner`` and ``user`` are whose private jobs are meant, as in ``WorkerTrusted``.
+    ``owner`` and ``user`` identify whose private jobs, as in ``WorkerTrusted``.
     """
 
     code: str
     owner: str
     user: str
     expires_at: float
-    public_key: str = ""  # whose worker claimed it
+    public_key: str = ""  # of the worker that claimed it
     claimed_at: float | None = None
 
 
@@ -28,19 +28,19 @@ class PairedWorker:
 
 
 class PairingStore(Protocol):
-    """Pairing codes; what comes of them is written by ``Store.append``.
+    """Pairing codes; ``Store.append`` records the trust that results from them.
 
     All methods raise StoreError.
     """
 
     async def add(self, code: PairingCode) -> bool:
-        """Keep a code, unless there is one of that name; say whether it is kept."""
+        """Add a code unless it exists; return whether it was added."""
         ...
 
     async def find(self, code: str) -> PairingCode | None: ...
 
     async def claim(self, code: str, public_key: str, at: float) -> bool:
-        """Note who has claimed a code; say whether it could be claimed at that time."""
+        """Record the claim of a code; return whether it was claimable at that time."""
         ...
 
     async def count_claimable(self, owner: str, at: float) -> int:
@@ -48,9 +48,9 @@ class PairingStore(Protocol):
         ...
 
     async def count_paired(self, owner: str) -> int:
-        """Return how many workers the users of an owner trust, each for each user."""
+        """Return the number of pairs of a user of the owner and a trusted worker."""
         ...
 
     async def paired_workers(self, owner: str, user: str) -> list[PairedWorker]:
-        """Return the workers that a user trusts, in the order in which they came."""
+        """Return the workers that a user trusts, in the order of their pairing."""
         ...

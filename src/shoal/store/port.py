@@ -1,4 +1,4 @@
-"""What the runtime needs from a database."""
+"""The port of the store: jobs, facts, keys and usage."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from shoal.store.webhooks import WebhookStore
 C = TypeVar("C", Key, JoinToken)
 
 OMITTED_WORK = Task("")
-"""Stands for the work of a job where that is left out."""
+"""Placeholder for the work of a job that was left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True)
 class StoredJobSummary:
-    """A stored job without what may be large: its work, ``terms.form``, its outcome.
+    """A stored job without the parts that may be large: work, form and outcome.
 
-    ``model`` is as in ``model_of``.
+    ``model`` is that of ``listed_model``.
     """
 
     id: JobId
@@ -54,12 +54,12 @@ class StoredJobSummary:
 
 
 def listed_model(job: Job) -> str:
-    """Return what stands for a job's model where it is listed: a function's name."""
+    """Return the model that a list of jobs shows; for a call, the function's name."""
     return job.work.name if isinstance(job.work, Call) else job.model
 
 
 def summarize(stored: StoredJob) -> StoredJobSummary:
-    """Return what is left of a job without what may be large."""
+    """Return a job without the parts that may be large."""
     job = stored.job
     return StoredJobSummary(
         job.id,
@@ -85,7 +85,7 @@ class RecordedFact:
 
 
 def without_content(fact: Fact) -> Fact:
-    """Return a fact without what its job is about."""
+    """Return a fact without the job's work and outcome."""
     match fact:
         case JobSubmitted(job):
             return JobSubmitted(Job(job.id, OMITTED_WORK))
@@ -97,17 +97,17 @@ def without_content(fact: Fact) -> Fact:
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """Which jobs to look for; None, or no states: any."""
+    """A filter for jobs; None, or an empty set of states, matches any."""
 
     owner: str | None = None
     states: frozenset[JobState] = frozenset()
     user: str | None = None
     kind: JobKind | None = None
-    before: JobId | None = None  # those that were submitted before this one
+    before: JobId | None = None  # only jobs submitted before this one
 
 
 class Store(Protocol):
-    """Tables hold the state, ``facts`` holds the story; both change together."""
+    """Jobs and the facts about them; both change in one transaction."""
 
     @property
     def ledger(self) -> LedgerStore: ...
@@ -125,10 +125,10 @@ class Store(Protocol):
         earlier: Sequence[RecordedFact] = (),
         entries: LedgerEntries = NO_ENTRIES,
     ) -> None:
-        """Record facts, all or none; they are on disk when this returns.
+        """Record facts atomically; they are on disk when this returns.
 
-        Before them come those that happened ``earlier`` and could wait; with them, what
-        they mean for the books.
+        ``earlier`` facts, whose write was deferred, are recorded first, and the
+        ``entries`` of the ledger in the same transaction.
 
         Raises StoreError.
         """
@@ -143,42 +143,42 @@ class Store(Protocol):
     async def summary(self, job_id: JobId) -> StoredJobSummary | None: ...
 
     async def recent(self, wanted: JobFilter, limit: int) -> list[StoredJobSummary]:
-        """Return the jobs submitted last that are ``wanted``, the newest first."""
+        """Return the newest jobs that match the filter, the newest first."""
         ...
 
     async def by_idempotency_key(
         self, owner: str, idempotency_key: str
     ) -> StoredJob | None:
-        """Return the job that stands under an owner's key: the newest, if several."""
+        """Return the newest job with this idempotency key of the owner."""
         ...
 
     async def history(self, job_id: JobId) -> list[RecordedFact]:
-        """Return what happened to a job, in order."""
+        """Return the facts about a job, in order."""
         ...
 
     async def history_since(self, job_id: JobId, after: int) -> list[RecordedFact]:
-        """Return what happened to a job after so much that did, in order.
+        """Return the facts about a job in order, without the first ``after``.
 
-        What it is about is left out: the work, in ``JobSubmitted``, and the outcome.
+        The work in ``JobSubmitted`` and the outcome are left out.
         """
         ...
 
     async def trusted_workers(self) -> list[WorkerTrusted]:
-        """Return which workers users trust with private jobs."""
+        """Return the workers that users trust with private jobs."""
         ...
 
     async def penalties_since(self, since: float) -> list[RecordedFact]:
-        """Return what was marked against workers since, the oldest first."""
+        """Return the ``WorkerMarked`` facts since a Unix time, the oldest first."""
         ...
 
     async def models_since(self, since: float) -> set[str]:
-        """Return the models of the workers that have joined since."""
+        """Return the models of the workers that joined since a Unix time."""
         ...
 
     async def prune(self, before: float) -> int:
-        """Forget jobs that ended before then, and their story; say how many.
+        """Delete the jobs that ended before a Unix time; return their number.
 
-        Keys, tokens and pairing codes that had ended by then are forgotten as well.
+        Deletes their facts, and keys, tokens and pairing codes that ended before, too.
         """
         ...
 

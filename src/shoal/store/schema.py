@@ -1,7 +1,7 @@
-"""The tables of the SQLite store, as the steps that lead to them.
+"""The migrations that create the tables of the SQLite store.
 
-Step n takes a database from version n to n + 1; a step that was released is never
-changed.  The version is SQLite's ``user_version``.
+Step n takes a database from version n to n + 1; a released step never changes.  The
+version is SQLite's ``user_version``.
 """
 
 import sqlite3
@@ -174,7 +174,7 @@ MIGRATIONS = (
 
 
 def migrate(database: sqlite3.Connection) -> None:
-    """Bring a database to the present version, each step whole or not at all.
+    """Migrate a database to the present version, each step in one transaction.
 
     Raises StoreError if a newer Shoal wrote it.
     """

@@ -50,10 +50,10 @@ SUMMARY = """SELECT id, kind, model, owner, priority, json_remove(terms, '$.form
 
 
 class SqliteStore:
-    """Keeps everything in one file, which one process at a time may use."""
+    """Stores everything in one file, which one process at a time may use."""
 
     def __init__(self, path: Path, blobs: BlobStore | None = None) -> None:
-        """Name the file; what is too large for a row is kept in ``blobs``."""
+        """Name the file; values too large for a row go to ``blobs``."""
         self.keys = SqliteKeys(self)
         self.ledger = SqliteLedger(self)
         self.webhooks = SqliteWebhooks(self)
@@ -64,7 +64,7 @@ class SqliteStore:
         self._database: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Open the file, or make it, and bring it to the present version.
+        """Open or create the file, and migrate it to the present version.
 
         Raises StoreError if it is in use, damaged, or from a newer Shoal.
         """
@@ -181,7 +181,7 @@ class SqliteStore:
         return await self._run(lambda: self._prune(before))
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` in the writer thread, and keep what it wrote all or not at all.
+        """Run ``work`` in the writer thread, in one transaction.
 
         Raises StoreError.
         """
@@ -208,7 +208,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: {error}") from error
 
-    # From here on: in the writer thread.
+    # The methods below run in the writer thread.
 
     def _open(self) -> None:
         database = sqlite3.connect(
@@ -251,7 +251,7 @@ class SqliteStore:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Write what the block writes all or not at all."""
+        """Run the block in one transaction."""
         database = self._opened
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -280,7 +280,7 @@ class SqliteStore:
         return _job(row, self._large_values.blobs)
 
     def _open_job(self, row: tuple[Any, ...]) -> StoredJob:
-        """Read a job that is open, and keep what it needs until it has ended."""
+        """Read an open job, and pin its large values until it ends."""
         stored, (call, _) = self._job(row), row[-2:]
         if call is not None:
             self._large_values.pin(stored.job.id, codec.large_values_of(call))

@@ -1,4 +1,4 @@
-"""What facts change in the tables of the SQLite store."""
+"""Writes facts, and the changes they make to jobs, to the SQLite store."""
 
 import sqlite3
 from collections.abc import Iterable, Mapping
@@ -46,20 +46,20 @@ FactRow: TypeAlias = tuple[float, str, JobId | None, str]
 
 @dataclass(slots=True)
 class LargeValues:
-    """Where large values stand, and which are those of open jobs."""
+    """The blob store, and the values that open jobs have pinned there."""
 
     blobs: BlobStore
     _pinned: dict[JobId, tuple[bytes, ...]] = field(default_factory=dict)
 
     def pin(self, job_id: JobId, digests: tuple[bytes, ...]) -> None:
-        """Keep values until a job has ended."""
+        """Pin values until the job ends."""
         if digests:
             self._pinned[job_id] = digests
             for digest in digests:
                 self.blobs.pin(digest)
 
     def unpin(self, job_id: JobId) -> None:
-        """Note that a job has ended."""
+        """Unpin the values of a job that has ended."""
         for digest in self._pinned.pop(job_id, ()):
             self.blobs.unpin(digest)
 
@@ -77,9 +77,9 @@ STATE_AFTER: Mapping[type[Fact], str] = {
 def write_facts(
     sql: sqlite3.Connection, recorded: Iterable[RecordedFact], apart: LargeValues
 ) -> None:
-    """Write what facts change, and the facts, in the transaction that is open.
+    """Write facts and the changes they make, in the open transaction.
 
-    Raises StoreError for a fact about a job that there is not.
+    Raises StoreError for a fact about an unknown job.
     """
     changes = _Batch(sql, apart)
     rows = [changes.add(each.fact, each.at) for each in recorded]
@@ -92,7 +92,7 @@ def write_facts(
 
 @dataclass(slots=True)
 class _RowChange:
-    """What becomes of a job's row; None: that column stays as it is."""
+    """The changes to a job's row; None leaves a column unchanged."""
 
     new: tuple[object, ...] | None = None  # the columns that never change
     state: str = ""
@@ -105,9 +105,9 @@ class _RowChange:
 
 @dataclass(slots=True)
 class _Batch:
-    """What the facts of one batch change, each row written once.
+    """The changes of one batch of facts; each row is written once.
 
-    Most jobs that are short come to several facts in one batch.
+    A short job usually has several facts in one batch.
     """
 
     sql: sqlite3.Connection
@@ -118,7 +118,7 @@ class _Batch:
     _called: dict[int, list[JobId]] = field(default_factory=dict)  # by day
 
     def add(self, fact: Fact, at: float) -> FactRow | None:
-        """Take note of what a fact changes; return its own row, if it is worth one."""
+        """Collect the changes of a fact; return its own row if it is stored."""
         match fact:
             case WorkerTrusted(owner, user, public_key):
                 query = "INSERT OR IGNORE INTO trusted VALUES (?, ?, ?, ?)"
@@ -136,9 +136,9 @@ class _Batch:
             ):
                 return _row(fact, None, at)
             case WorkerLoadChanged():
-                return None  # of no use later
+                return None  # not stored
             case LateResult(job_id=job_id) | ReceiptPresented(job_id=job_id):
-                # If it was pruned, nobody could ask for its story.
+                # A pruned job has no history to read.
                 return _row(fact, job_id, at) if self._knows(job_id) else None
             case JobSubmitted(job):
                 change = _RowChange(self._columns(job, at))
@@ -170,7 +170,7 @@ class _Batch:
         return _row(fact, fact.job_id, at)
 
     def write(self) -> None:
-        """Write what was noted.  Raises StoreError if a job is not there."""
+        """Write the collected changes.  Raises StoreError if a job is unknown."""
         self.sql.executemany(
             INSERT,
             [
@@ -224,14 +224,14 @@ class _Batch:
         return known.fetchone() is not None
 
     def _columns(self, job: Job, at: float) -> tuple[object, ...]:
-        """Return what of a job never changes, and free its name for it."""
+        """Return the columns that never change, and release the idempotency key."""
         name = job.idempotency_key or None
         work, call = "", None
         if isinstance(job.work, Call):
             call, digests = codec.encode_call(job.work, self.apart.blobs)
             self.apart.pin(job.id, digests)
         else:
-            assert not isinstance(job.work, CallStream), "lanes are not stored"
+            assert not isinstance(job.work, CallStream), "call streams are not stored"
             work = codec.encode_work(job.work)
         if name is not None:
             self._free(job.owner, name)
@@ -250,7 +250,7 @@ class _Batch:
         )
 
     def _free(self, owner: str, name: str) -> None:
-        """Take a name from a job that came to nothing: the hub asked before."""
+        """Remove an idempotency key from the failed job that has it."""
         self.sql.execute(
             "UPDATE jobs SET idempotency_key = NULL"
             " WHERE owner = ? AND idempotency_key = ?",
@@ -267,7 +267,7 @@ INSERT = """
                       terms, user, submitted_at, function_call,
                       state, lease, outcome, value, error, ended_at)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, coalesce(?, 0), ?, ?, ?, ?)"""
-NAME = 6  # where it is among what ``_columns`` returns
+NAME = 6  # its index in the result of ``_columns``
 PROGRESS = "UPDATE jobs SET state = ?, lease = coalesce(?, lease) WHERE id = ?"
 END = """
     UPDATE jobs SET state = ?, lease = coalesce(?, lease), outcome = ?, value = ?,

@@ -37,10 +37,10 @@ USED = """SELECT owner, sum(requests), sum(prompt_tokens), sum(completion_tokens
 
 
 class SqlRunner(Protocol):
-    """Where SQL is run: the store's one thread."""
+    """Runs SQL in the store's one thread."""
 
     async def transact(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work``, and keep what it wrote all or not at all."""
+        """Run ``work`` in one transaction."""
         ...
 
 
@@ -113,11 +113,11 @@ NO_TOKENS = Usage(0, 0)
 def _estimate(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int
 ) -> Usage | None:
-    """Return about what a job has used, which takes reading all that it asked."""
+    """Estimate the usage of a job from its work, which this decodes."""
     query = "SELECT kind, work FROM jobs WHERE id = ?"
     ((kind, encoded),) = sql.execute(query, (job_id,))
     if not encoded:
-        return NO_TOKENS  # a call of a function
+        return NO_TOKENS  # a function call
     work = codec.decode_work(kind, encoded)
     return partial_usage(work, end) if isinstance(end, int) else usage_of(work, end)
 
@@ -125,9 +125,9 @@ def _estimate(
 def count_usage(
     sql: sqlite3.Connection, job_id: JobId, end: Outcome | int, at: float
 ) -> None:
-    """Add what a job has used to its owner's day, in the caller's transaction.
+    """Add the usage of a job to its owner's day, in the caller's transaction.
 
-    ``end`` is its outcome, or how many characters there were when it was given up.
+    ``end`` is its outcome, or the number of characters written before it was given up.
     """
     query = "SELECT owner FROM jobs WHERE id = ?"
     ((owner,),) = sql.execute(query, (job_id,))
@@ -145,9 +145,9 @@ def count_usage(
 
 
 def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> None:
-    """Add calls of functions that were made to their owners' day: they use no tokens.
+    """Add function calls, which use no tokens, to their owners' day.
 
-    In the caller's transaction, like ``count_usage``.
+    Runs in the caller's transaction, like ``count_usage``.
     """
     sql.execute(
         """INSERT INTO usage
@@ -159,7 +159,7 @@ def count_calls(sql: sqlite3.Connection, job_ids: Sequence[JobId], day: int) -> 
 
 
 def forget_ended(sql: sqlite3.Connection, before: float) -> None:
-    """Forget keys and tokens that were of no use by then, see ``ended_before``."""
+    """Delete the keys and tokens for which ``was_unusable_before`` holds."""
     query = "DELETE FROM keys WHERE revoked_at < ? OR expires_at < ?"
     sql.execute(query, (before, before))
     query = """DELETE FROM join_tokens

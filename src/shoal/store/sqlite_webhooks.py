@@ -14,7 +14,7 @@ DELIVERY = """SELECT job_id, url, secret, attempts, due_at, error
 
 
 class SqliteWebhooks:
-    """Reads what ``write_deliveries`` wrote beside the jobs, and notes attempts."""
+    """Reads what ``write_deliveries`` wrote beside the jobs, and records attempts."""
 
     def __init__(self, database: SqlRunner) -> None:
         self._database = database
@@ -75,15 +75,15 @@ class SqliteWebhooks:
 
 
 def write_deliveries(
-    sql: sqlite3.Connection, calls: Sequence[WebhookDelivery], at: float
+    sql: sqlite3.Connection, deliveries: Sequence[WebhookDelivery], at: float
 ) -> None:
-    """Write that webhooks are to be called, in the caller's transaction."""
+    """Write new deliveries, due at once, in the caller's transaction."""
     sql.executemany(
         "INSERT INTO webhook_deliveries (job_id, url, secret, host, due_at)"
         " VALUES (?, ?, ?, ?, ?)",
         [
-            (call.job_id, call.webhook.url, call.webhook.secret, call.host, at)
-            for call in calls
+            (each.job_id, each.webhook.url, each.webhook.secret, each.host, at)
+            for each in deliveries
         ],
     )
 

@@ -14,14 +14,14 @@ from shoal.domain.work import Webhook
 
 @dataclass(frozen=True, slots=True)
 class WebhookDelivery:
-    """That a webhook is to be told of the end of a job."""
+    """A notification of the end of a job, to send to its webhook."""
 
     job_id: JobId
     webhook: Webhook
 
     @property
     def host(self) -> str:
-        """What is called, as far as not too much of it is done at a time."""
+        """The host of the URL, by which concurrent deliveries are limited."""
         try:
             return urlsplit(self.webhook.url).hostname or ""
         except ValueError:
@@ -30,10 +30,10 @@ class WebhookDelivery:
 
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
-    """How far a call has come.
+    """The progress of a delivery.
 
-    It waits until ``due_at``, in Unix seconds; without, it was delivered, or given up
-    because of ``error``.
+    The next attempt is at ``due_at``, in Unix seconds; if that is None, the delivery
+    succeeded, or was abandoned because of ``error``.
     """
 
     delivery: WebhookDelivery
@@ -43,7 +43,7 @@ class DeliveryState:
 
 
 class WebhookStore(Protocol):
-    """The calls there are; they go with their jobs, see ``Store.prune``.
+    """Pending and finished deliveries; ``Store.prune`` deletes them with their jobs.
 
     All methods raise StoreError.
     """
@@ -56,9 +56,9 @@ class WebhookStore(Protocol):
         without: Collection[JobId] = (),
         hosts_without: Collection[str] = (),
     ) -> Sequence[DeliveryState]:
-        """Return the calls that are due at a Unix time, who waited longest first.
+        """Return the deliveries that are due at a Unix time, the longest overdue first.
 
-        Those of the jobs and hosts ``without`` are left out.
+        Excludes those of the jobs in ``without`` and of the hosts in ``hosts_without``.
         """
         ...
 
@@ -68,18 +68,18 @@ class WebhookStore(Protocol):
         without: Collection[JobId] = (),
         hosts_without: Collection[str] = (),
     ) -> float | None:
-        """Return when the first of them is due; None if none waits."""
+        """Return the Unix time of the next delivery; None if none is pending."""
         ...
 
     async def record_attempt(
         self, job_id: JobId, error: str | None, due_at: float | None
     ) -> None:
-        """Note that a job's call was tried once more, what came of it, and when next.
+        """Record an attempt, its error, and the time of the next attempt.
 
-        Without ``due_at`` it is over, and its secret is forgotten.
+        If ``due_at`` is None, the delivery is finished, and its secret is deleted.
         """
         ...
 
     async def state_of(self, job_id: JobId) -> DeliveryState | None:
-        """Return the call of a job that has ended, if there is one."""
+        """Return the delivery of a job that has ended; None if it has no webhook."""
         ...
