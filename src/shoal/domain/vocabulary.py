@@ -2,7 +2,8 @@
 
 The coordinator issues commands and receives events; a worker receives commands and
 issues events.  Nothing beyond the protocols knows a wire format.  Everything about a
-job carries the number of its lease, so that late words of an old lease are recognised.
+job carries the number of its lease, so that late messages of an old lease are
+recognised.
 """
 
 from dataclasses import dataclass
@@ -17,10 +18,10 @@ from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
 
 
 class CallMessage:
-    """Something about functions that are called; only some wires can express it.
+    """A message about function calls, which only some wires can express.
 
-    The coordinator says ``PushCalls``, ``CancelCalls`` and ``SendBlob``, a worker says
-    ``CallProgress``, ``CallsReturned``, ``BlobMissing`` and ``SendBlob``.
+    The coordinator sends ``PushCalls``, ``CancelCalls`` and ``SendBlob``; a worker
+    sends ``CallProgress``, ``CallsReturned``, ``BlobMissing`` and ``SendBlob``.
     """
 
     __slots__ = ()
@@ -31,9 +32,9 @@ class CallMessage:
 
 @dataclass(frozen=True, slots=True)
 class RunJob:
-    """Do this.  ``continues`` is the beginning of the answer that exists already.
+    """Run a job.  ``continues`` is the beginning of the answer, if it exists already.
 
-    Only a worker with ``Feature.CONTINUE`` is given one; it produces what comes after.
+    Only a worker with ``Feature.CONTINUE`` is given one; it produces the rest.
     """
 
     job_id: JobId
@@ -45,7 +46,7 @@ class RunJob:
 
 @dataclass(frozen=True, slots=True)
 class CancelJob:
-    """Stop working on this; nobody waits for it any more."""
+    """Stop a job whose answer is no longer wanted."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -53,13 +54,13 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True)
 class Dismiss:
-    """Go away, and stay away: another connection has taken this one's place."""
+    """Disconnect and do not reconnect: another connection replaced this one."""
 
     reason: str
 
 
 class StreamedCall(NamedTuple):
-    """A call in a lane, by its number there; the rest is as in ``Call``."""
+    """A call in a call stream, by its number; its arguments are as in ``Call``."""
 
     number: int
     args: bytes
@@ -67,9 +68,9 @@ class StreamedCall(NamedTuple):
 
 
 class CallResult(NamedTuple):
-    """What came of a call in a lane: a value in MessagePack, or why there is none.
+    """The result of a call in a call stream: a value in MessagePack, or an error.
 
-    ``error`` is the text of a traceback; empty: there is none.
+    ``error`` is the text of a traceback, empty on success.
     """
 
     number: int
@@ -79,9 +80,9 @@ class CallResult(NamedTuple):
 
 @dataclass(slots=True)
 class PushCalls(CallMessage):
-    """Call the function of a lane, one call after the other.
+    """Run calls of a call stream, one after the other.
 
-    Not frozen, for there may be one for each call.
+    Not frozen, because there may be one for each call.
     """
 
     job_id: JobId
@@ -91,7 +92,7 @@ class PushCalls(CallMessage):
 
 @dataclass(frozen=True, slots=True)
 class CancelCalls(CallMessage):
-    """Do not make these calls, or stop in the middle; nothing comes back of them."""
+    """Cancel calls of a call stream; they return no result."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -100,7 +101,7 @@ class CancelCalls(CallMessage):
 
 @dataclass(frozen=True, slots=True)
 class SendBlob(CallMessage):
-    """Keep this: jobs that follow name it by its SHA-256 digest of 32 bytes."""
+    """Store a value, which later jobs name by its SHA-256 digest of 32 bytes."""
 
     digest: bytes
     data: memoryview | bytes
@@ -114,7 +115,7 @@ Command: TypeAlias = RunJob | CancelJob | Dismiss | CallMessage | ModelMessage
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A worker is there.  ``name`` is its identity, unique within its wire."""
+    """A worker joined.  ``name`` is its identity, unique within its wire."""
 
     name: str
     offer: Offer
@@ -122,9 +123,9 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class OffersChanged:
-    """What a peer can run from now on: an offer for each model, and no others.
+    """The offers of a peer from now on, one for each model.
 
-    Only on wires where one connection stands for all of a peer's models.
+    Only on wires where one connection carries all models of a peer.
     """
 
     offers: tuple[Offer, ...]
@@ -132,21 +133,21 @@ class OffersChanged:
 
 @dataclass(frozen=True, slots=True)
 class Draining:
-    """The worker finishes what it has and takes nothing new."""
+    """The worker finishes its jobs and takes no new ones."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class HealthReported:
-    """How the worker's machine is doing."""
+    """The worker reported the health of its machine."""
 
     health: MachineHealth
 
 
 @dataclass(frozen=True, slots=True)
 class LoadChanged:
-    """How much the worker can take has changed."""
+    """The worker reported a change of its load."""
 
     load: WorkerLoad
 
@@ -155,8 +156,8 @@ class LoadChanged:
 class AnswerChunk:
     """Pieces of the answer, in order: whole characters, never empty.
 
-    Not frozen, for that would double what it costs to make, and there is one for each
-    token.
+    Not frozen, because that would double the cost of construction, and there is one for
+    each token.
     """
 
     job_id: JobId
@@ -166,11 +167,11 @@ class AnswerChunk:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The answer is whole.
+    """The answer is complete.
 
-    ``rest`` is what of it was not sent before; all of it, where a wire does not stream.
-    ``output``, ``value`` and ``blobs`` are as in ``Outcome``, and ``receipt`` is what
-    the worker signed.
+    ``rest`` is the part not sent before; the whole answer, if a wire does not stream.
+    ``output``, ``value`` and ``blobs`` are as in ``Outcome``, and ``receipt`` is
+    signed by the worker.
     """
 
     job_id: JobId
@@ -186,7 +187,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class ReceiptSent:
-    """A worker's receipt for a job, apart from its answer.  Nothing else is claimed."""
+    """A worker's receipt for a job, sent separately from its answer."""
 
     job_id: JobId
     receipt: SignedReceipt
@@ -194,7 +195,7 @@ class ReceiptSent:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The worker would not start the job; another one may."""
+    """The worker declined to start the job; another one may."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -213,7 +214,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class CallProgress(CallMessage):
-    """How far a call has come: a share from 0 to 1, if it says so, and a remark."""
+    """The progress of a call: a share from 0 to 1, if reported, and a remark."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -223,9 +224,9 @@ class CallProgress(CallMessage):
 
 @dataclass(slots=True)
 class CallsReturned(CallMessage):
-    """What came of calls in a lane, in the order in which they ended.
+    """The results of calls in a call stream, in the order of their ends.
 
-    Not frozen, for there may be one for each call.
+    Not frozen, because there may be one for each call.
     """
 
     job_id: JobId
@@ -235,7 +236,7 @@ class CallsReturned(CallMessage):
 
 @dataclass(frozen=True, slots=True)
 class BlobMissing(CallMessage):
-    """A worker was never given this, or has let go of it: give it, and the job anew."""
+    """A worker lacks a value: send it, and then the job again."""
 
     digest: bytes
 

@@ -28,10 +28,10 @@ PLAIN_ONLY = (
 
 
 def why_uncallable(pool: PoolState, job: Job, now: float) -> ShoalError | None:
-    """Say why nobody in the pool can ever make a call as it is, or None.
+    """Return why no worker of the pool can ever run a call, or None.
 
-    While there is no worker that calls functions it may wait for one, as it may for a
-    function that a worker had a short while ago.
+    A call may wait while no worker calls functions, and for a function that a worker
+    offered a short while ago.
     """
     workers = pool.roster.with_model.get(CALL_QUEUE, {})
     for worker in islice(workers.values(), WORKERS_EXAMINED_MAX):

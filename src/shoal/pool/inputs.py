@@ -1,4 +1,4 @@
-"""Inputs of the hub: everything that it has to decide about."""
+"""The inputs of the hub, on which ``react`` decides."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,14 +15,14 @@ NO_OUTCOME = Outcome("")
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """Someone wants this done."""
+    """A client submitted a job."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """Nobody wants the job any more."""
+    """A client or operator cancelled a job."""
 
     job_id: JobId
     reason: str
@@ -30,7 +30,7 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class FirstOutput:
-    """The first text of a lease has come."""
+    """The first output under a lease arrived."""
 
     job_id: JobId
     lease: LeaseNumber
@@ -38,17 +38,17 @@ class FirstOutput:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRejected:
-    """The answer cannot be made whole: the coordinator itself gives the job up."""
+    """The coordinator gave up a job because its answer cannot be completed."""
 
     job_id: JobId
     error: str
-    lost: bool  # for it was a lost worker that began it
-    cut: bool = True  # whether a worker is still at it
+    lost: bool  # because the worker that began it disconnected
+    cut: bool = True  # whether a worker is still running it
 
 
 @dataclass(frozen=True, slots=True)
 class LimitReached:
-    """The job has run into a limit."""
+    """A job exceeded a time limit."""
 
     job_id: JobId
     limit: TimeLimit
@@ -56,7 +56,7 @@ class LimitReached:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConnected:
-    """A worker has joined."""
+    """A worker connected."""
 
     worker_id: WorkerId
     offer: Offer
@@ -65,7 +65,7 @@ class WorkerConnected:
 
 @dataclass(frozen=True, slots=True)
 class WorkerDisconnected:
-    """A worker has gone, or must be taken as gone."""
+    """A worker disconnected, or timed out."""
 
     worker_id: WorkerId
     reason: str
@@ -99,7 +99,7 @@ class ReceiptVerified:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDisputed:
-    """A worker gave another answer than others to the same question."""
+    """A worker's answer differs from that of others to the same request."""
 
     worker_id: WorkerId
     reason: str
@@ -108,7 +108,7 @@ class AnswerDisputed:
 
 @dataclass(frozen=True, slots=True)
 class WorkerPaired:
-    """A user lets private jobs go to a worker."""
+    """A user paired with a worker for private jobs."""
 
     owner: str
     user: str
@@ -117,7 +117,7 @@ class WorkerPaired:
 
 @dataclass(frozen=True, slots=True)
 class DrainAnnounced:
-    """A worker takes nothing new."""
+    """A worker announced that it takes no new jobs."""
 
     worker_id: WorkerId
     event: Draining
@@ -125,7 +125,7 @@ class DrainAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class LoadReported:
-    """A worker can take more than before, or less."""
+    """A worker reported a change of its load."""
 
     worker_id: WorkerId
     load: WorkerLoad
@@ -133,7 +133,7 @@ class LoadReported:
 
 @dataclass(frozen=True, slots=True)
 class AccountTopUp:
-    """Someone tops up an account, by so many micro-dollars."""
+    """An account is credited, in micro-dollars."""
 
     account: str
     amount: int
@@ -142,7 +142,7 @@ class AccountTopUp:
 
 @dataclass(frozen=True, slots=True)
 class BudgetSet:
-    """Someone says how far below zero an account may go; None: as far as it likes."""
+    """An account's overdraft limit is set; None: unlimited."""
 
     account: str
     budget: int | None

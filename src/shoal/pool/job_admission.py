@@ -35,10 +35,10 @@ FEATURE_FIELDS = {
 
 
 def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:
-    """Say why nobody in the pool can ever do ``job`` as it is, or None.
+    """Return why no worker of the pool can ever run ``job``, or None.
 
-    Workers that are expected back are given the benefit of the doubt, and a job for
-    which no model is named may wait for whoever joins.
+    A job may wait for a model that was offered a short while ago; a job without a model
+    may wait for any worker.
     """
     if job.model == CALL_QUEUE:
         return why_uncallable(pool, job, now)
@@ -92,11 +92,10 @@ def why_impossible(pool: PoolState, job: Job, now: float) -> ShoalError | None:
 
 
 def why_not_queued(pool: PoolState, job: Job, queue_max: int) -> ShoalError | None:
-    """Say why ``job`` should not join the queue, or None: an early no beats a late one.
+    """Return why ``job`` should not join the queue, or None.
 
-    ``queue_max`` is how many jobs may wait in all.  While nobody is there for a model,
-    nobody can tell how long its jobs wait: they end as others for which there is no
-    worker, when they have waited for as long as they may.
+    ``queue_max`` is how many jobs may wait in total.  Without a worker for the model,
+    the wait cannot be estimated: the job is queued, and may expire there.
     """
     if pool.queued >= queue_max:
         soon = _retry_after(pool, job.model)
@@ -147,7 +146,7 @@ def _jobs(count: int, doing: str, whose: str = "") -> str:
 
 
 def _why_too_large(pool: PoolState, job: Job) -> str | None:
-    """Say why there is no room for what the job has to be remembered with."""
+    """Return why the job's content exceeds the memory limit, or None."""
     size, mine, in_all = (
         size_of(job),
         pool.sizes_by_owner[job.owner],

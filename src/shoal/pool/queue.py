@@ -1,4 +1,4 @@
-"""Jobs that wait for workers with one model, and whose turn it is."""
+"""The waiting jobs of one model, in the order of service."""
 
 import heapq
 from collections import Counter
@@ -16,7 +16,7 @@ PRIORITY_ORDER = tuple(sorted(Priority, key=lambda each: -each.value))
 class JobQueue:
     """The waiting jobs of one model.
 
-    Those that had a worker before have waited their turn once and go first.  The others
+    Requeued jobs, which have waited their turn once, go first.  The others
     go by priority, and within one priority the owners with the fewest jobs running go
     first (max-min fair sharing), each with its oldest job.
     """
@@ -34,7 +34,7 @@ class JobQueue:
         )
 
     def add(self, job: OpenJob) -> None:
-        """Let a job wait."""
+        """Add a job."""
         if job.lease:
             self.requeued[job.job.id] = job
             return
@@ -42,7 +42,7 @@ class JobQueue:
         owners.setdefault(job.job.owner, {})[job.job.id] = job
 
     def remove(self, job: OpenJob) -> None:
-        """Let a job go; its owner comes after the others then."""
+        """Remove a job; its owner then comes after the others."""
         if self.requeued.pop(job.job.id, None) is not None:
             return
         owners = self.fresh[job.job.priority]
@@ -105,7 +105,7 @@ class JobQueue:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Notes that a job was served, when called."""
+    """Counts a job as served when called."""
 
     counts: Counter[str]
     owner: str

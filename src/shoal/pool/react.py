@@ -1,5 +1,6 @@
-"""What follows from what happened: stimuli in, facts out, nothing changed."""
+"""Decides which facts follow from an input of the hub; changes nothing."""
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 from shoal.domain.facts import (
@@ -55,24 +56,31 @@ from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 
 NO_TRUSTED_WORKER = "no_trusted_worker"
-"""How the error of a private job begins that no worker may have."""
+"""The first word of the error of a private job without a trusted worker."""
 
 HARMLESS_VERDICTS = frozenset({Verdict.VALID, Verdict.UNSIGNED, Verdict.MISSING})
-"""Verdicts that speak against nobody."""
+"""Verdicts that cost the worker no points."""
 
-INVALID_RECEIPT_POINTS = 1  # points against a worker whose receipt proves nothing
-WRONG_ANSWER_POINTS = 3  # and against one that answered otherwise than two others
-WORKERS_LOST_MAX = 3  # a job that takes this many workers down with it is to blame
+INVALID_RECEIPT_POINTS = 1  # points against a worker for an invalid receipt
+WRONG_ANSWER_POINTS = 3  # points for an answer that two others contradict
+WORKERS_LOST_MAX = 3  # a job that lost this many workers fails
 
+
+RESULT_NAMES: Mapping[type[Completed | Rejected | Failed], str] = {
+    Completed: "completed",
+    Rejected: "rejected",
+    Failed: "failed",
+}
+"""What ``LateResult.what`` stores of each result."""
 
 Revocation: TypeAlias = tuple[WorkerId, CancelJob]
 
 
 def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
-    """Decide what ``stimulus`` means for the pool as it is.
+    """Return the facts that follow from ``hub_input`` in the present pool.
 
-    What refers to a job that has ended, or to a lease that is over, is never an
-    error: messages cross on the way.
+    An input about a job or lease that has ended is never an error: messages cross on
+    the way.
     """
     match hub_input:
         case Submission(job):
@@ -93,7 +101,7 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
             due = pool.jobs.get(job_id)
             return [] if due is None else [_limit_reached(pool, due, limit)]
         case WorkerConnected(worker_id, offer, cancels):
-            # Of two with one identity the newer is the living one.
+            # A newer connection with the same identity replaces the older.
             older = (
                 _worker_left(pool, worker_id, "replaced by a newer connection")
                 if worker_id in pool.workers
@@ -132,7 +140,7 @@ def react(pool: PoolState, hub_input: HubInput) -> list[Fact]:
 
 
 def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
-    """Say who is to stop working because of ``fact``, which is not applied yet."""
+    """Return the cancellations that ``fact``, not yet applied, requires."""
     match fact:
         case JobUnhedged(job_id, lease, cut=True):
             over = [lease]
@@ -145,7 +153,7 @@ def revocations(pool: PoolState, fact: Fact) -> list[Revocation]:
 
 
 def why_untrusted(pool: PoolState, job: Job) -> str | None:
-    """Say why a private job cannot be done, though it might wait; None if it can."""
+    """Return why no trusted worker can run a private job now; None if one can."""
     if job.terms.privacy is not Privacy.PRIVATE:
         return None
     trusted = pool.trusted_keys.get((job.owner, job.terms.user), set())
@@ -166,7 +174,7 @@ def why_untrusted(pool: PoolState, job: Job) -> str | None:
 def _receipt_marks(
     pool: PoolState, worker_id: WorkerId, job_id: JobId, verdict: Verdict
 ) -> list[Fact]:
-    """Hold a receipt that proves nothing against the worker that gave it."""
+    """Mark the worker that presented an invalid receipt."""
     if verdict in HARMLESS_VERDICTS:
         return []
     reason = f"a receipt that proves nothing: {verdict.value}"
@@ -187,8 +195,9 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
     outcome, verdict = answered.outcome, answered.verdict
     job = pool.jobs.get(event.job_id)
     if job is None or (worker_id, event.lease) not in job.holders:
-        what = type(event).__name__.lower()
-        return [LateResult(event.job_id, event.lease, worker_id, what)]
+        return [
+            LateResult(event.job_id, event.lease, worker_id, RESULT_NAMES[type(event)])
+        ]
     match event:
         case Completed(job_id, lease, receipt=receipt):
             output_hash = answered.output_hash
@@ -208,7 +217,7 @@ def _on_result(pool: PoolState, answered: LeaseResult) -> list[Fact]:
 
 
 def _first_output(job: OpenJob, lease: LeaseNumber) -> list[Fact]:
-    """Decide that of a job's two workers, if it has two, the other one is to stop."""
+    """End the other lease of a hedged job: its first output decides the race."""
     if job.hedge is None:
         return []
     (other,) = (held for _, held in job.holders if held != lease)
@@ -220,7 +229,7 @@ def _worker_left(pool: PoolState, worker_id: WorkerId, reason: str) -> list[Fact
     for job, lease in pool.leases_of(worker_id):
         lost = f"worker lost: {reason}"
         if job.kind is JobKind.CALL_STREAM:
-            # Whoever holds it has calls that did not return, and opens another.
+            # Its holder has calls that did not return, and opens another stream.
             facts.append(JobFailed(job.job.id, lost, lost=True))
         elif job.hedge is not None:
             facts.append(JobUnhedged(job.job.id, lease, lost, lost=True))
@@ -248,9 +257,9 @@ def _limit_reached(pool: PoolState, job: OpenJob, limit: TimeLimit) -> JobExpire
 def next_limit(
     job: OpenJob, now: float, last_output: float | None
 ) -> TimeLimit | float:
-    """Return the limit that ``job`` is over, or else when to look again.
+    """Return the limit that ``job`` exceeds, or else when to check again.
 
-    ``last_output`` is when the present lease brought text last, if it has.
+    ``last_output`` is the time of the present lease's last output, if any.
     """
     limits = job.job.limits
     if job.worker_id is None:

@@ -1,4 +1,4 @@
-"""Which workers there are for each model, and which of them are free."""
+"""Indexes workers by model, and the free ones by cost."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from shoal.domain.work import ANY_MODEL, CALL_QUEUE, TASK_QUEUE
 from shoal.domain.worker import DeviceKind, WorkerLoad
 from shoal.pool.worker import CostLevel, Worker
 
-MODEL_MEMORY = 600.0  # seconds for which a model without workers is still expected back
+MODEL_MEMORY = 600.0  # seconds that a model stays known without workers
 
 SPECIAL_QUEUES = frozenset({ANY_MODEL, CALL_QUEUE, TASK_QUEUE})
-"""What workers are looked for under that is no model."""
+"""Queue names that are not models."""
 
 Key = TypeVar("Key", str, CostLevel)
 
 
 @dataclass(slots=True)
 class Roster:
-    """The workers by what they have and how busy they are."""
+    """The workers by model and cost level."""
 
     with_model: dict[str, dict[WorkerId, Worker]] = field(default_factory=dict)
     """All workers, by model, and by what stands for one (``Offer.queues``)."""
@@ -28,7 +28,7 @@ class Roster:
     """Slots of all workers that take new jobs, by model."""
 
     devices: Counter[DeviceKind | None] = field(default_factory=Counter)
-    """How many workers are what sort of machine."""
+    """The number of workers of each kind of device."""
 
     available: dict[str, dict[CostLevel, dict[WorkerId, Worker]]] = field(
         default_factory=dict
@@ -47,7 +47,7 @@ class Roster:
 
     @property
     def models(self) -> set[str]:
-        """The models that there are workers for."""
+        """The models that workers offer."""
         return self.with_model.keys() - SPECIAL_QUEUES
 
     def knows_model(self, model: str, now: float) -> bool:
@@ -63,11 +63,11 @@ class Roster:
         return last is not None and now - last < MODEL_MEMORY
 
     def expect(self, model: str, now: float) -> None:
-        """Take a model for known, though no worker with it is there yet."""
+        """Mark a model as known before a worker offers it."""
         self.models_last_seen.setdefault(model, now)
 
     def add(self, worker: Worker) -> None:
-        """Take a worker in."""
+        """Add a worker."""
         self.devices[worker.offer.device] += 1
         for model in worker.queues:
             self.with_model.setdefault(model, {})[worker.id] = worker
@@ -75,7 +75,7 @@ class Roster:
         self.index(worker)
 
     def index(self, worker: Worker) -> None:
-        """Put a worker where one of its level is looked for, or nowhere."""
+        """Index a worker by its cost level, or remove it if it has no free slot."""
         before = worker.indexed_as
         free = worker.free_slots > 0 and worker.accepts_jobs
         worker.indexed_as = worker.cost_level() if free else None
@@ -89,19 +89,19 @@ class Roster:
                 del self.available[model]
 
     def drain(self, worker: Worker, reason: str) -> None:
-        """Look for a worker no more."""
+        """Give a worker no new jobs."""
         served = worker.accepts_jobs
         worker.draining = reason
         self._count(worker, served)
 
     def set_load(self, worker: Worker, condition: WorkerLoad) -> None:
-        """Take note of how much a worker can take."""
+        """Set the load that a worker reported."""
         served = worker.accepts_jobs
         worker.load = condition
         self._count(worker, served)
 
     def remove(self, worker: Worker, now: float) -> list[str]:
-        """Let a worker go; return the models that nobody else has."""
+        """Remove a worker; return the models that no other worker offers."""
         self.drain(worker, "lost")
         self.devices[worker.offer.device] -= 1
         gone = []
@@ -132,7 +132,7 @@ class Roster:
 
 
 def _forget(seen: dict[str, float], now: float) -> None:
-    """Forget names that nobody has had for long; the oldest stand first."""
+    """Drop names without workers for longer than MODEL_MEMORY, the oldest first."""
     while seen:
         oldest, at = next(iter(seen.items()))
         if now - at <= MODEL_MEMORY:

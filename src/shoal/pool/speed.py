@@ -1,4 +1,4 @@
-"""How fast workers are and how long jobs take, as averages of late."""
+"""Moving averages of the speed of workers and the duration of jobs."""
 
 from dataclasses import dataclass, field
 
@@ -13,7 +13,7 @@ TOKENS_MIN = 8  # shorter answers say nothing about a worker's speed
 
 @dataclass(slots=True)
 class SpeedEstimates:
-    """What was learned from jobs that were done."""
+    """Estimates from completed jobs."""
 
     typical_pace: float | None = None  # tokens per second of one answer, of all workers
     job_seconds: dict[str, float] = field(default_factory=dict)
@@ -22,10 +22,10 @@ class SpeedEstimates:
     def measure(
         self, job: OpenJob, worker: Worker, outcome: Outcome, now: float
     ) -> None:
-        """Learn from a job that ``worker`` has just done.
+        """Update the estimates by a job that ``worker`` completed.
 
-        All of its time counts, and not only that since the first piece: some workers
-        say the whole answer in one piece at the end.
+        The whole duration counts, not only from the first piece: some workers send the
+        answer in one piece at the end.
         """
         if job.kind is JobKind.CALL_STREAM:
             return  # held for as long as there is something to call
@@ -46,7 +46,7 @@ class SpeedEstimates:
         self.typical_pace = _average(self.typical_pace, tokens / seconds)
 
     def forget(self, model: str) -> None:
-        """Let go of what is known of a model that no worker has any more."""
+        """Drop the estimate of a model that no worker offers any more."""
         self.job_seconds.pop(model, None)
 
 

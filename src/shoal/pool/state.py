@@ -1,4 +1,4 @@
-"""What is known: workers, jobs and the queue, changed by facts and nothing else."""
+"""The state of the pool: workers, jobs and queues, changed only by facts."""
 
 import math
 from collections import Counter, deque
@@ -38,15 +38,15 @@ from shoal.pool.roster import Roster
 from shoal.pool.speed import SpeedEstimates
 from shoal.pool.worker import CostLevel, Penalty, Worker
 
-REFUSAL_PAUSE = 2.0  # seconds before a worker that refused a job is asked again
+REFUSAL_PAUSE = 2.0  # seconds before a worker is offered a job again that it refused
 PENALTY_SECONDS = 86_400.0  # seconds for which points stand against a worker
-PENALTIES_MAX = 4096  # marks of all workers; beyond it the oldest are forgotten
-SESSIONS_MAX = 65_536  # conversations of which it is known who had them last
+PENALTIES_MAX = 4096  # of all workers; beyond it the oldest are dropped
+SESSIONS_MAX = 65_536  # sessions whose last worker is remembered
 
 
 @dataclass(slots=True)
 class PoolState:
-    """Everything the coordinator decides by.  One writer, which calls ``apply``."""
+    """Everything that scheduling depends on.  One writer, which calls ``apply``."""
 
     workers: dict[WorkerId, Worker] = field(default_factory=dict)
     jobs: dict[JobId, OpenJob] = field(default_factory=dict)
@@ -61,31 +61,31 @@ class PoolState:
     """Characters of all jobs, by owner."""
 
     refusals: deque[tuple[float, JobId, WorkerId]] = field(default_factory=deque)
-    """Who refused what, with the time until which it is not asked again."""
+    """Refusals, with the time until which the worker is not offered the job again."""
 
     roster: Roster = field(default_factory=Roster)
     running_by_owner: Counter[str] = field(default_factory=Counter)
-    """Jobs that a worker has, by owner."""
+    """Jobs that are leased, by owner."""
 
     without_output: dict[JobId, OpenJob] = field(default_factory=dict)
-    """Jobs whose only worker so far has said nothing yet, the longest silent first."""
+    """Jobs without output from their first worker, the longest silent first."""
 
-    hedged: int = 0  # jobs that two workers have
+    hedged: int = 0  # jobs with two leases
     sessions: dict[str, tuple[WorkerId, JobId]] = field(default_factory=dict)
-    """Who had each session's last job, and which that was; the oldest first."""
+    """The worker and the id of each session's last job, the oldest first."""
 
     speeds: SpeedEstimates = field(default_factory=SpeedEstimates)
     penalties: deque[Penalty] = field(default_factory=deque)
-    """Points against workers, with the time at which they are forgotten."""
+    """Points against workers, in the order in which they expire."""
 
     trusted_keys: dict[tuple[str, str], set[str]] = field(default_factory=dict)
     """Public keys of the workers that an owner's user trusts with private jobs."""
 
     def cost(self, level: CostLevel) -> float:
-        """Return how long one more job would take there, in no particular unit.
+        """Return the relative time that one more job would take at this level.
 
-        Twice the pace makes up for twice the load; where it is unknown it is taken for
-        the usual one.
+        Twice the pace makes up for twice the load; an unknown pace counts as the
+        typical one.
         """
         load, step = level
         if step is None:
@@ -96,7 +96,7 @@ class PoolState:
     def restore(self, job: Job, lease: LeaseNumber, now: float) -> None:
         """Put a job from the store back into the queue.
 
-        Nobody holds it, and none of its earlier leases is honoured any more.
+        It has no worker, and its earlier leases are void.
         """
         opened = OpenJob(
             job, now, since=now, queued_at=now, lease=lease, last_lease=lease
@@ -104,7 +104,7 @@ class PoolState:
         self._open(opened)
 
     def expire_penalties(self, now: float) -> float | None:
-        """Let workers be asked again that refused a job a while ago, and forget marks.
+        """Drop the refusals and penalties that have expired.
 
         Returns when to call this next.
         """
@@ -126,9 +126,9 @@ class PoolState:
                 yield job, lease
 
     def apply(self, fact: Fact, now: float) -> None:
-        """Record that ``fact`` happened.
+        """Apply a fact.
 
-        Raises ImpossibleTransition if it cannot have.
+        Raises ImpossibleTransition if it cannot follow from the job's state.
         """
         match fact:
             case JobSubmitted(job):
@@ -162,7 +162,7 @@ class PoolState:
             case WorkerTrusted(owner, user, public_key):
                 self.trusted_keys.setdefault((owner, user), set()).add(public_key)
             case ReceiptPresented() | AccountCredited() | AccountLimited():
-                pass  # nobody's work depends on it
+                pass  # scheduling does not depend on it
             case WorkerLoadChanged(worker_id, condition):
                 self.roster.set_load(self.workers[worker_id], condition)
             case WorkerDraining(worker_id, reason):
@@ -211,7 +211,7 @@ class PoolState:
         del self.without_output[fact.job_id]
 
     def _unhedge(self, fact: JobUnhedged, now: float) -> None:
-        """Let the job go on under the other lease than that of ``fact``."""
+        """End the lease of ``fact``; the job continues under the other."""
         job = self.jobs[fact.job_id]
         job.state = after(job.state, fact)
         assert job.hedge is not None, f"{fact.job_id} has one worker"
@@ -265,7 +265,7 @@ class PoolState:
         terms = job.job.terms
         if terms.privacy is Privacy.PRIVATE:
             account = (job.job.owner, terms.user)
-            # Without an entry it fails at once, see ``react``: none is made of a name.
+            # Without an entry the job fails at once, see ``react``.
             job.trusted_keys = self.trusted_keys.get(account, frozenset())
         self.jobs[job.job.id] = job
         self.sizes_by_owner[job.job.owner] += job.size
@@ -325,8 +325,8 @@ class PoolState:
     def _end_lease(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
         worker = self.workers[worker_id]
         if cut and not worker.cancels:
-            # Nobody can tell it to stop, so its slot is honestly taken until it is
-            # done or gone.
+            # It cannot be told to stop, so its slot stays taken until it answers or
+            # disconnects.
             return
         self._free_slot(worker, job_id)
 

@@ -1,4 +1,4 @@
-"""A worker that is there, and how much it has to do."""
+"""A connected worker and its load."""
 
 import math
 from dataclasses import dataclass, field
@@ -8,23 +8,22 @@ from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.worker import Offer, WorkerLoad
 
 LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
-PREFETCH_BELOW = 0.05  # seconds in which calls end that are given to workers ahead
-PREFETCH_MAX = 128  # calls that a worker is given ahead at the most
+PREFETCH_BELOW = 0.05  # seconds; workers prefetch calls that end sooner
+PREFETCH_MAX = 128  # calls that a worker may prefetch
 NO_LOAD = WorkerLoad()
 
 CostLevel: TypeAlias = tuple[float, int | None]
-"""How much a worker has to do with one more job, and its pace as a power of two.
+"""A worker's utilization with one more job, and its pace as a power of two.
 
-The first is the share of its slots in use, with the jobs that others have there, and
-the more the slower it says that it is at the moment.  The second is None where no job
-was measured yet.  Paces are taken in such steps so that workers of about the same speed
-are equals and take turns.
+The first includes the jobs of other pools, and is divided by the speed that the worker
+reports.  The second is None before the first measured job.  Paces are rounded to powers
+of two so that workers of about the same speed take turns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Penalty:
-    """Points against a worker, and until when they stand.
+    """Points against a worker, and when they expire.
 
     ``public_key`` is as in ``WorkerMarked``.
     """
@@ -35,9 +34,9 @@ class Penalty:
     points: int
 
     def applies_to(self, worker: "Worker") -> bool:
-        """Say whether they are against ``worker``.
+        """Return whether they count against ``worker``.
 
-        Else who has lost its standing would only have to leave out its proof.
+        A key counts even if unproven: else omitting the proof would clear the points.
         """
         if self.public_key:
             return worker.offer.public_key == self.public_key
@@ -46,7 +45,7 @@ class Penalty:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that is there."""
+    """A connected worker."""
 
     id: WorkerId
     offer: Offer
@@ -55,31 +54,33 @@ class Worker:
     draining: str = ""  # why it takes nothing new
     load: WorkerLoad = NO_LOAD
     pace: float | None = None  # tokens per second of one answer, lately; None: unknown
-    points: int = 0  # against it; see ``Pool.penalties``
-    streams: set[JobId] = field(default_factory=set)  # of the leases, those on lanes
-    prefetch_max: int = 0  # calls that it may have beyond its slots; see ``called``
-    indexed_as: CostLevel | None = None  # what it stands under in ``Roster.available``
-    queues: frozenset[str] = field(init=False)  # of the offer, asked for all the time
+    points: int = 0  # against it; see ``PoolState.penalties``
+    streams: set[JobId] = field(default_factory=set)  # the leases on call streams
+    prefetch_max: int = (
+        0  # calls that it may have beyond its slots; see ``record_call``
+    )
+    indexed_as: CostLevel | None = None  # its level in ``Roster.available``
+    queues: frozenset[str] = field(init=False)  # cached from the offer
 
     def __post_init__(self) -> None:
         self.queues = self.offer.queues
 
     @property
     def free_slots(self) -> int:
-        """How many more jobs it may be given."""
+        """The number of further jobs it may be given."""
         return self.offer.slots + self.prefetch - len(self.leases)
 
     @property
     def prefetch(self) -> int:
-        """How many calls it may have beyond its slots now."""
+        """The number of calls it may now have beyond its slots."""
         return 0 if self.streams else self.prefetch_max
 
     def record_call(self, seconds: float) -> None:
-        """Learn how long a call took, from its lease to its end.
+        """Adjust the prefetch by the duration of a call, from its lease to its end.
 
-        Each lease and each end waits for the disk, which takes longer than short calls
-        do: slots would mostly be idle.  So a worker is given more ahead, one for each
-        call that ended soon, until they do not any more.
+        Each lease and each end waits for the disk, which takes longer than a short
+        call: slots would mostly be idle.  Each short call raises the prefetch by one,
+        each longer one lowers it.
         """
         soon = seconds <= PREFETCH_BELOW
         more = self.prefetch_max + (1 if soon else -1)
@@ -93,13 +94,13 @@ class Worker:
     def utilization(self, promised: int = 0) -> float:
         """Return the share of its slots in use, with ``promised`` more jobs.
 
-        Jobs that others have there count, so it may be more than 1; but they take no
-        slot, for only the worker knows when it comes to ours.
+        Jobs of other pools count, so it may exceed 1; but they take no slot, because
+        only the worker knows their order.
         """
         jobs = len(self.leases) + self.load.queued + promised
         return jobs / min(self.offer.slots, LOAD_SLOTS_MAX)
 
     def cost_level(self, promised: int = 0) -> CostLevel:
-        """Return how busy and how quick it is, with ``promised`` more jobs."""
+        """Return its utilization and pace, with ``promised`` more jobs."""
         step = None if self.pace is None else round(math.log2(self.pace))
         return self.utilization(promised + 1) / self.load.speed, step
