@@ -16,13 +16,13 @@ ONE = TaskList((TaskAvailability("add", 1, 2),), 1, 2, 0)
 @pytest.mark.parametrize(
     ("there", "names", "said"),
     [
-        (NOBODY, {"add": False}, "no worker that calls functions is connected: add"),
+        (NOBODY, {"add": False}, "waiting for add; start one"),
         (NOBODY, {str(n): False for n in range(7)}, "0, 1, 2, 3, 4 and 2 more"),
-        (ONE, {"sub": False, "add": False}, "no worker has sub now: start one"),
+        (ONE, {"sub": False, "add": False}, "no worker has sub: waiting; start one"),
         (ONE, {"<lambda>": True}, "--trust-code"),
     ],
 )
-def test_calls_that_nobody_can_make_are_told_with_what_to_start(
+def test_warning_names_calls_without_a_worker_and_what_to_start(
     there: TaskList, names: dict[str, bool], said: str
 ) -> None:
     assert said in why_waiting(there, names)
@@ -31,13 +31,13 @@ def test_calls_that_nobody_can_make_are_told_with_what_to_start(
 @pytest.mark.parametrize(
     "there", [ONE, TaskList((), 1, 1, 1), TaskList((), 1, 1, 0, unnamed=1)]
 )
-def test_nothing_is_said_of_calls_that_are_only_queued(there: TaskList) -> None:
+def test_queued_calls_cause_no_warning(there: TaskList) -> None:
     coded = bool(there.code)
 
     assert why_waiting(there, {"add": coded}) == ""
 
 
-async def test_program_hears_why_its_call_waits(
+async def test_program_is_warned_once_of_a_stalled_call(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(availability, "STALL_TIMEOUT", 0.01)

@@ -249,7 +249,7 @@ def test_ref_to_what_the_coordinator_lost_is_to_be_put_again(
         ref = pool.put(np.ones(200_000))
         beside.coordinator.blobs.clear()
 
-        with pytest.raises(ShoalError, match="put the value again"):
+        with pytest.raises(ShoalError, match="upload the value again"):
             pool.submit("total", ref).result()
 
 
@@ -395,7 +395,7 @@ def test_forked_process_is_told_to_make_its_own_pool(beside: CoordinatorThread) 
         told = ours.recv()
         child.join()
 
-    assert "make a shoal.Pool in each process" in told
+    assert "create a shoal.Pool in each process" in told
 
 
 def test_functions_of_the_workers_are_listed(beside: CoordinatorThread) -> None:

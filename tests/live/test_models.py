@@ -64,7 +64,7 @@ def test_strangers_get_nothing(programs: Programs, model: Path) -> None:
     get = getting(programs, peer, "--passcode", "guessed")
 
     assert get.wait() == 1
-    assert "did not let us in" in get.errors
+    assert "did not admit this one" in get.errors
     assert not (programs.folder / "ours").exists()
 
 

@@ -84,14 +84,14 @@ def test_nothing_but_the_names_in_the_table_is_there(folder: Path, name: str) ->
 def test_folder_with_folders_is_not_shared(folder: Path) -> None:
     (folder / "onnx").mkdir()
 
-    with pytest.raises(NotShareable, match="onnx is a folder, and only files of one"):
+    with pytest.raises(NotShareable, match="onnx is a folder, and a shared model"):
         Library({"m": folder}).find("m")
 
 
 def test_files_that_peers_could_not_keep_are_not_shared(folder: Path) -> None:
     (folder / "with blank").touch()
 
-    with pytest.raises(NotShareable, match="'with blank' cannot be the name"):
+    with pytest.raises(NotShareable, match="'with blank' is not a valid name"):
         Library({"m": folder}).find("m")
 
 
@@ -107,12 +107,12 @@ def test_model_that_goes_away_later_is_missed_when_asked_for(folder: Path) -> No
     library = open_library([("m", folder)])
     folder.rename(folder.with_name("elsewhere"))
 
-    with pytest.raises(NotShareable, match="there is no file"):
+    with pytest.raises(NotShareable, match="no such file"):
         library.find("m")
 
 
 @pytest.mark.parametrize(
-    ("content", "change"), [(b"w", "shorter"), (b"w" * (CHUNK + 5), "longer")]
+    ("content", "change"), [(b"w", "was truncated"), (b"w" * (CHUNK + 5), "has grown")]
 )
 def test_file_that_changes_while_it_is_sent_is_not_sent_to_its_end(
     folder: Path, content: bytes, change: str
@@ -121,14 +121,14 @@ def test_file_that_changes_while_it_is_sent_is_not_sent_to_its_end(
     assert model is not None
     (folder / "weights.bin").write_bytes(content)
 
-    with pytest.raises(NotShareable, match=f"weights.bin became {change}"):
+    with pytest.raises(NotShareable, match=f"weights.bin {change}"):
         list(read_pieces(model))
 
 
 def test_names_that_are_no_good_are_told_when_they_are_given(folder: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'\.\./m' cannot be the name of a shared"):
+    with pytest.raises(ConfigError, match=r"'\.\./m' is not a valid name of a"):
         open_library([("../m", folder)])
-    with pytest.raises(ConfigError, match="m is to be shared from"):
+    with pytest.raises(ConfigError, match="--share m: given twice"):
         open_library([("m", folder), ("m", folder / "config.json")])
 
 

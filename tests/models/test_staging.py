@@ -58,7 +58,7 @@ def test_model_that_is_there_stays_unless_it_is_to_be_replaced(tmp_path: Path) -
     there.mkdir(parents=True)
     (there / "old").touch()
 
-    with pytest.raises(ConfigError, match="is there already; --replace gets it anew"):
+    with pytest.raises(ConfigError, match="exists already; give --replace"):
         staging(tmp_path).begin()
     assert all_in(there) == {"old"}
 
@@ -78,7 +78,7 @@ def test_model_that_came_from_elsewhere_meanwhile_stays(tmp_path: Path) -> None:
     new.write(WRITES)
     (tmp_path / "org" / "name").mkdir(parents=True)
 
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match="exists already"):
         new.commit()
     new.remove()
 
@@ -88,7 +88,7 @@ def test_model_that_came_from_elsewhere_meanwhile_stays(tmp_path: Path) -> None:
 def test_model_that_cannot_fit_is_refused_at_once(tmp_path: Path) -> None:
     new = staging(tmp_path, size=1 << 60)
 
-    with pytest.raises(ConfigError, match="make room, or name another folder"):
+    with pytest.raises(ConfigError, match="free some space, or give another folder"):
         new.begin()
     new.remove()
 
@@ -186,7 +186,7 @@ new.commit()
 def test_folder_of_other_models_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
 
-    with pytest.raises(ConfigError, match="has other models in it"):
+    with pytest.raises(ConfigError, match="contains other models"):
         staging(tmp_path, "org", replace=True).begin()
 
 

@@ -292,7 +292,7 @@ def test_job_is_answered_piece_by_piece() -> None:
             Failed(JobId("j"), ONE, "99 tokens are too many", Fault.CONTEXT),
         ),
         ("bug", Failed(JobId("j"), ONE, "the engine failed: ZeroDivisionError")),
-        ("silent end", Failed(JobId("j"), ONE, "the engine stopped without a word")),
+        ("silent end", Failed(JobId("j"), ONE, "the engine stopped without an answer")),
     ],
 )
 def test_trouble_with_the_engine_ends_its_job_and_no_other(
@@ -493,7 +493,7 @@ def test_leaving_finishes_what_runs_and_says_so() -> None:
 
         its.agent.leave()
 
-        assert its.happened[-1] == WorkerEvent("leaving", "1 job to be finished first")
+        assert its.happened[-1] == WorkerEvent("leaving", "1 job to finish first")
         assert await its.task == "stopped here"
         assert Draining("the worker is leaving") in its.network.said
         assert isinstance(its.network.said[-1], Completed)
@@ -731,7 +731,7 @@ def test_worker_has_joined_when_it_is_told_so_where_the_wire_tells() -> None:
     async def script(its: Membership) -> None:
         await asyncio.sleep(WELCOME_TIMEOUT)
         assert its.events == ["waiting"]
-        assert "nobody has let us in" in its.happened[0].reason
+        assert "not admitted yet" in its.happened[0].reason
         assert reported(its) == []
 
         its.network.tell(Admitted(), Admitted())

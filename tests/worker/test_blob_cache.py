@@ -79,6 +79,6 @@ async def test_disk_that_is_full_is_an_error_that_says_so(tmp_path: Path) -> Non
     await asyncio.sleep(0)
     blobs.put(ONE, b"data")
 
-    with pytest.raises(Unavailable, match="cannot be kept"):
+    with pytest.raises(Unavailable, match="cannot be stored"):
         await waiting
     await blobs.close()

@@ -91,7 +91,7 @@ def test_a_damaged_file_is_refused_and_stays(file: Path, content: object) -> Non
     kept(file, content)
     before = file.read_text()
 
-    with pytest.raises(ConfigError, match=r"otter\.json holds no whole key"):
+    with pytest.raises(ConfigError, match=r"otter\.json is damaged"):
         load_identity(file)
 
     assert file.read_text() == before
@@ -150,5 +150,5 @@ def test_every_name_has_a_file_of_its_own(name: str, tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_too_long_for_a_file_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name another file with --identity"):
+    with pytest.raises(ConfigError, match="give another file with --identity"):
         load_identity(identity_file("x" * 300, tmp_path))

@@ -73,5 +73,5 @@ def test_a_given_name_that_another_worker_has_is_warned_of(
             assert name == "vm"
 
     (said,) = caplog.messages
-    assert "is called vm and joins http://a as well" in said
+    assert "is named vm and joins http://a as well" in said
     assert "--name" in said

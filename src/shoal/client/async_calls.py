@@ -1,4 +1,4 @@
-"""Carries the calls of an ``AsyncPool`` on the loop that it is used on."""
+"""Sends the calls of an ``AsyncPool`` on its event loop."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -18,7 +18,7 @@ NOT_ENTERED = "the pool is not open: use it within `async with shoal.AsyncPool()
 
 
 class AwaitedCall(asyncio.Future[Any]):
-    """What will become of a call; cancelling it stops the worker."""
+    """The future result of a call; cancelling it stops the worker."""
 
     def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class AwaitedCall(asyncio.Future[Any]):
 
     @property
     def job_id(self) -> str:
-        """The id of its job; empty: there is none, or not yet."""
+        """The id of its job; empty if there is none yet."""
         return "" if self.call is None else self.call.job_id
 
     def cancel(self, msg: Any | None = None) -> bool:
@@ -53,9 +53,11 @@ class AsyncCalls:
         self._held = CallMemory()
         self._open: dict[int, AwaitedCall] = {}
         self._room = asyncio.Event()
-        self._turn = asyncio.Lock()  # of whoever waits for room, in their order
+        self._turn = (
+            asyncio.Lock()
+        )  # held by the submission that waits for room, in order
         self._running = AsyncExitStack()
-        self._conversation: CallChannel | None = None
+        self._channel: CallChannel | None = None
 
     @property
     def url(self) -> str:
@@ -65,28 +67,30 @@ class AsyncCalls:
     @property
     def channel(self) -> CallChannel:
         """Raises RuntimeError before ``start`` and after ``stop``."""
-        if self._conversation is None:
+        if self._channel is None:
             raise RuntimeError(NOT_ENTERED)
-        return self._conversation
+        return self._channel
 
     async def start(self) -> None:
-        """Make ready; the connection is opened with the first call."""
+        """Start; the first call opens the connection."""
         session = await self._running.enter_async_context(open_session(self._place))
         group = await self._running.enter_async_context(asyncio.TaskGroup())
-        self._conversation = CallChannel(session, self._place)
-        group.create_task(self._conversation.run())
+        self._channel = CallChannel(session, self._place)
+        group.create_task(self._channel.run())
         await asyncio.sleep(0)  # until it runs
 
     async def submit(self, future: AwaitedCall, asked: ClientCall) -> None:
-        """Have a call made; wait while the open ones hold too much memory."""
-        async with self._turn:  # else all who wait would try whenever one call ends
+        """Send a call, after waiting while open calls hold too much memory."""
+        async with (
+            self._turn
+        ):  # else each ended call would wake all waiting submissions
             while not self._held.add(asked):
                 self._room.clear()
                 await self._room.wait()
-        conversation = self.channel
+        channel = self.channel
         future.call = asked
         self._open[asked.number] = future
-        conversation.submit(asked)
+        channel.submit(asked)
 
     def release(self, asked: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
@@ -97,20 +101,20 @@ class AsyncCalls:
         return True
 
     def drop(self, asked: ClientCall) -> None:
-        """Stop a call: nobody waits for it any more."""
-        if self._conversation is not None:
-            self._conversation.drop(asked)
+        """Cancel a call whose result is not wanted any more."""
+        if self._channel is not None:
+            self._channel.drop(asked)
 
     async def stop(self, *, cancel: bool) -> None:
-        """Take no more calls, and wait for the end of those that are open."""
-        if self._conversation is None:
+        """Accept no more calls, and wait for the open ones."""
+        if self._channel is None:
             return
         if cancel:
             for future in [*self._open.values()]:
                 future.cancel()
-        self._conversation.close()
+        self._channel.close()
         ending = self._running.pop_all()
         try:
             await ending.aclose()
         finally:
-            self._conversation = None
+            self._channel = None

@@ -1,7 +1,6 @@
-"""Which functions the workers of a coordinator have, and why calls wait.
+"""Lists the functions of a coordinator's workers, and warns of calls that none can run.
 
-A call that no worker can make waits for an hour by default, since workers may
-come later; a user who forgot to start one is warned after seconds.
+By default such a call waits for an hour, since a worker may still join.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ ANSWER_MAX = 16 << 20  # bytes
 
 
 class TaskAvailability(msgspec.Struct, frozen=True):
-    """A function, how many workers have it, and how many calls they make at a time."""
+    """A function, with the number of its workers and of their slots."""
 
     name: str
     workers: int
@@ -29,11 +28,10 @@ class TaskAvailability(msgspec.Struct, frozen=True):
 
 
 class TaskList(msgspec.Struct, frozen=True):
-    """All functions that have names.
+    """All named functions.
 
-    ``workers`` and ``slots`` are of all that call functions, ``code`` says how many of
-    these workers run functions that are sent along, and ``unnamed`` how many do not say
-    which functions they have.
+    ``workers`` and ``slots`` count all workers that call functions, ``code`` those that
+    run functions sent by clients, and ``unnamed`` those that do not list theirs.
     """
 
     tasks: tuple[TaskAvailability, ...]
@@ -44,9 +42,9 @@ class TaskList(msgspec.Struct, frozen=True):
 
 
 async def fetch_tasks(session: ClientSession, place: CoordinatorAddress) -> TaskList:
-    """Return what the workers of a coordinator have.
+    """Return the functions of a coordinator's workers.
 
-    Raises ShoalError if it does not say, ConnectionLost if it cannot be reached.
+    Raises ShoalError if it refuses, ConnectionLost if it is unreachable.
     """
     url = f"{place.url}/v1/tasks"
     try:
@@ -54,28 +52,29 @@ async def fetch_tasks(session: ClientSession, place: CoordinatorAddress) -> Task
             await raise_for_status(response)
             body = await read_body(response, ANSWER_MAX, f"{url}: a list of tasks")
     except (ClientError, OSError) as error:
-        raise unreachable_error(place, error) from None  # the rest is of libraries
+        raise unreachable_error(
+            place, error
+        ) from None  # the traceback hides the reason
     try:
         return msgspec.json.decode(body, type=TaskList)
     except msgspec.MsgspecError as error:
-        raise PeerError(f"{url} says nothing about tasks: {error}") from error
+        raise PeerError(f"{url}: invalid list of tasks: {error}") from error
 
 
-STALL_TIMEOUT = 5.0  # seconds in which nothing comes, until somebody looks why
-EXAMINED_MAX = 1024  # open calls whose names are looked at
+STALL_TIMEOUT = 5.0  # seconds without a message until the monitor checks
+EXAMINED_MAX = 1024  # open calls that are checked
 NAMES_MAX = 5  # functions in one warning
-WARNED_MAX = 1024  # functions that are remembered to have been warned of
+WARNED_MAX = 1024  # functions with a warning that is not repeated
 
 log = logging.getLogger("shoal")
 
 
 class StalledCallMonitor:
-    """Warns of calls that no worker can make, once of each function.
+    """Warns of calls that no worker can run, once for each function.
 
     Args:
-        waiting: returns the calls that are out and that no worker is known to have.
-        heard: returns how many times the coordinator has said that a worker has a call,
-            or what became of one.
+        waiting: returns the calls that were sent and have not started.
+        heard: returns the number of started, progressed and ended calls so far.
     """
 
     def __init__(
@@ -92,7 +91,7 @@ class StalledCallMonitor:
         self._warned: set[str] = set()
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Check periodically, until cancelled."""
         while True:
             before = self._heard()
             await asyncio.sleep(STALL_TIMEOUT)
@@ -105,7 +104,7 @@ class StalledCallMonitor:
             try:
                 there = await fetch_tasks(self._session, self._place)
             except ShoalError:
-                continue  # the calls will tell
+                continue  # the calls report it
             if text := why_waiting(there, new):
                 log.warning(text)
                 if len(self._warned) >= WARNED_MAX:
@@ -114,29 +113,28 @@ class StalledCallMonitor:
 
 
 def why_waiting(there: TaskList, names: dict[str, bool]) -> str:
-    """Say which calls no worker can make; empty: all have one, and are queued.
+    """Return which calls no worker can run; empty if all are only queued.
 
-    ``names`` are those of the functions that are waited for, each with whether it is
-    sent along.
+    ``names`` maps the functions to whether their code is sent along.
     """
     if not there.workers:
         return (
-            f"no worker that calls functions is connected: {_listed(names)} is waited "
-            "for; start one with `shoal join … --tasks MODULE`"
+            f"no connected worker calls functions: waiting for {_listed(names)}; start "
+            "one with `shoal join … --tasks MODULE`"
         )
     if there.unnamed:
-        return ""  # perhaps those have them
+        return ""  # those may have them
     known = {each.name for each in there.tasks}
     missing = [name for name, coded in names.items() if not coded and name not in known]
     if missing:
         return (
-            f"no worker has {_listed(missing)} now: start one with its module, `shoal "
-            "join … --tasks MODULE`; the call waits"
+            f"no worker has {_listed(missing)}: waiting; start one with its module, "
+            "`shoal join … --tasks MODULE`"
         )
     if not there.code and any(names.values()):
         return (
-            "no worker runs functions that are sent along now: start one with `shoal "
-            "join … --trust-code`; the call waits"
+            "waiting for a worker that runs functions sent by clients: start one with "
+            "`shoal join … --trust-code`"
         )
     return ""
 

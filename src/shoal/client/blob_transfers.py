@@ -1,4 +1,4 @@
-"""The large values of calls: uploaded before a call, downloaded after it."""
+"""Transfers the large values of calls: uploads before a call, downloads after it."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -8,9 +8,9 @@ from shoal.client.blobs import Blob, BlobClient
 from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import PeerError, ShoalError, Unavailable
 
-TRANSFERS = 4  # blobs on their way at a time
-LOST_MAX = 3  # times that a call is asked again because the coordinator lost a blob
-KNOWN_MAX = 100_000  # digests that are remembered
+TRANSFERS = 4  # concurrent transfers
+LOST_MAX = 3  # retries of a call whose blobs the coordinator has evicted
+KNOWN_MAX = 100_000  # remembered digests
 
 Spawn: TypeAlias = Callable[[Coroutine[None, None, None]], object]
 OnReady: TypeAlias = Callable[[ClientCall, Exception | None], None]
@@ -20,8 +20,8 @@ OnDownloaded: TypeAlias = Callable[[ClientCall, bytes | None, Exception | None],
 class BlobTransfers:
     """The blobs of one client's calls.
 
-    ``spawn`` runs transfers beside whatever else happens.  ``ready`` is told when all
-    that belongs to a call is there, or why it never will be.
+    ``spawn`` starts a transfer as a task.  ``ready`` is called once all blobs of a call
+    are uploaded, or with the error.
     """
 
     def __init__(self, shelf: BlobClient, spawn: Spawn, ready: OnReady) -> None:
@@ -33,7 +33,7 @@ class BlobTransfers:
         self._transfers = asyncio.Semaphore(TRANSFERS)
 
     def upload(self, asked: ClientCall) -> None:
-        """Have the coordinator get what belongs to a call."""
+        """Upload the blobs of a call that the coordinator lacks."""
         lacking = {each.digest: each for each in asked.blobs}
         for digest in self._there.intersection(lacking):
             del lacking[digest]
@@ -47,35 +47,35 @@ class BlobTransfers:
             self._waiting[digest].append(asked)
 
     def upload_again(self, asked: ClientCall, digests: str) -> None:
-        """Give what the coordinator does not have any more, by its digests in hex.
+        """Upload blobs that the coordinator has evicted, by their digests in hex.
 
-        Raises PeerError if those are none.
+        Raises PeerError if a digest is invalid.
         """
         try:
             gone = {bytes.fromhex(each) for each in digests.split()}
         except ValueError as error:
-            raise PeerError(f"{digests!r} should be digests in hex") from error
+            raise PeerError(f"{digests!r}: expected digests in hex") from error
         asked.blobs_lost += 1
         if asked.blobs_lost > LOST_MAX or not gone <= {
             each.digest for each in asked.blobs
         }:
-            text = f"the coordinator keeps {digests} no longer: put the value again"
+            text = f"the coordinator has evicted {digests}: upload the value again"
             self._ready(asked, Unavailable(text))
             return
         self._there -= gone
         self.upload(asked)
 
     def forget(self) -> None:
-        """Take it that the coordinator may be another one now."""
+        """Forget uploads: the next connection may reach another coordinator."""
         self._there.clear()
 
     async def put(self, blob: Blob) -> None:
-        """Give one to the coordinator.  Raises as ``BlobClient.upload`` does."""
+        """Upload one blob.  Raises as ``BlobClient.upload`` does."""
         async with self._transfers:
             await self._shelf.upload(blob)
 
     def download(self, asked: ClientCall, digest: str, fetched: OnDownloaded) -> None:
-        """Get the value of a call, by its digest in hex."""
+        """Download the value of a call, by its digest in hex."""
         self._spawn(self._fetch(asked, digest, fetched))
 
     async def _give(self, blob: Blob) -> None:

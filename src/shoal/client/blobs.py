@@ -1,4 +1,4 @@
-"""Large values, which travel apart: uploaded once, and downloaded."""
+"""Uploads and downloads large values (blobs)."""
 
 import asyncio
 import hashlib
@@ -24,13 +24,13 @@ from shoal.domain.errors import (
 from shoal.tasks.limits import BLOB_MAX
 from shoal.transports.http_client import describe_http_error, read_body
 
-PIECE_SIZE = 1 << 20  # bytes that are written at a time
-TRIES_MAX = 5  # of a blob whose connection breaks
-RETRY_DELAY = 0.5  # seconds until the second; twice as many before each further one
+PIECE_SIZE = 1 << 20  # bytes of a write
+TRIES_MAX = 5  # attempts of a transfer
+RETRY_DELAY = 0.5  # seconds until the second attempt; doubled for each further one
 REASON_MAX = 1 << 12  # bytes of an error that are read
 
 T = TypeVar("T")
-SERVER_ERRORS = 500  # the first HTTP status of those that say the server is not well
+SERVER_ERRORS = 500  # the first HTTP status of server errors
 _PASSING = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.REQUEST_TIMEOUT)
 _ERRORS: dict[int, type[ShoalError]] = {
     HTTPStatus.UNAUTHORIZED: Unauthorized,
@@ -44,16 +44,16 @@ class _Message(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """An error as the gateway writes it: in OpenAI's form."""
+    """An error in OpenAI's form, as the gateway sends it."""
 
     error: _Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blob:
-    """One value in MessagePack, in pieces, and the SHA-256 digest that it is known by.
+    """One value in MessagePack, in pieces, with its SHA-256 digest.
 
-    The pieces are not changed any more: they may be asked for again.
+    The pieces must not change: an upload may be repeated.
     """
 
     digest: bytes
@@ -61,34 +61,33 @@ class Blob:
 
     @property
     def size(self) -> int:
-        """How many bytes it is."""
+        """The size in bytes."""
         return sum(len(piece) for piece in self.pieces)
 
 
 class BlobClient:
-    """The coordinator's blobs, as a client with a session of its own gets at them."""
+    """Uploads blobs to a coordinator and downloads them."""
 
     def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
         self._session = session
         self._place = place
 
     async def upload(self, blob: Blob) -> None:
-        """See to it that the coordinator has a blob.
+        """Upload a blob, unless the coordinator has it.
 
-        Raises ShoalError if it does not take it, ConnectionLost if it cannot be
-        reached for a while.
+        Raises ShoalError if it refuses, ConnectionLost if it stays unreachable.
         """
         await _persist(lambda: self._give(blob))
 
     async def download(self, digest: str) -> bytes:
         """Return a blob, by its digest in hex.
 
-        Raises as ``upload`` does, and PeerError if it is not what its digest says.
+        Raises as ``upload`` does, and PeerError if the digest does not match.
         """
         data = await _persist(lambda: self._fetch(digest))
         found = await asyncio.to_thread(hashlib.sha256, data)
         if found.hexdigest() != digest:
-            raise PeerError(f"the value {digest} came damaged")
+            raise PeerError(f"the value {digest} is damaged: its digest differs")
         return data
 
     async def _give(self, blob: Blob) -> None:
@@ -116,11 +115,11 @@ class BlobClient:
 
 
 async def raise_for_status(answer: ClientResponse) -> None:
-    """Raise the ShoalError that an HTTP status means, if it is one."""
+    """Raise the ShoalError of an HTTP status other than success."""
     if answer.status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    said = _message(await answer.content.read(REASON_MAX))
-    text = said or f"HTTP {answer.status} for a large value"
+    message = _message(await answer.content.read(REASON_MAX))
+    text = message or f"HTTP {answer.status} for a large value"
     if answer.status in _ERRORS:
         raise _ERRORS[answer.status](text)
     if answer.status in _PASSING or answer.status >= SERVER_ERRORS:
@@ -129,7 +128,7 @@ async def raise_for_status(answer: ClientResponse) -> None:
 
 
 async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
-    """Try again what fails for want of a connection."""
+    """Retry an attempt that fails without a connection."""
     pause = RETRY_DELAY
     for left in reversed(range(TRIES_MAX)):
         try:
@@ -137,10 +136,10 @@ async def _persist(attempt: Callable[[], Awaitable[T]]) -> T:
         except (ClientError, OSError, Unavailable) as error:
             if not left:
                 reason = f"a large value: {_reason(error)}"
-                raise ConnectionLost(reason) from None  # the rest is of libraries
+                raise ConnectionLost(reason) from None  # the traceback hides the reason
         await asyncio.sleep(pause)
         pause *= 2
-    raise AssertionError("the last try returns or raises")
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _reason(error: Exception) -> str:

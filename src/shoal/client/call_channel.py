@@ -23,22 +23,22 @@ from shoal.client.pending_calls import ClientCall
 from shoal.domain.errors import InvalidRequest, PeerError, ShoalError
 
 MESSAGE_ARGUMENTS_MAX = 256 << 10  # bytes of arguments that share a message
-ITEMS_MAX = 1024  # that share a message
+ITEMS_MAX = 1024  # of a message
 
-# What is out at a time: less than what a coordinator takes of one connection, for it
-# refuses what is more.  The rest waits here.
+# Limits of unanswered calls, below those of the coordinator, which rejects an excess.
+# Further calls wait here.
 OUT_MAX = 50_000  # calls
 OUT_SIZE_MAX = 48 << 20  # bytes of their arguments
 
 CONNECTION_BROKE = (
-    "the connection to the coordinator broke while the call was out, so that it may "
-    "have run or not; durable calls are asked again by themselves, others with "
+    "the connection to the coordinator broke during the call, which may or may not "
+    "have run; only durable calls are sent again, or others with "
     "with_options(retry=True)"
 )
 
 
 class CallChannel:
-    """All calls of one client."""
+    """Sends all calls of one client, and receives their results."""
 
     def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
         self._dialler = CallDialer(session, place)
@@ -47,10 +47,10 @@ class CallChannel:
         )
         self._open: dict[int, ClientCall] = {}
         self._unsent: deque[ClientCall] = deque()
-        # Calls to be cancelled, and whether the connection knows of them.
+        # Calls to cancel, and whether they were sent on this connection.
         self._dropped: deque[tuple[ClientCall, bool]] = deque()
         self._out = self._out_size = 0
-        self._heard = 0  # words about calls that workers have, or that have ended
+        self._heard = 0  # messages about started, progressed and ended calls
         self._lookout = StalledCallMonitor(
             session, place, self._waiting, lambda: self._heard
         )
@@ -59,7 +59,7 @@ class CallChannel:
         self._tasks: asyncio.TaskGroup | None = None
 
     def submit(self, asked: ClientCall) -> None:
-        """Have a function called."""
+        """Send a call."""
         self._open[asked.number] = asked
         if asked.blobs:
             self._freight.upload(asked)
@@ -68,7 +68,7 @@ class CallChannel:
             self._wake.set()
 
     def drop(self, asked: ClientCall) -> None:
-        """Stop a call: nobody waits for it any more."""
+        """Cancel a call whose result is not wanted any more."""
         if self._open.pop(asked.number, None) is not None:
             if asked.sent:
                 self._dropped.append((asked, True))
@@ -76,17 +76,16 @@ class CallChannel:
             self._wake.set()
 
     async def put(self, blob: Blob) -> None:
-        """Give a large value to the coordinator.  Raises as ``BlobClient.upload``
-        does."""
+        """Upload a large value.  Raises as ``BlobClient.upload`` does."""
         await self._freight.put(blob)
 
     def close(self) -> None:
-        """End when nothing is open any more."""
+        """End once no call is open."""
         self._closing = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Carry calls until ``close``, and then until the last has ended."""
+        """Serve until ``close``, and then until the last call has ended."""
         async with asyncio.TaskGroup() as self._tasks:
             while await self._wanted():
                 try:
@@ -95,10 +94,10 @@ class CallChannel:
                     self._fail_all(error)
                 else:
                     await self._serve(socket)
-                    self._part()
+                    self._requeue_sent()
 
     async def _wanted(self) -> bool:
-        """Wait until there is something to say; False if there never will be."""
+        """Wait until there is something to send; return False at the end."""
         while not self._unsent and not self._dropped:
             if self._closing and not self._open:
                 return False
@@ -113,13 +112,15 @@ class CallChannel:
             try:
                 while (message := await socket.receive()).type is WSMsgType.BINARY:
                     for news in messages.decode(message.data):
-                        self._hear(news)
+                        self._receive(news)
                 if (
                     message.type is WSMsgType.CLOSE
                     and message.data in messages.REFUSALS
                 ):
-                    # Asked again, it would be refused again.
-                    raise InvalidRequest(f"the coordinator hung up: {message.extra}")
+                    # A repetition would be refused again.
+                    raise InvalidRequest(
+                        f"the coordinator disconnected: {message.extra}"
+                    )
             except (PeerError, InvalidRequest) as error:
                 self._fail_all(error)
             writing.cancel()
@@ -127,7 +128,7 @@ class CallChannel:
         await socket.close()
 
     async def _write(self, socket: ClientWebSocketResponse) -> None:
-        with suppress(ClientError, ConnectionError):  # the reader sees the end as well
+        with suppress(ClientError, ConnectionError):  # the reader detects the end, too
             while True:
                 while items := self._items():
                     await socket.send_bytes(messages.encode(items))
@@ -138,12 +139,12 @@ class CallChannel:
         await socket.close()
 
     def _waiting(self) -> list[ClientCall]:
-        """Return calls that are out, and that no worker is known to have."""
+        """Return calls that were sent and have not started."""
         some = islice(self._open.values(), EXAMINED_MAX)
         return [asked for asked in some if asked.sent and not asked.started]
 
     def _items(self) -> list[tuple[object, ...]]:
-        """Return what goes into the next message."""
+        """Return the items of the next message."""
         items: list[tuple[object, ...]] = []
         while self._dropped:
             asked, known = self._dropped.popleft()
@@ -164,14 +165,14 @@ class CallChannel:
         return items
 
     def _back(self, asked: ClientCall) -> None:
-        """Count a call as no longer out."""
+        """Count a call as no longer sent."""
         asked.sent = asked.started = False
         self._out -= 1
         self._out_size -= asked.size
         if self._unsent:
             self._wake.set()
 
-    def _hear(self, news: messages.CallEvent) -> None:
+    def _receive(self, news: messages.CallEvent) -> None:
         if not isinstance(news, messages.CallAccepted):
             self._heard += 1
         asked = self._open.get(news.number)
@@ -214,8 +215,8 @@ class CallChannel:
         if self._closing and not self._open:
             self._wake.set()
 
-    def _part(self) -> None:
-        """Sort what was out when the connection ended."""
+    def _requeue_sent(self) -> None:
+        """Queue sent calls again after a lost connection, or fail them."""
         out = [asked for asked in self._open.values() if asked.sent]
         for asked in out:
             if asked.retryable:
@@ -224,7 +225,7 @@ class CallChannel:
             else:
                 self._end(asked, None, ConnectionLost(CONNECTION_BROKE))
         self._unsent.extendleft(reversed([each for each in out if each.retryable]))
-        # What was not told in time is asked for once more, to be found, and cancelled.
+        # An unsent cancellation needs the call sent again, to be found and cancelled.
         dropped = [asked for asked, _ in self._dropped if asked.retryable]
         self._dropped = deque((asked, False) for asked in dropped)
         for asked in dropped:
@@ -238,5 +239,5 @@ class CallChannel:
             self._end(asked, None, error)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        assert self._tasks is not None, "calls are asked while `run` runs"
+        assert self._tasks is not None, "calls are sent while `run` runs"
         self._tasks.create_task(work)

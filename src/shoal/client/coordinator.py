@@ -1,4 +1,4 @@
-"""The coordinator that a client calls: its address, its key, and connections to it."""
+"""A client's coordinator: its address, API key, and connections."""
 
 import asyncio
 import os
@@ -37,10 +37,10 @@ from shoal.transports.tls import context_pinning, context_trusting
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAddress:
-    """A coordinator: its URL without a path, the key to show, and whom to trust.
+    """A coordinator: its URL without a path, the API key, and the TLS settings.
 
-    ``tls`` is None where the system's authorities are good.  ``explicit`` says whether
-    somebody named it; else it is looked for on this machine.
+    ``tls`` is None for the system's authorities.  ``explicit`` is False for the default
+    coordinator of this machine.
     """
 
     url: str
@@ -56,13 +56,12 @@ def find_coordinator(
     data_dir: str | Path | None = None,
     cacert: str | Path | None = None,
 ) -> CoordinatorAddress:
-    """Return the coordinator that is meant.
+    """Return the coordinator to call.
 
-    What is not given is looked for in SHOAL_URL, SHOAL_API_KEY, SHOAL_DATA_DIR and
-    SHOAL_CACERT; after that it is the coordinator of this machine, with the URL, the
-    key and the certificate that it keeps in its folder.
+    Defaults come from SHOAL_URL, SHOAL_API_KEY, SHOAL_DATA_DIR and SHOAL_CACERT, and
+    then from the data folder of the coordinator of this machine.
 
-    Raises ConfigError naming what is missing or wrong.
+    Raises ConfigError naming what is missing or invalid.
     """
     folder = Path(data_dir or os.environ.get("SHOAL_DATA_DIR") or _own_folder())
     given = url or os.environ.get("SHOAL_URL")
@@ -83,7 +82,7 @@ def _own_folder() -> Path:
 
 def _base(url: str) -> str:
     base = url if "://" in url else f"http://{url}"
-    # The base URL that OpenAI clients are given is as good.
+    # Accept the base URL for OpenAI clients as well.
     base = base.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
         raise ConfigError(f"url {url!r}: expected http://HOST:PORT, or https://")
@@ -95,7 +94,7 @@ def _kept_key(folder: Path) -> str:
         return (folder / KEY_FILE).read_text().strip()
     except OSError as error:
         raise ConfigError(
-            "no API key: `shoal serve` makes one for its own machine, elsewhere give "
+            "no API key: `shoal serve` creates one for its own machine; elsewhere give "
             f"api_key=… or SHOAL_API_KEY ({folder / KEY_FILE}: {error.strerror})"
         ) from error
 
@@ -103,7 +102,7 @@ def _kept_key(folder: Path) -> str:
 def _trust(
     folder: Path, authorities: str | Path | None, api_key: str | None
 ) -> ssl.SSLContext | None:
-    """A key that was read from the coordinator's folder goes to that one alone."""
+    """The key in a coordinator's folder is sent to that coordinator only."""
     if authorities:
         return context_trusting(Path(authorities))
     if api_key:
@@ -111,21 +110,28 @@ def _trust(
     try:
         return context_pinning((folder / CERTIFICATE_FILE).read_text())
     except FileNotFoundError:
-        return None  # perhaps there is a proxy before it
+        return None  # a reverse proxy may serve HTTPS
 
 
-HEARTBEAT = 20.0  # seconds between pings; without an answer the connection is over
-CONNECT_TIMEOUT = 10.0  # seconds for a connection to come about
-READ_TIMEOUT = 60.0  # seconds without a byte of an answer over HTTP
-TLS_CLOSE_DELAY = 0.25  # seconds in which TLS ends
-RECONNECT_TIMEOUT = 60.0  # seconds for which a coordinator that has gone is waited for
-RETRY_DELAYS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0)  # seconds between tries; then the last
+HEARTBEAT = 20.0  # seconds between pings; a missing pong ends the connection
+CONNECT_TIMEOUT = 10.0  # seconds to connect
+READ_TIMEOUT = 60.0  # seconds without a byte of an HTTP response
+TLS_CLOSE_DELAY = 0.25  # seconds for TLS to close
+RECONNECT_TIMEOUT = 60.0  # seconds to wait for a coordinator that is down
+RETRY_DELAYS = (
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.0,
+)  # seconds between attempts; the last one repeats
 TEMPORARY_STATUSES = (HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 @asynccontextmanager
 async def open_session(place: CoordinatorAddress) -> AsyncIterator[ClientSession]:
-    """Give a session that shows the key and trusts whom it should."""
+    """Open an HTTP session with the API key and the TLS settings."""
     try:
         async with ClientSession(
             connector=TCPConnector(ssl=True if place.tls is None else place.tls),
@@ -137,17 +143,17 @@ async def open_session(place: CoordinatorAddress) -> AsyncIterator[ClientSession
             yield session
     finally:
         if place.url.startswith("https:"):
-            # aiohttp does not wait for TLS to end, and a loop that is closed before
-            # that complains ("Graceful Shutdown" in its documentation).
+            # aiohttp does not wait for TLS to close; closing the loop earlier raises
+            # ResourceWarning ("Graceful Shutdown" in its documentation).
             await asyncio.sleep(TLS_CLOSE_DELAY)
 
 
 def unreachable_error(place: CoordinatorAddress, error: Exception) -> ConnectionLost:
-    """Return what is raised if there is no connection, saying what may help."""
+    """Return the error for an unreachable coordinator, with advice."""
     elsewhere = (
         ""
         if place.explicit
-        else " One that is elsewhere is named by SHOAL_URL, or by url=… (--url)."
+        else " To use another coordinator, give url=… (--url) or SHOAL_URL."
     )
     return ConnectionLost(
         f"cannot reach {place.url}: {describe_http_error(error)}; is `shoal serve` "
@@ -156,7 +162,7 @@ def unreachable_error(place: CoordinatorAddress, error: Exception) -> Connection
 
 
 class CallDialer:
-    """Opens the WebSocket of calls, again and again."""
+    """Opens the WebSocket of calls, with retries."""
 
     def __init__(self, session: ClientSession, place: CoordinatorAddress) -> None:
         self._session = session
@@ -166,8 +172,7 @@ class CallDialer:
     async def dial(self, wanted: Callable[[], bool]) -> ClientWebSocketResponse:
         """Return a connection.
 
-        A coordinator that was there before is waited for while that is ``wanted``: it
-        may have been started again.
+        Once connected before, retries while ``wanted``: the coordinator may restart.
 
         Raises ShoalError saying why there is no connection.
         """
@@ -183,7 +188,7 @@ class CallDialer:
                 self._met = True
                 return socket
             await asyncio.sleep(pause)
-        raise AssertionError("the pauses do not end")
+        raise AssertionError("the delays repeat for ever")
 
     async def _connect(self) -> ClientWebSocketResponse:
         try:
@@ -195,21 +200,22 @@ class CallDialer:
         except WSServerHandshakeError as error:
             raise self._refusal(error.status) from None
         except (ClientError, OSError) as error:
-            # Not from the error: its traceback, of three libraries, hides the reason.
+            # Not from the error: its long traceback hides the reason.
             raise unreachable_error(self._place, error) from None
 
     def _refusal(self, status: int) -> ShoalError:
         url = self._place.url
         if status == HTTPStatus.UNAUTHORIZED:
             return Unauthorized(
-                f"{url} does not know the API key: give api_key=… or SHOAL_API_KEY; "
-                "`shoal keys create` makes one"
+                f"{url} rejects the API key: give api_key=… or SHOAL_API_KEY; "
+                "`shoal keys create` creates one"
             )
         if status == HTTPStatus.FORBIDDEN:
-            return Forbidden(f"the API key may not call functions at {url}")
+            return Forbidden(
+                f"the API key has no permission to call functions at {url}"
+            )
         if status in TEMPORARY_STATUSES or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            return ConnectionLost(f"{url} takes no calls now: it answers HTTP {status}")
+            return ConnectionLost(f"{url} accepts no calls now: HTTP {status}")
         return ConfigError(
-            f"{url}{messages.PATH} answers HTTP {status}: there is no coordinator that "
-            "takes calls"
+            f"{url}{messages.PATH}: HTTP {status}: not a coordinator that accepts calls"
         )

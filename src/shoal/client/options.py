@@ -10,10 +10,10 @@ from shoal.domain.errors import InvalidRequest
 
 Priority: TypeAlias = Literal["low", "normal", "high"]
 OnProgress: TypeAlias = Callable[[float | None, str], object]
-"""Is told how far a call has come, from 0 to 1, and what it says about that."""
+"""Receives the progress of a call: a share from 0 to 1, and a remark."""
 
-SECONDS_MAX = 86_400.0  # that a call may wait, or run
-KEY_MAX = 240  # characters, so that there is room for the numbers of a map's calls
+SECONDS_MAX = 86_400.0  # limit of the time to wait, and to run
+KEY_MAX = 240  # characters; leaves room for the index of a map's call
 PRIORITIES = ("low", "normal", "high")
 
 
@@ -31,13 +31,12 @@ class OptionChanges(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What may be said about calls beside the function and its arguments.
+    """Options of a call.
 
-    ``timeout`` is for how many seconds a call may run and ``queue`` for how many it may
-    wait for a worker; None: as the coordinator has it.  ``key`` names a call, so that
-    asking again under the same name finds it.  A ``durable`` call is a job like any
-    other; one that is not is forgotten if the coordinator or the connection ends, and
-    asked for again only with ``retry``.
+    ``timeout`` limits its running time and ``queue`` its waiting time, in seconds; None
+    means the coordinator's limit.  ``key`` is an idempotency key.  A ``durable`` call
+    is a stored job; another one is lost with the connection or the coordinator, and is
+    sent again only with ``retry``.
 
     Raises InvalidRequest.
     """
@@ -66,29 +65,29 @@ class Options:
             )
         if len(self.key) > KEY_MAX:
             raise InvalidRequest(
-                f"key=…: it has {len(self.key)} characters, and may have {KEY_MAX}",
+                f"key=…: {len(self.key)} characters exceed the limit of {KEY_MAX}",
                 "key",
             )
         if self.key and not self.durable:
             raise InvalidRequest(
-                "key=…: only durable calls have one; leave out durable=False",
+                "key=…: requires a durable call; leave out durable=False",
                 "key",
             )
         if self.on_progress is not None and self.key:
             raise InvalidRequest(
-                "on_progress=…: a call with a key goes on without whoever asked for "
-                "it, and tells nobody of its progress; leave out key=…",
+                "on_progress=…: a call with a key reports no progress, since it may "
+                "outlive its caller; leave out key=…",
                 "on_progress",
             )
         if self.on_progress is not None and not self.durable:
             raise InvalidRequest(
-                "on_progress=…: only durable calls tell of their progress; leave out "
-                "durable=False, or say with_options(durable=True, on_progress=…)",
+                "on_progress=…: only durable calls report progress; leave out "
+                "durable=False, or use with_options(durable=True, on_progress=…)",
                 "on_progress",
             )
 
     def encode(self) -> dict[str, object]:
-        """Return them as the wire has them, but for the key, which may be counted."""
+        """Return the wire form, without the key, which may get an index."""
         options: dict[str, object] = {}
         if self.timeout is not None:
             options["timeout"] = float(self.timeout)
@@ -104,9 +103,9 @@ class Options:
 
 
 def with_changes(options: Options, changes: OptionChanges) -> Options:
-    """Return the same terms, but for what is changed.
+    """Return the options with changes.
 
-    Raises InvalidRequest if they make no sense, TypeError if there is no such option.
+    Raises InvalidRequest if they are inconsistent, TypeError for an unknown option.
     """
     names = [each.name for each in fields(Options)]
     for name in changes:
@@ -114,25 +113,22 @@ def with_changes(options: Options, changes: OptionChanges) -> Options:
             near = get_close_matches(name, names, n=1)
             meant = f"did you mean {near[0]}? " if near else ""
             raise TypeError(
-                f"with_options() has no {name}=…: {meant}There is {', '.join(names)}"
+                f"with_options() has no {name}=…: {meant}Options: {', '.join(names)}"
             )
     return replace(options, **changes)
 
 
 def reject_unknown_arguments(what: str, names: Iterable[str]) -> None:
-    """Say where what is no argument of a pool belongs.
-
-    Raises TypeError if there is anything.
-    """
+    """Raise TypeError for unknown arguments of a pool, saying where they belong."""
     for name in names:
         raise TypeError(f"{what}() has no {name}=…: {_BELONGS.get(name, _NO_SUCH)}")
 
 
 _NO_SUCH = "its arguments are url, api_key, durable, trust_code, data_dir and cacert"
-_SLOTS = "how many calls run at a time is said where they run: shoal join … --slots 4"
+_SLOTS = "workers set the number of concurrent calls: shoal join … --slots 4"
 _BELONGS: Mapping[str, str] = {
     **{
-        each.name: f"say it of calls: pool.with_options({each.name}=…)"
+        each.name: f"it is an option of calls: pool.with_options({each.name}=…)"
         for each in fields(Options)
         if each.name != "durable"
     },
@@ -142,13 +138,13 @@ _BELONGS: Mapping[str, str] = {
 }
 
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("shoal")
 
 
 def report_progress(progress: OnProgress, share: float | None, remark: str) -> None:
-    """Call the program's function; what it raises is logged, and ends nothing."""
+    """Call the program's function; its exceptions are logged."""
     try:
         progress(share, remark)
     except Exception:
-        # It is the caller's code, in a thread that carries everybody's calls.
+        # The program's code must not end the thread of all calls.
         log.exception("on_progress raised an error; the call goes on")

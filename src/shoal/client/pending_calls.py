@@ -1,4 +1,4 @@
-"""Calls that have not ended: how they are built, and how much memory they may take."""
+"""Open calls: their construction, and the limit of their memory."""
 
 import itertools
 import uuid
@@ -12,17 +12,17 @@ from shoal.client.encoding import EncodedArguments, ReadResult, RemoteFunction
 from shoal.client.options import OnProgress, Options
 from shoal.domain.errors import Cancelled, ShoalError
 
-OVERHEAD = 1 << 10  # bytes that a call takes beside its arguments, about
+OVERHEAD = 1 << 10  # bytes of a call without its arguments, about
 
 OnEnded: TypeAlias = Callable[[bytes | None, Exception | None], None]
-"""Is told a call's value in MessagePack, or why there is none."""
+"""Receives the result of a call in MessagePack, or the error."""
 
 
 @dataclass(slots=True, eq=False)
 class ClientCall:
-    """A call, and how far it has come; ``on_ended`` is told once what became of it.
+    """A call and its state; ``on_ended`` is called once with its result.
 
-    ``retryable`` says that it may be asked again after it was sent.
+    ``retryable`` says whether it may be sent again after a lost connection.
     """
 
     number: int
@@ -34,27 +34,27 @@ class ClientCall:
     retryable: bool
     blobs: tuple[Blob, ...] = ()
     on_progress: OnProgress | None = None
-    sent: bool = False  # on the connection that there is now
-    blobs_missing: int = 0  # blobs that are still to be given
-    blobs_lost: int = 0  # times that the coordinator had lost its blobs
-    job_id: str = ""  # once it is accepted, if it is durable
-    home: str = ""  # the module here that has the function
+    sent: bool = False  # on the current connection
+    blobs_missing: int = 0  # blobs that are not uploaded yet
+    blobs_lost: int = 0  # times that the coordinator had evicted its blobs
+    job_id: str = ""  # once a durable call is accepted
+    home: str = ""  # the local module of the function
     sends_code: bool = False  # whether the function is sent along
-    started: bool = False  # whether a worker is known to have it
+    started: bool = False  # whether a worker has reported it
 
     @property
     def size(self) -> int:
-        """How many bytes it takes here, without its blobs."""
+        """Its size in memory in bytes, without blobs."""
         return len(self.args) + len(self.kwargs) + OVERHEAD
 
     def mark_retried(self) -> None:
-        """Have the coordinator look whether it knows the call from before."""
+        """Mark the call as possibly known to the coordinator."""
         if "fresh" in self.options:
             self.options = {**self.options, "fresh": False}
 
     @property
     def item(self) -> tuple[object, ...]:
-        """What asks for it."""
+        """Its item in a message."""
         return messages.call_item(
             self.number, self.name, self.args, self.kwargs, self.options
         )
@@ -105,20 +105,20 @@ def resolve_future(
         future.set_exception(error)
 
 
-CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls: beyond it, whoever submits waits
+CALL_MEMORY_MAX = 256 << 20  # bytes of all open calls; further submissions wait
 
 
 class CallMemory:
-    """Counts the bytes of open calls, a blob that several have in common once."""
+    """Counts the bytes of open calls; a shared blob counts once."""
 
     def __init__(self) -> None:
         self._size = 0
         self._blobs: dict[bytes, tuple[Blob, int]] = {}
 
     def add(self, asked: ClientCall, *, force: bool = False) -> bool:
-        """Count a call if there is room for it; for a single one there always is.
+        """Count a call if there is room; a single call always has room.
 
-        From then on it shares blobs that are the same as others'.
+        Replaces its blobs by equal ones of other calls.
         """
         size = asked.size
         if asked.blobs:
@@ -131,7 +131,7 @@ class CallMemory:
         return True
 
     def remove(self, asked: ClientCall) -> None:
-        """Count a call no longer."""
+        """Stop counting a call."""
         self._size -= asked.size
         for blob in asked.blobs:
             kept, users = self._blobs.pop(blob.digest)
@@ -141,7 +141,7 @@ class CallMemory:
                 self._size -= kept.size
 
     def _new(self, asked: ClientCall) -> int:
-        """Return how many bytes of a call's blobs no other call has."""
+        """Return the size of a call's blobs that no other call has."""
         sizes = {each.digest: each.size for each in asked.blobs}
         return sum(sizes[digest] for digest in sizes.keys() - self._blobs.keys())
 
@@ -152,25 +152,25 @@ class CallMemory:
 
 
 class CallNumbers:
-    """What the calls of one client are known by, to it and to the coordinator."""
+    """Issues the numbers and idempotency keys of a client's calls."""
 
     def __init__(self) -> None:
         self._next: Iterator[int] = itertools.count(1)
         self._client = uuid.uuid4().hex
 
     def number(self) -> int:
-        """Return the number of another call."""
+        """Return the next number."""
         return next(self._next)
 
     def key(self, number: int) -> str:
-        """Return a key that no other call of any client has."""
+        """Return a globally unique key."""
         return f"{self._client}-{number}"
 
 
 class CallBuilder:
-    """On what terms calls are made.
+    """Builds calls with the same options.
 
-    The calls of one ``map`` have keys that are counted from the one that was given.
+    Calls of one ``map`` have the given key with an index.
     """
 
     def __init__(self, options: Options, numbers: CallNumbers) -> None:
@@ -186,7 +186,7 @@ class CallBuilder:
         ended: OnEnded,
         index: int | None = None,
     ) -> ClientCall:
-        """Return a call; ``index`` is where it is in a ``map``."""
+        """Return a call; ``index`` is its position in a ``map``."""
         number = self._numbers.number()
         options = self._written
         if parcel.needs or parcel.digests or self.options.durable:

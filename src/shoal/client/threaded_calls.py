@@ -1,7 +1,7 @@
-"""The thread that carries the calls of a ``Pool``, and their futures.
+"""The thread that sends the calls of a ``Pool``, and their futures.
 
-Calls are handed over in bursts: the loop is woken once for all that are submitted while
-it is busy.
+Calls are passed to its loop in batches: one wake-up serves all calls that are submitted
+while the loop is busy.
 """
 
 import asyncio
@@ -33,10 +33,10 @@ from shoal.transports.clock import fast_loop_factory
 
 
 class CallFuture(Future[Any]):
-    """What will become of a call; cancelling it stops the worker.
+    """The future result of a call; cancelling it stops the worker.
 
-    ``job_id`` names its job once the coordinator has accepted it, if it is durable; and
-    ``running`` is true from when a worker has it.
+    ``job_id`` is set once the coordinator has accepted a durable call, and ``running``
+    is true once a worker has it.
     """
 
     def __init__(self, read: ReadResult, carrier: CallCarrier) -> None:
@@ -51,11 +51,11 @@ class CallFuture(Future[Any]):
         return "" if self.call is None else self.call.job_id
 
     def running(self) -> bool:
-        # That of the base class is for calls that cannot be cancelled any more.
+        # The base class means calls that cannot be cancelled any more.
         return self.call is not None and self.call.started and not self.done()
 
     def cancel(self) -> bool:
-        # Whoever releases the call says what becomes of it, and nobody else does.
+        # The thread that releases the call sets its result.
         if self.call is None or not self.carrier.release(self.call):
             return self.cancelled()
         self.carrier.drop(self.call)
@@ -73,29 +73,29 @@ class CallFuture(Future[Any]):
 T = TypeVar("T")
 
 FORKED = (
-    "this pool was made before the process was forked, and its connection stayed with "
-    "the parent: make a shoal.Pool in each process, or use the 'spawn' start method"
+    "this process was forked after the pool was created, and the parent has the "
+    "connection: create a shoal.Pool in each process, or use the 'spawn' start method"
 )
 
 
 class ThreadedCalls:
-    """Carries calls in a thread of its own, from the first until ``stop``."""
+    """Sends calls in a thread, which runs from the first call until ``stop``."""
 
     def __init__(self, place: CoordinatorAddress) -> None:
         self._place = place
         self._process = os.getpid()
-        # Guards what is below it; whoever waits waits for room.
+        # Guards the attributes below; submissions wait on it for room.
         self._room = threading.Condition()
         self._held = CallMemory()
         self._open: dict[int, CallFuture] = {}
         self._stopped = False
         self._thread: threading.Thread | None = None
-        # Handed over without a lock: appending and taking are atomic.
+        # Passed without a lock: append and popleft are atomic.
         self._incoming: deque[Callable[[], None]] = deque()
-        self._told = False
+        self._woken = False
         self._loop: asyncio.AbstractEventLoop
         self._session: ClientSession
-        self._conversation: CallChannel
+        self._channel: CallChannel
 
     @property
     def url(self) -> str:
@@ -103,20 +103,20 @@ class ThreadedCalls:
         return self._place.url
 
     def submit(self, future: CallFuture, asked: ClientCall) -> None:
-        """Have a call made; wait while the open ones hold too much memory.
+        """Send a call, after waiting while open calls hold too much memory.
 
         Raises RuntimeError after ``stop``, or in a process that was forked.
         """
         with self._room:
             self._check()
             while not self._held.add(asked):
-                if self._in_thread():  # in a callback, which may hold up nothing
+                if self._in_thread():  # in a callback, which must not block
                     self._held.add(asked, force=True)
                     break
                 self._room.wait()
                 self._check()
             self._open[asked.number] = future
-        self._hand_over(lambda: self._conversation.submit(asked))
+        self._hand_over(lambda: self._channel.submit(asked))
 
     def release(self, asked: ClientCall) -> bool:
         """Count a call as ended; False if it was already."""
@@ -128,17 +128,16 @@ class ThreadedCalls:
         return True
 
     def drop(self, asked: ClientCall) -> None:
-        """Stop a call: nobody waits for it any more."""
-        with suppress(RuntimeError):  # the loop has ended, and with it all calls
-            self._hand_over(lambda: self._conversation.drop(asked))
+        """Cancel a call whose result is not wanted any more."""
+        with suppress(RuntimeError):  # the loop has ended, with all calls
+            self._hand_over(lambda: self._channel.drop(asked))
 
     def put(self, blob: Blob) -> None:
-        """Give a large value to the coordinator.  Raises as ``BlobClient.upload``
-        does."""
-        self._run(lambda: self._conversation.put(blob))
+        """Upload a large value.  Raises as ``BlobClient.upload`` does."""
+        self._run(lambda: self._channel.put(blob))
 
     def tasks(self) -> TaskList:
-        """Ask which functions there are.  Raises as ``fetch_tasks`` does."""
+        """List the functions of all workers.  Raises as ``fetch_tasks`` does."""
         return self._run(lambda: fetch_tasks(self._session, self._place))
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -148,14 +147,14 @@ class ThreadedCalls:
         return asyncio.run_coroutine_threadsafe(work(), self._loop).result()
 
     def cancel_all(self) -> None:
-        """Cancel what has not ended."""
+        """Cancel all open calls."""
         with self._room:
             futures = [*self._open.values()]
         for future in futures:
             future.cancel()
 
     def stop(self) -> None:
-        """Take no more calls, and end the thread when all that there are have ended."""
+        """Accept no more calls, and end the thread after the open ones."""
         with self._room:
             if self._stopped:
                 return
@@ -163,12 +162,12 @@ class ThreadedCalls:
             self._room.notify_all()
             if self._thread is None:
                 return
-        self._hand_over(lambda: self._conversation.close())
+        self._hand_over(lambda: self._channel.close())
 
     def finish(self) -> None:
         """Stop, and wait until the thread has ended.
 
-        What ends the wait, such as Ctrl-C, cancels what has not ended.
+        An exception that ends the wait, such as KeyboardInterrupt, cancels open calls.
         """
         self.stop()
         if self._thread is None or self._in_thread():
@@ -180,11 +179,11 @@ class ThreadedCalls:
             raise
 
     def _check(self) -> None:
-        """Start the thread if there is none; the caller holds the lock."""
+        """Start the thread if necessary; the caller holds the lock."""
         if os.getpid() != self._process:
             raise RuntimeError(FORKED)
         if self._stopped:
-            raise RuntimeError("the pool was shut down: make another shoal.Pool")
+            raise RuntimeError("the pool was shut down: create another shoal.Pool")
         if self._thread is None:
             started = threading.Event()
             self._thread = threading.Thread(
@@ -198,42 +197,42 @@ class ThreadedCalls:
 
     def _hand_over(self, what: Callable[[], None]) -> None:
         self._incoming.append(what)
-        if not self._told:
-            self._told = True
-            self._loop.call_soon_threadsafe(self._take)
+        if not self._woken:
+            self._woken = True
+            self._loop.call_soon_threadsafe(self._drain)
 
-    def _take(self) -> None:
-        self._told = False  # before the first is taken: what comes later wakes again
+    def _drain(self) -> None:
+        self._woken = False  # first: a later call wakes the loop again
         while self._incoming:
             self._incoming.popleft()()
 
     def _carry(self, started: threading.Event) -> None:
-        # A pool that nobody shuts down is finished when the program ends.
+        # A pool without shutdown() finishes its calls at exit.
         atexit.register(self._finish_at_exit)
         try:
             with asyncio.Runner(loop_factory=fast_loop_factory()) as runner:
-                runner.run(self._converse(started))
+                runner.run(self._serve(started))
         finally:
             atexit.unregister(self._finish_at_exit)
             self._abandon()
 
     def _finish_at_exit(self) -> None:
         self.stop()
-        if hasattr(sys, "last_value"):  # the program ended by an error, or by Ctrl-C
+        if hasattr(sys, "last_value"):  # an error or Ctrl-C ended the program
             self.cancel_all()
         self.finish()
 
     def _abandon(self) -> None:
-        """Leave nobody waiting; there is something open only after a bug."""
+        """Fail the open calls; there are some only after a bug."""
         with self._room:
             self._stopped = True
             futures = [*self._open.values()]
         for future in futures:
-            future.on_ended(None, ConnectionLost("the pool broke down: make another"))
+            future.on_ended(None, ConnectionLost("the pool failed: create another"))
 
-    async def _converse(self, started: threading.Event) -> None:
+    async def _serve(self, started: threading.Event) -> None:
         self._loop = asyncio.get_running_loop()
         async with open_session(self._place) as self._session:
-            self._conversation = CallChannel(self._session, self._place)
+            self._channel = CallChannel(self._session, self._place)
             started.set()
-            await self._conversation.run()
+            await self._channel.run()

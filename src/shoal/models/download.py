@@ -25,22 +25,18 @@ from shoal.domain.model_messages import (
 from shoal.models.staging import Staging
 from shoal.models.transfer import FileWrite, IncomingModel
 
-QUERY_TIMEOUT = 5.0  # seconds until a peer is asked once more: some lose the first
+QUERY_TIMEOUT = 5.0  # seconds until the query is repeated: some peers lose the first
 QUERIES_MAX = 3  # times
 SILENCE_TIMEOUT = (
-    120.0  # seconds between pieces: some peers read a whole file before each
+    120.0  # seconds between chunks; some peers read a whole file before each
 )
-UNWRITTEN_MAX = 16 << 20  # bytes, at which the peer should wait
-UNWRITTEN_FULL = 64 << 20  # bytes, at which it does not, and is cut off
+UNWRITTEN_MAX = 16 << 20  # bytes at which reading pauses
+UNWRITTEN_FULL = 64 << 20  # bytes at which the download fails
 
 
 @dataclass(frozen=True, slots=True)
 class DownloadRequest:
-    """What to get, and where to put it.
-
-    ``folder`` is that of all models; ``replace`` says whether one that is there already
-    may be taken away for it.
-    """
+    """A model to download into ``folder``; ``replace`` permits replacement."""
 
     model: str
     folder: Path
@@ -49,7 +45,7 @@ class DownloadRequest:
 
 @dataclass(frozen=True, slots=True)
 class DownloadedModel:
-    """A model that is here now: its folder, and the bytes and files that came."""
+    """A downloaded model: its folder, bytes and number of files."""
 
     path: Path
     size: int
@@ -57,9 +53,9 @@ class DownloadedModel:
 
 
 class ModelDownload:
-    """One model, from one peer that can be told things by ``say``.
+    """The download of one model from one peer, to which ``say`` sends messages.
 
-    ``progress`` is told the bytes that are here, and those there are, if known.
+    ``progress`` receives the bytes so far, and the size if it is known.
     """
 
     def __init__(
@@ -81,11 +77,11 @@ class ModelDownload:
         self._room.set()
 
     async def run(self) -> DownloadedModel:
-        """Get the model; return where it is.
+        """Download the model; return its location.
 
-        Raises UnknownModel if the peer does not have it, TimedOut if it falls silent,
-        PeerError if it sends something else, and ConfigError if it cannot be kept
-        here.  In each case nothing of it is left.
+        Raises UnknownModel if the peer does not share it, TimedOut if the peer is
+        silent, PeerError if it breaks the protocol, and ConfigError if the model cannot
+        be stored.  A failed download leaves no files.
         """
         size = await self._ask()
         transfer_id = str(uuid4())
@@ -95,7 +91,7 @@ class ModelDownload:
             wanted.folder, wanted.model, transfer_id, size or 0, wanted.replace
         )
         loop = asyncio.get_running_loop()
-        # A thread of its own, so that nothing is written any more once it is removed.
+        # One thread, so that removal comes after all writes.
         with ThreadPoolExecutor(1, "fetch") as disk:
             try:
                 await loop.run_in_executor(disk, staging.begin)
@@ -110,9 +106,9 @@ class ModelDownload:
         return DownloadedModel(path, incoming.received, incoming.files)
 
     def receive(self, word: ModelMessage) -> None:
-        """Take what the peer says.  Never waits.
+        """Process a message of the peer, without waiting.
 
-        Pieces of other transfers are passed over: nobody asked for them.
+        Ignores chunks of other transfers.
         """
         match word:
             case ModelAnswer(model=self._wanted.model):
@@ -123,16 +119,16 @@ class ModelDownload:
                 pass
 
     def on_disconnect(self, error: ShoalError) -> None:
-        """Take note that the peer is gone, and why."""
+        """Fail the download: the peer has disconnected."""
         if self._end is None:
             self._finish(error)
 
     async def wait_for_room(self) -> None:
-        """Wait until enough of what came is written for more to be read."""
+        """Wait until enough received data is written to read more."""
         await self._room.wait()
 
     async def _ask(self) -> int | None:
-        """Ask for the model; return how many bytes it has, if that is said."""
+        """Query the model; return its size in bytes, if it is announced."""
         for _ in range(QUERIES_MAX):
             self._say(ModelQuery(self._wanted.model))
             if not await self._heard_within(QUERY_TIMEOUT):
@@ -141,16 +137,16 @@ class ModelDownload:
             if not self._answer.available:
                 raise UnknownModel(
                     f"the peer does not share {self._wanted.model}: a coordinator "
-                    "shares what its --share names"
+                    "shares the models of its --share"
                 )
             return self._answer.size
         raise TimedOut(
-            f"the peer does not say whether it shares {self._wanted.model}: it may not "
-            "share models at all"
+            f"the peer does not answer whether it shares {self._wanted.model}: it may "
+            "not support sharing"
         )
 
     async def _heard_within(self, seconds: float) -> bool:
-        """Wait for news; return whether there was any, and raise what ended it all."""
+        """Wait for a message; return False on a timeout, raise the end's error."""
         try:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -168,8 +164,8 @@ class ModelDownload:
         elif self._incoming is not None and not answer.available:
             self.on_disconnect(
                 UnknownModel(
-                    f"the peer does not send {answer.model} now: it is sending others, "
-                    "or its files have changed; try again later"
+                    f"the peer does not send {answer.model} now: it is busy, or the "
+                    "files have changed; try again later"
                 )
             )
 
@@ -204,7 +200,7 @@ class ModelDownload:
     async def _take(
         self, incoming: IncomingModel, staging: Staging, disk: Executor
     ) -> None:
-        """Write what comes until it is all there; raise why it is not."""
+        """Write chunks until the model is complete, or raise the error."""
         loop = asyncio.get_running_loop()
         while self._writes or not isinstance(self._end, ModelDone):
             if not await self._heard_within(SILENCE_TIMEOUT):
@@ -220,8 +216,7 @@ class ModelDownload:
 def _silent(incoming: IncomingModel) -> str:
     if not incoming.files:
         return (
-            f"the peer said that it has {incoming.model}, and sent nothing for "
-            f"{SILENCE_TIMEOUT:g} s: peers of other makers do so if it has folders in "
-            "it"
+            f"the peer announced {incoming.model}, but sent nothing for "
+            f"{SILENCE_TIMEOUT:g} s: other programs cannot send a model with folders"
         )
     return f"the peer sent nothing of {incoming.model} for {SILENCE_TIMEOUT:g} s"

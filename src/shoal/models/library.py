@@ -1,7 +1,6 @@
 """Models on this machine: the library shared with peers, and the models folder.
 
-Names that peers send are looked up in the library's table and nowhere else: no path is
-ever made of them.
+Names from peers are only keys of the library's table: they never become paths.
 """
 
 import logging
@@ -14,14 +13,14 @@ from shoal.engines.gguf_files import ModelFolder as Files
 from shoal.engines.gguf_files import find_models, parts_of
 from shoal.models.names import PARTS_MAX, check_file_name, check_model_name
 
-CHUNK = 1_048_576  # bytes, as other peers send them
+CHUNK = 1_048_576  # bytes; other programs send the same
 FILES_MAX = 1000  # of one model
 
 log = logging.getLogger("shoal.models")
 
 
 class NotShareable(ShoalError):
-    """The model's files are not as they would have to be; the message says why."""
+    """The model's files cannot be shared; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +33,19 @@ class ModelFile:
 
 @dataclass(frozen=True, slots=True)
 class SharedModel:
-    """A model as it is to be sent: its files, in order of their names."""
+    """A model to send: its files, ordered by name."""
 
     files: tuple[ModelFile, ...]
 
     @property
     def size(self) -> int:
-        """Return the bytes of all files."""
+        """The bytes of all files."""
         return sum(file.size for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)
 class FilePiece:
-    """A part of a model's file; ``last`` of them all."""
+    """A part of a model's file; ``last`` marks the last one of the model."""
 
     file_name: str
     offset: int
@@ -55,9 +54,9 @@ class FilePiece:
 
 
 class Library:
-    """Which models are shared, each a file or a folder.
+    """The shared models, each a file or a folder.
 
-    Looking and reading wait for the disk: neither is for the event loop.
+    Methods block on the disk: do not call them on the event loop.
     """
 
     def __init__(self, models: Mapping[str, Path]) -> None:
@@ -65,13 +64,13 @@ class Library:
 
     @property
     def names(self) -> Sequence[str]:
-        """Return what can be asked for."""
+        """The names of all models."""
         return sorted(self._models)
 
     def find(self, name: str) -> SharedModel | None:
-        """Return a model as it is on the disk now, or None if it is not shared.
+        """Return a model's current files, or None if it is not shared.
 
-        Raises CannotShare if its files are gone, or not what can be sent.
+        Raises NotShareable if they are missing, or cannot be sent.
         """
         path = self._models.get(name)
         if path is None:
@@ -84,9 +83,9 @@ class Library:
 
 
 def open_library(words: Sequence[tuple[str, Path]]) -> Library:
-    """Return the library of what was named on the command line.
+    """Return the library of the models given on the command line.
 
-    Raises ConfigError if a name is no good or given twice, or files cannot be shared.
+    Raises ConfigError if a name is invalid or repeated, or files cannot be shared.
     """
     models: dict[str, Path] = {}
     for name, path in words:
@@ -95,7 +94,9 @@ def open_library(words: Sequence[tuple[str, Path]]) -> Library:
         except InvalidRequest as error:
             raise ConfigError(str(error)) from error
         if models.setdefault(name, path) != path:
-            raise ConfigError(f"{name} is to be shared from {models[name]} and {path}")
+            raise ConfigError(
+                f"--share {name}: given twice, for {models[name]} and {path}"
+            )
     library = Library(models)
     for name in library.names:
         try:
@@ -106,9 +107,9 @@ def open_library(words: Sequence[tuple[str, Path]]) -> Library:
 
 
 def shareable_library(words: Sequence[tuple[str, Path]]) -> Library:
-    """Return the library of those models that can be shared, and log why others not.
+    """Return the library of the models that can be shared; log why others cannot.
 
-    For models that are offered anyway, whether or not peers can copy them.
+    A worker offers its models whether or not peers can copy them.
     """
     models = {}
     for name, path in words:
@@ -122,11 +123,11 @@ def shareable_library(words: Sequence[tuple[str, Path]]) -> Library:
 
 
 def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
-    """Read a model, piece by piece.
+    """Yield the pieces of a model.
 
-    An empty file is one empty piece, so that it is not lost.
+    An empty file is one empty piece, so that the peer creates it.
 
-    Raises CannotShare if a file is not as it was when it was looked at.
+    Raises NotShareable if a file has changed in the meantime.
     """
     ends = [file.size for file in model.files]
     final = len(ends) - 1
@@ -138,21 +139,21 @@ def read_pieces(model: SharedModel) -> Iterator[FilePiece]:
                     data = stream.read(length)
                     if len(data) < length:
                         raise NotShareable(
-                            f"{file.path} became shorter while it was sent"
+                            f"{file.path} was truncated during the transfer"
                         )
                     last = number == final and offset + length == file.size
                     yield FilePiece(file.path.name, offset, data, last)
                 if stream.read(1):
-                    raise NotShareable(f"{file.path} became longer while it was sent")
+                    raise NotShareable(f"{file.path} has grown during the transfer")
         except OSError as error:
             raise NotShareable(f"{file.path}: {error.strerror or error}") from error
 
 
 def _files_at(path: Path) -> list[Path]:
-    """Return the files of the model at a path, in order of their names.
+    """Return the files of the model at a path, ordered by name.
 
-    Hidden files are nobody's business.  Peers that are not ours know no folders within
-    a model: rather than a part of it, they get nothing.
+    Omits hidden files.  Rejects models with folders, which other programs cannot
+    receive.
     """
     if not path.is_dir():
         files = parts_of(path)
@@ -168,11 +169,11 @@ def _files_at(path: Path) -> list[Path]:
     for file in files:
         if file.is_dir():
             raise NotShareable(
-                f"{file} is a folder, and only files of one level can be sent; "
-                "share a folder without it"
+                f"{file} is a folder, and a shared model must be a folder of files; "
+                "share one without it"
             )
         if not file.is_file():
-            raise NotShareable(f"there is no file {file}")
+            raise NotShareable(f"{file}: no such file")
         try:
             check_file_name(file.name)
         except InvalidRequest as error:
@@ -180,12 +181,12 @@ def _files_at(path: Path) -> list[Path]:
     return files
 
 
-MODELS_MAX = 10_000  # that are listed
+MODELS_MAX = 10_000  # models that are listed
 
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model on this machine; ``gguf`` is what the embedded engine would load."""
+    """A model on this machine; ``gguf`` is its file for the embedded engine."""
 
     name: str
     path: Path
@@ -195,9 +196,9 @@ class StoredModel:
 
 
 def stored_models(folder: Path) -> list[StoredModel]:
-    """Return the models in a folder, by name: folders with files, and files alone.
+    """Return the models in a folder, ordered by name: folders of files, and files.
 
-    Raises ConfigError if it cannot be read.
+    Raises ConfigError if it is not readable.
     """
     try:
         found = list(_below(folder, "", PARTS_MAX)) if folder.is_dir() else []

@@ -1,7 +1,6 @@
 """Answers peers' queries about the library, and sends them its models.
 
-Peers of other makers receive no reason for a refusal: their messages have no field for
-it.  To our own, ``ModelAnswer`` without the model says that nothing will come.
+A refusal is a ``ModelAnswer`` without the model: messages have no field for the reason.
 """
 
 import asyncio
@@ -31,18 +30,18 @@ from shoal.models.library import (
 SENDING_MAX = 8  # models at a time
 SENDING_TO_PEER_MAX = 2  # of them
 QUERIES_MAX = (
-    16  # of one peer, not answered yet; others are dropped, and may come again
+    16  # pending ones of a peer; further ones are dropped, and may be repeated
 )
-STALL_TIMEOUT = 60.0  # seconds that a peer may take to read a piece
-ID_MAX = 64  # characters of a peer's number for a transfer
-LOGGED_MAX = 1000  # things that were logged, and are not again
+STALL_TIMEOUT = 60.0  # seconds for a peer to read a piece
+ID_MAX = 64  # characters of a transfer id
+LOGGED_MAX = 1000  # logged refusals that are not repeated
 
 log = logging.getLogger("shoal.models")
 
 
 @dataclass(frozen=True, slots=True)
 class _Requester:
-    """Who asked, and how to answer on the connection that it asked on."""
+    """A peer with its connection."""
 
     name: str
     say: SendModelMessage
@@ -50,9 +49,9 @@ class _Requester:
 
 
 class LibraryServer:
-    """Shares a library with any number of peers, for the length of a block.
+    """Shares a library with any number of peers within an ``async with`` block.
 
-    Leaving the block cuts off what is being sent.
+    Leaving the block aborts all transfers.
     """
 
     def __init__(self, library: Library) -> None:
@@ -83,9 +82,9 @@ class LibraryServer:
         say: SendModelMessage,
         room: WaitUntilWritable,
     ) -> None:
-        """Take a word from a peer; what is to be answered is said when it is known.
+        """Process a message of a peer, without waiting; the answer follows.
 
-        ``peer`` tells peers apart.  Never waits.
+        ``peer`` identifies the peer.
         """
         caller = _Requester(peer, say, room)
         match word:
@@ -94,19 +93,19 @@ class LibraryServer:
             case ModelRequest():
                 self._request(caller, word)
             case ModelChunk() | ModelDone():
-                self._note(peer, "it sends a model that nobody asked it for")
+                self._note(peer, "it sends a model without a request")
             case _:
-                self._note(peer, "it answers what nobody asked")
+                self._note(peer, "it answers without a query")
 
     def on_peer_left(self, peer: str) -> None:
-        """Stop sending to a peer; without this, it stops at the next piece."""
+        """Abort transfers to a peer at once, not only at the next piece."""
         for (name, _), task in self._sending.items():
             if name == peer:
                 task.cancel()
 
     def _query(self, caller: _Requester, query: ModelQuery) -> None:
         if self._queries[caller.name] >= QUERIES_MAX:
-            self._note(caller.name, f"it asks for more than {QUERIES_MAX} at once")
+            self._note(caller.name, f"it has {QUERIES_MAX} queries pending")
             return
         self._queries[caller.name] += 1
         task = self._tasks.create_task(self._answer(caller, query.model))
@@ -134,15 +133,15 @@ class LibraryServer:
         task.add_done_callback(lambda _: self._sending.pop(key))
 
     def _why_not(self, peer: str, number: str) -> str | None:
-        """Say why nothing is sent under a number now, or None if it is."""
+        """Return why a transfer is refused, or None if it is not."""
         if len(number) > ID_MAX:
-            return f"it numbers a transfer with more than {ID_MAX} characters"
+            return f"a transfer id has more than {ID_MAX} characters"
         if (peer, number) in self._sending:
-            return "it asks for a second model under the same number"
+            return "it uses the id of a running transfer"
         if sum(name == peer for name, _ in self._sending) >= SENDING_TO_PEER_MAX:
-            return f"it is being sent {SENDING_TO_PEER_MAX} models already"
+            return f"it has {SENDING_TO_PEER_MAX} transfers running"
         if len(self._sending) >= SENDING_MAX:
-            return f"{SENDING_MAX} models are being sent already"
+            return f"{SENDING_MAX} transfers are running"
         return None
 
     async def _send(self, caller: _Requester, request: ModelRequest) -> None:
@@ -155,8 +154,8 @@ class LibraryServer:
             whole = await _send_pieces(caller, request, found)
         except (NotShareable, TimeoutError) as error:
             if isinstance(error, TimeoutError):
-                error = NotShareable(f"nothing of it was read for {STALL_TIMEOUT:g} s")
-            self._note(caller.name, f"{name} was cut off: {error}")
+                error = NotShareable(f"the peer read nothing for {STALL_TIMEOUT:g} s")
+            self._note(caller.name, f"{name} was aborted: {error}")
             caller.say(ModelAnswer(name, available=False))
             return
         end = "sent" if whole else "stopped"
@@ -170,7 +169,7 @@ class LibraryServer:
             return None
 
     def _note(self, peer: str, text: str) -> None:
-        """Log why a peer gets nothing, once: a flood would fill disks."""
+        """Log a refusal, once: a flood would fill the disk."""
         if (peer, text) in self._noted:
             return
         if len(self._noted) >= LOGGED_MAX:
@@ -182,13 +181,13 @@ class LibraryServer:
 async def _send_pieces(
     caller: _Requester, request: ModelRequest, model: SharedModel
 ) -> bool:
-    """Send a model as fast as the peer reads; return False if it went away.
+    """Send a model as fast as the peer reads; return False if it disconnected.
 
-    Raises CannotShare, and TimeoutError if the peer does not read.
+    Raises NotShareable, and TimeoutError if the peer does not read.
     """
     reading = read_pieces(model)
     while (piece := await asyncio.to_thread(next, reading, None)) is not None:
-        # Others want its place, and who reads nothing might keep it for ever.
+        # A peer that reads nothing must not hold a transfer slot for ever.
         async with asyncio.timeout(STALL_TIMEOUT):
             await caller.room()
         if not caller.say(_chunk(request, piece)):

@@ -1,14 +1,14 @@
-"""Which names of models and files are accepted, from peers and for sharing.
+"""Validates names of models and files, from peers and for sharing.
 
-They become names of files and folders, so they are of one strict alphabet and mean the
-same on every system: nothing hidden, no parent folders, no device of Windows.
+Names become files and folders.  A strict alphabet gives them the same meaning on every
+system: no hidden files, no parent folders, no Windows devices.
 """
 
 import re
 
 from shoal.domain.errors import InvalidRequest
 
-NAME_MAX = 200  # characters; with a folder of ours before it, paths stay below 260
+NAME_MAX = 200  # characters; keeps paths below Windows' 260
 PARTS_MAX = 4  # of a model's name, such as host/organization/model
 
 _MODEL_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+@=:-]*(?<!\.)", re.ASCII)
@@ -26,7 +26,7 @@ def check_model_name(name: str) -> str:
     if good and len(name) <= NAME_MAX and len(parts) <= PARTS_MAX:
         return name
     raise InvalidRequest(
-        f"{_short(name)} cannot be the name of a shared model: expected letters, "
+        f"{_short(name)} is not a valid name of a model: expected letters, "
         f"digits and . _ - + @ = : with single slashes between at most {PARTS_MAX} "
         f"parts, {NAME_MAX} characters in all, each part beginning with a letter or "
         "digit",
@@ -37,12 +37,12 @@ def check_model_name(name: str) -> str:
 def check_file_name(name: str) -> str:
     """Return the name of a model's file.
 
-    Raises InvalidRequest unless it names a visible file in the folder it is put into.
+    Raises InvalidRequest unless it names a visible file in a single folder.
     """
     if len(name) <= NAME_MAX and _FILE.fullmatch(name) and _is_no_device(name):
         return name
     raise InvalidRequest(
-        f"{_short(name)} cannot be the name of a model's file: expected letters, "
+        f"{_short(name)} is not a valid name of a model's file: expected letters, "
         f"digits and . _ - + @ =, at most {NAME_MAX} of them, beginning with a letter, "
         "a digit or _",
         "file",
@@ -50,9 +50,9 @@ def check_file_name(name: str) -> str:
 
 
 def model_folder_name(model: str) -> str:
-    """Return the relative path, with slashes, of the folder that a model is put into.
+    """Return the relative path of a model's folder, with slashes.
 
-    A colon is a drive's or a stream's on Windows; tags are set off by a dash instead.
+    A dash replaces the colon before a tag, which has a meaning in Windows paths.
     """
     return check_model_name(model).replace(":", "-")
 

@@ -24,8 +24,8 @@ from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
 
-GREETING_TIMEOUT = 20.0  # seconds until a peer has let us in, or not
-NOT_SERVING = "this peer is here to copy a model, and does not stay"
+GREETING_TIMEOUT = 20.0  # seconds for the handshake
+NOT_SERVING = "this peer only copies a model"
 
 
 async def download_model(
@@ -35,13 +35,12 @@ async def download_model(
     wanted: DownloadRequest,
     progress: Callable[[int, int | None], None] = lambda received, size: None,
 ) -> DownloadedModel:
-    """Get a model from the peer at the other end of a link, and hang up.
+    """Download a model from the peer at the other end of a link, and disconnect.
 
     ``progress`` is as in ``ModelDownload``.
 
-    Raises what ``ModelDownload.run`` does, and Unavailable if the peer does not let us
-    in or
-    goes away.
+    Raises as ``ModelDownload.run`` does, and Unavailable if the peer does not admit
+    this one, or disconnects.
     """
     visit = _DownloadConnection(session, link, clock, wanted, progress)
     outcome: DownloadedModel | ShoalError
@@ -68,10 +67,11 @@ class _DownloadConnection:
         wanted: DownloadRequest,
         progress: Callable[[int, int | None], None],
     ) -> None:
-        self._fetch = ModelDownload(wanted, self._say, progress)
-        self._driver = Driver(session, _PacedLink(link, self._fetch), clock, self._told)
+        self._fetch = ModelDownload(wanted, self._send, progress)
+        link = _PacedLink(link, self._fetch)
+        self._driver = Driver(session, link, clock, self._receive)
         self._peer = ""
-        self._met = asyncio.Event()  # or it has ended before
+        self._met = asyncio.Event()  # or ended before that
         self._ended: ConnectionEnd | None = None
 
     async def stay(self) -> None:
@@ -88,20 +88,20 @@ class _DownloadConnection:
                 await self._met.wait()
         except TimeoutError as error:
             raise TimedOut(
-                f"the peer did not greet us within {GREETING_TIMEOUT:g} s: it speaks "
-                "something else, or has a passcode"
+                f"no handshake within {GREETING_TIMEOUT:g} s: the peer speaks another "
+                "protocol, or requires a passcode"
             ) from error
         if self._ended is not None and not self._peer:
-            raise Unavailable(f"the peer did not let us in: {_why(self._ended)}")
+            raise Unavailable(f"the peer did not admit this one: {_why(self._ended)}")
         return await self._fetch.run()
 
     def leave(self) -> None:
         self._driver.disconnect("done")
 
-    def _told(self, message: PeerMessage) -> None:
+    def _receive(self, message: PeerMessage) -> None:
         match message.message:
             case PeerJoined():
-                # Over a link to many, the first: who dialled knows whom it dialled.
+                # On a link to several peers, the first is the one that was dialled.
                 self._peer = self._peer or message.peer
                 self._met.set()
             case PeerLeft(reason) if message.peer == self._peer:
@@ -115,27 +115,27 @@ class _DownloadConnection:
                     ToPeer(message.peer, Rejected(job_id, lease, NOT_SERVING))
                 )
             case _:
-                pass  # what it offers, and how it is
+                pass  # offers and health reports
 
-    def _say(self, word: ModelMessage) -> bool:
+    def _send(self, word: ModelMessage) -> bool:
         return self._driver.send(ToPeer(self._peer, word))
 
 
 def _why(end: ConnectionEnd) -> str:
-    """Return why a connection ended at once, and what that mostly means."""
+    """Return why a connection ended during the handshake, with advice."""
     if end.by_peer:
-        # Peers of other makers say no more than that.
-        return f"{end.reason}; a peer that has a passcode wants it from us"
+        # Other programs give no reason.
+        return f"{end.reason}; the peer may require a passcode"
     if end.code == PROTOCOL_ERROR:
         return (
-            f"{end.reason}; something else answers there: a coordinator has a port for "
-            "this beside that of HTTP, and tells it as direct at /healthz"
+            f"{end.reason}; the port serves another protocol: a coordinator reports "
+            "its port for peers under `direct` at /healthz"
         )
     return end.reason
 
 
 class _PacedLink:
-    """A link that is read no faster than what came from it is written to the disk."""
+    """A link that is read no faster than its data is written to disk."""
 
     def __init__(self, link: Link, fetch: ModelDownload) -> None:
         self._link = link

@@ -1,6 +1,6 @@
-"""Where an incoming model is assembled: a hidden folder, renamed once complete.
+"""Assembles an incoming model in a hidden folder, which is renamed once complete.
 
-All of it waits for the disk, and is not for the event loop.
+All of it blocks on the disk: do not call it on the event loop.
 """
 
 import os
@@ -17,21 +17,19 @@ from shoal.domain.errors import ConfigError
 from shoal.models.names import model_folder_name
 from shoal.models.transfer import FileWrite
 
-INCOMING = ".incoming"  # beside the models
-LOCK = "lock"  # of a folder below, held by who fills it; says where the model belongs
+INCOMING = ".incoming"  # hidden folder beside the models
+LOCK = "lock"  # lock file of a download; contains the model's folder name
 FILES = "files"
-REPLACED = "old"  # the model that is being replaced
-WRITEV_MAX = 64  # pieces that are written by one call; the system takes 1,024
-SYNC_INTERVAL = (
-    256 << 20
-)  # bytes: a disk that takes all at the end keeps the peer waiting
+REPLACED = "old"  # the replaced model
+WRITEV_MAX = 64  # pieces of one writev call; the system's limit is 1,024
+SYNC_INTERVAL = 256 << 20  # bytes; one sync at the end would stall the peer
 
 
 class Staging:
-    """A model of ``size`` bytes that is being received into ``folder``.
+    """A model of ``size`` bytes, on its way into ``folder``.
 
-    ``remove`` has to follow ``begin``, whatever happens between.  ``replace`` says
-    whether a model of that name that is there already is to go.
+    The caller must call ``remove`` after ``begin``, in any case.  ``replace`` permits
+    the replacement of an existing model.
     """
 
     def __init__(
@@ -53,12 +51,12 @@ class Staging:
         self._held = ExitStack()
 
     def begin(self) -> None:
-        """Make room for the model, and hold it.
+        """Create and lock the staging folder.
 
-        What a process that was killed left behind is removed.
+        Removes the leftovers of killed processes.
 
-        Raises ConfigError if the model is there already and not to be replaced, if
-        there is too little room, or the disk does not let us.
+        Raises ConfigError if the model exists and must not be replaced, the disk is
+        too full, or the folder is not writable.
         """
         self._check_target()
         try:
@@ -67,8 +65,8 @@ class Staging:
             free = shutil.disk_usage(self._folder).free
             if self._size > free:
                 raise ConfigError(
-                    f"{self._folder} has room for {free} bytes, and the model has "
-                    f"{self._size}: make room, or name another folder"
+                    f"{self._folder} has {free} bytes free, and the model has "
+                    f"{self._size}: free some space, or give another folder"
                 )
             (self._own / FILES).mkdir(parents=True)
             held = self._held.enter_context((self._own / LOCK).open("wb", buffering=0))
@@ -80,7 +78,7 @@ class Staging:
     def write(self, writes: Iterable[FileWrite]) -> None:
         """Write pieces, in order, each to the end of its file.
 
-        Raises ConfigError if the disk does not take them.
+        Raises ConfigError if the disk fails or is full.
         """
         try:
             for _, group in groupby(writes, lambda each: each.file_name):
@@ -93,12 +91,11 @@ class Staging:
             raise _unwritable(self._folder, error) from error
 
     def commit(self) -> Path:
-        """Put the whole model where it belongs; return where that is.
+        """Move the complete model to its folder; return that.
 
-        It is on the disk before it is there under its name, so that no crash leaves a
-        half one.
+        Syncs the files first, so that a crash leaves no partial model.
 
-        Raises ConfigError if the disk does not let us, or another has come before us.
+        Raises ConfigError if the disk fails, or the model exists by now.
         """
         try:
             self._close_file()
@@ -117,22 +114,24 @@ class Staging:
             with suppress(OSError):
                 self._open[1].close()
             self._open = None
-        # Closed before it is removed, which Windows asks for.
+        # Windows cannot remove an open file.
         self._held.close()
         shutil.rmtree(self._own, ignore_errors=True)
-        with suppress(OSError):  # others are being received
+        with suppress(OSError):  # other downloads use it
             (self._folder / INCOMING).rmdir()
 
     def _check_target(self) -> None:
         if not self.target.exists():
             return
         if not self._replace:
-            raise ConfigError(f"{self.target} is there already; --replace gets it anew")
+            raise ConfigError(
+                f"{self.target} exists already; give --replace to replace it"
+            )
         if self.target.is_dir() and any(
             each.is_dir() for each in self.target.iterdir()
         ):
             raise ConfigError(
-                f"{self.target} has other models in it, which are not replaced: name "
+                f"{self.target} contains other models, which are not replaced: give "
                 "another folder"
             )
 
@@ -151,7 +150,7 @@ class Staging:
         if self._open is None or self._open[0] != write.file_name:
             self._close_file()
             path = self._own / FILES / write.file_name
-            # What is new must not follow a link, and what goes on must be there.
+            # A new file must not follow a link, and a begun one must exist.
             mode = "xb" if write.offset == 0 else "r+b"
             stream = path.open(mode, buffering=0)
             stream.seek(write.offset)
@@ -171,7 +170,7 @@ class Staging:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what processes left that are no more."""
+    """Remove the leftovers of killed processes."""
     incoming = folder / INCOMING
     if not incoming.is_dir():
         return
@@ -179,22 +178,21 @@ def _sweep(folder: Path) -> None:
         try:
             held = (each / LOCK).open("r+b")
         except OSError:
-            continue  # it is being made, or unmade
+            continue  # another process creates or removes it
         with held:
             if not try_lock(held):
                 continue
             target = folder / model_folder_name(held.read().decode() or each.name)
-        # It was killed after it had put one away, and before it put the new one there.
+        # The process was killed in the middle of a replacement.
         if (each / REPLACED).exists() and not target.exists():
             (each / REPLACED).rename(target)
         shutil.rmtree(each, ignore_errors=True)
 
 
 def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
-    """Write pieces; return how many bytes that were.
+    """Write pieces; return the number of bytes.
 
-    Together, for after each write this thread has to wait for the interpreter, which
-    the loop's keeps for milliseconds at a time.
+    In one call: after each, this thread waits milliseconds for the interpreter lock.
     """
     size = 0
     rest = [memoryview(piece) for piece in pieces if piece]
@@ -206,15 +204,15 @@ def _append(stream: IO[bytes], pieces: Sequence[bytes]) -> int:
         size += taken
         while rest and taken >= len(rest[0]):
             taken -= len(rest.pop(0))
-        if taken:  # a disk that is nearly full takes a part
+        if taken:  # a partial write on a nearly full disk
             rest[0] = rest[0][taken:]
     return size
 
 
 def _sync(folder: Path) -> None:
-    """See to it that the names in a folder are on the disk."""
+    """Sync the entries of a folder to disk."""
     if sys.platform == "win32":
-        return  # which cannot open folders
+        return  # Windows cannot open folders
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,8 +1,7 @@
-"""An incoming model: checks what the peer sends, and says where it is written.
+"""Validates an incoming model: each chunk, and its completion.
 
-Pure: nothing is written here, and no path is made.  The rules are for peers that may be
-hostile; peers of other makers send each file from its beginning to its end, the files
-in any order, and lose empty ones.
+Pure: writes nothing and creates no path.  Peers may be hostile.  Other programs send
+each file from beginning to end, the files in any order, and drop empty ones.
 """
 
 from dataclasses import dataclass, field
@@ -26,9 +25,9 @@ class FileWrite:
 
 @dataclass(slots=True)
 class IncomingModel:
-    """One model that we asked one peer for.
+    """One model, requested from one peer.
 
-    ``size`` is what was announced, in bytes; None: nothing was.
+    ``size`` is the announced one in bytes; None if there was none.
     """
 
     transfer_id: str
@@ -40,16 +39,16 @@ class IncomingModel:
 
     @property
     def files(self) -> int:
-        """Return how many files have begun."""
+        """The number of files begun."""
         return len(self._offsets)
 
     def belongs(self, word: ModelChunk | ModelDone) -> bool:
-        """Say whether a word belongs to this transfer."""
-        # Peers write our ids in the case they like.
+        """Return whether a message belongs to this transfer."""
+        # Some peers change the case of the id.
         return word.transfer_id.lower() == self.transfer_id.lower()
 
     def add_chunk(self, chunk: ModelChunk) -> FileWrite:
-        """Check one chunk and say where it goes.
+        """Validate a chunk; return where to write it.
 
         Raises PeerError for an unsafe name, a gap or a repetition, and LimitExceeded
         past the announced size.
@@ -70,19 +69,17 @@ class IncomingModel:
         return FileWrite(name, expected, chunk.data)
 
     def complete(self, done: ModelDone) -> None:
-        """Check that nothing is missing.
+        """Validate that the model is complete.
 
-        The size that peers announce is exact for what can be sent: only folders within
-        a model make it inexact, and those end a transfer before it is complete.
+        The announced size is exact, except for models with folders, whose transfer
+        ends before it is complete.
 
-        Raises PeerError if something is, or if another model is said to be complete.
+        Raises PeerError if data is missing, or the message names another model.
         """
         if done.model != self.model:
-            raise PeerError(
-                f"{done.model!a} is complete, they say; expected {self.model}"
-            )
+            raise PeerError(f"completion of {done.model!a}; expected {self.model}")
         if not self._offsets:
-            raise PeerError(f"{self.model} is complete, they say, without any file")
+            raise PeerError(f"completion of {self.model} without any file")
         if self.size is not None and self.received != self.size:
             raise PeerError(
                 f"{self.model} ended after {self.received} of {self.size} bytes"
@@ -94,9 +91,9 @@ class IncomingModel:
         except InvalidRequest as error:
             raise PeerError(str(error)) from error
         if name not in self._offsets:
-            # On some systems both would be one file.
+            # Case-insensitive file systems would merge them.
             if (other := self._spellings.get(name.lower())) is not None:
-                raise PeerError(f"{name} differs from {other} in case alone")
+                raise PeerError(f"{name} differs from {other} only in case")
             if len(self._offsets) >= FILES_MAX:
                 raise PeerError(f"{self.model} has more than {FILES_MAX} files")
         return name

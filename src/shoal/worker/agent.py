@@ -1,4 +1,4 @@
-"""The agent: a worker's connection to one coordinator, for as long as both want."""
+"""The agent: keeps a worker connected to one coordinator."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ OpenLink: TypeAlias = Callable[
     [str, Mapping[str, str], int],
     AbstractAsyncContextManager[tuple[Link, Mapping[str, str]]],
 ]
-"""Opens a connection: to a URL, with headers, for messages of so many bytes."""
+"""Opens a connection: to a URL, with headers, for messages up to a size in bytes."""
 
 OnModelMessage: TypeAlias = Callable[
     [ModelMessage, SendModelMessage, WaitUntilWritable], None
@@ -54,14 +54,14 @@ OnModelMessage: TypeAlias = Callable[
 def decline_sharing(
     word: ModelMessage, say: SendModelMessage, room: WaitUntilWritable
 ) -> None:
-    """Say that there are no models to be copied here."""
+    """Answer that no model is shared here."""
     if isinstance(word, (ModelQuery, ModelRequest)):
         say(ModelAnswer(word.model, available=False))
 
 
 @dataclass(frozen=True, slots=True)
 class MachineProbe:
-    """How this machine can be asked how it is doing."""
+    """Measurements of this machine."""
 
     measure: Callable[[], MachineHealth]
     condition: Callable[[], WorkerLoad] = WorkerLoad
@@ -69,11 +69,11 @@ class MachineProbe:
 
 RETRY_FIRST = 0.5  # seconds before dialling again
 RETRY_MAX = 30.0
-STABLE_AFTER = 10.0  # seconds of connection after which retries begin anew
-WELCOME_AFTER = 0.5  # seconds without a refusal: some wires have no other welcome
-WELCOME_TIMEOUT = 10.0  # seconds on those that have, until it is said that none came
-REPORT_INTERVAL = 10.0  # seconds between words on how the machine is doing
-WRONG_CERTIFICATE = 1015  # close code that stands for it (RFC 6455, section 7.4.1)
+STABLE_AFTER = 10.0  # seconds of connection after which the retry delay is reset
+WELCOME_AFTER = 0.5  # seconds; some wires admit a worker by not disconnecting it
+WELCOME_TIMEOUT = 10.0  # seconds without an admission until that is reported
+REPORT_INTERVAL = 10.0  # seconds between health reports
+WRONG_CERTIFICATE = 1015  # close code of a TLS failure (RFC 6455, section 7.4.1)
 STOPPED = "stopped here"
 LEAVING = "the worker is leaving"
 
@@ -82,27 +82,26 @@ log = logging.getLogger("shoal.worker")
 
 @dataclass(frozen=True, slots=True)
 class WorkerEvent:
-    """Something a person who watches a worker wants to know."""
+    """An event in the life of a worker, reported to its operator."""
 
-    event: str  # joined, lost, waiting (it was not reached at all), leaving (once its
-    # jobs are done), left; of an engine that it is unavailable, and available again
+    event: str  # joined, lost, waiting (never connected yet), leaving (draining), left;
+    # of an engine: unavailable, available
     reason: str = ""
 
 
 class Agent:
-    """Keeps up a connection to one coordinator, and does what it asks.
+    """Keeps a connection to one coordinator, and runs its jobs.
 
-    When a connection is lost, running jobs pause until the next one, and then go on
-    under their old ids; the coordinator may have given them to others by then and
-    cancels them.
+    When the connection is lost, running jobs pause and continue under their ids on the
+    next one.  The coordinator cancels those that it has meanwhile given to others.
 
     Args:
-        find: where a job is done.
-        machine: None: nothing is said of how it is doing.
-        share: answers words about models to be copied.
-        offers: what can be run, where the wire has one connection for all models, and
-            says when we are let in; else None.
-        functions: what calls functions; None: nobody does.
+        find: finds the model for a job.
+        machine: measurements to report; None: no reports.
+        share: answers messages about models to copy.
+        offers: all offers, on wires with one connection for all models, which confirm
+            admission; None on other wires.
+        functions: runs function calls; None: they are rejected.
     """
 
     def __init__(
@@ -127,12 +126,12 @@ class Agent:
         self._machine = machine
         self._share = share
         self._offers = offers
-        self._condition = WorkerLoad()  # as it was told last
+        self._condition = WorkerLoad()  # as reported last
         self._driver: Driver[Command | Admitted, Event] | None = None
         self._online = asyncio.Event()
         self._was_there = False
-        self._welcome = False  # whether this connection's other end has said so
-        self._waiting = False  # which is reported once, not for each try
+        self._welcome = False  # whether the coordinator has confirmed admission
+        self._waiting = False  # reported once, not for each attempt
         self._leaving = asyncio.Event()
         self._why_left = STOPPED
         self._tasks = asyncio.TaskGroup()
@@ -144,7 +143,7 @@ class Agent:
             )
 
     async def run(self) -> str:
-        """Serve until told to leave or while there is a point; return why it ended."""
+        """Serve until ``leave`` or a final refusal; return the reason."""
         async with self._tasks:
             reason = await self._stay()
             self._jobs.cancel_all()
@@ -155,7 +154,7 @@ class Agent:
 
     @property
     def idle(self) -> bool:
-        """Whether it has no job."""
+        """Whether no job is running."""
         return not self._running
 
     @property
@@ -163,7 +162,7 @@ class Agent:
         return len(self._jobs) + (0 if self._calls is None else len(self._calls))
 
     def leave(self, reason: str = STOPPED) -> None:
-        """Finish what runs, take nothing new, and end ``run``."""
+        """Accept no more jobs, finish the running ones, and end ``run``."""
         if self._leaving.is_set():
             return
         self._leaving.set()
@@ -172,11 +171,11 @@ class Agent:
             self._driver.send(Draining(LEAVING if reason == STOPPED else reason))
         if self._running:
             jobs = "1 job" if self._running == 1 else f"{self._running} jobs"
-            self._report(WorkerEvent("leaving", f"{jobs} to be finished first"))
+            self._report(WorkerEvent("leaving", f"{jobs} to finish first"))
         self._hang_up_if_done()
 
     def update_offers(self, offers: tuple[Offer, ...]) -> None:
-        """Let the coordinator know what can be run from now on."""
+        """Replace the offers at the coordinator."""
         self._offers = offers
         self._tell_offers()
 
@@ -186,7 +185,7 @@ class Agent:
             began = self._clock.now()
             end = await self._connect()
             if self._leaving.is_set():
-                # If it was cut off, what it still ran is given to others.
+                # After an abrupt end, the coordinator requeues the open jobs.
                 break
             if end.code == WRONG_CERTIFICATE:
                 return end.reason
@@ -195,11 +194,11 @@ class Agent:
                 return final
             if end.code == CLOSE_MOVED and not end.by_peer:
                 continue
-            following = self._dialer.url.partition("?")[0]  # what follows may be secret
+            following = self._dialer.url.partition("?")[0]  # the query may hold a token
             next_ = "again" if self._dialer.url == url else following
             if self._clock.now() - began > STABLE_AFTER:
                 delay = RETRY_FIRST
-            # Spread out, for a coordinator that restarts sees all its workers at once.
+            # Jitter: after a restart, a coordinator's workers all reconnect.
             pause = delay * self._random.uniform(0.5, 1.0)
             log.info("disconnected reason=%r retry_s=%.1f", end.reason, pause)
             if not self._waiting:
@@ -213,7 +212,7 @@ class Agent:
         return self._why_left
 
     async def _connect(self) -> ConnectionEnd:
-        """Open a connection and serve it; return why it ended or did not come about."""
+        """Open a connection and serve it; return why it ended or failed."""
         dialer = self._dialer
         try:
             async with self._dial(dialer.url, dialer.headers, dialer.message_max) as (
@@ -231,7 +230,7 @@ class Agent:
                     self._call_after(WELCOME_AFTER, self._joined)
                 else:
                     self._call_after(WELCOME_TIMEOUT, self._not_welcome)
-                # What is offered may have changed since the last connection.
+                # The offers may have changed since the last connection.
                 offering = self._clock.call_at(self._clock.now(), self._tell_offers)
                 self._online.set()
                 try:
@@ -242,7 +241,7 @@ class Agent:
                     self._driver = None
                     self._online.clear()
                     if self._calls is not None:
-                        # The coordinator gives them to others at once.
+                        # The coordinator gives calls to other workers at once.
                         self._calls.cancel_all()
         except LinkClosed as closed:
             return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
@@ -250,7 +249,7 @@ class Agent:
     def _not_welcome(self) -> None:
         if not self._waiting:
             self._waiting = True
-            reason = "connected, but nobody has let us in yet"
+            reason = "connected, but not admitted yet"
             self._report(WorkerEvent("waiting", reason))
 
     def _joined(self) -> None:
@@ -282,7 +281,7 @@ class Agent:
         self._call_after(REPORT_INTERVAL, self._tell_health)
 
     def _call_after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call for as long as there is this connection; nothing else is called then."""
+        """Schedule the connection's only timer."""
         self._timer: Timer = self._clock.call_at(self._clock.now() + seconds, call)
 
     def _told(self, command: Command | Admitted) -> None:
@@ -293,7 +292,7 @@ class Agent:
                 if not self._welcome:
                     self._welcome = True
                     self._timer.cancel()
-                    # It may yet think better of it, when it has stored that.
+                    # The coordinator may still refuse, after storing the admission.
                     self._call_after(WELCOME_AFTER, self._joined)
             case RunJob() if self._calls is not None and self._calls.accepts(
                 command.work
@@ -318,7 +317,7 @@ class Agent:
                 self._share(command, driver.send, driver.wait_for_room)
 
     def _issue(self, event: Event) -> bool:
-        """Say ``event`` in the words of the wire; return whether it was there."""
+        """Send an event; return False without a connection."""
         driver = self._driver
         if driver is None:
             return False
@@ -333,11 +332,11 @@ class Agent:
             self._driver.disconnect("leaving", 1000, "leaving")
 
     async def _say(self, event: Event) -> None:
-        """Say ``event`` as soon as there is a connection with room for it."""
+        """Send an event as soon as a connection has room for it."""
         while True:
             await self._online.wait()
             driver = self._driver
             if driver is not None and self._issue(event):
                 await driver.wait_for_room()
                 return
-            self._online.clear()  # it has ended and is being taken down
+            self._online.clear()  # the connection is ending

@@ -1,4 +1,4 @@
-"""Large arguments that a worker received, kept in files for later calls."""
+"""Caches large arguments of calls in files."""
 
 import asyncio
 import contextlib
@@ -12,10 +12,10 @@ from shoal.tasks.limits import BLOB_TIMEOUT, BLOBS_MAX
 
 
 class BlobCache:
-    """Files in a folder of their own, by the SHA-256 digests of what they hold.
+    """Files in a temporary folder, named by the SHA-256 digests of their content.
 
-    All processes map the same file, so that it is in memory once.  When there is too
-    much, the one that was used least lately goes; whoever has it mapped keeps it.
+    All processes map the same file, which is in memory once.  The least recently used
+    file is evicted first; a process that has it mapped keeps it.
     """
 
     def __init__(self, size_max: int = BLOBS_MAX) -> None:
@@ -27,22 +27,22 @@ class BlobCache:
         self._awaited: dict[bytes, asyncio.Future[None]] = {}
 
     def put(self, digest: bytes, data: memoryview | bytes) -> None:
-        """Keep what was given; it is written in a thread."""
+        """Store a blob; a thread writes it."""
         if digest in self._sizes or digest in self._writing:
             return
         task = asyncio.get_running_loop().create_task(self._write(digest, data))
-        self._writing[digest] = task  # awaited by whoever wants it, and in close()
+        self._writing[digest] = task  # awaited by get() and close()
         task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     async def get(self, digest: bytes, ask: Callable[[bytes], None]) -> Path:
-        """Return the file of a digest; ``ask`` asks for what is not here.
+        """Return the file of a digest; ``ask`` requests a missing one.
 
-        Raises Unavailable if it is not given in time, or cannot be kept.
+        Raises Unavailable if it does not arrive in time, or cannot be stored.
         """
         if digest not in self._sizes:
             await self._obtain(digest, ask)
         if digest not in self._sizes:
-            raise Unavailable("a large argument was here too short a time to be read")
+            raise Unavailable("a large argument was evicted before it was read")
         self._sizes[digest] = self._sizes.pop(digest)
         return self._path(digest)
 
@@ -66,11 +66,11 @@ class BlobCache:
         except TimeoutError as error:
             self._awaited.pop(digest, None)
             raise Unavailable(
-                f"a large argument ({digest.hex():.16}...) was not given within "
+                f"a large argument ({digest.hex():.16}...) did not arrive within "
                 f"{BLOB_TIMEOUT:g} s"
             ) from error
         except OSError as error:
-            raise Unavailable(f"a large argument cannot be kept: {error}") from error
+            raise Unavailable(f"a large argument cannot be stored: {error}") from error
 
     async def _write(self, digest: bytes, data: memoryview | bytes) -> Path:
         if (awaited := self._awaited.pop(digest, None)) is not None:
@@ -80,7 +80,7 @@ class BlobCache:
             await asyncio.to_thread(path.write_bytes, data)
         finally:
             del self._writing[digest]
-        # At once, for whoever waited goes on before the task's callbacks are called.
+        # Here, since waiters resume before the task's callbacks run.
         self._count(digest, len(data))
         return path
 
@@ -90,7 +90,7 @@ class BlobCache:
         while self._size > self._size_max and len(self._sizes) > 1:
             oldest = next(iter(self._sizes))
             self._size -= self._sizes.pop(oldest)
-            # Windows keeps what is mapped until the folder goes.
+            # Windows cannot delete a mapped file; cleanup() does later.
             with contextlib.suppress(OSError):
                 os.unlink(self._path(oldest))
 

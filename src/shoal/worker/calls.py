@@ -1,4 +1,4 @@
-"""One coordinator's function calls and call streams."""
+"""Runs a coordinator's function calls and call streams."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -27,28 +27,27 @@ from shoal.tasks.json_calls import json_arguments, value_as_json
 from shoal.worker.blob_cache import BlobCache
 from shoal.worker.jobs import failure_event
 
-CALLS_MAX = 4096  # that a coordinator may have here; those beyond the slots wait
+CALLS_MAX = 4096  # of a coordinator, including those that wait for a slot
 
 
 @dataclass(frozen=True, slots=True)
 class FunctionBackend:
-    """What calls functions here, and where their large arguments are."""
+    """The caller of functions, and the cache of their large arguments."""
 
     caller: FunctionCaller
     blobs: BlobCache
 
 
 class RunningCalls:
-    """Makes the calls that a coordinator asks for, and says what comes of them.
+    """Runs calls, and reports their results.
 
-    None outlives the connection over which it was asked for: the coordinator has given
-    it to others by then.
+    Calls end with their connection: the coordinator then gives them to other workers.
 
     Args:
-        issue: says an event, if the connection is there.
-        say: says it when there is room for it.
-        ended: called when there is one call or lane fewer.
-        tasks: entered as long as there may be calls.
+        issue: sends an event, if there is a connection.
+        say: sends an event once a connection has room for it.
+        ended: called when a call or stream has ended.
+        tasks: the task group of the calls.
     """
 
     def __init__(
@@ -69,17 +68,17 @@ class RunningCalls:
         self._lanes: dict[JobId, CallStreamSlot] = {}
 
     def __len__(self) -> int:
-        """Count what is being called; a lane without calls can be left any time."""
+        """Count calls, and streams that are not idle."""
         return len(self._calls) + sum(not each.idle for each in self._lanes.values())
 
     def accepts(self, work: Work) -> bool:
-        """Say whether work is for a function, and not for a model."""
+        """Return whether work is for a function, and not for a model."""
         if isinstance(work, Task):
             return work.name in self._caller.names
         return isinstance(work, Call | CallStream)
 
     def start(self, command: RunJob) -> Event | None:
-        """Begin a call or open a lane; return what is to be said if that fails."""
+        """Start a call or open a stream; return the event of a failure, else None."""
         job_id, lease = command.job_id, command.lease
         if len(self._calls) >= CALLS_MAX:
             return Rejected(job_id, lease, f"{CALLS_MAX} calls are waiting already")
@@ -91,7 +90,7 @@ class RunningCalls:
         return None
 
     def receive(self, word: CallMessage) -> None:
-        """Take a word about calls in lanes, or about large arguments."""
+        """Process a message about a call stream or a large argument."""
         match word:
             case PushCalls(job_id, _, calls):
                 if (lane := self._lanes.get(job_id)) is not None:
@@ -102,10 +101,10 @@ class RunningCalls:
             case SendBlob(digest, data):
                 self._blobs.put(digest, data)
             case _:
-                pass  # what coordinators are told
+                pass  # events for coordinators
 
     def cancel(self, job_id: JobId) -> None:
-        """Stop a call or close a lane, if it is here; nothing more is said of it."""
+        """Cancel a call or close a stream; it reports nothing more."""
         if (task := self._calls.get(job_id)) is not None:
             task.cancel()
         if (lane := self._lanes.pop(job_id, None)) is not None:
@@ -113,7 +112,7 @@ class RunningCalls:
             self._ended()
 
     def cancel_all(self) -> None:
-        """Stop whatever runs."""
+        """Cancel all calls, and close all streams."""
         for job_id in [*self._calls, *self._lanes]:
             self.cancel(job_id)
 
@@ -125,7 +124,7 @@ class RunningCalls:
             if lane.idle:
                 self._ended()
 
-        self.cancel(job_id)  # it is given anew
+        self.cancel(job_id)  # a repeated command replaces it
         try:
             lane = self._caller.open_stream(work, self._fetch, returned)
         except (Unavailable, ClientError) as error:
@@ -135,7 +134,7 @@ class RunningCalls:
 
     def _over(self, job_id: JobId, task: asyncio.Task[None]) -> None:
         if self._calls.get(job_id) is task:
-            # Else it was cancelled, and has been given anew already.
+            # Else it was cancelled, and started again since.
             del self._calls[job_id]
         self._ended()
 
@@ -154,7 +153,7 @@ class RunningCalls:
                 call = Call(work.name, args, kwargs)
                 value = await self._caller.call(call, self._fetch, remark)
                 return Completed(job_id, lease, rest=(value_as_json(value),))
-            assert isinstance(work, Call), "lanes are opened"
+            assert isinstance(work, Call), "streams are opened by _open"
             value = await self._caller.call(work, self._fetch, remark)
             return Completed(job_id, lease, value=value)
         except (Unavailable, ClientError, JobError) as error:

@@ -1,4 +1,4 @@
-"""Monitors an engine: what it can run now, and why nothing while it is unavailable."""
+"""Monitors an engine: its models, or why it is unavailable."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -9,18 +9,18 @@ from shoal.domain.worker import ServedModel
 from shoal.engines.engine import Engine
 from shoal.worker.agent import WorkerEvent
 
-CHECK_INTERVAL = 10.0  # seconds between looks at an engine
-CHECK_SOON = 1.0  # seconds before it is looked at because something happened
-CHECK_TIMEOUT = 10.0  # seconds for it to answer
-TIMEOUTS_MAX = 2  # looks in a row that a busy engine may leave without an answer
+CHECK_INTERVAL = 10.0  # seconds between checks
+CHECK_SOON = 1.0  # seconds until a requested check
+CHECK_TIMEOUT = 10.0  # seconds for the engine to answer
+TIMEOUTS_MAX = 2  # consecutive checks that a busy engine may leave unanswered
 
 
 class EngineMonitor:
-    """One engine, looked at now and then, and when it did not take a job.
+    """Checks one engine periodically, and after it refused a job.
 
     Args:
-        engine: started; whoever started it closes it.
-        report: told when the engine is withdrawn, and when it is back.
+        engine: started; the caller closes it.
+        report: receives the events unavailable and available.
     """
 
     def __init__(self, engine: Engine, report: Callable[[WorkerEvent], None]) -> None:
@@ -28,29 +28,29 @@ class EngineMonitor:
         self.unavailable_reason: str | None = None
         self._report = report
         self._news = asyncio.Event()
-        self._silent = 0  # looks in a row without an answer
+        self._silent = 0  # consecutive checks without an answer
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """What it can run: nothing, if it does not answer."""
+        """The engine's models; none while it is unavailable."""
         return self.engine.models if self.unavailable_reason is None else ()
 
     def request_check(self) -> None:
-        """Have the engine looked at soon, for something happened."""
+        """Request a check soon."""
         self._news.set()
 
     async def wait(self, leaving: asyncio.Event) -> None:
-        """Wait until the next look: not for long, if something happened."""
+        """Wait until the next check, or a requested one."""
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_INTERVAL - CHECK_SOON):
                 await self._news.wait()
-        # A busy engine may refuse a thousand jobs meanwhile: one look is enough.
+        # A busy engine may refuse many jobs meanwhile: one check is enough.
         with suppress(TimeoutError):
             async with asyncio.timeout(CHECK_SOON):
                 await leaving.wait()
 
     async def check(self) -> None:
-        """Ask the engine what it has; it has ten seconds to say so."""
+        """Refresh the engine's models, within ``CHECK_TIMEOUT``."""
         self._news.clear()
         try:
             async with asyncio.timeout(CHECK_TIMEOUT):

@@ -1,4 +1,4 @@
-"""Keeps functions offered while the cluster that calls them is connected."""
+"""Offers functions while the cluster that runs them is connected."""
 
 import asyncio
 import logging
@@ -10,30 +10,29 @@ from shoal.domain.errors import ConfigError, Unavailable
 from shoal.tasks.function_caller import FunctionCaller
 from shoal.worker.agent import Agent, WorkerEvent
 
-RECONNECT_DELAY = 5.0  # seconds between tries to reach what is away
+RECONNECT_DELAY = 5.0  # seconds between attempts to reconnect
 
 log = logging.getLogger("shoal.worker")
 
 
 class RemoteFunctionCaller(FunctionCaller, Protocol):
-    """A caller that may be lost; another is made then."""
+    """A caller whose connection may be lost; a new one replaces it."""
 
     async def wait_lost(self) -> str:
-        """Wait until it is of no use any more; return why."""
+        """Wait until the connection is lost; return why."""
         ...
 
 
 class FunctionOffers:
-    """An offer of functions that is withdrawn while nobody can call them.
+    """An offer of functions, withdrawn while the cluster is disconnected.
 
-    What runs when that happens is given to others by the coordinator, as if this worker
-    were lost: its connection is closed.
+    Withdrawing closes the connection to the coordinator, which requeues the calls.
 
     Args:
-        caller: what calls them to begin with, started.
-        connect: makes another, started; raises ConfigError or Unavailable.
-        enlist: makes the agent that offers them.
-        report: told when they are withdrawn, and when they are back.
+        caller: the first caller, started.
+        connect: starts another caller; raises ConfigError or Unavailable.
+        enlist: creates the agent that offers a caller's functions.
+        report: receives the events unavailable and available.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class FunctionOffers:
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
-        """Offer them until told to leave, or until nobody wants them."""
+        """Offer the functions until ``leave`` or a final refusal."""
         while (why := await self._until_gone()) is not None:
             self._report(WorkerEvent("unavailable", why))
             await self._caller.close()
@@ -61,16 +60,16 @@ class FunctionOffers:
             self._agent = self._enlist(self._caller)
 
     def leave(self) -> None:
-        """Finish what runs, take nothing new, and end ``run``."""
+        """Accept no more calls, finish the running ones, and end ``run``."""
         self._leaving.set()
         self._agent.leave()
 
     async def close(self) -> None:
-        """Stop whatever runs."""
+        """Abort all calls."""
         await self._caller.close()
 
     async def _until_gone(self) -> str | None:
-        """Serve; return why that cannot go on, or None if it is over."""
+        """Serve; return why the caller was lost, or None if the agent ended."""
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._agent.run())
             gone = tasks.create_task(self._caller.wait_lost())
@@ -81,14 +80,14 @@ class FunctionOffers:
         return why
 
     async def _come_back(self) -> bool:
-        """Try again and again; return False if told to leave meanwhile."""
+        """Reconnect with retries; return False after ``leave``."""
         last = ""
         while not self._leaving.is_set():
             try:
                 self._caller = await self._connect()
             except (ConfigError, Unavailable) as error:
                 if str(error) != last:
-                    log.warning("no functions can be called: %s", error)
+                    log.warning("functions unavailable: %s", error)
                 last = str(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(RECONNECT_DELAY):

@@ -1,7 +1,6 @@
-"""What this machine is made of, as far as it tells: detected once, within seconds.
+"""Detects this machine's hardware, once, within seconds.
 
-Sources for chips that do not tell it themselves: Apple's and NVIDIA's technical
-specifications.
+Source of data that chips do not report: Apple's and NVIDIA's technical specifications.
 """
 
 import re
@@ -21,7 +20,7 @@ from shoal.domain.worker import UNKNOWN_HARDWARE, Hardware
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """``bandwidth_gb`` is that of its memory, per second; 0 where it is not known."""
+    """A chip; ``bandwidth_gb`` is that of its memory per second, 0 if unknown."""
 
     bandwidth_gb: float = 0.0
     gpu_cores: int = 0
@@ -29,7 +28,7 @@ class Chip:
 
 UNKNOWN = Chip()
 
-# By family; how many GPU cores they have differs from machine to machine.
+# By family; the number of GPU cores differs between machines.
 APPLE: Mapping[str, Chip] = {
     "m1": Chip(68.0),
     "m1Pro": Chip(200.0),
@@ -70,18 +69,18 @@ NVIDIA: Mapping[str, Chip] = {
     "RTX 3060": Chip(360.0, 3584),
 }
 
-_OTHERS = re.compile(r"\b(Ti|SUPER|Laptop|Max-Q|Mobile)\b")  # other chips by that name
+_OTHERS = re.compile(r"\b(Ti|SUPER|Laptop|Max-Q|Mobile)\b")  # suffixes of other chips
 _APPLE_NAME = re.compile(r"Apple M(\d+)(?: (Pro|Max|Ultra))?\b")
 
 
 def apple_family(name: str) -> str:
-    """Return the family of a chip of Apple's, such as ``m2Pro``; empty: of another."""
+    """Return the family of an Apple chip, such as ``m2Pro``; empty for other chips."""
     found = _APPLE_NAME.search(name)
     return f"m{found[1]}{found[2] or ''}" if found else ""
 
 
 def nvidia_chip(name: str) -> Chip:
-    """Return what is known of a GPU by the name that its driver gives it."""
+    """Return the data of a GPU by its driver's name for it."""
     if _OTHERS.search(name):
         return UNKNOWN
     for known, chip in NVIDIA.items():
@@ -90,9 +89,9 @@ def nvidia_chip(name: str) -> Chip:
     return UNKNOWN
 
 
-COMMAND_TIMEOUT = 2.0  # seconds for a program of the system's to answer
+COMMAND_TIMEOUT = 2.0  # seconds for a system program to answer
 TEXT_MAX = 64  # characters of a name
-GPUS_MAX = 64  # that are counted
+GPUS_MAX = 64  # that are read
 GB = 1e9  # bytes
 MIB = 1 << 20  # bytes
 
@@ -105,17 +104,17 @@ PLATFORMS: Mapping[str, str] = {
     "cygwin": "windows",
 }
 
-# GB of memory for models from which a machine is of tier 1, 2 and 3; with less it is of
-# tier 4.  The documents name no limits: they show a GPU of 24 GB as tier 1, and a Mac
-# of 32 GB as tier 2.  Memory that only processors reach counts for less.
+# Minimum GB of memory for models in tiers 1, 2 and 3; with less, the tier is 4.  The
+# documents give examples only: a GPU of 24 GB has tier 1, a Mac of 32 GB tier 2.
+# Memory without a GPU counts for less.
 TIERS_BY_GPU = (20.0, 10.0, 6.0)
 TIERS_BY_UNIFIED = (60.0, 30.0, 15.0)
 TIERS_BY_PROCESSOR = (500.0, 100.0, 15.0)
 
-AMD = "0x1002"  # PCI's number for the vendor
+AMD = "0x1002"  # PCI vendor id
 
 RunProgram: TypeAlias = Callable[[Sequence[str]], str]
-"""Returns what a program prints; nothing if there is none, or it does not answer."""
+"""Returns the output of a program; empty if it is missing or does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,22 +127,22 @@ class _Gpu:
 
 @lru_cache(1)
 def this_machine() -> Hardware:
-    """Return what this machine is made of.  Never raises.
+    """Return this machine's hardware.  Never raises.
 
-    It may take some seconds the first time, where a driver does not answer.
+    The first call may take seconds if a driver does not answer.
     """
     try:
         memory = psutil.virtual_memory().total
-    except OSError:  # Android does not tell
+    except OSError:  # Android hides it
         memory = 0
     return detect(sys.platform, Path("/"), program_output, memory)
 
 
 def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
-    """Return what a machine is made of.
+    """Return a machine's hardware.
 
-    ``system`` is as ``sys.platform`` has it, ``root`` where its files are, ``run`` asks
-    its programs, and ``memory`` is in bytes.
+    ``system`` is ``sys.platform``, ``root`` its root folder, ``run`` runs a program of
+    it, and ``memory`` is in bytes.
     """
     memory = min(memory, _limit_of_container(root) or memory)
     base = replace(
@@ -162,7 +161,7 @@ def detect(system: str, root: Path, run: RunProgram, memory: int) -> Hardware:
 
 
 def program_output(command: Sequence[str]) -> str:
-    """Return what a program prints; nothing if there is none, or it does not answer."""
+    """Return the output of a program; empty if it is missing or does not answer."""
     if (program := shutil.which(command[0])) is None:
         return ""
     try:
@@ -183,7 +182,7 @@ def program_output(command: Sequence[str]) -> str:
 def _mac(base: Hardware, run: RunProgram) -> Hardware:
     name = _name(run(["sysctl", "-n", "machdep.cpu.brand_string"])) or base.chip
     family = apple_family(name)
-    if not family:  # one with a processor of Intel's
+    if not family:  # a Mac with an Intel processor
         tier = _tier(base.memory_gb, TIERS_BY_PROCESSOR)
         return replace(base, chip=name, tier=tier, gpu_backend="cpu")
     cores = re.search(
@@ -201,7 +200,7 @@ def _mac(base: Hardware, run: RunProgram) -> Hardware:
 
 
 def _with_gpus(base: Hardware, gpus: Sequence[_Gpu]) -> Hardware:
-    """Add GPUs; models are spread over those that are alike."""
+    """Add the GPUs; models are split over identical ones."""
     alike = [gpu for gpu in gpus if gpu == gpus[0]]
     chip = nvidia_chip(gpus[0].name)
     name, memory = gpus[0].name, sum(gpu.memory for gpu in alike) / GB
@@ -235,9 +234,9 @@ def _nvidia(run: RunProgram) -> list[_Gpu]:
 
 
 def _amd(root: Path) -> list[_Gpu]:
-    """Read what the kernel's driver tells of AMD's GPUs."""
+    """Read AMD's GPUs from the kernel driver."""
     gpus = []
-    # With its own interface for computing it is ROCm's; else games' is used.
+    # ROCm needs the kernel's compute interface; else Vulkan serves.
     backend = "rocm" if (root / "dev/kfd").exists() else "vulkan"
     for card in sorted((root / "sys/class/drm").glob("card[0-9]*/device"))[:GPUS_MAX]:
         size = _read(card / "mem_info_vram_total").strip()
@@ -248,7 +247,7 @@ def _amd(root: Path) -> list[_Gpu]:
 
 
 def _processor(root: Path) -> str:
-    """Return the processor's name, as Linux tells it; others are not asked."""
+    """Return the processor's name on Linux; empty elsewhere."""
     named = re.search(
         r"^(?:model name|Hardware|Model)\s*:\s*(.+)$",
         _read(root / "proc/cpuinfo"),
@@ -274,6 +273,6 @@ def _read(file: Path) -> str:
 
 
 def _name(text: str) -> str:
-    """Return a name as it can be told: one line that is not long."""
+    """Return a name as one short printable line."""
     printable = "".join(c if c.isprintable() else " " for c in text)
     return " ".join(printable.split())[:TEXT_MAX].strip()

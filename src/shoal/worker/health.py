@@ -5,20 +5,20 @@ import psutil
 from shoal.domain.worker import MachineHealth, WorkerLoad
 
 PROCESSOR_SENSORS = frozenset({"coretemp", "k10temp", "zenpower", "cpu_thermal"})
-"""The drivers of sensors in processors; others have been seen to make things up."""
+"""Drivers of processors' sensors; others report implausible values."""
 
 
 class HealthMeter:
-    """Measures the machine; the processors' load is that since the last time.
+    """Measures the machine; the processor load is that since the last measurement.
 
-    One is enough for a process: psutil remembers the last time itself.
+    psutil stores that time per process, so one meter is enough.
     """
 
     def __init__(self) -> None:
-        self.measure()  # for the first load is of no time at all
+        self.measure()  # the first load covers no time
 
     def measure(self) -> MachineHealth:
-        """Return the load; None for what the system does not tell, as Android."""
+        """Return the load; None for values that the system hides, as Android does."""
         try:
             cpu = psutil.cpu_percent(None)
         except OSError:
@@ -30,9 +30,9 @@ class HealthMeter:
         return MachineHealth(cpu, memory)
 
     def condition(self) -> WorkerLoad:
-        """Return whether the machine is fit for work, as far as it tells.
+        """Return whether the machine is fit for work.
 
-        Linux alone lets programs read how hot a processor is, and may be.
+        Only Linux reports the temperature of a processor and its limit.
         """
         sensors = getattr(psutil, "sensors_temperatures", None)
         if sensors is None:
@@ -40,7 +40,7 @@ class HealthMeter:
         try:
             measured = sensors()
         except (OSError, ValueError):
-            return WorkerLoad()  # a driver that gives no sense
+            return WorkerLoad()  # a faulty driver
         for driver in PROCESSOR_SENSORS & measured.keys():
             for each in measured[driver]:
                 if each.critical and each.current >= each.critical:

@@ -1,8 +1,8 @@
-"""A worker's identity: its Ed25519 key, kept in a file, and its name.
+"""A worker's identity: its Ed25519 key in a file, and its name.
 
-The file is JSON: ``publicKey``, 32 numbers, and ``secretKey``, the 32 of the seed and
-once more those of the public key.  That is how workers of other programs keep theirs
-(TweetNaCl's key pair), so that a worker may come over from there as who it was.
+The file is JSON: ``publicKey``, 32 numbers, and ``secretKey``, the 32 numbers of the
+seed followed by those of the public key.  Other programs store TweetNaCl's key pair in
+the same form, so that their workers can keep their identity.
 """
 
 import logging
@@ -22,27 +22,27 @@ from shoal.config.file_lock import try_lock
 from shoal.domain.errors import ConfigError
 from shoal.ledger.keys import KEY_SIZE, Signer
 
-FILE_MAX = 4096  # bytes that are read of it; it has about 500
+FILE_MAX = 4096  # bytes; it has about 500
 
 
 class KeyPair(msgspec.Struct):
-    """What is in the file."""
+    """The content of the file."""
 
     publicKey: list[int]  # noqa: N815  # the file's words
     secretKey: list[int]  # noqa: N815
 
 
 def identity_file(name: str, folder: Path) -> Path:
-    """Return the file for a worker of this name: each has a key of its own.
+    """Return the key file for a worker's name.
 
-    For a coordinator knows workers by their keys, and two with one key would take each
-    other's place.
+    Each worker has its own key: two with one key would replace each other at the
+    coordinator.
     """
     return folder / f"{quote(name, safe='', errors='surrogatepass')}.json"
 
 
 def load_identity(file: Path) -> Signer:
-    """Return the identity that a file holds; if there is no file, one is made.
+    """Return the identity in a file, which is created if it does not exist.
 
     Raises ConfigError naming the file and what to do about it.
     """
@@ -53,7 +53,7 @@ def load_identity(file: Path) -> Signer:
         return _read(file)
     except OSError as error:
         raise ConfigError(
-            f"the worker's key cannot be kept in {file}: {error.strerror}; name "
+            f"the worker's key cannot be stored in {file}: {error.strerror}; give "
             "another file with --identity"
         ) from error
 
@@ -61,11 +61,11 @@ def load_identity(file: Path) -> Signer:
 def _read(file: Path) -> Signer:
     with file.open("rb") as kept:
         mode = stat.S_IMODE(os.fstat(kept.fileno()).st_mode)
-        # Windows has no such bits.
+        # Windows has no such permission bits.
         if os.name != "nt" and mode & 0o077:
             raise ConfigError(
-                f"{file} can be read by others (mode {mode:04o}): chmod 600 {file}, "
-                "or, if somebody may have read it, delete it and have a new key"
+                f"{file} is readable by other users (mode {mode:04o}): chmod 600 "
+                f"{file}, or delete it to get a new key if it may have leaked"
             )
         data = kept.read(FILE_MAX)
     try:
@@ -82,18 +82,18 @@ def _read(file: Path) -> Signer:
 
 def _damaged(file: Path) -> str:
     return (
-        f"{file} holds no whole key: put back a copy of it; if there is none, delete "
-        "it, and the worker gets a new key, which coordinators do not know yet"
+        f"{file} is damaged: restore it from a backup, or delete it to get a new key, "
+        "which coordinators do not know yet"
     )
 
 
 def _make(file: Path) -> None:
-    """Write a new key, whole or not at all; one that came meanwhile stays."""
+    """Write a new key atomically; an existing file stays."""
     seed = os.urandom(KEY_SIZE)
     public_key = Signer.from_seed(seed).public_key
     pair = KeyPair(list(public_key), list(seed + public_key))
     file.parent.mkdir(parents=True, exist_ok=True)
-    # Such files are readable to their owner alone.
+    # mkstemp creates files that only their owner can read.
     number, name = tempfile.mkstemp(prefix=f".{file.name[:100]}.", dir=file.parent)
     try:
         with open(number, "wb") as new:
@@ -105,18 +105,18 @@ def _make(file: Path) -> None:
         except FileExistsError:
             pass
         except OSError:
-            # Some file systems, and Android, have no links.
+            # Some file systems, and Android, have no hard links.
             os.replace(name, file)
     finally:
         Path(name).unlink(missing_ok=True)
 
 
-WORKERS_MAX = 64  # on one host that are told apart by a small number
+WORKERS_MAX = 64  # on one host, with numbered names
 
 
 NAME_TAKEN = (
-    "another worker on this machine is called %s and joins %s as well: the coordinator "
-    "keeps the one that came last; give one another --name"
+    "another worker on this machine is named %s and joins %s as well; the coordinator "
+    "keeps the last one: give one another --name"
 )
 
 log = logging.getLogger("shoal.worker")
@@ -124,10 +124,9 @@ log = logging.getLogger("shoal.worker")
 
 @contextmanager
 def chosen_name(folder: Path, name: str, joins: str) -> Iterator[str]:
-    """Give a name that was chosen, and warn if another worker has it where it joins.
+    """Hold a chosen name, and warn if another worker here joins under it.
 
-    Only the coordinator knows for certain, and keeps the one that came last.  Where no
-    files can be locked, nothing is said.
+    Detects workers of this machine only, and only where files can be locked.
     """
     digest = sha256(f"{name}\n{joins}".encode(errors="replace")).hexdigest()
     try:
@@ -144,11 +143,11 @@ def chosen_name(folder: Path, name: str, joins: str) -> Iterator[str]:
 
 @contextmanager
 def unique_name(folder: Path) -> Iterator[str]:
-    """Give a name that no other worker of this user has for the length of the block.
+    """Hold a name that no other worker of this user has.
 
-    The first worker on a host is called like it, the second ``HOST-2``, and so on: the
-    same names come back after a restart.  Files in ``folder`` are locked for it; where
-    that cannot be done, the name ends in the number of the process.
+    The first worker has the name of the host, the second ``HOST-2``, and so on, also
+    after a restart.  Locks a file in ``folder``; where that fails, the name ends in the
+    process id.
     """
     host = socket.gethostname() or "worker"
     for number in range(1, WORKERS_MAX + 1):

@@ -1,4 +1,4 @@
-"""One coordinator's inference jobs, and the models and slots that they run in."""
+"""Runs a coordinator's inference jobs in the slots of engines."""
 
 import asyncio
 import logging
@@ -29,9 +29,9 @@ from shoal.engines.engine import Finished, WorkRunner
 
 
 class EngineSlots:
-    """Shared by the agents of one engine, each of which offers all of them.
+    """The slots of an engine, shared by its agents, each of which offers all of them.
 
-    ``jobs`` is how many the agents have between them, also those that wait for a slot.
+    ``jobs`` counts the jobs of all agents, including those that wait for a slot.
     """
 
     def __init__(self, size: int) -> None:
@@ -40,24 +40,23 @@ class EngineSlots:
         self.jobs = 0
 
     def busy_with_others(self, own: int) -> bool:
-        """Say whether all are taken, and not by an agent's ``own`` jobs alone.
+        """Return whether all slots are busy, and not only with an agent's ``own`` jobs.
 
-        Its coordinator cannot know: it counts the jobs of each model for itself.
+        The coordinator cannot know: it counts the jobs of each model separately.
         """
         return own < self.size <= self.jobs
 
 
 def _untroubled() -> None:
-    """Take note of nothing."""
+    """Do nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class ModelBackend:
-    """One of an engine's models, as one coordinator's jobs find it.
+    """One of an engine's models, for the jobs of one coordinator.
 
-    ``on_unavailable`` is told when the engine did not take a job, and ``jobs`` counts
-    those
-    that the coordinator has here, also those that wait for a slot.
+    ``on_unavailable`` is called when the engine refuses a job.  ``jobs`` counts the
+    coordinator's jobs, including those that wait for a slot.
     """
 
     runner: WorkRunner
@@ -67,18 +66,18 @@ class ModelBackend:
 
     @property
     def free_slots(self) -> int:
-        """How many more jobs would run at once, whichever models they are for."""
+        """The number of free slots of the engine."""
         return self.slots.size - self.slots.jobs
 
 
 FindModel: TypeAlias = Callable[[Work], ModelBackend | None]
-"""Says where work is to be done; None: nowhere here."""
+"""Finds the model for work; None: this worker has none."""
 
 
 def only_model(
     runner: WorkRunner, slots: EngineSlots, trouble: Callable[[], None] = _untroubled
 ) -> FindModel:
-    """Return what sends all work to one place, on wires that know one model."""
+    """Return a finder for wires that carry one model."""
     place = ModelBackend(runner, slots, trouble)
     return lambda work: place
 
@@ -103,19 +102,19 @@ def failure_event(
             return Failed(job_id, lease, str(error))
 
 
-BACKLOG_MAX = 256  # jobs that may wait for a slot; a coordinator has no use for more
+BACKLOG_MAX = 256  # jobs that may wait for a slot
 
 log = logging.getLogger("shoal.worker")
 
 
 class RunningJobs:
-    """Runs jobs where they belong, and says what comes of them.
+    """Runs jobs, and reports their answers.
 
     Args:
-        find: where a job is done.
-        say: says an event once there is a connection with room for it.
-        ended: called when there is one job fewer.
-        tasks: entered as long as there may be jobs.
+        find: finds the model for a job.
+        say: sends an event once a connection has room for it.
+        ended: called when a job has ended.
+        tasks: the task group of the jobs.
     """
 
     def __init__(
@@ -135,10 +134,10 @@ class RunningJobs:
         return len(self._running)
 
     def start(self, command: RunJob, *, can_refuse: bool) -> str | None:
-        """Begin a job, or say why it cannot be taken.
+        """Start a job, or return why it is rejected.
 
-        ``can_refuse`` says whether the wire gives jobs back; where it does not, they
-        wait for other models' jobs.
+        ``can_refuse`` says whether the wire supports rejection; without it, jobs wait
+        for a slot.
         """
         place = self._find(command.work)
         if place is None:
@@ -157,12 +156,12 @@ class RunningJobs:
         return None
 
     def cancel(self, job_id: JobId) -> None:
-        """Stop a job, if it still runs; nothing more is said of it."""
+        """Cancel a job, if it still runs; it reports nothing more."""
         if job_id in self._running:
             self._running[job_id].cancel()
 
     def cancel_all(self) -> None:
-        """Stop whatever runs."""
+        """Cancel all jobs."""
         for task in self._running.values():
             task.cancel()
 
@@ -172,7 +171,7 @@ class RunningJobs:
         place.jobs -= 1
         place.slots.jobs -= 1
         if self._running.get(job_id) is task:
-            # Else it was cancelled, and has been given anew already.
+            # Else it was cancelled, and started again since.
             del self._running[job_id]
         self._ended()
 
@@ -181,7 +180,7 @@ class RunningJobs:
             await self._say(await self._answer(command, place))
 
     async def _answer(self, command: RunJob, place: ModelBackend) -> Event:
-        """Say the answer as it comes; return how it ended."""
+        """Stream the answer; return its final event."""
         job_id, lease = command.job_id, command.lease
         answer = place.runner.run(command.work, command.continues)
         try:
@@ -192,13 +191,12 @@ class RunningJobs:
                             job_id, lease, piece.finish_reason, piece.usage
                         )
                     await self._say(AnswerChunk(job_id, lease, [piece]))
-            return Failed(job_id, lease, "the engine stopped without a word")
+            return Failed(job_id, lease, "the engine stopped without an answer")
         except (Unavailable, ClientError, JobError) as error:
             if isinstance(error, Unavailable):
                 place.on_unavailable()
             return failure_event(job_id, lease, error)
         except Exception as error:
-            # An engine is somebody else's program: its bug fails the job it was
-            # working on, and no other.
+            # A bug in an engine fails its own job only.
             log.exception("engine failed job=%s", job_id)
             return Failed(job_id, lease, f"the engine failed: {type(error).__name__}")

@@ -1,4 +1,4 @@
-"""Keeps the models that are offered in step with what the engines can run.
+"""Keeps the offered models in step with the engines' models.
 
 On a wire that carries many models, one agent offers all of them (``JointOffers``);
 elsewhere each model has an agent of its own (``SeparateOffers``).
@@ -15,15 +15,15 @@ from shoal.worker.agent import STOPPED, Agent, WorkerEvent
 from shoal.worker.engine_monitor import EngineMonitor
 from shoal.worker.jobs import EngineSlots, FindModel, ModelBackend
 
-AGENTS_MAX = 64  # models of one engine that are offered: each is a connection
+AGENTS_MAX = 64  # offered models of one engine; each has a connection
 
-NOT_OFFERED = "the engine does not offer it any more"
-CHANGED = "the engine describes it anew"
+NOT_OFFERED = "the engine no longer lists it"
+CHANGED = "the engine changed its description"
 
 
 @dataclass(slots=True)
 class ModelMembership:
-    """An agent at work for one model."""
+    """The agent of one model."""
 
     model: ServedModel
     agent: Agent
@@ -36,14 +36,14 @@ class ModelMembership:
 
 
 class SeparateOffers:
-    """One engine's models at one coordinator, each with an agent of its own.
+    """Offers one engine's models to one coordinator, each by an agent of its own.
 
-    Models come and go as the engine's list does.  An engine that does not answer is
-    withdrawn, and offered again when it does.
+    The offers follow the engine's list of models, and are withdrawn while the engine
+    does not answer.
 
     Args:
-        choose: which of the engine's models to offer, under which names.
-        enlist: makes an agent for a model.
+        choose: selects the models to offer, and their names.
+        enlist: creates the agent for a model.
     """
 
     def __init__(
@@ -56,27 +56,27 @@ class SeparateOffers:
         self._choose = choose
         self._enlist = enlist
         self._members: dict[str, ModelMembership] = {}
-        self._over: set[str] = set()  # models that the coordinator sent away for good
+        self._over: set[str] = set()  # models that the coordinator refused for good
         self._leaving = asyncio.Event()
 
     async def run(self) -> None:
-        """Offer what there is until told to leave, or until nobody wants it."""
+        """Offer models until ``leave`` or a final refusal."""
         async with asyncio.TaskGroup() as tasks:
-            while self._put_in_step(tasks):
+            while self._synchronize(tasks):
                 await self._watch.wait(self._leaving)
                 if not self._leaving.is_set():
                     await self._watch.check()
 
     def leave(self) -> None:
-        """Finish what runs, take nothing new, and end ``run``."""
+        """Accept no more jobs, finish the running ones, and end ``run``."""
         self._leaving.set()
         self._watch.request_check()
         for member in self._members.values():
             member.leave(STOPPED)
 
-    def _put_in_step(self, tasks: asyncio.TaskGroup) -> bool:
-        """Let agents join and leave; return whether there is a point in going on."""
-        self._forget_those_who_left()
+    def _synchronize(self, tasks: asyncio.TaskGroup) -> bool:
+        """Start and stop agents; return False once all models are refused."""
+        self._remove_ended()
         if self._leaving.is_set():
             return False
         why_away = self._watch.unavailable_reason
@@ -86,7 +86,7 @@ class SeparateOffers:
             if name not in wanted:
                 member.leave(why_away or NOT_OFFERED)
             elif member.model != wanted[name] and member.agent.idle:
-                # What it joined as cannot be changed.  It is back in a moment.
+                # A profile cannot change: the model leaves and joins again.
                 member.leave(CHANGED)
         for name in wanted.keys() - self._members.keys() - self._over:
             agent = self._enlist(wanted[name])
@@ -96,7 +96,7 @@ class SeparateOffers:
         sent_away = self._over and not self._members
         return not (sent_away and why_away is None)
 
-    def _forget_those_who_left(self) -> None:
+    def _remove_ended(self) -> None:
         for name, member in list(self._members.items()):
             if member.task.done():
                 del self._members[name]
@@ -104,12 +104,12 @@ class SeparateOffers:
                     self._over.add(name)
 
 
-MODELS_MAX = 256  # offered in all: each is a worker to the coordinator
+MODELS_MAX = 256  # offered models of all engines
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedEngine:
-    """An engine, and which of its models to offer, under which names."""
+    """An engine, and the selection of its models."""
 
     monitor: EngineMonitor
     select: Callable[[Sequence[ServedModel]], Sequence[ServedModel]]
@@ -118,9 +118,9 @@ class OfferedEngine:
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model on offer: what can be done with it wherever it is, and where that is.
+    """An offered model, with its backends.
 
-    Several engines may have it; it can do what all of them can.
+    If several engines have it, the offer is what all of them support.
     """
 
     model: ServedModel
@@ -128,22 +128,21 @@ class OfferedModel:
 
     @property
     def slots(self) -> int:
-        """How many jobs run at a time, if the engines have no others."""
+        """The number of concurrent jobs, if the engines have no others."""
         return sum(place.slots.size for place in self.backends)
 
 
 class JointOffers:
-    """Engines' models at one coordinator, with one agent for all of them.
+    """Offers the models of engines to one coordinator, by one agent.
 
-    Models come and go as the engines' lists do.  An engine that does not answer is
-    withdrawn with its models, and offered again when it does.
+    The offers follow the engines' lists of models; those of an engine are withdrawn
+    while it does not answer.
 
     Args:
-        describe: makes an offer of a model, for so many jobs at a time.
-        enlist: makes the agent, of where jobs go, what is offered to begin with, and
-            what is to be told of what happens to it.
-        tell: told what happens to a model, for so many jobs at a time; or to None, if
-            there is no model.
+        describe: returns the offer of a model with a number of slots.
+        enlist: creates the agent from a finder of models, the first offers, and a
+            receiver of events.
+        tell: receives the events of a model, or of None if there is no model.
     """
 
     def __init__(
@@ -159,34 +158,34 @@ class JointOffers:
         self._describe = describe
         self._tell = tell
         self._places: dict[tuple[int, ServedModel], ModelBackend] = {}
-        self._stock: Mapping[str, OfferedModel] = self._take_stock()
+        self._stock: Mapping[str, OfferedModel] = self._current_models()
         self._there = False  # whether the agent has joined
         self._leaving = asyncio.Event()
         self._agent = enlist(self._find, self._offers(), self._report)
 
     async def run(self) -> None:
-        """Offer what there is until told to leave, or until nobody wants it."""
+        """Offer models until ``leave`` or a final refusal."""
         async with asyncio.TaskGroup() as tasks:
-            looking = [tasks.create_task(self._look_at(each)) for each in self._shelves]
+            looking = [tasks.create_task(self._poll(each)) for each in self._shelves]
             await self._agent.run()
             for each in looking:
                 each.cancel()
 
     def leave(self) -> None:
-        """Finish what runs, take nothing new, and end ``run``."""
+        """Accept no more jobs, finish the running ones, and end ``run``."""
         self._leaving.set()
         self._agent.leave(STOPPED)
 
-    async def _look_at(self, shelf: OfferedEngine) -> None:
+    async def _poll(self, shelf: OfferedEngine) -> None:
         while not self._leaving.is_set():
             await shelf.monitor.wait(self._leaving)
             if not self._leaving.is_set():
                 await shelf.monitor.check()
-                self._put_in_step()
+                self._synchronize()
 
-    def _put_in_step(self) -> None:
-        """Let the coordinator and the user know what has come and gone."""
-        before, self._stock = self._stock, self._take_stock()
+    def _synchronize(self) -> None:
+        """Report added and removed models to the coordinator and the user."""
+        before, self._stock = self._stock, self._current_models()
         if _described(before) == _described(self._stock):
             return
         self._agent.update_offers(self._offers())
@@ -207,7 +206,7 @@ class JointOffers:
         return NOT_OFFERED
 
     def _report(self, happening: WorkerEvent) -> None:
-        """Tell what happened to the agent of each model that it offers."""
+        """Report an event of the agent for each offered model."""
         self._there = happening.event == "joined"
         for stock in self._stock.values() or (None,):
             self._tell(stock, happening)
@@ -217,8 +216,8 @@ class JointOffers:
             self._describe(stock.model, stock.slots) for stock in self._stock.values()
         )
 
-    def _take_stock(self) -> Mapping[str, OfferedModel]:
-        """Return what the engines can run now, by name, in their order."""
+    def _current_models(self) -> Mapping[str, OfferedModel]:
+        """Return the models of all engines by name, in the engines' order."""
         there = {
             (number, model): shelf
             for number, shelf in enumerate(self._shelves)
@@ -231,16 +230,16 @@ class JointOffers:
         found: dict[str, OfferedModel] = {}
         for (_, model), place in self._places.items():
             stock = found.get(model.name, OfferedModel(model, ()))
-            # A model of that name for something else is another model.
+            # With other kinds of jobs, it is another model of the same name.
             if stock.model.kinds == model.kinds:
                 both = _common(stock.model, model)
                 found[model.name] = OfferedModel(both, (*stock.backends, place))
         return dict(list(found.items())[:MODELS_MAX])
 
     def _find(self, work: Work) -> ModelBackend | None:
-        """Return where there is most room for the work, and None if it cannot be done.
+        """Return the backend with the most free slots; None if no model fits.
 
-        Of several models that would do, and of engines with as much room, the first.
+        The first one wins a tie.
         """
         if isinstance(work, Task) or work.model == ANY_MODEL:
             chatting = (each for each in self._stock.values() if _chats(each.model))
@@ -257,7 +256,7 @@ def _backend(shelf: OfferedEngine, model: ServedModel) -> ModelBackend:
 
 
 def _common(one: ServedModel, other: ServedModel) -> ServedModel:
-    """Return what can be done with a model at both of two engines."""
+    """Return what both of two engines support for a model."""
     contexts = [each.context for each in (one, other) if each.context]
     features = one.features & other.features
     return ServedModel(one.name, one.kinds, features, min(contexts, default=0))
