@@ -1,4 +1,4 @@
-"""The Engine port: what a worker needs from something that runs models."""
+"""The Engine port: a worker's interface to what runs models."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shoal.domain.worker import ServedModel
 class Finished:
     """The last item of an answer.
 
-    ``finish_reason`` is that of every choice which had none of its own.
+    ``finish_reason`` applies to all choices without one of their own.
     """
 
     finish_reason: str = "stop"
@@ -27,45 +27,44 @@ class Engine(Protocol):
     """Runs one or more models."""
 
     slots: int
-    """How many jobs run well at the same time, all models together."""
+    """Number of concurrent jobs, for all models together."""
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """What it can run, as known from ``start`` or the last ``refresh``."""
+        """The models, as of ``start`` or the last ``refresh``."""
         ...
 
     async def start(self) -> None:
-        """Make ready to answer.  Raises ConfigError if that can never work."""
+        """Start.  Raises ConfigError if the configuration is unusable."""
         ...
 
     async def refresh(self) -> None:
-        """Look whether it still works, and what it can run now.
+        """Check that the engine works, and update its models.
 
-        Raises Unavailable while it takes no jobs.
+        Raises Unavailable while it accepts no jobs.
         """
         ...
 
     def run(self, work: Inference, continues: str = "") -> AsyncGenerator[Item, None]:
-        """Do ``work``: pieces that are not empty, then one Finished.
+        """Run ``work``: yield non-empty pieces, then one Finished.
 
-        With ``Feature.CONTINUE`` the answer begins after ``continues``, and its usage
-        counts the beginning among the tokens written.  Closing the iterator stops the
-        work.
+        With ``Feature.CONTINUE`` the answer continues after ``continues``, and its
+        usage counts those tokens as completion tokens.  Closing the iterator aborts.
 
-        Raises Unavailable if the engine cannot take it now (another worker may),
-        InvalidRequest or ContextExceeded if the request is to blame, and JobError if
+        Raises Unavailable if the engine cannot accept it now (another worker may),
+        InvalidRequest or ContextExceeded if the request is at fault, and JobError if
         the work failed.
         """
         ...
 
     async def close(self) -> None:
-        """Stop whatever runs and give everything back."""
+        """Abort all jobs and release all resources."""
         ...
 
 
 class WorkRunner(Protocol):
-    """Does work of any kind, for one of an engine's models."""
+    """Runs work of any kind, for one of an engine's models."""
 
     def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
-        """Do ``work`` as ``Engine.run`` does."""
+        """Run ``work`` as ``Engine.run`` does."""
         ...

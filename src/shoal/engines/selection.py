@@ -1,4 +1,4 @@
-"""Starts the engines that the command line names, or those it finds."""
+"""Starts the engines given on the command line, or those found on this machine."""
 
 import asyncio
 import logging
@@ -34,16 +34,16 @@ log = logging.getLogger("shoal.worker")
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What a user asked for.
+    """Options of engines and models.
 
     Attributes:
         engines: ``auto``, ``embedded`` or the base URLs of servers; empty: ``auto``,
-            but where all models are files.
-        models: ``NAME=PATH`` for a file; else names or patterns of what to offer;
-            empty: all that there is.
-        slots: jobs at a time of each engine; 0: what it does well.
-        context: tokens of a job in the embedded engine; 0: its own default.
-        threads: the embedded engine's; 0: its own default.
+            unless all models are files.
+        models: ``NAME=PATH`` for a file; else names or patterns of models to offer;
+            empty: all models.
+        slots: concurrent jobs of each engine; 0: the engine's own number.
+        context: tokens of a job in the embedded engine; 0: its default.
+        threads: threads of the embedded engine; 0: its default.
     """
 
     engines: tuple[str, ...] = ()
@@ -56,20 +56,20 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineSource:
-    """A started engine, and which of its models to offer; ``label`` tells it apart."""
+    """A started engine, the names of its models to offer, and a unique label."""
 
     label: str
     engine: Engine
     names: tuple[str, ...] = ()
 
     def offered_models(self, models: Sequence[ServedModel]) -> Sequence[ServedModel]:
-        """Return the models to offer, under the names that were asked for."""
+        """Return the models to offer, under the requested names."""
         return select_models(models, self.names) if self.names else models
 
 
 @dataclass(frozen=True, slots=True)
 class SearchLocations:
-    """Where to look for what there is."""
+    """Where to search for servers and files."""
 
     servers: tuple[local_servers.ServerLocation, ...]
     files: tuple[gguf_files.ModelFolder, ...]
@@ -78,9 +78,9 @@ class SearchLocations:
 async def open_engines(
     wishes: EngineOptions, around: SearchLocations, stack: AsyncExitStack
 ) -> list[EngineSource]:
-    """Start the engines that are wished for; leaving ``stack`` closes them.
+    """Start the requested engines; leaving ``stack`` closes them.
 
-    Raises ConfigError if there is none, or one does not work, or lacks what was named.
+    Raises ConfigError if there is none, one fails, or one lacks a named model.
     """
     files = [
         each for each in map(parse_model_option, wishes.models) if each[1] is not None
@@ -96,7 +96,7 @@ async def open_engines(
     if AUTO in wanted:
         for url in await local_servers.find_servers(around.servers):
             try:
-                # A key goes only where it was meant for.
+                # The key is only for servers given by URL.
                 source = await _open_server(
                     url, replace(wishes, api_key=""), names, stack
                 )
@@ -121,9 +121,9 @@ async def open_engines(
 def limit_models(
     sources: Sequence[EngineSource], limit: int | None
 ) -> tuple[list[EngineSource], list[str]]:
-    """Return what offers no more than ``limit`` models, and the names of the others.
+    """Return sources with at most ``limit`` models, and the names of the others.
 
-    Those that chat go first.  They stay the same if the engine orders them anew.
+    Models for chats come first.  A changed order in the engine has no effect.
     """
     if limit is None:
         return list(sources), []
@@ -135,7 +135,7 @@ def limit_models(
     there.sort(key=lambda each: JobKind.CHAT not in each[1].kinds)
     taken: dict[int, list[str]] = {}
     for number, model in there[:limit]:
-        # It may look like a pattern.
+        # The name may contain pattern characters.
         taken.setdefault(number, []).append(escape(model.name))
     return [
         replace(sources[number], names=tuple(names)) for number, names in taken.items()
@@ -143,7 +143,7 @@ def limit_models(
 
 
 def parse_model_option(text: str) -> tuple[str, Path | None]:
-    """Split ``NAME[=PATH]``; a path alone is named for its file.
+    """Split ``NAME[=PATH]``; a path alone takes the name of its file.
 
     Raises ConfigError if the name or the path is empty.
     """
@@ -158,9 +158,9 @@ def parse_model_option(text: str) -> tuple[str, Path | None]:
 def select_models(
     models: Sequence[ServedModel], names: Sequence[str]
 ) -> Sequence[ServedModel]:
-    """Return the models that fit one of the names or patterns.
+    """Return the models that match one of the names or patterns.
 
-    A name without a tag means the latest, and is what it is offered as.
+    A name without a tag selects ``:latest``, offered without the tag.
     """
     picked: dict[str, ServedModel] = {}
     for name in names:
@@ -223,7 +223,7 @@ def _lacks(sources: Sequence[EngineSource], name: str) -> str:
 def _file_of(
     name: str, sources: Sequence[EngineSource], around: SearchLocations
 ) -> Path:
-    """Return the file of a model that no server has."""
+    """Return the GGUF file of a model that no server has."""
     if (path := gguf_files.find_model(around.files, name)) is not None:
         return path
     if name == DEMO_MODEL:
@@ -239,7 +239,7 @@ def _file_of(
 
 
 def _any_file(around: SearchLocations) -> tuple[str, Path]:
-    """Return a model that this machine has, and its file."""
+    """Return a local model and its file."""
     if (path := gguf_files.largest_fitting_model(around.files)) is not None:
         return path.stem, path
     if has_demo_model():

@@ -1,7 +1,7 @@
-"""A process that makes one call at a time, for a worker, and can be killed meanwhile.
+"""A worker's child process that runs one call at a time.
 
-Run by the worker as ``python -m shoal.tasks.child``, it takes its orders from standard
-input and ends when that is closed.  What tasks print goes to standard error.
+The worker runs it as ``python -m shoal.tasks.child``.  It reads orders from standard
+input and ends when that is closed.  Output of tasks goes to standard error.
 """
 
 import ctypes
@@ -30,14 +30,14 @@ _pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 def main() -> None:
     # Ctrl-C reaches the whole process group; when to end is the worker's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    faulthandler.enable()  # what is said of a crash tells where it was
+    faulthandler.enable()  # a crash prints a traceback
     pipes = claim_pipes()
     try:
         exit_with_parent(int(sys.argv[1]))
         serve(pipes)
     except ParentExited:
         pass
-    # Tasks may have left threads and what is to be done at the end: nobody waits.
+    # Do not wait for threads and exit handlers of tasks.
     os._exit(0)
 
 
@@ -54,14 +54,14 @@ def claim_pipes() -> ChildPipes:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End when the worker does, also in the middle of a call.
+    """End with the worker, even during a call.
 
-    Only Linux has that; elsewhere the call is finished first.
+    Only Linux supports this; elsewhere the call finishes first.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
-            raise ParentExited  # it has ended before it could be asked for
+            raise ParentExited  # the worker ended before prctl took effect
 
 
 def serve(pipes: ChildPipes) -> None:
@@ -83,7 +83,7 @@ def serve(pipes: ChildPipes) -> None:
             if len(calls) > 1 and not at_once:
                 pipes.flush_in_background()
             for number, args, kwargs in calls:
-                # A mark for each would cost quick calls more than they take.
+                # A mark for each call would take longer than a quick call.
                 if at_once or printed.written:
                     printed.mark_call()
                 pipes.send_return(number, step(args, kwargs))
@@ -122,14 +122,14 @@ def _run_call(
 
 
 class MappedBlobs:
-    """Large arguments: files that the worker keeps, which all its processes share."""
+    """Maps the worker's files of large arguments, which its processes share."""
 
     def __init__(self, pipes: ChildPipes) -> None:
         self._pipes = pipes
-        self._mapped: dict[bytes, memoryview] = {}  # the latest used is last
+        self._mapped: dict[bytes, memoryview] = {}  # the most recently used is last
 
     def get(self, digest: bytes) -> memoryview:
-        """Return a value in MessagePack; raises Unavailable if nobody gives it."""
+        """Return a value in MessagePack; raises Unavailable if it is missing."""
         found = self._mapped.pop(digest, None)
         if found is None:
             self._pipes.send((process_messages.BLOB_NEEDED, digest))

@@ -1,7 +1,7 @@
-"""A task process's ends of its pipes, and what tasks print.
+"""A task process's ends of its pipes, and the output of tasks.
 
-All that tasks print goes to standard error.  A mark there shows where a call begins,
-so that the worker quotes of a crashed call what that one printed, and nothing else.
+All output of tasks goes to standard error.  A mark there separates calls, so that the
+worker's error for a crashed call quotes the output of that call only.
 """
 
 import io
@@ -19,8 +19,8 @@ from shoal.tasks.invocation import InvocationResult
 from shoal.tasks.limits import FLUSH_DELAY
 from shoal.tasks.process_messages import RETURNS, SIZES, encode_head
 
-READ_SIZE = 1 << 18  # bytes asked for at a time
-FLUSH_INTERVAL = 5 * FLUSH_DELAY  # seconds between looks at what a slow call holds up
+READ_SIZE = 1 << 18  # bytes of a read
+FLUSH_INTERVAL = 5 * FLUSH_DELAY  # seconds between flushes during a slow call
 
 Message: TypeAlias = tuple[list[Any], memoryview]
 """The head and the tail of a message."""
@@ -30,14 +30,14 @@ _decode = msgspec.msgpack.Decoder().decode
 
 
 class ParentExited(Exception):
-    """The worker has ended, so that there is nothing more to do."""
+    """The worker has ended."""
 
 
 class ChildPipes:
     """Messages in and out; any thread may send.
 
-    Returns of a lane are told several at a time.  When the next call takes long, a
-    thread tells those that wait: the call may hold up nobody but itself.
+    Returns of a call stream share messages.  During a long call, a thread sends the
+    pending returns of earlier ones.
     """
 
     def __init__(self, orders: int, replies: int) -> None:
@@ -48,11 +48,11 @@ class ChildPipes:
         self._sending = threading.Lock()
         self._returns: list[tuple[int, bytes, str]] = []
         self._first = 0.0  # when the first of them came
-        self._many = threading.Event()  # set while some may have to wait
+        self._many = threading.Event()  # set while returns may be pending
         self._teller: threading.Thread | None = None
 
     def next(self) -> Message:
-        """Wait for a message.  Raises Gone if the worker has ended."""
+        """Wait for a message.  Raises ParentExited if the worker has ended."""
         if not self._inbox:
             self.flush()
             self._many.clear()
@@ -76,7 +76,7 @@ class ChildPipes:
                 self._write(tail)
 
     def send_return(self, number: int, returned: InvocationResult) -> None:
-        """Tell soon what came of a call in a lane."""
+        """Queue the return of a call in a stream."""
         now = monotonic()
         if not self._returns:
             self._first = now
@@ -85,14 +85,14 @@ class ChildPipes:
             self.flush()
 
     def flush_in_background(self) -> None:
-        """Have returns told also while a call runs that comes after them."""
+        """Send queued returns also while a later call runs."""
         if self._teller is None:
             self._teller = threading.Thread(target=self._tell, daemon=True)
             self._teller.start()
         self._many.set()
 
     def flush(self) -> None:
-        """Tell what has come of calls so far."""
+        """Send the queued returns."""
         with self._sending:
             returns, self._returns = self._returns, []
             if returns:
@@ -115,7 +115,7 @@ class ChildPipes:
             raise ParentExited from error
 
     def _read(self) -> None:
-        """Take what there is, at least something, into the inbox."""
+        """Read at least one byte into the inbox."""
         data = self._orders.read(READ_SIZE)
         if not data:
             raise ParentExited
@@ -134,7 +134,7 @@ class ChildPipes:
         self._rest = data[at:]
 
     def _whole(self, begun: bytes, size: int) -> memoryview:
-        """Read the rest of a message to where it stays, so that arrays lie on it."""
+        """Read the rest of a message into its final buffer, which arrays share."""
         whole = memoryview(bytearray(size))
         whole[: len(begun)] = begun
         at = len(begun)
@@ -152,13 +152,13 @@ def _cut(whole: memoryview, head_size: int) -> Message:
 
 
 MARK = b"\0"
-"""One byte, which no read of a pipe can cut, and which texts do not have."""
+"""One byte, which no read of a pipe can split, and which texts do not contain."""
 
 _STDERR = 2
 
 
 class TaskOutput:
-    """Python's streams of this process, which are replaced by ones that take notice."""
+    """Replaces Python's standard streams by ones that detect output."""
 
     def __init__(self) -> None:
         self._out, self._err = _Stream(1, "replace"), _Stream(2, "backslashreplace")
@@ -169,13 +169,12 @@ class TaskOutput:
     def written(self) -> bool:
         """Whether Python has written anything since the last mark.
 
-        What is written beside Python is not seen: by libraries in C, or by programs
-        that a task starts.
+        Output of C libraries and of child processes is not detected.
         """
         return self._out.used or self._err.used
 
     def mark_call(self) -> None:
-        """Write a mark, for what comes is of another call."""
+        """Write a mark: another call begins."""
         for stream in (self._out, self._err):
             # A task may have closed them.
             with suppress(OSError, ValueError):
@@ -186,16 +185,16 @@ class TaskOutput:
 
 
 def last_call_output(log: bytes, data: bytes) -> bytes:
-    """Return what the latest call has printed, of a log and what was read after it."""
+    """Return the output of the latest call, from a log and data read after it."""
     _, mark, after = data.rpartition(MARK)
     return after if mark else log + data
 
 
 class _Stream(io.TextIOWrapper):
-    """A standard stream that notes whether it was used."""
+    """A standard stream that records whether it was used."""
 
     def __init__(self, number: int, errors: str) -> None:
-        # Asking the stream that is there would not do: it may be none.
+        # The existing stream may be None.
         raw = os.fdopen(number, "wb", closefd=False)
         super().__init__(raw, encoding="utf-8", errors=errors, line_buffering=True)
         self.used = False
