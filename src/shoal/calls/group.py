@@ -21,23 +21,23 @@ from shoal.domain.work import CALL_QUEUE, CallStream, Priority
 from shoal.pool.functions import call_limits
 from shoal.transports.clock import Clock
 
-ATTEMPTS_MAX = 3  # lanes that are lost with a call, until it is to blame
-IDLE_MAX = 2.0  # seconds that a lane is held for calls that may come
-IDLE_WANTED = 0.25  # the same, while jobs wait that its slot may be for
-SLOT_TURN = 1.0  # seconds that a lane keeps its slot from others that wait
+ATTEMPTS_MAX = 3  # streams lost while running a call, until the call is blamed
+IDLE_MAX = 2.0  # seconds to hold an idle stream
+IDLE_WANTED = 0.25  # the same, while jobs wait that could use its slot
+SLOT_TURN = 1.0  # seconds that a stream keeps its slot while others wait
 
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """What calls have in common that may go through one lane."""
+    """The properties that calls of one stream share."""
 
     stream: CallStream
     priority: Priority
-    queue: float  # seconds that they may wait for a worker
+    queue: float  # seconds to wait for a worker
 
 
 class GroupOwner(Protocol):
-    """Where groups have their calls from; ``pending`` are those that are wanted."""
+    """The owner of groups; ``pending`` are the calls that are not cancelled."""
 
     hub: Hub
     clock: Clock
@@ -45,48 +45,48 @@ class GroupOwner(Protocol):
     pending: "dict[int, tuple[PendingCall, CallGroup]]"
 
     def schedule_check(self) -> None:
-        """Look at the lanes in a moment."""
+        """Schedule a check of all streams."""
         ...
 
     def on_results(self, returns: list[CallResult]) -> None:
-        """Take what came of calls that are wanted."""
+        """Receive the results of pending calls."""
         ...
 
     def fail(self, calls: Iterable[PendingCall], error: ShoalError) -> None:
-        """Give calls up."""
+        """Fail calls."""
         ...
 
     def remove_finished(self) -> None:
-        """Take note that a group may have nothing left."""
+        """Remove groups that have become empty."""
         ...
 
 
 class CallGroup:
-    """The calls of one way, and the lanes that they go through."""
+    """The calls of one route, and the streams that carry them."""
 
-    def __init__(self, place: GroupOwner, way: CallRoute) -> None:
+    def __init__(self, owner: GroupOwner, route: CallRoute) -> None:
         self.waiting: deque[PendingCall] = deque()
-        self.opening: OpenCallStream | None = None  # that no worker has yet
-        self._owner = place
-        self._route = way
-        self._call_timeout = call_limits(way.stream.timeout).first_output
+        self.opening: OpenCallStream | None = None  # not yet assigned to a worker
+        self._owner = owner
+        self._route = route
+        self._call_timeout = call_limits(route.stream.timeout).first_output
         self._loads: dict[OpenCallStream, StreamLoad] = {}
-        self._listening = False  # whether the hub tells of room
+        self._listening = False  # whether it waits for queue room
 
     @property
     def due(self) -> float:
-        """When the first of its calls is waited for no more."""
+        """When the first of its calls times out."""
         return min((load.due for load in self._loads.values()), default=0.0)
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing left of it."""
+        """Whether it has neither calls nor streams."""
         return not (self.waiting or self._loads or self.opening)
 
     def flush(self) -> None:
-        """Share out the calls that wait among the lanes; ask for one more for the rest.
+        """Distribute waiting calls over the streams; open another for the rest.
 
-        Those with the least to do come first.
+        The least loaded streams come first.
         """
         free = [load for load in self._loads.values() if load.capacity > 0]
         free.sort(key=lambda load: len(load.in_flight))
@@ -97,18 +97,18 @@ class CallGroup:
             self._open()
 
     def check(self, waiting: int) -> int:
-        """See to lanes that are idle, stuck, late, or keep a slot for too long.
+        """Check for streams that are idle, stuck, late, or hold a slot for too long.
 
-        ``waiting`` is how many jobs wait in the pool that may want such a slot.
-        Returns for how many of them one is given back.
+        ``waiting`` is the number of jobs in the pool that could use such a slot.
+        Returns the number of slots that are given back.
         """
         now = self._owner.clock.now()
         others = max(0, waiting - (self.opening is not None))
         closing = 0
         idle_max = IDLE_WANTED if others else IDLE_MAX
-        for lane, load in list(self._loads.items()):
+        for stream, load in list(self._loads.items()):
             if load.due <= now:
-                self._give_up(lane)
+                self._give_up(stream)
                 continue
             if behind := load.take_back_stuck(now):
                 self.waiting.extendleft(reversed(behind))
@@ -118,14 +118,14 @@ class CallGroup:
                 closing += 1
             idle = not load.in_flight and now - load.active_at >= idle_max
             if (idle and not self.waiting) or (load.closing and not load.in_flight):
-                del self._loads[lane]
-                lane.close(idle=True)
+                del self._loads[stream]
+                stream.close(idle=True)
         if self.waiting:
             self.flush()
         return closing
 
     def cancel(self, pending: PendingCall) -> None:
-        """Take a call back, wherever it is."""
+        """Cancel a call, waiting or in flight."""
         for load in self._loads.values():
             if load.stream.job_id == pending.stream_id:
                 if load.stream.can_cancel:
@@ -135,52 +135,52 @@ class CallGroup:
         self.waiting.remove(pending)
 
     def close(self) -> None:
-        """Give all slots back; what cannot be stopped is waited for."""
+        """Give all slots back; streams that cannot cancel finish their calls first."""
         self.waiting.clear()
         if self.opening is not None:
             self.opening.close(idle=False)
             self.opening = None
-        for lane, load in list(self._loads.items()):
+        for stream, load in list(self._loads.items()):
             load.closing = True
-            if not load.in_flight or lane.can_cancel:
-                del self._loads[lane]
-                lane.close(idle=not load.in_flight)
+            if not load.in_flight or stream.can_cancel:
+                del self._loads[stream]
+                stream.close(idle=not load.in_flight)
 
-    # The lanes' side.
+    # Events of the streams.
 
-    def on_open(self, lane: OpenCallStream) -> None:
+    def on_open(self, stream: OpenCallStream) -> None:
         now = self._owner.clock.now()
-        if (load := self._loads.get(lane)) is not None:
+        if (load := self._loads.get(stream)) is not None:
             load.resend(now)
             return
         self.opening = None
-        self._loads[lane] = StreamLoad(lane, now, self._call_timeout, active_at=now)
+        self._loads[stream] = StreamLoad(stream, now, self._call_timeout, active_at=now)
         self.flush()
         self._owner.schedule_check()
 
-    def on_results(self, lane: OpenCallStream, returns: list[CallResult]) -> None:
-        load = self._loads.get(lane)
+    def on_results(self, stream: OpenCallStream, returns: list[CallResult]) -> None:
+        load = self._loads.get(stream)
         if load is None:
             return
         given, pending = load.in_flight, self._owner.pending
-        told = []
+        wanted = []
         for each in returns:
             if given.pop(each.number, None) is None:
-                continue  # it was taken back, and has been given to another
+                continue  # it was moved to another stream
             if pending.pop(each.number, None) is not None:
-                told.append(each)
+                wanted.append(each)
         load.measure(len(returns), self._owner.clock.now())
-        if told:
-            self._owner.on_results(told)
+        if wanted:
+            self._owner.on_results(wanted)
         if load.closing and not given:
-            del self._loads[lane]
-            lane.close(idle=True)
+            del self._loads[stream]
+            stream.close(idle=True)
             self._owner.remove_finished()
         if self.waiting:
             self.flush()
 
-    def on_end(self, lane: OpenCallStream, error: ShoalError) -> None:
-        load = self._loads.pop(lane, None)
+    def on_end(self, stream: OpenCallStream, error: ShoalError) -> None:
+        load = self._loads.pop(stream, None)
         if load is None:
             self.opening = None
             if isinstance(error, QueueFull):
@@ -206,20 +206,20 @@ class CallGroup:
         if self.waiting:
             self.flush()
 
-    def _give_up(self, lane: OpenCallStream) -> None:
-        """Wait no more for a call that its worker says nothing of, nor for the lane.
+    def _give_up(self, stream: OpenCallStream) -> None:
+        """Fail a call that timed out, and close its stream.
 
-        A worker that cannot stop has one slot fewer then, until it says something.
+        A worker that cannot cancel has one slot fewer until it responds.
         """
-        load = self._loads.pop(lane)
+        load = self._loads.pop(stream)
         late, *others = load.take_unfinished()
         seconds = f"{self._call_timeout:g} s"
         self._owner.fail([late], NoFirstOutput(f"its worker said nothing in {seconds}"))
         self._requeue(others, f"nothing was said of a call for {seconds}")
-        lane.close(idle=False)
+        stream.close(idle=False)
 
     def _requeue(self, calls: list[PendingCall], reason: str) -> None:
-        """Have calls wait that were lost with a lane, if somebody still wants them."""
+        """Requeue the calls of a lost stream, except cancelled ones."""
         pending = self._owner.pending
         known = [(pending.get(each.call.number), each) for each in calls]
         wanted = [each for at, each in known if at is not None and at[0] is each]
@@ -247,13 +247,13 @@ class CallGroup:
         if len(self._loads) >= max(1, hub.pool.roster.slots[CALL_QUEUE]):
             return
         if hub.queue_room(self._owner.owner) <= 0:
-            # Of all groups that wait, only as many ask as there are places.
+            # Only as many groups open a stream as the queue has room for.
             self._wait_for_room()
             return
-        way = self._route
+        route = self._route
         try:
             self.opening = OpenCallStream(
-                hub, self._owner.owner, way.stream, way.priority, way.queue, self
+                hub, self._owner.owner, route.stream, route.priority, route.queue, self
             )
         except ShoalError as error:
             if not self._loads:

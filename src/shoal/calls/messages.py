@@ -1,4 +1,4 @@
-"""What is said on ``/v1/calls``: items in MessagePack, many to a message.
+"""The messages of ``/v1/calls``: arrays of items in MessagePack.
 
 Each item is an array that begins with its kind and with the number that the client gave
 the call (docs/tasks.md).
@@ -28,11 +28,11 @@ from shoal.domain.errors import (
 )
 from shoal.domain.vocabulary import CallResult
 
-NUMBER_MAX = 2**53 - 1  # that every client can count to
+NUMBER_MAX = 2**53 - 1  # the largest integer of JavaScript
 NAME_MAX = 256  # characters of a function's name
-BLOBS_MAX = 1024  # values of one call that travel apart
+BLOBS_MAX = 1024  # values of one call that are sent separately
 KEY_MAX = 255  # characters of an idempotency key, as over HTTP
-SECONDS_MAX = 86_400.0  # that a call may wait, or run
+SECONDS_MAX = 86_400.0  # to wait, or to run
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Seconds = Annotated[float, Meta(gt=0, le=SECONDS_MAX)]
@@ -40,10 +40,9 @@ Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
 
 class CallRequestOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a call is to be made; ``queue`` is for how many seconds it may wait.
+    """Options of a call; ``queue`` is the number of seconds that it may wait.
 
-    ``fresh`` vouches that nobody has asked under the ``key`` before, so that nobody has
-    to look.
+    ``fresh`` promises that the ``key`` is unused, which saves a look-up.
     """
 
     timeout: Seconds | None = None
@@ -71,7 +70,7 @@ class CallRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """Do not make this call, or stop in the middle."""
+    """Cancel a call, also while it runs."""
 
     number: Number
 
@@ -79,14 +78,14 @@ class CancelCall(msgspec.Struct, frozen=True, array_like=True, tag=2):
 CallItem: TypeAlias = CallRequest | CancelCall
 
 ACCEPTED, DONE, FAILED, PROGRESS, STARTED = 1, 2, 3, 4, 5
-"""The kinds of items that the client is told."""
+"""The kinds of items to the client."""
 
 ReplyItem: TypeAlias = Sequence[object]
-"""One of those: its kind, the number of the call, and the rest."""
+"""An item to the client: its kind, the number of the call, and the rest."""
 
 
 class InvalidItem(msgspec.Struct, frozen=True):
-    """An item that makes no sense, with its number where that does."""
+    """An invalid item that has a valid number."""
 
     number: int
     error: InvalidRequest
@@ -110,25 +109,27 @@ ERROR_KINDS: Mapping[type[ShoalError], str] = {
     ClientError: "invalid",
     ShoalError: "unavailable",
 }
-"""What clients are told of a kind of error, in a word."""
+"""The code of each kind of error."""
 
 REQUIREMENT_FIELDS = frozenset({"code", "values"})
-"""What no worker can do, where that is a word of its own."""
+"""Fields of ``CannotDo`` that are codes of their own."""
 
 TIMED_OUT = "Task timed out after "
-"""How a worker's error begins where a function ran for too long."""
+"""The start of a worker's error for a function that timed out."""
 
 
 def decode_items(data: bytes) -> Sequence[CallItem | InvalidItem]:
-    """Read a message.  Raises InvalidRequest if it is no array of numbered items."""
+    """Decode a message.  Raises InvalidRequest if it is not an array of items."""
     try:
         return _items.decode(data)
     except (msgspec.DecodeError, RecursionError):
-        pass  # found out below, item by item, for the others may be good
+        pass  # decode item by item: the others may be valid
     try:
         return [_decode_item(raw) for raw in _raws.decode(data)]
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidRequest(f"the message is no array of items: {error}") from error
+        raise InvalidRequest(
+            f"the message is not an array of items: {error}"
+        ) from error
 
 
 def _decode_item(raw: Raw) -> CallItem | InvalidItem:
@@ -145,7 +146,7 @@ def _decode_item(raw: Raw) -> CallItem | InvalidItem:
 
 
 def error_kind(error: ShoalError) -> str:
-    """Say in a word what a client's call came to."""
+    """Return the code of a call's error."""
     if isinstance(error, CannotDo) and error.field in REQUIREMENT_FIELDS:
         return error.field or ""
     if isinstance(error, JobError) and str(error).startswith(TIMED_OUT):
@@ -155,9 +156,9 @@ def error_kind(error: ShoalError) -> str:
     )
 
 
-def return_item(lane_return: CallResult) -> ReplyItem:
-    """Return what is said of a call that came back from a lane."""
-    number, value, error = lane_return
+def return_item(result: CallResult) -> ReplyItem:
+    """Return the item for the result of a streamed call."""
+    number, value, error = result
     if not error:
         return DONE, number, value, {}
     kind = (
@@ -169,5 +170,5 @@ def return_item(lane_return: CallResult) -> ReplyItem:
 def failure_item(
     number: int, error: ShoalError, meta: Mapping[str, object]
 ) -> ReplyItem:
-    """Return what is said of a call that came to nothing."""
+    """Return the item for a call that failed."""
     return FAILED, number, error_kind(error), str(error), meta

@@ -11,26 +11,26 @@ from shoal.domain.vocabulary import CallResult, StreamedCall
 from shoal.domain.work import CALL_QUEUE, TASK_QUEUE
 from shoal.transports.clock import Clock, Timer
 
-CHECK_INTERVAL = 0.05  # seconds between looks at lanes that are idle, stuck or too long
+CHECK_INTERVAL = 0.05  # seconds between checks of the streams
 
 
 class ResultListener(Protocol):
-    """Whoever made the calls."""
+    """Receives the results of calls."""
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
-        """Take what came of calls, each once."""
+        """Receive results, one for each call."""
         ...
 
     def on_failure(self, number: int, error: ShoalError) -> None:
-        """Take note that nothing comes of a call."""
+        """Handle the failure of a call."""
         ...
 
 
 class CallScheduler:
-    """The calls of one connection, by their numbers.
+    """The unstored calls of one connection, by number.
 
-    Nothing here waits: calls go out with what the client has sent at once, and the rest
-    as others return.
+    It never blocks: calls are sent when ``flush`` is called, and the rest when results
+    arrive.
     """
 
     def __init__(
@@ -46,25 +46,25 @@ class CallScheduler:
         self._closed = False
 
     def submit(
-        self, way: CallRoute, call: StreamedCall, blobs: tuple[bytes, ...] = ()
+        self, route: CallRoute, call: StreamedCall, blobs: tuple[bytes, ...] = ()
     ) -> None:
-        """Have a call made, once ``flush`` is called."""
-        group = self._groups.get(way)
+        """Add a call; ``flush`` sends it."""
+        group = self._groups.get(route)
         if group is None:
-            group = self._groups[way] = CallGroup(self, way)
+            group = self._groups[route] = CallGroup(self, route)
         pending = PendingCall(call, blobs)
         self.pending[call.number] = (pending, group)
         group.waiting.append(pending)
 
     def flush(self) -> None:
-        """Give to lanes what can be given, and open more of them."""
+        """Send waiting calls to streams, and open more streams if needed."""
         for group in list(self._groups.values()):
             if group.waiting:
                 group.flush()
         self.schedule_check()
 
     def cancel(self, number: int) -> bool:
-        """Have a call not made, or stopped; say whether there was one."""
+        """Cancel a call; return whether it was pending."""
         known = self.pending.pop(number, None)
         if known is None:
             return False
@@ -73,9 +73,9 @@ class CallScheduler:
         return True
 
     def close(self) -> None:
-        """Make no more calls: whoever made them has gone.
+        """Cancel all calls: the client has left.
 
-        Lanes that cannot be stopped are looked after until their calls are over.
+        Streams that cannot cancel are tracked until their calls end.
         """
         self._closed = True
         self.pending.clear()
@@ -90,30 +90,30 @@ class CallScheduler:
     # For the groups.
 
     def remove_finished(self) -> None:
-        """Forget what is over after the end: whoever made the calls is forgotten so."""
+        """After ``close``, remove empty groups, and with the last one the timer."""
         if not self._closed:
             return
-        for way, group in list(self._groups.items()):
+        for route, group in list(self._groups.items()):
             if group.is_empty:
-                del self._groups[way]
+                del self._groups[route]
         if self._timer is not None and not self._groups:
             self._timer.cancel()
             self._timer = None
 
     def on_results(self, returns: list[CallResult]) -> None:
-        """Tell what came of calls."""
+        """Pass results on to the listener."""
         self.listener.on_results(returns)
 
     def schedule_check(self) -> None:
-        """Look at the lanes in a moment."""
+        """Schedule a check of all streams."""
         if self._timer is None and self._groups:
             due = self.clock.now() + CHECK_INTERVAL
-            if self._closed:  # they are only to be given up, if nothing returns
+            if self._closed:  # only timeouts are left to check
                 due = max(due, min(group.due for group in self._groups.values()))
             self._timer = self.clock.call_at(due, self._check)
 
     def fail(self, calls: Iterable[PendingCall], error: ShoalError) -> None:
-        """Give calls up."""
+        """Fail calls."""
         for each in calls:
             if self.pending.pop(each.call.number, None) is not None:
                 self.listener.on_failure(each.call.number, error)
@@ -122,8 +122,8 @@ class CallScheduler:
         self._timer = None
         queues = self.hub.pool.queues
         waiting = sum(len(queues.get(each, ())) for each in (CALL_QUEUE, TASK_QUEUE))
-        for way, group in list(self._groups.items()):
+        for route, group in list(self._groups.items()):
             waiting -= group.check(waiting)
             if group.is_empty:
-                del self._groups[way]
+                del self._groups[route]
         self.schedule_check()

@@ -1,4 +1,4 @@
-"""What a client of ``/v1/calls`` is to be told, until it is written."""
+"""The queue of items for a client of ``/v1/calls``."""
 
 import asyncio
 
@@ -6,24 +6,24 @@ import msgspec
 
 from shoal.calls.messages import ReplyItem
 
-UNSENT_MAX = 256 << 20  # bytes that a client may leave unread, about; then it is over
-ITEM_SIZE = 128  # bytes of an item beside its value, about
+UNSENT_MAX = 256 << 20  # estimated unread bytes at which the client is disconnected
+ITEM_SIZE = 128  # estimated bytes of an item without its value
 
 
 class SendQueue:
-    """Collects items, so that all that come together are one message."""
+    """Collects items and batches them into messages."""
 
     def __init__(self) -> None:
         self._items: list[ReplyItem] = []
-        self._size = 0  # bytes, with those that are being written
-        self._writing = 0  # bytes of those
+        self._size = 0  # bytes, including those being written
+        self._writing = 0  # bytes being written
         self._wake: asyncio.Future[None] | None = None
         self._closed = False
         self._overflow = asyncio.Event()
         self._encode = msgspec.msgpack.Encoder().encode
 
     def put(self, item: ReplyItem) -> None:
-        """Have an item written, unless nobody is there any more."""
+        """Queue an item, unless the queue is closed."""
         if self._closed:
             return
         self._items.append(item)
@@ -32,7 +32,7 @@ class SendQueue:
         if isinstance(value, bytes):
             self._size += len(value)
         if self._size > UNSENT_MAX:
-            # Here, and not when it is written: whoever does not read holds that up.
+            # Checked here, because a client that does not read blocks the writer.
             self.close()
             self._overflow.set()
             return
@@ -40,18 +40,18 @@ class SendQueue:
             self._wake.set_result(None)
 
     def close(self) -> None:
-        """Collect nothing more."""
+        """Drop all items, and queue no more."""
         self._closed = True
         self._items.clear()
 
     async def wait_overflow(self) -> None:
-        """Wait until it is too much, for the client does not read."""
+        """Wait until the queue overflows because the client does not read."""
         await self._overflow.wait()
 
     async def next_message(self) -> bytes:
-        """Wait for something to write; return it as one message.
+        """Wait for items; return them as one message.
 
-        What was taken before counts as written.
+        The previous message counts as written.
         """
         self._size -= self._writing
         self._writing = 0

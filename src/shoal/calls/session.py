@@ -1,6 +1,6 @@
 """One client's function calls: each becomes a job or goes through a call stream.
 
-A durable call is a stored job; its client hears of every step of it.
+A durable call is a stored job; its client receives each step of it.
 """
 
 import asyncio
@@ -52,24 +52,12 @@ from shoal.pool.functions import CALL_QUEUE_SECONDS, call_limits
 from shoal.transports.clock import Clock
 
 
-class CallClient(Protocol):
-    """Who made a call."""
-
-    def send(self, item: ReplyItem) -> None:
-        """Tell the client something."""
-        ...
-
-    def job_ended(self, number: int, job: EndedJob) -> None:
-        """Tell the client how a call ended."""
-        ...
-
-
 class DurableCall:
-    """Passes on what becomes of a job, under the number that its client gave it."""
+    """Reports a job's progress to its client, under the client's number for it."""
 
     __slots__ = ("_client", "_number", "_progress")
 
-    def __init__(self, client: CallClient, number: int, *, progress: bool) -> None:
+    def __init__(self, client: "CallSession", number: int, *, progress: bool) -> None:
         self._client = client
         self._number = number
         self._progress = progress
@@ -87,21 +75,21 @@ class DurableCall:
             self._client.send((PROGRESS, self._number, share, remark))
 
     def on_results(self, returns: list[CallResult]) -> None:
-        pass  # only lanes return so
+        pass  # only call streams return results in this route
 
     def on_end(self, job: EndedJob) -> None:
         self._client.job_ended(self._number, job)
 
 
-OPEN_MAX = 1 << 16  # calls of one client that are being made, or wait here
-OPEN_SIZE_MAX = 64 << 20  # bytes of their arguments; one more is always taken
-ROUTES_MAX = 1024  # kinds of calls of one client that are remembered
-LOOKUPS_MAX = 64  # in the store at a time: what is to be written waits behind them
-INLINE_MAX = 1 << 20  # bytes from which on a value is fetched, and not said
+OPEN_MAX = 1 << 16  # open calls of one client, running or waiting
+OPEN_SIZE_MAX = 64 << 20  # bytes of their arguments; the last one may exceed it
+ROUTES_MAX = 1024  # cached routes of one client
+LOOKUPS_MAX = 64  # concurrent look-ups in the store: writes wait behind them
+INLINE_MAX = 1 << 20  # bytes of a result that is sent inline; larger ones are blobs
 
 TaskStarter: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 CountCalls: TypeAlias = Callable[[bool, int], None]
-"""Takes whether calls were kept, and how many have ended."""
+"""Receives whether the ended calls are durable, and their number."""
 
 RouteKey: TypeAlias = tuple[str, float | None, tuple[str, ...], str, float | None]
 NOTHING: Mapping[str, object] = {}
@@ -114,7 +102,7 @@ CANCELLED_BY_OWNER = "cancelled by its owner"
 
 
 class CallAccess(Protocol):
-    """What one client may do under its API key."""
+    """The access of one client's API key."""
 
     @property
     def name(self) -> str:
@@ -160,22 +148,22 @@ class CallSession:
         self._start_task = start_task
         self._queue = queue
         self._count = count
-        self._board = CallScheduler(hub, clock, access.name, self)
+        self._scheduler = CallScheduler(hub, clock, access.name, self)
         self._price = price
         self._terms = JobTerms(price=price)
         self._routes: dict[RouteKey, CallRoute] = {}
-        self._sizes: dict[int, int] = {}  # of all open calls, in bytes
+        self._sizes: dict[int, int] = {}  # bytes of all open calls, by number
         self._size = 0
-        self._backlog = Backlog(hub, access.name)  # to be kept
-        self._jobs: dict[int, JobId] = {}  # of those that are
+        self._backlog = Backlog(hub, access.name)  # durable calls that wait for room
+        self._jobs: dict[int, JobId] = {}  # of durable calls, by number
         self._keyed: dict[int, asyncio.Task[None]] = {}
         self._lookups = asyncio.Semaphore(LOOKUPS_MAX)
-        self._outliving: set[int] = set()  # those that go on without their client
+        self._outliving: set[int] = set()  # durable calls that survive their client
 
     def receive(self, items: Sequence[CallItem | InvalidItem]) -> None:
-        """Take what the client says in one message.
+        """Handle the items of one message.
 
-        Raises KeyRevoked if it may say nothing more.
+        Raises KeyRevoked if the client's key was revoked.
         """
         self._access.ensure_active()
         for item in items:
@@ -189,13 +177,13 @@ class CallSession:
                     self._cancel(number)
                 case InvalidItem(number, wrong):
                     self.send(failure_item(number, wrong, NOTHING))
-        self._board.flush()
+        self._scheduler.flush()
         self._backlog.flush()
 
     def close(self) -> None:
-        """Make no more calls but those that are to go on: the client has left."""
+        """Cancel the calls of a client that has left, except those with a key."""
         self._queue.close()
-        self._board.close()
+        self._scheduler.close()
         self._backlog.clear()
         for number, job_id in self._jobs.items():
             if number not in self._keyed and number not in self._outliving:
@@ -203,32 +191,34 @@ class CallSession:
         for task in self._keyed.values():
             task.cancel()
 
-    # What the client says.
+    # Items from the client.
 
-    def _call(self, ask: CallRequest) -> None:
-        if ask.number in self._sizes:
-            raise InvalidRequest(f"call {ask.number} has not ended: number each anew")
+    def _call(self, request: CallRequest) -> None:
+        if request.number in self._sizes:
+            raise InvalidRequest(
+                f"call {request.number} has not ended: number each anew"
+            )
         if len(self._sizes) >= OPEN_MAX or self._size >= OPEN_SIZE_MAX:
-            # Refused, and not left unread: what is cancelled comes by the same way.
+            # Rejected, not left unread: cancellations come on the same connection.
             raise QueueFull(TOO_MANY_CALLS)
-        alike = _route_key(ask)
-        way = self._routes.get(alike) or self._new_route(ask, alike)
+        key = _route_key(request)
+        route = self._routes.get(key) or self._new_route(request, key)
         self._access.count_call()
-        size = len(ask.args) + len(ask.kwargs)
-        self._sizes[ask.number] = size
+        size = len(request.args) + len(request.kwargs)
+        self._sizes[request.number] = size
         self._size += size
-        if ask.options.key and not ask.options.fresh:
-            keyed = self._start_task(self._run_keyed(ask, way))
-            self._keyed[ask.number] = keyed
-        elif ask.options.kept or self._price:
-            # What costs something has a receipt, and so is a job that is kept.
-            self._backlog.add(ask.number, partial(self._submit, ask, way))
+        if request.options.key and not request.options.fresh:
+            keyed = self._start_task(self._run_keyed(request, route))
+            self._keyed[request.number] = keyed
+        elif request.options.kept or self._price:
+            # A call with a price has a receipt, and so must be a stored job.
+            self._backlog.add(request.number, partial(self._submit, request, route))
         else:
-            call = StreamedCall(ask.number, ask.args, ask.kwargs)
-            self._board.submit(way, call, ask.options.blobs)
+            call = StreamedCall(request.number, request.args, request.kwargs)
+            self._scheduler.submit(route, call, request.options.blobs)
 
-    def _new_route(self, ask: CallRequest, alike: RouteKey) -> CallRoute:
-        options = ask.options
+    def _new_route(self, request: CallRequest, key: RouteKey) -> CallRoute:
+        options = request.options
         try:
             needs = frozenset(Feature(each) for each in options.needs)
         except ValueError as error:
@@ -237,91 +227,96 @@ class CallSession:
             expected = ", ".join(PRIORITIES)
             text = f"priority: expected one of {expected}, got {options.priority!r}"
             raise InvalidRequest(text, "priority")
-        lane = CallStream(ask.name, options.timeout, needs)
-        way = CallRoute(
-            lane, PRIORITIES[options.priority], options.queue or CALL_QUEUE_SECONDS
+        stream = CallStream(request.name, options.timeout, needs)
+        route = CallRoute(
+            stream, PRIORITIES[options.priority], options.queue or CALL_QUEUE_SECONDS
         )
         if len(self._routes) >= ROUTES_MAX:
             self._routes.clear()
-        self._routes[alike] = way
-        return way
+        self._routes[key] = route
+        return route
 
     def _cancel(self, number: int) -> None:
         if (job_id := self._jobs.get(number)) is not None:
-            self._hub.cancel(job_id, CANCELLED_BY_OWNER)  # and what follows is told
+            self._hub.cancel(job_id, CANCELLED_BY_OWNER)  # the job reports its end
             return
         recalled = self._backlog.remove(number)
         if (keyed := self._keyed.pop(number, None)) is not None:
             recalled = keyed.cancel()
-        if recalled or self._board.cancel(number):
+        if recalled or self._scheduler.cancel(number):
             self.on_failure(number, Cancelled(CANCELLED_BY_OWNER))
 
-    # Calls that are kept.
+    # Durable calls.
 
-    def _submit(self, ask: CallRequest, way: CallRoute) -> None:
+    def _submit(self, request: CallRequest, route: CallRoute) -> None:
         try:
-            job = self._job(ask, way)
-            progress = ask.options.progress
-            self._hub.submit(job, DurableCall(self, ask.number, progress=progress))
+            job = self._job(request, route)
+            progress = request.options.progress
+            self._hub.submit(job, DurableCall(self, request.number, progress=progress))
         except ShoalError as error:
-            self.on_failure(ask.number, error)
+            self.on_failure(request.number, error)
             return
-        self._jobs[ask.number] = job.id
+        self._jobs[request.number] = job.id
         if job.idempotency_key:
-            self._outliving.add(ask.number)
+            self._outliving.add(request.number)
 
-    def _job(self, ask: CallRequest, way: CallRoute) -> Job:
-        options, lane = ask.options, way.stream
+    def _job(self, request: CallRequest, route: CallRoute) -> Job:
+        options, stream = request.options, route.stream
         if lacking := self._hub.blobs.missing(options.blobs):
             raise NotFound(" ".join(digest.hex() for digest in lacking))
         return Job(
             self._hub.new_id(),
             Call(
-                ask.name, ask.args, ask.kwargs, lane.timeout, lane.needs, options.blobs
+                request.name,
+                request.args,
+                request.kwargs,
+                stream.timeout,
+                stream.needs,
+                options.blobs,
             ),
-            call_limits(lane.timeout, way.queue),
+            call_limits(stream.timeout, route.queue),
             self._access.name,
-            way.priority,
+            route.priority,
             idempotency_key=options.key,
             terms=self._terms,
         )
 
-    async def _run_keyed(self, ask: CallRequest, way: CallRoute) -> None:
-        """Have a call made that goes on without its client, or was made already."""
-        number = ask.number
+    async def _run_keyed(self, request: CallRequest, route: CallRoute) -> None:
+        """Run a call with an idempotency key, or attach to the job that has it."""
+        number = request.number
         try:
-            job = self._job(ask, way)
-            # What is known already takes no place, and so waits for none.
+            job = self._job(request, route)
+            # An existing job needs no room in the queue.
             async with self._lookups:
                 known = await self._hub.is_duplicate(job)
             answered = known and await self._submit_keyed(number, job)
             refused = False
             while not answered:
-                place = await self._backlog.reserve(number, again=refused)
+                reservation = await self._backlog.reserve(number, again=refused)
                 try:
-                    answered = await self._submit_keyed(number, job, place)
+                    answered = await self._submit_keyed(number, job, reservation)
                     refused = not answered
-                    place.release(refused=refused)
+                    reservation.release(refused=refused)
                 finally:
-                    place.release()
+                    reservation.release()
         except ShoalError as error:
             self.on_failure(number, error)
         finally:
             self._keyed.pop(number, None)
 
     async def _submit_keyed(
-        self, number: int, job: Job, place: QueueReservation | None = None
+        self, number: int, job: Job, reservation: QueueReservation | None = None
     ) -> bool:
-        """Tell the client what comes of a job; False: there is no room for it now.
+        """Submit a job and report its outcome; return False if the queue is full.
 
-        ``place`` is released once the job is accepted.
+        ``reservation`` is released once the job is accepted.
         """
         accepted = False
         try:
             async with self._access.submit(job) as reader:
                 accepted = True
-                if place is not None:
-                    place.release()
+                if reservation is not None:
+                    reservation.release()
                 self._jobs[number] = reader.job_id
                 self.send((ACCEPTED, number, reader.job_id))
                 outcome = await reader.outcome()
@@ -332,7 +327,7 @@ class CallSession:
                 raise
         return accepted
 
-    # What the client is told.
+    # Items to the client.
 
     def send(self, item: ReplyItem) -> None:
         self._queue.put(item)
@@ -346,7 +341,7 @@ class CallSession:
                 self.send(failure_item(number, error, meta))
                 self._forget(number)
             case None:
-                raise AssertionError("it has ended")
+                raise AssertionError("the job has not ended")
         self._count(True, 1)
 
     def on_results(self, returns: Iterable[CallResult]) -> None:
@@ -368,7 +363,7 @@ class CallSession:
         self, number: int, outcome: Outcome, meta: dict[str, object]
     ) -> None:
         value = outcome.value
-        if not value and outcome.blobs:  # a stored one, that stands apart
+        if not value and outcome.blobs:  # the result is stored as a blob
             meta["value"] = outcome.blobs[0].hex()
         if len(value) > INLINE_MAX:
             self._start_task(self._send_as_blob(number, value, meta))
@@ -379,7 +374,7 @@ class CallSession:
     async def _send_as_blob(
         self, number: int, value: bytes, meta: dict[str, object]
     ) -> None:
-        """Tell the client where a value is that is too large to be said."""
+        """Store a large result, and send its digest."""
         try:
             digest = await self._hub.blobs.keep(value)
         except ShoalError as error:
@@ -393,10 +388,10 @@ class CallSession:
         self._size -= self._sizes.pop(number, 0)
 
 
-def _route_key(ask: CallRequest) -> RouteKey:
-    """Return what calls have in common that go the same way."""
-    options = ask.options
-    return ask.name, options.timeout, options.needs, options.priority, options.queue
+def _route_key(request: CallRequest) -> RouteKey:
+    """Return the options that determine a call's route."""
+    options = request.options
+    return request.name, options.timeout, options.needs, options.priority, options.queue
 
 
 def _meta(job_id: JobId, worker: str | None, attempts: int) -> dict[str, object]:

@@ -23,83 +23,83 @@ NOT_STORED = JobTerms(kept=False)
 
 
 class StreamListener(Protocol):
-    """Whoever opened a lane."""
+    """Receives the events of a stream."""
 
-    def on_open(self, lane: "OpenCallStream") -> None:
-        """Take note that a worker has it: calls may be pushed."""
+    def on_open(self, stream: "OpenCallStream") -> None:
+        """Handle the lease of the stream to a worker: calls may be pushed."""
         ...
 
-    def on_results(self, lane: "OpenCallStream", returns: list[CallResult]) -> None:
-        """Take what came of calls."""
+    def on_results(self, stream: "OpenCallStream", returns: list[CallResult]) -> None:
+        """Receive the results of calls."""
         ...
 
-    def on_end(self, lane: "OpenCallStream", error: ShoalError) -> None:
-        """Take note that it ended otherwise than by ``close``.
+    def on_end(self, stream: "OpenCallStream", error: ShoalError) -> None:
+        """Handle the end of the stream, except by ``close``.
 
-        What did not return then was perhaps called, and perhaps not.
+        Calls without a result may have run or not.
         """
         ...
 
 
 class OpenCallStream:
-    """A lane that was asked for; the pool knows it as a job that is not stored.
+    """A requested stream; to the pool it is a job that is not stored.
 
-    ``queue`` is for how many seconds it may wait for a worker.
+    ``queue`` is the number of seconds that it may wait for a worker.
     """
 
     def __init__(
         self,
         hub: Hub,
         owner: str,
-        lane: CallStream,
+        stream: CallStream,
         priority: Priority,
         queue: float,
-        holder: StreamListener,
+        listener: StreamListener,
     ) -> None:
-        """Ask for it.  Raises what ``Hub.submit`` does."""
+        """Submit the job.  Raises what ``Hub.submit`` does."""
         limits = TimeLimits(
             queue, CALL_TOTAL_SECONDS, CALL_TOTAL_SECONDS, CALL_TOTAL_SECONDS
         )
-        job = Job(hub.new_id(), lane, limits, owner, priority, terms=NOT_STORED)
+        job = Job(hub.new_id(), stream, limits, owner, priority, terms=NOT_STORED)
         self.job_id = job.id
         self.connection: WorkerConnection | None = None
         self.lease = LeaseNumber(0)
         self._hub = hub
-        self._listener: StreamListener | None = holder
+        self._listener: StreamListener | None = listener
         hub.submit(job, self)
 
     def push(self, calls: list[StreamedCall], blobs: Iterable[bytes] = ()) -> bool:
-        """Have these called; say whether the worker was there to hear it."""
-        assert self.connection is not None, "nobody has the lane yet"
+        """Send calls to the worker; return whether it is connected."""
+        assert self.connection is not None, "the stream has no worker yet"
         self._hub.blobs.send(self.connection, tuple(blobs))
         return self.connection.send(PushCalls(self.job_id, self.lease, calls))
 
     def cancel_calls(self, numbers: Sequence[int]) -> None:
-        """Have these calls not made, or stopped: nothing returns of them."""
+        """Cancel calls, which then have no result."""
         if self.connection is not None and CancelCalls in self.connection.accepts:
             self.connection.send(CancelCalls(self.job_id, self.lease, tuple(numbers)))
 
     @property
     def can_cancel(self) -> bool:
-        """Whether its worker stops in the middle of a call if it is told to."""
+        """Whether its worker can cancel a running call."""
         return self.connection is not None and CancelJob in self.connection.accepts
 
     def close(self, *, idle: bool) -> None:
-        """Give the slot back; nothing is heard of the lane any more.
+        """Give the slot back; the listener receives no more events.
 
-        One that is not ``idle`` is stopped, as a job that nobody wants.
+        A stream that is not ``idle`` is cancelled.
         """
         self._listener = None
         if self.connection is None or not idle:
-            self._hub.cancel(self.job_id, "its holder wants no more of it")
+            self._hub.cancel(self.job_id, "closed by its client")
             return
-        # Any wire with lanes can be told that one is over; where nothing can be
-        # stopped, it says so when nothing is being called there any more.
+        # Every protocol with streams can end one; a worker that cannot cancel confirms
+        # the end after its last call.
         self.connection.send(CancelJob(self.job_id, self.lease))
         if self.can_cancel:
             self._hub.end_call_stream(self.job_id)
 
-    # The hub's side.
+    # Events from the hub.
 
     def on_accepted(self, job_id: JobId) -> None:
         pass
@@ -119,10 +119,10 @@ class OpenCallStream:
             self._listener.on_results(self, results)
 
     def on_end(self, job: EndedJob) -> None:
-        holder, self._listener = self._listener, None
-        if holder is None:
+        listener, self._listener = self._listener, None
+        if listener is None:
             return
         end = job.end
         if end is None or isinstance(end, Outcome):
-            end = WorkerLost("the worker ended the lane")
-        holder.on_end(self, end)
+            end = WorkerLost("the worker ended the call stream")
+        listener.on_end(self, end)

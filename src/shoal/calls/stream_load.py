@@ -1,4 +1,4 @@
-"""The calls in flight on one stream, and how many more it should be sent ahead."""
+"""The calls in flight on one stream, and how many to send ahead."""
 
 import math
 from dataclasses import dataclass, field
@@ -7,18 +7,18 @@ from shoal.calls.stream import OpenCallStream
 from shoal.domain.ids import JobId
 from shoal.domain.vocabulary import StreamedCall
 
-WORK_AHEAD = 0.005  # seconds of work that a lane should always have
-DEPTH_MAX = 512  # calls that a lane is given ahead at the most
-DEPTH_FIXED_MAX = 16  # the same, where they cannot be taken back again
-NEWEST = 0.25  # the share that the newest measurement has in an average
-STUCK_AFTER = 0.05  # seconds on one call, from which on the others should not wait
+WORK_AHEAD = 0.005  # seconds of work that a stream should always have
+DEPTH_MAX = 512  # calls in flight on a stream at most
+DEPTH_FIXED_MAX = 16  # the same, if calls cannot be cancelled
+NEWEST = 0.25  # weight of the newest measurement in an average
+STUCK_AFTER = 0.05  # seconds on one call after which the others move elsewhere
 
 
 @dataclass(slots=True)
 class PendingCall:
-    """A call that has not returned; ``attempts`` counts the lanes that it was lost in.
+    """A call without a result; ``attempts`` counts the streams that it was lost with.
 
-    ``lane`` is who has it; None: it waits.  ``due`` is when it is waited for no more.
+    ``stream_id`` is the stream's job, None while it waits; ``due`` is its timeout.
     """
 
     call: StreamedCall
@@ -30,11 +30,11 @@ class PendingCall:
 
 @dataclass(slots=True)
 class StreamLoad:
-    """A lane and the calls that it was given, in their order.
+    """A stream and its calls in flight, in order.
 
-    How long a call takes is measured from one return to the next, and so with its share
-    of the way there and back.  ``trip`` is the shortest time from giving one to an idle
-    lane to its return: with as much work ahead, a lane far away is never idle.
+    A call's duration is measured from one result to the next, and so includes a share
+    of the round trip.  ``_trip`` is the shortest time from a call on an idle stream to
+    its result: with that much work ahead, a distant worker is never idle.
     """
 
     stream: OpenCallStream
@@ -42,37 +42,37 @@ class StreamLoad:
     call_timeout: float  # seconds that one call may take
     in_flight: dict[int, PendingCall] = field(default_factory=dict)
     depth: int = 1
-    active_at: float = 0.0  # when it was given something while idle, or returned last
-    closing: bool = False  # whether it is given nothing more
-    _seconds: float | None = None  # that a call takes
+    active_at: float = 0.0  # time of the last result, or of a call while idle
+    closing: bool = False  # whether it accepts no more calls
+    _seconds: float | None = None  # per call
     _trip: float | None = None
 
     @property
     def capacity(self) -> int:
-        """How many more calls it should be given."""
+        """How many more calls it should get."""
         return 0 if self.closing else self.depth - len(self.in_flight)
 
     def push(self, calls: list[PendingCall], now: float) -> None:
-        """Have these called after the others."""
+        """Send calls, to run after the others."""
         if not self.in_flight:
             self.active_at = now
         for each in calls:
             self.in_flight[each.call.number] = each
             each.stream_id = self.stream.job_id
-            # Perhaps they are made one after the other.
+            # The worker may run them one after the other.
             each.due = now + self.call_timeout * len(self.in_flight)
         blobs = {digest: None for each in calls for digest in each.blobs}
         self.stream.push([each.call for each in calls], blobs)
 
     def resend(self, now: float) -> None:
-        """Have all called anew: another worker has the lane."""
+        """Send all calls again: another worker has the stream."""
         self.active_at = now
         if self.in_flight:
             again, self.in_flight = [*self.in_flight.values()], {}
             self.push(again, now)
 
     def measure(self, returns: int, now: float) -> None:
-        """Learn from that many calls which returned, and decide how much is ahead."""
+        """Update the averages by so many results, and choose the depth."""
         seconds = (now - self.active_at) / returns
         self.active_at = now
         if self._trip is None or seconds < self._trip:
@@ -86,11 +86,11 @@ class StreamLoad:
 
     @property
     def due(self) -> float:
-        """When the call is waited for no more that was given first."""
+        """When the oldest call times out."""
         return next((each.due for each in self.in_flight.values()), math.inf)
 
     def take_back_stuck(self, now: float) -> list[PendingCall]:
-        """Take back what waits behind a call that takes long; return it."""
+        """Cancel and return the calls behind one that takes long."""
         if (
             len(self.in_flight) < 2
             or now - self.active_at < STUCK_AFTER
@@ -107,9 +107,9 @@ class StreamLoad:
         return behind
 
     def take_unfinished(self) -> list[PendingCall]:
-        """Return what did not return; what may have been run counts as tried."""
+        """Return the unfinished calls; count an attempt for those that may have run."""
         calls = [*self.in_flight.values()]
-        # One call after the other: only the first can be what brought the worker down.
+        # Calls run one after the other: only the first can have crashed the worker.
         tried = calls[:1] if self.stream.can_cancel else calls
         for each in tried:
             each.attempts += 1
