@@ -1,4 +1,4 @@
-"""The web application: every face on one port, and what they have in common."""
+"""The web application: every operation on one port, its log, metrics and errors."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -25,17 +25,17 @@ from shoal.gateway.operations import OPERATIONS
 
 __all__ = ["Gateway", "make_app"]
 
-RESPONSE_TIMEOUT = 120.0  # seconds to read an answer that is sent in one piece
+RESPONSE_TIMEOUT = 120.0  # seconds for a client to read a whole response
 SWITCHING_PROTOCOLS = 101
-CLIENT_CLOSED = 499  # nginx's status for a client that went before it was answered
+CLIENT_CLOSED = 499  # nginx's status for a client that left before the response
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
-    """Put the faces together; ``upgrade`` gets the WebSocket requests of any path.
+    """Build the application; ``upgrade`` handles WebSocket requests at other paths.
 
-    Serve it with ``handler_cancellation``: a client that leaves must end its job.
+    Serve it with ``handler_cancellation``: a job ends when its client disconnects.
     """
     metrics = PrometheusMetrics(gateway.hub.pool)
     gateway.hub.subscribe(metrics.count_fact)
@@ -75,7 +75,7 @@ def make_app(gateway: Gateway, upgrade: Handler) -> web.Application:
 async def _handle(
     request: web.Request, record: RequestRecord, handler: Handler
 ) -> web.StreamResponse:
-    """Answer a request, with an error if need be."""
+    """Answer a request; errors become responses."""
     try:
         response = await handler(request)
     except ShoalError as error:
@@ -100,7 +100,7 @@ async def _handle_upgrade(request: web.Request, upgrade: Handler) -> web.StreamR
 
 
 async def _send(request: web.Request, response: web.StreamResponse) -> None:
-    # aiohttp would send it too, but wait for ever for a client that does not read.
+    # aiohttp would send it too, but without a timeout for clients that do not read.
     try:
         async with asyncio.timeout(RESPONSE_TIMEOUT):
             await response.prepare(request)
@@ -109,11 +109,11 @@ async def _send(request: web.Request, response: web.StreamResponse) -> None:
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:
-        pass  # the client is gone, which aiohttp finds out for itself
+        pass  # the client left; aiohttp notices by itself
 
 
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """Let every answer say which request it is for, and what became of that."""
+    """Add the headers of the request's record and of its caller."""
     response.headers.update(record_of(request).headers)
     if (caller := request.get(CALLER)) is not None:
         response.headers.update(caller.headers)

@@ -27,12 +27,12 @@ from shoal.gateway.monitoring import METRICS
 from shoal.store.blobs import BLOB_MAX, blob_not_found
 
 CALLS_PATH = "/v1/calls"
-MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: what workers of any wire take, about
+MESSAGE_MAX = (64 << 20) + (1 << 16)  # bytes: about what workers of any wire accept
 PING_EVERY = 20.0  # seconds
-CLOSE_TIMEOUT = 2.0  # seconds to wait for the client's half of the closing handshake
+CLOSE_TIMEOUT = 2.0  # seconds for the client's half of the closing handshake
 POLICY_VIOLATION = 1008  # WebSocket close codes (RFC 6455, section 7.4.1)
 INVALID_DATA = 1007
-QUEUE_OVERFLOW = "the client leaves too much unread"
+QUEUE_OVERFLOW = "the client left too many messages unread"
 
 
 async def open_calls(
@@ -96,7 +96,7 @@ class _ClientAccess:
 
 
 async def _read(socket: web.WebSocketResponse, desk: CallSession) -> None:
-    """Take what the client says until it has left, or is sent away."""
+    """Receive the client's messages until the connection closes."""
     while True:
         message = await socket.receive()
         if message.type is not WSMsgType.BINARY:
@@ -113,12 +113,12 @@ async def _read(socket: web.WebSocketResponse, desk: CallSession) -> None:
 
 
 async def _write(socket: web.WebSocketResponse, unread: SendQueue) -> None:
-    """Tell the client what there is to tell, as fast as it reads."""
+    """Send queued messages, as fast as the client reads."""
     try:
         while True:
             await socket.send_bytes(await unread.next_message())
     except ConnectionError:
-        pass  # the client is gone, which the reader finds out for itself
+        pass  # the client left; the reader notices by itself
 
 
 async def _close_on_overflow(
@@ -126,7 +126,7 @@ async def _close_on_overflow(
     unread: SendQueue,
     transport: asyncio.Transport | None,
 ) -> None:
-    """Send a client away that does not read, whether it hears of it or not."""
+    """Disconnect a client that does not read."""
     await unread.wait_overflow()
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT):
@@ -142,11 +142,11 @@ async def _close(socket: web.WebSocketResponse, code: int, text: str) -> None:
     await socket.close(code=code, message=text.encode()[:123])
 
 
-NAMES_MAX = 10_000  # functions in one answer; of more, the first by name
+NAMES_MAX = 10_000  # functions in one answer: the first ones by name
 
 
 class FunctionInfo(msgspec.Struct, frozen=True):
-    """A function, how many workers have it, and how many calls they take at a time."""
+    """A function, its number of workers, and the calls they run at a time."""
 
     name: str
     workers: int
@@ -156,9 +156,8 @@ class FunctionInfo(msgspec.Struct, frozen=True):
 class FunctionList(msgspec.Struct, frozen=True):
     """The functions by name.
 
-    ``workers`` and ``slots`` are of all that call functions, ``code`` says how many of
-    these workers run code that is sent along, and ``unnamed`` how many do not say which
-    functions they have.
+    ``workers`` and ``slots`` count all workers that run functions, ``code`` those that
+    run functions sent with a call, and ``unnamed`` those that do not list theirs.
     """
 
     tasks: list[FunctionInfo]
@@ -199,8 +198,8 @@ async def list_functions(
 
 
 BLOB_PATH = "/v1/blobs/{digest}"
-PIECE = 1 << 18  # bytes that are read and written at a time
-PIECE_TIMEOUT = 60.0  # seconds that a client may take to read as much
+PIECE = 1 << 18  # bytes read and written at a time
+PIECE_TIMEOUT = 60.0  # seconds for a client to read a piece
 BYTES_TYPE = "application/octet-stream"
 _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
@@ -208,7 +207,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}", re.ASCII)
 async def check_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    """Say whether a value is here, which keeps it here for a while."""
+    """Check whether a value is stored; this also delays its eviction."""
     digest = _digest_in(request)
     if gateway.hub.blobs.missing([digest]):
         raise blob_not_found(digest)
@@ -218,13 +217,14 @@ async def check_blob(
 async def fetch_blob(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
-    # Who knows the digest of a value was told it, or has the value.
+    # The digest is a capability: only clients that were given it, or have the value,
+    # know it.
     data = await gateway.hub.blobs.read(_digest_in(request))
     response = web.StreamResponse()
     response.content_type = BYTES_TYPE
     response.content_length = len(data)
     await response.prepare(request)
-    # Piece by piece, for it is a file that may not be in memory.
+    # In pieces: it is a mapped file that may not be in memory.
     try:
         for begin in range(0, len(data), PIECE):
             async with asyncio.timeout(PIECE_TIMEOUT):
@@ -234,7 +234,7 @@ async def fetch_blob(
         if request.transport is not None:
             request.transport.abort()
     except ConnectionError:
-        pass  # the client is gone
+        pass  # the client left
     return response
 
 
@@ -251,6 +251,6 @@ def _digest_in(request: web.Request) -> bytes:
     text = request.match_info["digest"]
     if _DIGEST.fullmatch(text) is None:
         raise InvalidRequest(
-            "a value is named by its SHA-256, in 64 hexadecimal digits", "digest"
+            "digest: expected a SHA-256 of 64 hexadecimal digits", "digest"
         )
     return bytes.fromhex(text)

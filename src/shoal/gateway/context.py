@@ -1,4 +1,4 @@
-"""What every face of the gateway works with."""
+"""The dependencies of every HTTP handler."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from shoal.transports.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """The coordinator, as the HTTP faces see it.
+    """The coordinator, as HTTP handlers see it.
 
-    ``new_secret`` makes what keys and tokens are made of.  ``moderation_bypass`` names
-    the keys whose requests are not moderated.  ``anonymous`` names the wires whose
-    own HTTP API takes no key, and ``webhooks`` says who may be told of a job's end;
-    ``payments`` collects what they cost, and ``being_paid`` has the owners and
-    idempotency keys of those for which it just does.  ``rounds`` are those of each wire
-    that keeps an eye on other nodes.
+    ``new_secret`` generates the random part of keys and tokens.  ``moderation_bypass``
+    names the keys whose requests are not moderated, ``anonymous`` the protocols whose
+    HTTP API needs no key.  ``egress_policy`` limits the addresses of webhooks.
+    ``payments`` collects payments for jobs; ``being_paid`` holds the owner and
+    idempotency key of each job with a payment in progress.  ``rounds`` are the
+    membership probers, each with the name of its protocol.
     """
 
     hub: Hub
@@ -49,9 +49,9 @@ class Gateway:
 
     @property
     def models(self) -> Collection[str]:
-        """The models of the workers that are there."""
+        """The models of all connected workers."""
         return self.hub.pool.roster.models
 
     def moderation_for(self, owner: str) -> Moderation | None:
-        """Return what the owner's requests and answers must pass, if anything."""
+        """Return the moderation of the owner's requests and answers, if any."""
         return None if owner in self.moderation_bypass else self.moderation

@@ -1,4 +1,4 @@
-"""What Dispatch's clients alone use: the coordinator's health, and quotes.
+"""Health and quotes, for Dispatch's clients.
 
 Source: exchanges recorded with the original coordinator; ``docs/jobs.md`` lists the
 differences.  Its jobs and pairing are in ``jobs/``.
@@ -24,7 +24,7 @@ INVALID_TYPE = "Invalid job_type. Use LLM_INFER or TASK"
 
 AUTO = "AUTO"
 AUTOMATIC = {JobKind.CHAT: Policy.FAST, JobKind.TASK: Policy.CHEAP}
-"""What AUTO means, by the kind of job."""
+"""The policy that AUTO stands for, by job kind."""
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuoteQuery(msgspec.Struct, frozen=True):
-    """What is to be priced; ``job_type`` is required."""
+    """The job to price; ``job_type`` is required."""
 
     job_type: Annotated[str, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
         UNSET
@@ -46,7 +46,7 @@ class QuoteQuery(msgspec.Struct, frozen=True):
 
 
 class Quote(msgspec.Struct, frozen=True):
-    """What a job costs, and where to commit it."""
+    """A job's price, and the path to commit it at."""
 
     price: str
     endpoint: str

@@ -1,7 +1,7 @@
-"""GrandSage's HTTP face: a chat in, lines of JSON out, and always status 200.
+"""GrandSage's HTTP endpoint: answers a chat in lines of JSON, always with status 200.
 
 Source: exchanges recorded with the original server; ``docs/protocols/grandsage.md``.
-Where the original passes on what ends its nodes, this face says "invalid request".
+The original forwards input that crashes its nodes; Shoal answers "invalid request".
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,11 +55,11 @@ from shoal.gateway.openai.chat_body import MESSAGES_MAX
 MODEL = "openbuddy-13b-v1.3-fp16"
 SYSTEM = "You are a helpful assistant name Buddy."
 MAX_NEW_TOKENS = 50
-TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 0.99  # other temperatures are taken for 0
+TEMPERATURE_MIN, TEMPERATURE_MAX = 0.01, 0.99  # other temperatures count as 0
 TOTAL = 600.0  # seconds a request may take
-BODY_MAX = 2 << 20  # bytes: coercing like JavaScript is slow, and its models are small
+BODY_MAX = 2 << 20  # bytes: coercing as JavaScript does is slow
 
-# Not what it is called: the lines are no server-sent events.
+# The lines are not server-sent events, despite the type.
 STREAM_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
 UNAUTHORIZED_HEADERS = {"Content-Type": "application/x-ndjson"}
 
@@ -75,7 +75,7 @@ ERRORS: Mapping[type[ShoalError], str] = {
     TooSlow: "request timeout",
     UnknownModel: "unknown model",
     NoWorker: "timeout waiting for node",
-    # The original has no words for these.
+    # The original does not have these.
     QueueFull: "too many requests are waiting",
     Forbidden: "unauthorized",
     TooManyFailures: "too many requests",
@@ -122,7 +122,7 @@ async def _stream_answer(
     response: web.StreamResponse,
     caller: ApiCaller,
 ) -> bytes:
-    """Stream the answer; return its last line."""
+    """Stream the answer; return the last line."""
     chat = decode_chat(await gateway.bodies.read(request, BODY_MAX))
     moderation = gateway.moderation_for(caller.name)
     if moderation is not None and moderation.blocks(_moderated_texts(chat)):
@@ -175,7 +175,7 @@ def decode_chat(data: bytes) -> Chat:
     if max_new_tokens < 0:
         raise InvalidRequest("max_new_tokens: expected a positive number")
     return Chat(
-        # A name that is no text is no model's.
+        # A name that is not a text matches no model.
         well_formed(model) if isinstance(model, str) else "",
         ({"role": "system", "content": system}, *_messages(body.get("messages"))),
         max_new_tokens or MAX_NEW_TOKENS,
@@ -184,11 +184,11 @@ def decode_chat(data: bytes) -> Chat:
 
 
 def _messages(given: Any) -> list[Mapping[str, JSON]]:
-    """Walk the messages by index, as the original does whatever they are."""
+    """Decode the messages, with the original's coercions."""
     if given is None:
         raise InvalidRequest("messages: required, but missing")
     if isinstance(given, str):
-        # Each character is taken for a message, of which it has no field.
+        # The original reads each character as a message without fields.
         given = [given] * javascript.utf16_length(given[: MESSAGES_MAX + 1])
     if not isinstance(given, list):
         return []
@@ -215,7 +215,7 @@ def _text(value: Any, field: str) -> str:
 
 
 def _moderated_texts(chat: Chat) -> list[str]:
-    """Return what is moderated: all but the leading system text."""
+    """Return the moderated texts: all but the system text."""
     return [message_text(message) for message in chat.messages[1:]]
 
 

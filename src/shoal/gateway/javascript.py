@@ -1,4 +1,4 @@
-"""Values of a JSON body as JavaScript coerces them, for a face that was written in it.
+"""Coerces JSON values as JavaScript does.
 
 Source: ECMA-262, sections 7.1 (type conversion), 19.2.4 (parseFloat), 19.2.5 (parseInt)
 and 25.5.1 (JSON.parse).
@@ -9,10 +9,10 @@ import re
 from decimal import Decimal
 from typing import Any, NoReturn
 
-# Not \d, which is any script's digits here.
+# Not \d, which matches the digits of any script.
 _FLOAT = re.compile(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)")
 _INT = re.compile(r"\s*([+-]?[0-9]+)")
-_DIGITS_MAX = 15  # more of them are no exact number in JavaScript either
+_DIGITS_MAX = 15  # JavaScript's numbers are not exact beyond
 
 
 def parse_json(data: bytes) -> Any:
@@ -28,15 +28,15 @@ def parse_json(data: bytes) -> Any:
 
 
 def leading_float(value: Any) -> float:
-    """Return the number that the value's text begins with, 0 if there is none."""
+    """Return the number at the start of the value's text, or 0."""
     found = _FLOAT.match(_text(value))
     return float(found[1]) if found else 0.0
 
 
 def leading_int(value: Any, limit: int) -> int:
-    """Return the integer that the value's text begins with, 0 if there is none.
+    """Return the integer at the start of the value's text, or 0.
 
-    Beyond ``limit``, on either side of zero, it is the limit.
+    The result is at most ``limit``, and at least its negative.
     """
     found = _INT.match(_text(value))
     if found is None:
@@ -48,13 +48,13 @@ def leading_int(value: Any, limit: int) -> int:
 
 
 def utf16_length(text: str) -> int:
-    """Return the length that a text has in JavaScript, in UTF-16 units."""
+    """Return the length of a text in UTF-16 units, as JavaScript counts."""
     return len(text) + sum(1 for char in text if char > "\uffff")
 
 
 def _text(value: Any) -> str:
     while isinstance(value, list):
-        # The rest comes after a comma, which ends any number.
+        # A list's text continues with a comma, which ends any number.
         value = value[0] if value else ""
     if isinstance(value, str):
         return value

@@ -1,8 +1,8 @@
 """Monitoring endpoints: ``/metrics`` for Prometheus, ``/healthz`` and ``/readyz``.
 
 Metric names follow OpenTelemetry's conventions for generative AI and HTTP where these
-have one, in Prometheus' spelling.  All labels are bounded: a client's word becomes a
-label only if the pool knows it.
+have one, in Prometheus' spelling.  All labels are bounded: text from a client becomes
+a label only if the pool knows it.
 """
 
 from collections.abc import Collection, Iterator
@@ -23,10 +23,10 @@ from shoal.gateway.http.authentication import is_local
 from shoal.gateway.http.request_record import RequestRecord
 from shoal.pool.state import PoolState
 
-MODELS_MAX = 200  # models that get a label of their own
+MODELS_MAX = 200  # models with a label of their own
 OTHER = "other"
 METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
-OTHER_METHOD = "_OTHER"  # OpenTelemetry's word for those that it does not know
+OTHER_METHOD = "_OTHER"  # OpenTelemetry's value for unknown methods
 
 # As OpenTelemetry proposes them.
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48,
@@ -46,7 +46,7 @@ OPERATION_NAMES = {
 
 
 class PrometheusMetrics:
-    """The counts of one coordinator."""
+    """The metrics of one coordinator."""
 
     def __init__(self, pool: PoolState) -> None:
         self.registry = CollectorRegistry()
@@ -100,18 +100,18 @@ class PrometheusMetrics:
             registry=self.registry,
         )
         self._calls = {kept: calls.labels(str(kept).lower()) for kept in (True, False)}
-        self._facts_seen: dict[str, Counter] = {}  # looked up for each, so kept
+        self._facts_seen: dict[str, Counter] = {}  # cached: labels() is slow
         self.registry.register(_PoolCollector(pool))
 
     def count_fact(self, fact: Fact) -> None:
-        """Count something that happened."""
+        """Count a fact."""
         name = FACT_NAMES[type(fact)]
         if (counter := self._facts_seen.get(name)) is None:
             counter = self._facts_seen[name] = self._facts.labels(name)
         counter.inc()
 
     def count_calls(self, kept: bool, count: int) -> None:
-        """Count calls that have ended, those that are kept or the others."""
+        """Count ended calls: the durable (``kept``) ones, or the others."""
         self._calls[kept].inc(count)
 
     def observe_request(
@@ -122,7 +122,7 @@ class PrometheusMetrics:
         now: float,
         known: Collection[str],
     ) -> None:
-        """Count a request that has ended; ``known`` are the models that there are."""
+        """Record a request that has ended; ``known`` are the models of the pool."""
         seconds = now - record.started_at
         method = request.method if request.method in METHODS else OTHER_METHOD
         self._requests.labels(method, _route_label(request), status).observe(seconds)
@@ -155,7 +155,7 @@ METRICS = web.AppKey("metrics", PrometheusMetrics)
 
 
 class _PoolCollector(Collector):
-    """Tells the pool's state as it is when it is asked."""
+    """Collects the pool's state at each scrape."""
 
     def __init__(self, pool: PoolState) -> None:
         self._pool = pool
@@ -213,14 +213,14 @@ def _route_label(request: web.Request) -> str:
 
 
 async def healthz(gateway: Gateway, request: web.Request) -> web.Response:
-    # By the second word workers tell it from other coordinators, and by the third
-    # they find the ports at which they need no HTTP.
+    # Workers recognise a Shoal coordinator by ``shoal``, and find the ports of
+    # protocols without HTTP in ``direct``.
     direct = gateway.door.ports if _can_reach_ports(gateway.door, request) else {}
     return web.json_response({"status": "ok", "shoal": __version__, "direct": direct})
 
 
 def _can_reach_ports(door: WorkerAdmission, request: web.Request) -> bool:
-    """Say whether whoever asks can have our other ports: not through a proxy."""
+    """Say whether the client can connect to the other ports: not through a proxy."""
     return not door.loopback_only or is_local(request.remote or "", request.headers)
 
 

@@ -12,12 +12,12 @@ from shoal.gateway.http.quotas import KeyLimiter, KeyLimiters, TokenBucket
 KEY = Key("key_1", "alice", digest_of("sk"), "", Scope.USE, 0.0)
 
 
-def allowance(**limits: int) -> KeyLimiter:
+def limiter(**limits: int) -> KeyLimiter:
     return KeyLimiter.of(Quota(**limits), 0.0)
 
 
 def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
-    limited = allowance(requests_per_minute=3)
+    limited = limiter(requests_per_minute=3)
     for _ in range(3):
         limited.reserve(10, 0.0)
 
@@ -35,7 +35,7 @@ def test_requests_of_a_minute_may_come_at_once_and_then_one_by_one() -> None:
 
 
 def test_tokens_are_taken_by_estimate_and_corrected_at_the_end() -> None:
-    limited = allowance(tokens_per_minute=1000)
+    limited = limiter(tokens_per_minute=1000)
     taken = limited.reserve(900, 0.0)
     with pytest.raises(RateLimited, match="1000 tokens a minute"):
         limited.reserve(200, 0.0)
@@ -46,7 +46,7 @@ def test_tokens_are_taken_by_estimate_and_corrected_at_the_end() -> None:
 
 
 def test_answer_longer_than_its_estimate_is_paid_for_by_waiting() -> None:
-    limited = allowance(tokens_per_minute=600)
+    limited = limiter(tokens_per_minute=600)
     limited.settle(limited.reserve(100, 0.0), 1200, 0.0)
 
     with pytest.raises(RateLimited) as caught:
@@ -56,7 +56,7 @@ def test_answer_longer_than_its_estimate_is_paid_for_by_waiting() -> None:
 
 
 def test_request_that_nobody_counted_keeps_what_it_took() -> None:
-    limited = allowance(tokens_per_minute=100)
+    limited = limiter(tokens_per_minute=100)
 
     limited.settle(limited.reserve(100, 0.0), None, 0.0)
 
@@ -65,7 +65,7 @@ def test_request_that_nobody_counted_keeps_what_it_took() -> None:
 
 
 def test_request_that_is_refused_takes_nothing() -> None:
-    limited = allowance(requests_per_minute=1, tokens_per_minute=100)
+    limited = limiter(requests_per_minute=1, tokens_per_minute=100)
     limited.settle(limited.reserve(100, 0.0), 100, 0.0)
 
     for _ in range(10):
@@ -79,13 +79,13 @@ def test_request_that_never_fits_is_told_so() -> None:
     with pytest.raises(
         InvalidRequest, match=r"about 101 tokens.*100 a minute"
     ) as caught:
-        allowance(tokens_per_minute=100).reserve(101, 0.0)
+        limiter(tokens_per_minute=100).reserve(101, 0.0)
 
     assert caught.value.field == "max_tokens"
 
 
 def test_day_begins_anew_at_midnight() -> None:
-    limited = allowance(tokens_per_day=100)
+    limited = limiter(tokens_per_day=100)
     taken = limited.reserve(50, 0.0)
 
     limited.check_budget(taken, KeyUsage(9, 500, 500, 50), at=3 * DAY + 1.0)
@@ -96,7 +96,7 @@ def test_day_begins_anew_at_midnight() -> None:
 
 
 def test_budget_in_all_never_comes_back() -> None:
-    limited = allowance(budget=1000)
+    limited = limiter(budget=1000)
     taken = limited.reserve(100, 0.0)
 
     limited.check_budget(taken, KeyUsage(1, 450, 450, 0), at=0.0)
@@ -105,7 +105,7 @@ def test_budget_in_all_never_comes_back() -> None:
 
 
 def test_what_others_have_taken_is_not_there_twice() -> None:
-    limited = allowance(budget=1000)
+    limited = limiter(budget=1000)
     taken = [limited.reserve(300, 0.0) for _ in range(4)]
 
     for each in taken[:3]:
@@ -120,7 +120,7 @@ def test_what_others_have_taken_is_not_there_twice() -> None:
 
 
 def test_headers_are_those_that_clients_of_openai_know() -> None:
-    limited = allowance(requests_per_minute=60, tokens_per_minute=600_000)
+    limited = limiter(requests_per_minute=60, tokens_per_minute=600_000)
     limited.reserve(75_300, 0.0)
 
     assert limited.headers(0.0) == {
@@ -138,7 +138,7 @@ def test_headers_are_those_that_clients_of_openai_know() -> None:
     [(60.0, "0ms"), (59.9, "100ms"), (0.0, "1m0s"), (-30.0, "1m30s"), (59.0, "1s")],
 )
 def test_reset_is_written_as_go_does(level: float, reset: str) -> None:
-    limited = allowance(requests_per_minute=60)
+    limited = limiter(requests_per_minute=60)
     limited.requests = TokenBucket(60, level, 0.0)
 
     assert limited.headers(0.0)["x-ratelimit-reset-requests"] == reset
@@ -152,7 +152,7 @@ def test_reset_is_written_as_go_does(level: float, reset: str) -> None:
 def test_no_more_is_used_than_a_minutes_worth_beyond_the_first(
     asked: list[tuple[float, int]],
 ) -> None:
-    limited, now, used = allowance(tokens_per_minute=100), 0.0, 0
+    limited, now, used = limiter(tokens_per_minute=100), 0.0, 0
     for pause, tokens in asked:
         now += pause
         with suppress(RateLimited):
@@ -174,7 +174,7 @@ def test_whoever_waits_as_told_is_let_in(limit: int, asked: int, now: float) -> 
     limited.reserve(asked, now + caught.value.retry_after)
 
 
-def test_key_without_limits_has_no_allowance() -> None:
+def test_key_without_limits_has_no_limiter() -> None:
     assert KeyLimiters().of(KEY, 0.0) is None
 
 

@@ -216,7 +216,7 @@ async def test_codes_that_wait_are_bounded(pool: Pool) -> None:
     status, answer = await call(pool, "POST", CREATE, {"user_id": "u2"})
 
     assert status == 429
-    assert "100 pairing codes of this key wait" in answer["error"]
+    assert "100 pairing codes of this key are unclaimed" in answer["error"]
     # Others have their own.
     assert (await ask(pool, "POST", CREATE, {"user_id": "u2"}))[0] == 201
 

@@ -296,7 +296,7 @@ async def test_odd_ways_to_write_an_address_lead_nowhere(
         tried = await over(pool)
 
     assert (receiver.told, tried.attempts) == ([], 1)
-    assert tried.error == "the address is no good"
+    assert tried.error == "invalid address"
 
 
 async def test_neither_secret_nor_url_is_logged(

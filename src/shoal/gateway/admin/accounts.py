@@ -1,4 +1,4 @@
-"""Accounts over HTTP: what is on them, what moved, and topping them up."""
+"""The API of accounts: balances, transfers, credits and budgets."""
 
 from typing import Annotated
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ Budget = Annotated[int, msgspec.Meta(ge=0, le=DOLLARS_MAX * MICROS)]
 
 
 class CreditAccount(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much an account is given, in micro-dollars."""
+    """A credit in micro-dollars."""
 
     amount: Amount
 
@@ -39,8 +39,7 @@ class SetBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class AccountInfo(msgspec.Struct, frozen=True):
     """An account, in micro-dollars.
 
-    ``standing`` is the balance with those of its sub-accounts, which is what the budget
-    bounds.
+    ``standing`` is the balance including sub-accounts; the budget bounds it.
     """
 
     name: str
@@ -50,7 +49,7 @@ class AccountInfo(msgspec.Struct, frozen=True):
 
 
 class TransferInfo(msgspec.Struct, frozen=True):
-    """What went from one account (debit) to another (credit), in micro-dollars."""
+    """A transfer from one account (debit) to another (credit), in micro-dollars."""
 
     number: int
     at: float
@@ -62,7 +61,7 @@ class TransferInfo(msgspec.Struct, frozen=True):
 
 
 class AccountDetail(AccountInfo, frozen=True):
-    """An account with what moved last, the newest first."""
+    """An account with its latest transfers, newest first."""
 
     transfers: list[TransferInfo]
 
@@ -127,8 +126,8 @@ async def set_budget(
 
 
 def _account_name(request: web.Request, *, new: bool = False) -> str:
-    """Return which account is meant; a name alone is that of a key."""
-    # As sent, for aiohttp would take a name's own escapes for ones of the path.
+    """Return the account in the path; a plain name is that of a key."""
+    # From the raw path: aiohttp would decode escapes that are part of the name.
     raw = request.rel_url.raw_parts[3]
     name = unquote(raw)
     if ":" not in name and name != accounts.EXTERNAL:

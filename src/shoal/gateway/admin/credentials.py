@@ -1,4 +1,4 @@
-"""API keys and join tokens over HTTP: created, listed and revoked by admin keys."""
+"""The API of API keys and join tokens: create, list, show and revoke."""
 
 from typing import Annotated, Literal
 
@@ -23,12 +23,12 @@ from shoal.gateway.http.decoding import decode
 from shoal.gateway.http.responses import json_response
 
 KEY_PREFIX = "sk-shoal-"
-KEY_START = len(KEY_PREFIX) + 4  # characters by which a key can be told from others
+KEY_START = len(KEY_PREFIX) + 4  # stored characters, to recognise a key by
 ID_LENGTH = 12  # characters
 LIMIT_MAX = 2**53 - 1  # what JavaScript can count to
-LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century is as good as for ever
+LIFETIME_MAX = 100 * 365 * 86_400  # seconds: a century
 
-# Checked by the book of keys, which says better what is wrong.
+# Checked by the credential cache, which has clearer errors.
 NewName = Annotated[
     str, Meta(extra_json_schema={"pattern": f"^{NAME_PATTERN.pattern}$"})
 ]
@@ -38,9 +38,9 @@ ScopeName = Literal["read", "use", "admin"]
 
 
 class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key that is wanted; ``expires_in`` is in seconds, and None: never.
+    """A key to create; ``expires_in`` is in seconds, None: never.
 
-    Limits that are None do not limit.
+    A limit of None does not limit.
     """
 
     name: NewName
@@ -53,9 +53,9 @@ class NewKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyInfo(msgspec.Struct, frozen=True):
-    """A key, by all that is known of it.  Times are Unix seconds.
+    """A key and its usage.  Times are Unix seconds.
 
-    ``key`` is the key itself, and told only once, to whoever had it made.
+    ``key`` is the secret; only the response to its creation has it.
     """
 
     id: str
@@ -87,9 +87,9 @@ async def list_keys(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     used = await gateway.keys.usage_by_owner(day_of(gateway.clock.wall()))
-    book = gateway.access.keyring.cache
+    cache = gateway.access.keyring.cache
     return json_response(
-        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in book])
+        KeyList([_key_info(key, used.get(key.name, KeyUsage())) for key in cache])
     )
 
 
@@ -97,9 +97,8 @@ async def create_key(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     wanted = decode(_new_key, await gateway.bodies.read(request))
-    gateway.access.ensure_active(
-        caller
-    )  # else a body that comes slowly outlives its key
+    # The key may have been revoked while the body was read.
+    gateway.access.ensure_active(caller)
     secret = KEY_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     key = Key(
@@ -173,7 +172,7 @@ def _key_info(key: Key, used: KeyUsage) -> KeyInfo:
 
 
 TOKEN_PREFIX = "jt-"
-USES_MAX = 10_000  # workers of one token that are remembered
+USES_MAX = 10_000  # workers bound to one token
 PATTERNS_MAX = 100
 PATTERN_MAX = 256  # characters
 
@@ -181,10 +180,10 @@ ModelPattern = Annotated[str, Meta(min_length=1, max_length=PATTERN_MAX)]
 
 
 class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A token that is wanted; ``expires_in`` is in seconds, and None: never.
+    """A token to create; ``expires_in`` is in seconds, None: never.
 
-    ``uses`` is how many workers may join by it, None: any number.  ``models`` are
-    patterns as of a shell that their models have to match; empty: any model.
+    ``uses`` is how many workers may join with it, None: any number.  ``models`` are
+    shell patterns that their models must match; empty: any model.
     """
 
     name: NewName
@@ -194,11 +193,11 @@ class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TokenInfo(msgspec.Struct, frozen=True):
-    """A join token, by all that is known of it.  Times are Unix seconds.
+    """A join token.  Times are Unix seconds.
 
-    ``workers`` are those that are bound to it, if ``uses`` says how many may be;
-    ``present`` is how many connections there are now.  ``token`` is the token itself,
-    and ``join`` the command for it, told only once, to whoever had it made.
+    ``workers`` are bound to the token, if ``uses`` limits it; ``present`` is the number
+    of their connections.  ``token`` is the secret and ``join`` the command to join
+    with; only the response to its creation has them.
     """
 
     id: str
@@ -233,9 +232,8 @@ async def create_token(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     wanted = decode(_new_token, await gateway.bodies.read(request))
-    gateway.access.ensure_active(
-        caller
-    )  # else a body that comes slowly outlives its key
+    # The key may have been revoked while the body was read.
+    gateway.access.ensure_active(caller)
     secret = TOKEN_PREFIX + gateway.new_secret()
     now = gateway.clock.wall()
     token = JoinToken(
@@ -250,7 +248,7 @@ async def create_token(
     )
     door = gateway.door
     await door.tokens.add(token)
-    # Its one worker has to come back under the name that it first had.
+    # A token's only worker must rejoin with the same name.
     worker = token.name if token.uses_max == 1 else ""
     return json_response(
         msgspec.structs.replace(

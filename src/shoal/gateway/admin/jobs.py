@@ -1,4 +1,4 @@
-"""What operators ask about jobs: which there are, and why one went as it did."""
+"""The operators' API of jobs: list, show, explain and cancel."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -62,11 +62,11 @@ class JobOutcome(msgspec.Struct, frozen=True):
     finish_reason: str
     usage: JobUsage | None
     choices: list[JobChoice]
-    value: msgspec.Raw  # what a function returned, or null
+    value: msgspec.Raw  # a function's result, or null
 
 
 class JobDetail(JobSummary, frozen=True):
-    """A job, who had it last, and what came of it if it is done."""
+    """A job with its last worker, and its outcome if it is done."""
 
     worker: WorkerId | None
     outcome: JobOutcome | None
@@ -87,7 +87,7 @@ class CancelledJob(msgspec.Struct, frozen=True):
 
 
 class AdminJobQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which jobs to list, the newest first."""
+    """A filter of jobs, which are listed newest first."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
     state: JobState | msgspec.UnsetType = msgspec.UNSET
@@ -114,10 +114,10 @@ async def show_job(
 ) -> web.Response:
     stored = await _visible_job(gateway, request, caller)
     outcome = None if stored.outcome is None else _outcome(stored.outcome)
-    story = await gateway.store.history(stored.job.id)
+    history = await gateway.store.history(stored.job.id)
     summary = msgspec.structs.asdict(_summary(summarize(stored)))
     return json_response(
-        JobDetail(**summary, worker=_last_worker(story), outcome=outcome)
+        JobDetail(**summary, worker=_last_worker(history), outcome=outcome)
     )
 
 
@@ -125,13 +125,13 @@ async def explain_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     stored = await _visible_job(gateway, request, caller)
-    story = await gateway.store.history(stored.job.id)
-    lines = explain(story)
+    history = await gateway.store.history(stored.job.id)
+    lines = explain(history)
     waiting = gateway.hub.pool.jobs.get(stored.job.id)
     if waiting is not None and waiting.worker_id is None:
         lines.append(f"still waiting: {why_no_worker(gateway.hub.pool, waiting)}")
-    if (tried := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
-        lines.append(describe_delivery(tried))
+    if (delivery := await gateway.store.webhooks.state_of(stored.job.id)) is not None:
+        lines.append(describe_delivery(delivery))
     return json_response(Explanation(stored.job.id, lines))
 
 
@@ -178,18 +178,18 @@ def _summary(job: StoredJobSummary) -> JobSummary:
     )
 
 
-def _last_worker(story: Sequence[RecordedFact]) -> WorkerId | None:
-    """Return who ended a job, or else had it last."""
+def _last_worker(history: Sequence[RecordedFact]) -> WorkerId | None:
+    """Return the worker that ended a job, or else the last one that ran it."""
     workers: dict[LeaseNumber, WorkerId] = {}
     last: LeaseNumber | None = None
-    for each in story:
+    for each in history:
         match each.fact:
             case JobLeased(_, worker_id, lease) | JobHedged(_, worker_id, lease):
                 workers[lease] = worker_id
                 last = lease
             case JobCompleted(_, lease):
                 last = lease
-            case _:  # facts are many, and the others name no worker of the job's
+            case _:  # other facts name no worker of the job
                 pass
     return None if last is None else workers.get(last)
 

@@ -1,4 +1,4 @@
-"""Status for operators: workers, open jobs, and the nodes that wires probe."""
+"""The operators' API of workers, open jobs, and the nodes of fleets."""
 
 import msgspec
 from aiohttp import web
@@ -17,14 +17,14 @@ from shoal.protocols.seam.endpoints import ListedNode
 class NodeStatus(msgspec.Struct, frozen=True):
     """A node; ``since`` is in Unix seconds.
 
-    ``rank`` is null for one that does not count for now, and ``weight`` is its share
-    of the work among those that do.
+    ``rank`` is null for a node that does not count for now; ``weight`` is its share of
+    the work.
     """
 
     wire: str
-    name: str  # empty where it is not known who is there
+    name: str  # empty if unknown
     address: str  # empty for this coordinator itself
-    state: str  # in the wire's own words
+    state: str  # in the protocol's terms
     since: float | None
     score: float
     rank: int | None
@@ -38,7 +38,7 @@ class NodeList(msgspec.Struct, frozen=True):
 
 
 def node_statuses(gateway: Gateway) -> list[NodeStatus]:
-    """Return the nodes of all wires that have any but ourselves."""
+    """Return the nodes of each protocol that has others than this coordinator."""
     return [
         _node_status(gateway, wire, each)
         for wire, rounds in gateway.rounds
@@ -84,22 +84,22 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     features: list[str]
     context: int  # tokens; 0: unknown
     only_for: list[str]  # names of keys; empty: all
-    tokens_per_second: float | None  # of one answer, lately
+    tokens_per_second: float | None  # of one answer, recently
     cancels: bool
-    tasks: list[str]  # names; empty: any, if it does tasks at all
+    tasks: list[str]  # names; empty: any, if it runs tasks
     device: str | None
-    public_key: str | None  # hexadecimal; null where its wire has none
-    proven: bool  # whether it has shown that it has the other half
-    price: str  # what it would like to be paid, in its own words
-    points: int  # against it; with 3 it gets no work for a day
-    cpu: float | None  # percent of all processors, as it says
-    memory: float | None  # percent, as it says
-    unfit: str  # why it gets nothing for now, or empty
-    queued: int  # jobs that others have there
-    speed: float  # the share of its full speed, at most 1
-    neighbour: bool  # whether it is a pool of its own
-    peer: str | None  # the peer that has its models, where several workers are one
-    protection: str | None  # of what the peer is told: plain, noise, teale or tls
+    public_key: str | None  # hexadecimal; null if its protocol has none
+    proven: bool  # whether it has proven possession of the private key
+    price: str  # the price it asks for, in its own format
+    points: int  # penalty points; 3 exclude it for a day
+    cpu: float | None  # percent of all processors, as reported
+    memory: float | None  # percent, as reported
+    unfit: str  # why it gets no jobs for now, or empty
+    queued: int  # jobs of others there
+    speed: float  # share of its full speed, at most 1
+    neighbour: bool  # whether it is another pool
+    peer: str | None  # its peer, where one peer is several workers
+    protection: str | None  # of its connection: plain, noise, teale or tls
 
 
 class JobCounts(msgspec.Struct, frozen=True):
@@ -114,7 +114,7 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     models: list[str]
     workers: list[WorkerStatus]
     jobs: JobCounts
-    nodes: list[NodeStatus]  # that wires keep an eye on by themselves
+    nodes: list[NodeStatus]  # of protocols with fleets
 
 
 async def show_status(

@@ -1,4 +1,4 @@
-"""Lets callers in, for what their keys allow, and as much as they allow."""
+"""Authorizes requests by API key, and runs their jobs within the key's quota."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -34,43 +34,43 @@ from shoal.gateway.http.quotas import (
 from shoal.store.port import KeyStore
 from shoal.transports.clock import Clock
 
-ANSWER_GUESS = 256  # tokens, where the request names no limit
+ANSWER_GUESS = 256  # tokens of an answer without a limit
 
 FIRST_KEY = "default"
 
 LOOPBACK_KEY = Key("", "loopback", b"", "", Scope.USE, 0.0)
-"""Who asks from this machine without a key, where that is allowed."""
+"""The key of requests without one from this machine, where those are allowed."""
 
 ANONYMOUS_KEY = Key("", "open", b"", "", Scope.USE, 0.0)
-"""Who asks for jobs without a key, where that is allowed to everybody."""
+"""The key of requests without one, where a protocol's API is open."""
 
 RESERVED_NAMES = (FIRST_KEY, LOOPBACK_KEY.name, ANONYMOUS_KEY.name, CHECK_OWNER)
-"""Names of keys that are in no book."""
+"""Names of keys that are not in the key cache."""
 
 
 async def key_cache(store: KeyStore) -> CredentialCache[Key]:
-    """Open the book of the keys that are stored.  Raises StoreError."""
+    """Load the stored keys into a cache.  Raises StoreError."""
     return CredentialCache("key", await store.keys.all(), store.keys, RESERVED_NAMES)
 
 
 Pay: TypeAlias = Callable[[Job], Awaitable[Job]]
-"""Has a job paid for, and returns it with what the payment is known by."""
+"""Collects the payment for a job, and returns the job with its reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiCaller:
-    """Whoever sent a request; ``headers`` are for its answer, and filled in later."""
+    """The sender of a request; ``headers`` are added to the response."""
 
     key: Key
     headers: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """What the jobs it asks for belong to."""
+        """The owner of its jobs."""
         return self.key.name
 
     def has_scope(self, scope: Scope) -> bool:
-        """Say whether its key is good for that."""
+        """Say whether its key covers a scope."""
         return self.key.scope.covers(scope)
 
 
@@ -107,9 +107,9 @@ class Access:
         exact: bool = False,
         anonymous: Key | None = None,
     ) -> ApiCaller:
-        """Return who sends a request, if they may do what it is for.
+        """Return the caller of a request, if its key covers the ``needed`` scope.
 
-        ``anonymous`` is who it is that shows no key at all, if such may come in.
+        ``anonymous`` is the key of requests without one; None: they are rejected.
 
         Raises Unauthorized (for ``exact``, see ``Keyring.authenticate``), Forbidden, or
         TooManyFailures.
@@ -127,18 +127,18 @@ class Access:
     async def submit(
         self, job: Job, caller: ApiCaller, pay: Pay | None = None
     ) -> AsyncIterator[AnswerStream]:
-        """Have ``job`` done for the length of the block, see ``Hub.run_job``.
+        """Run ``job`` for the length of the block, see ``Hub.run_job``.
 
-        ``pay`` is asked last before it is handed over.
+        ``pay`` is called just before the job is submitted.
 
-        Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the caller's key
-        does not allow it, and KeyRevoked if it was revoked meanwhile.
+        Raises RateLimited, DaySpent, BudgetSpent or InvalidRequest if the job exceeds
+        the key's quota, and KeyRevoked if the key was revoked meanwhile.
         """
         self.ensure_active(caller)
-        allowance = self._limiters.of(caller.key, self._clock.now())
-        taken = None
-        if allowance is not None:
-            taken = await self._reserve(allowance, job.work, caller)
+        limiter = self._limiters.of(caller.key, self._clock.now())
+        reservation = None
+        if limiter is not None:
+            reservation = await self._reserve(limiter, job.work, caller)
         used: int | None = 0  # until the job is accepted
         try:
             if pay is not None:
@@ -153,51 +153,53 @@ class Access:
                     if reader.ended is not None:
                         used = _total_tokens(usage_of(job.work, reader.ended))
         finally:
-            if allowance is not None and taken is not None:
+            if limiter is not None and reservation is not None:
                 if used is None and reader.job_id in self._hub.pool.jobs:
-                    self._detached_jobs.hold(reader.job_id, job.work, allowance, taken)
+                    self._detached_jobs.hold(
+                        reader.job_id, job.work, limiter, reservation
+                    )
                 else:
-                    allowance.settle(taken, used, self._clock.now())
+                    limiter.settle(reservation, used, self._clock.now())
 
     def count_call(self, caller: ApiCaller) -> None:
-        """Count a call of a function as a request; it takes no tokens.
+        """Count a function call as a request without tokens.
 
         Raises KeyRevoked or RateLimited.
         """
         self.ensure_active(caller)
         now = self._clock.now()
-        allowance = self._limiters.of(caller.key, now)
-        if allowance is not None:
-            allowance.settle(allowance.reserve(0, now), 0, now)
+        limiter = self._limiters.of(caller.key, now)
+        if limiter is not None:
+            limiter.settle(limiter.reserve(0, now), 0, now)
 
     def ensure_active(self, caller: ApiCaller) -> None:
-        """Raise KeyRevoked if a caller that was let in is not welcome any more."""
+        """Raise KeyRevoked if an authorized caller's key has been revoked since."""
         self.keyring.ensure_active(caller.key)
 
     async def revoke(self, key: Key) -> Key:
-        """End a key and all that is done under it; return it as it is now.
+        """Revoke a key and cancel its jobs; return the revoked key.
 
-        Raises StoreError, but then too nothing is done under it until the next start.
+        Raises StoreError; even then the key is refused until the next start.
         """
         try:
             return await self.keyring.cache.revoke(key, self._clock.wall())
         finally:
             self._limiters.forget(key)
-            if key.revoked_at is None:  # else the name is another key's by now
+            if key.revoked_at is None:  # else another key may have the name by now
                 self._hub.cancel_all_of(key.name, REVOKED)
 
     def forget_ended(self, before: float) -> None:
-        """Forget the keys that were revoked or had expired before that Unix time."""
+        """Forget keys that were revoked or expired ``before`` a Unix time."""
         book = self.keyring.cache
         book.drop_ended(before)
         self._limiters.retain(key.id for key in book)
 
     def check_throttle(self, request: web.Request) -> None:
-        """Raise TooManyFailures if nothing from there is to be looked at now."""
+        """Raise TooManyFailures if the address is blocked for failed attempts."""
         self._failures.check(request.remote or "", self._clock.now())
 
     async def record_failure(self, request: web.Request) -> None:
-        """Note that a request guessed a secret wrongly; wait if others did before.
+        """Record an invalid secret; wait longer after each failure of the address.
 
         Raises TooManyFailures if there were too many.
         """
@@ -225,33 +227,33 @@ class Access:
                 authorization, self._clock.wall(), exact=exact
             )
         except (KeyExpired, KeyRevoked):
-            raise  # nobody guesses such a key
+            raise  # not a guess: the key was valid once
         except Unauthorized:
             if authorization:
                 await self.record_failure(request)
             raise
 
     async def _reserve(
-        self, allowance: KeyLimiter, work: Work, caller: ApiCaller
+        self, limiter: KeyLimiter, work: Work, caller: ApiCaller
     ) -> Reservation:
-        """Take what a job may need, if there is as much; note what is left then."""
+        """Reserve the tokens that a job may use; add the limits to the headers."""
         try:
-            taken = allowance.reserve(_estimated_tokens(work), self._clock.now())
+            reservation = limiter.reserve(_estimated_tokens(work), self._clock.now())
         finally:
-            caller.headers.update(allowance.headers(self._clock.now()))
+            caller.headers.update(limiter.headers(self._clock.now()))
         if not caller.key.quota.needs_stored_usage:
-            return taken
+            return reservation
         at = self._clock.wall()
         try:
             stored = await self._store.usage_of(caller.name, day_of(at))
-            allowance.check_budget(taken, stored, at)
+            limiter.check_budget(reservation, stored, at)
         except BaseException:
-            allowance.settle(taken, 0, self._clock.now())
+            limiter.settle(reservation, 0, self._clock.now())
             raise
-        return taken
+        return reservation
 
     def _cancel_if_revoked(self, key: Key, job_id: JobId) -> None:
-        """End a job whose key was revoked while it was on its way into the pool."""
+        """Cancel a job whose key was revoked while it was being submitted."""
         try:
             self.keyring.ensure_active(key)
         except KeyRevoked:
@@ -260,11 +262,11 @@ class Access:
 
 
 class _KeyReader:
-    """A reader that knows whose key its answer is for."""
+    """An answer stream that reports the revocation of its key."""
 
     def __init__(self, reader: AnswerStream, keyring: Keyring, key: Key) -> None:
         self.job_id = reader.job_id
-        # Not wrapped, for it is the path of every token.
+        # Not wrapped: every token passes here.
         self.read: Callable[[], Coroutine[Any, Any, list[AnswerPiece]]] = reader.read
         self.ended: Outcome | None = None
         self._reader = reader
@@ -283,13 +285,13 @@ class _KeyReader:
         try:
             self.ended = await self._reader.outcome()
         except Cancelled:
-            self._keyring.ensure_active(self._key)  # which says it better
+            self._keyring.ensure_active(self._key)  # a clearer error
             raise
         return self.ended
 
 
 def _estimated_tokens(work: Work) -> int:
-    """Return about how many tokens a job will take."""
+    """Return the estimated tokens of a job."""
     if isinstance(work, Embedding):
         return tokens_to_read(work)
     if isinstance(work, Call | CallStream):

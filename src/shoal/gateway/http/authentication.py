@@ -1,8 +1,8 @@
 """Authenticates callers: by API key, or as a program on this machine.
 
-A browser lets any page send requests to 127.0.0.1.  It names the page's origin when it
-does, but not for a page whose own name was pointed at 127.0.0.1 after it was loaded
-(DNS rebinding): there the Host header has that name.
+Browsers let any page send requests to 127.0.0.1.  They add the page's origin, except
+for a page whose own name resolves to 127.0.0.1 by now (DNS rebinding): then the Host
+header has that name.
 """
 
 import ipaddress
@@ -21,16 +21,15 @@ REVOKED = "the key was revoked"
 
 
 class Keyring:
-    """The keys that the coordinator was started with, and those that were made since.
+    """The keys that the coordinator was started with, and those created since.
 
-    A key is looked up by its SHA-256, so how long that takes tells nothing about the
-    keys there are, and does not depend on how many.
+    Keys are looked up by their SHA-256, so that timing reveals nothing about them.
     """
 
     def __init__(
         self, book: CredentialCache[Key], first: Mapping[str, str] = NO_KEYS
     ) -> None:
-        """Take the first keys, which may do everything, by their names.
+        """``first`` has the initial keys by name; their scope is admin.
 
         Raises ConfigError if one is empty.
         """
@@ -49,7 +48,7 @@ class Keyring:
 
         The scheme may be in any case (RFC 9110, section 11.1) unless ``exact``.
 
-        Raises Unauthorized, saying what to do.
+        Raises Unauthorized, with what to do.
         """
         scheme, _, secret = (authorization or "").partition(" ")
         known = scheme == "Bearer" if exact else scheme.lower() == "bearer"
@@ -75,7 +74,7 @@ class Keyring:
         return key
 
     def ensure_active(self, key: Key) -> None:
-        """Raise KeyRevoked if a key that was good has been revoked since."""
+        """Raise KeyRevoked if the key has been revoked."""
         now = self.cache.by_id(key.id)
         if now is not None and now.revoked_at is not None:
             raise KeyRevoked(
@@ -84,15 +83,15 @@ class Keyring:
 
 
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
-"""What proxies add: behind one on this machine, everybody comes from 127.0.0.1."""
+"""Headers of proxies: behind a local one, every client comes from 127.0.0.1."""
 
 OWN_SITES = frozenset({"same-origin", "none"})
 
 
 def is_local(address: str, headers: CIMultiDictProxy[str]) -> bool:
-    """Say whether a request from ``address`` was made on this machine, by no page.
+    """Say whether a request came from a program on this machine, not from a web page.
 
-    A page that this coordinator itself has served may.
+    Pages that this coordinator serves count as programs.
     """
     hosts = headers.getall("Host", [])
     if not is_loopback(address) or len(hosts) != 1 or not _names_loopback(hosts[0]):

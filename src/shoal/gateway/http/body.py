@@ -8,35 +8,34 @@ from aiohttp import web
 from shoal.domain.errors import InvalidRequest, QueueFull, TooLarge, TooSlow
 from shoal.gateway.http.request_record import record_of
 
-BODY_MAX = 16 << 20  # bytes: the longest contexts there are take a few
+BODY_MAX = 16 << 20  # bytes: the longest contexts need a few
 BODY_TIMEOUT = 120.0  # seconds to send one
-BODIES_MAX = 512 << 20  # bytes of all requests that are not yet answered
+BODIES_MAX = 512 << 20  # bytes of all unanswered requests
 
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads the bodies of requests, and counts what they hold of the memory.
+    """Reads request bodies, and limits the memory of all of them.
 
-    A body counts until its request is answered, for until then the job made of it is
-    about as large.
+    A body counts until its request is answered, because its job is about as large.
     """
 
-    held_bytes: int = 0  # bytes
+    held_bytes: int = 0
 
     async def read(self, request: web.Request, size_max: int = BODY_MAX) -> bytes:
-        """Return a whole body.  Check who is asking before: reading costs memory.
+        """Return a whole body.  Authorize the request before: reading costs memory.
 
         ``size_max`` is in bytes, ``BODY_MAX`` at most.
 
         Raises TooLarge, TooSlow, QueueFull if all bodies together are too large, or
-        InvalidRequest if it is damaged.
+        InvalidRequest if the body is damaged.
         """
         if (request.content_length or 0) > size_max:
             raise _too_large(size_max)
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
-                # What has come, not what was announced, or else announcing would do.
+                # Count received bytes: announcing a length must not block others.
                 while chunk := await request.content.readany():
                     self._hold(request, len(chunk))
                     body += chunk
@@ -52,7 +51,7 @@ class BodyReader:
         return bytes(body)
 
     def release(self, request: web.Request) -> None:
-        """Count the body of a request no longer, if it had one."""
+        """Stop counting the body of a request."""
         record = record_of(request)
         self.held_bytes -= record.held_bytes
         record.held_bytes = 0

@@ -29,17 +29,17 @@ Temperature = Annotated[float, Meta(ge=0, le=2)]
 FreeObject = Annotated[
     msgspec.Raw, Meta(extra_json_schema={"type": ["object", "null"]})
 ]
-"""An object whose form only engines know: skipped until ``decode_object`` decodes it.
+"""An object of any form, which only engines know; ``decode_object`` decodes it.
 
-Few bytes can make many values, so what may be of any form has a limit of its own.
+Few bytes can make many values, so free objects have a limit of their own.
 """
 
 Ignored = msgspec.Raw
-"""What nothing here reads, whatever it is."""
+"""A field that is never read."""
 
-OBJECT_MAX = 1 << 20  # bytes of all such objects in one field
-SURROGATES_MAX = 2 << 20  # bytes of a body that is mended, which is slow
-SMALL = 64  # bytes: whatever asks for nothing is smaller
+OBJECT_MAX = 1 << 20  # bytes of all free objects in one field
+SURROGATES_MAX = 2 << 20  # bytes of a body to repair, which is slow
+SMALL = 64  # bytes: neutral values are smaller
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _objects = msgspec.json.Decoder(dict[str, Any])
@@ -50,7 +50,7 @@ _MISSING = re.compile(r"^Object missing required field `(?P<field>.*)`$")
 def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
     """Decode a body.
 
-    Raises InvalidRequest naming the field that is no good.
+    Raises InvalidRequest naming the invalid field.
     """
     if not data:
         raise InvalidRequest("the body is empty: send a JSON object")
@@ -70,8 +70,8 @@ def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
 def decode_object(raw: msgspec.Raw, path: str) -> dict[str, JSON]:
     """Decode an object of any form, found at ``path``.
 
-    Raises InvalidRequest if it is none, larger than ``OBJECT_MAX``, or nested more
-    deeply than ``NESTING_MAX``.
+    Raises InvalidRequest if it is not an object, larger than ``OBJECT_MAX``, or nested
+    more deeply than ``NESTING_MAX``.
     """
     value = decode_field(_objects, raw, path)
     if is_too_deep(value):
@@ -85,9 +85,9 @@ def decode_field(
     path: str,
     size_max: int = OBJECT_MAX,
 ) -> T:
-    """Decode the field at ``path``, which was skipped over before.
+    """Decode the raw field at ``path``.
 
-    Raises InvalidRequest if it is no good, or longer than so many bytes.
+    Raises InvalidRequest if it is invalid, or longer than ``size_max`` bytes.
     """
     if size_of(raw) > size_max:
         raise InvalidRequest(f"{path}: more than {size_max} bytes", path)
@@ -102,26 +102,26 @@ def decode_field(
 
 
 def size_of(raw: msgspec.Raw | UnsetType) -> int:
-    """Return how many bytes a part is long."""
+    """Return the length of a raw field in bytes."""
     return 0 if raw is UNSET else memoryview(raw).nbytes
 
 
 def is_given(raw: msgspec.Raw | UnsetType) -> TypeGuard[msgspec.Raw]:
-    """Say whether a field that was skipped over is there, and not null."""
+    """Say whether a raw field is present, and not null."""
     return raw is not UNSET and not (size_of(raw) == 4 and bytes(raw) == b"null")
 
 
-def is_requested(raw: msgspec.Raw | UnsetType, harmless: Iterable[JSON] = ()) -> bool:
-    """Say whether a field asks for something: it is given, and not ``harmless``."""
+def is_requested(raw: msgspec.Raw | UnsetType, neutral: Iterable[JSON] = ()) -> bool:
+    """Say whether a raw field is given, and not one of the ``neutral`` values."""
     if not is_given(raw):
         return False
-    return size_of(raw) > SMALL or msgspec.json.decode(raw) not in harmless
+    return size_of(raw) > SMALL or msgspec.json.decode(raw) not in neutral
 
 
 def validation_error(text: str, within: str = "") -> InvalidRequest:
-    """Translate msgspec's words, which put the field last and call the body ``$``.
+    """Translate msgspec's message, which puts the field last and calls the body ``$``.
 
-    ``within`` is the path to the part that was decoded, if it was not the body.
+    ``within`` is the path to the decoded part; empty: the body.
     """
     found = _AT.match(text)
     assert found is not None  # it matches anything
@@ -136,15 +136,15 @@ def validation_error(text: str, within: str = "") -> InvalidRequest:
 
 
 def unsupported(field: str, value: str = "") -> InvalidRequest:
-    """Return the error for something that nothing here can carry out."""
+    """Return the error for a field or value that Shoal does not support."""
     what = f"{field}: {value}" if value else field
     return InvalidRequest(f"{what} is not supported", field)
 
 
 def _decode_leniently(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
-    """Decode JSON; half a character becomes U+FFFD.
+    """Decode JSON; lone surrogates become U+FFFD.
 
-    JavaScript writes such where it cut a text in two.
+    JavaScript writes them where it cuts a text inside a character.
     """
     try:
         return decoder.decode(data)
@@ -167,14 +167,14 @@ Q = TypeVar("Q", bound=msgspec.Struct)
 
 
 def job_id_in(request: web.Request) -> JobId:
-    """Return the id of the job that is meant, which clients know with a prefix."""
+    """Return the job id in the path, without the prefix of an OpenAI answer."""
     return JobId(request.match_info["id"].removeprefix(CHAT).removeprefix(COMPLETION))
 
 
 def read_query(request: web.Request, kind: type[Q]) -> Q:
-    """Return what is asked for.
+    """Decode the query as a ``kind``.
 
-    Raises InvalidRequest for what is misspelt or said twice.
+    Raises InvalidRequest for unknown, invalid or repeated parameters.
     """
     given: dict[str, str] = {}
     for name, value in request.query.items():
@@ -184,6 +184,6 @@ def read_query(request: web.Request, kind: type[Q]) -> Q:
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        said = validation_error(str(error))
-        text = str(said).replace("the body: object contains", "the query has an")
-        raise InvalidRequest(text, said.field) from error
+        invalid = validation_error(str(error))
+        text = str(invalid).replace("the body: object contains", "the query has an")
+        raise InvalidRequest(text, invalid.field) from error

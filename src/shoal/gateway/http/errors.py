@@ -1,4 +1,4 @@
-"""Errors as HTTP answers: the only place that gives a fault its status."""
+"""Error responses: the only place that maps errors to HTTP statuses."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -52,23 +52,23 @@ SERVER = "server_error"
 LIMIT = "rate_limit_error"
 QUOTA = "insufficient_quota"
 BEARER = {"WWW-Authenticate": "Bearer"}
-NO_RETRY = {"x-should-retry": "false"}  # OpenAI's clients else try again by themselves
+NO_RETRY = {"x-should-retry": "false"}  # stops the retries of OpenAI's clients
 
-STORE_RETRY = 30  # seconds: a broken database wants a person first
+STORE_RETRY = 30  # seconds: a broken database needs an operator
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorStatus:
-    """What a client is told about a kind of error, in OpenAI's words.
+    """The status, type and code of a kind of error, as OpenAI has them.
 
-    OpenAI's clients choose their exception by ``status`` and retry some by themselves.
+    OpenAI's clients choose their exception by ``status``, and retry some by themselves.
     """
 
     status: int
     type: str
     code: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    reason: str | None = None  # for statuses that the standard does not name
+    reason: str | None = None  # for non-standard statuses
 
 
 ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
@@ -93,9 +93,9 @@ ERROR_STATUSES: Mapping[type[ShoalError], ErrorStatus] = {
     DaySpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
     BudgetSpent: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
     InsufficientFunds: ErrorStatus(429, QUOTA, QUOTA, NO_RETRY),
-    # nginx's number: nobody else's fault than whoever cancelled, and not retried.
+    # nginx's status for the client's own doing; not retried.
     Cancelled: ErrorStatus(499, CLIENT, "cancelled", {}, "Cancelled"),
-    # Running it again would fail again, so clients are told not to.
+    # A retry would fail again.
     JobError: ErrorStatus(502, SERVER, "job_failed", NO_RETRY),
     WorkerLost: ErrorStatus(502, SERVER, "worker_lost"),
     NoWorker: ErrorStatus(503, SERVER, "no_worker"),
@@ -125,52 +125,52 @@ class ErrorBody(msgspec.Struct, frozen=True):
 
 
 class PlainError(msgspec.Struct, frozen=True):
-    """An error as clients of the job interface know it."""
+    """An error as clients of the job API expect it."""
 
     error: str
 
 
 ErrorFormat: TypeAlias = Callable[[ErrorDetail], bytes]
-"""How an error is written."""
+"""Encodes an error."""
 
 _encode = msgspec.json.encode
 
 PLAIN_PATHS = ("/v1/health", "/v1/quote", "/v1/jobs", "/v1/trust")
-"""Where errors are plain, with all that is below; elsewhere they are OpenAI's."""
+"""Paths, with all below, whose errors are plain; the others have OpenAI's."""
 
 
 def openai_error(error: ErrorDetail) -> bytes:
-    """Write an error as OpenAI does."""
+    """Encode an error as OpenAI does."""
     return _encode(ErrorBody(error))
 
 
 def plain_error(error: ErrorDetail) -> bytes:
-    """Write an error as no more than its message."""
+    """Encode an error as its message only."""
     return _encode(PlainError(error.message))
 
 
 def error_format(path: str) -> ErrorFormat:
-    """Return how errors are written at a path."""
+    """Return the encoder of errors at a path."""
     plain = any(path == each or path.startswith(f"{each}/") for each in PLAIN_PATHS)
     return plain_error if plain else openai_error
 
 
 def error_status(error: ShoalError) -> ErrorStatus:
-    """Return the row of the nearest class."""
+    """Return the row of the nearest base class."""
     return next(
         ERROR_STATUSES[each] for each in type(error).__mro__ if each in ERROR_STATUSES
     )
 
 
 def error_body(error: ShoalError, form: ErrorFormat = openai_error) -> bytes:
-    """Write an error as one JSON object, also used inside a stream."""
+    """Encode an error as one JSON object, also inside a stream."""
     row = error_status(error)
     param = error.field if isinstance(error, InvalidRequest) else None
     return form(_error_detail(str(error), row.type, row.code, param))
 
 
 def error_response(error: ShoalError, form: ErrorFormat = openai_error) -> web.Response:
-    """Return the answer to a request that failed before anything was sent."""
+    """Return the response to a request that failed before anything was sent."""
     row = error_status(error)
     headers = dict(row.headers)
     if isinstance(error, Unavailable):
@@ -185,7 +185,7 @@ def error_response(error: ShoalError, form: ErrorFormat = openai_error) -> web.R
 
 
 def http_error_response(request: web.Request, error: web.HTTPException) -> web.Response:
-    """Return the answer to a request that aiohttp itself turned down."""
+    """Return the response to a request that aiohttp itself rejected."""
     standard = HTTPStatus(error.status)
     message = f"{request.method} {request.path}: {standard.phrase.lower()}"
     if isinstance(error, web.HTTPMethodNotAllowed):
@@ -213,7 +213,7 @@ def http_error_code(error: web.HTTPException) -> str:
 def _error_detail(
     message: str, type_: str, code: str, param: str | None
 ) -> ErrorDetail:
-    # Messages quote what clients sent, which need not be good text.
+    # Messages quote what clients sent, which may have lone surrogates.
     message = well_formed(message)
     param = None if param is None else well_formed(param)
     return ErrorDetail(message, type_, param, code)

@@ -1,7 +1,7 @@
 """Rate limits and token budgets of API keys, also for jobs that outlive their request.
 
-All of it is arithmetic on monotonic seconds.  Nothing is stored here: limits per minute
-start anew when the program starts.
+Pure arithmetic on monotonic seconds.  Nothing is stored: limits per minute start
+afresh with the coordinator.
 """
 
 import math
@@ -15,14 +15,15 @@ from shoal.domain.ids import JobId
 from shoal.domain.work import Work
 
 MINUTE = 60.0  # seconds
-ROUNDING = 1e-6  # seconds: what arithmetic loses is nobody's to wait for
+ROUNDING = 1e-6  # seconds: no client waits for a rounding error
 
 
 @dataclass(slots=True)
 class TokenBucket:
-    """A token bucket: holds what may be used in a minute, and fills in a minute.
+    """A token bucket that holds a minute's worth, and fills in a minute.
 
-    ``limit`` is 1 or more.  It is overdrawn when more was used than was taken for it.
+    ``limit`` is at least 1.  The level is negative when a job used more than it
+    reserved.
     """
 
     limit: int
@@ -34,25 +35,25 @@ class TokenBucket:
         return cls(limit, limit, now)
 
     def refill(self, now: float) -> None:
-        """Add what has come since it was looked at last."""
+        """Add what has accrued since the last refill."""
         passed = max(0.0, now - self.at)
         self.level = min(self.limit, self.level + self.limit * passed / MINUTE)
         self.at = now
 
     def seconds_until(self, amount: float) -> float:
-        """Return in how many seconds ``amount`` is there, if it fits."""
+        """Return the seconds until ``amount`` is available, if it fits."""
         return max(0.0, amount - self.level) * MINUTE / self.limit
 
     def take(self, amount: float) -> None:
-        """Take ``amount``, or give it back if it is negative."""
+        """Take ``amount``; a negative one is returned to the bucket."""
         self.level = min(self.limit, self.level - amount)
 
 
 @dataclass(slots=True)
 class Reservation:
-    """What a request has taken beforehand.
+    """Tokens reserved by a request.
 
-    ``before`` is what other requests of the key that had not ended had taken before.
+    ``before`` is what other open requests of the key had reserved already.
     """
 
     tokens: int
@@ -61,12 +62,12 @@ class Reservation:
 
 @dataclass(slots=True)
 class KeyLimiter:
-    """What one key may use now."""
+    """The limits of one key, and what is left of them."""
 
     quota: Quota
     requests: TokenBucket | None
     tokens: TokenBucket | None
-    reserved: int = 0  # tokens taken by requests that have not ended
+    reserved: int = 0  # tokens, by open requests
 
     @classmethod
     def of(cls, quota: Quota, now: float) -> "KeyLimiter":
@@ -78,9 +79,9 @@ class KeyLimiter:
         )
 
     def reserve(self, tokens: int, now: float) -> Reservation:
-        """Take one request and about as many tokens, both or neither.
+        """Reserve one request and ``tokens``, both or neither.
 
-        Raises RateLimited, or InvalidRequest for more tokens than there ever are.
+        Raises RateLimited, or InvalidRequest for more tokens than the limit.
         """
         for bucket, amount, what in (
             (self.requests, 1, "requests"),
@@ -103,45 +104,46 @@ class KeyLimiter:
                     f"{seconds} s",
                     seconds,
                 )
-        taken = Reservation(tokens, self.reserved)
+        reservation = Reservation(tokens, self.reserved)
         self.reserved += tokens
         if self.requests is not None:
             self.requests.take(1)
         if self.tokens is not None:
             self.tokens.take(tokens)
-        return taken
+        return reservation
 
-    def check_budget(self, taken: Reservation, used: KeyUsage, at: float) -> None:
-        """Raise DaySpent or BudgetSpent if what is left is less than was taken.
+    def check_budget(self, reservation: Reservation, used: KeyUsage, at: float) -> None:
+        """Raise DaySpent or BudgetSpent if the reservation exceeds what is left.
 
-        ``used`` is what the store has, ``at`` the time in Unix seconds.  A request that
-        ends while the store is read may count twice, and none is ever left out.
+        ``used`` is the stored usage, ``at`` the time in Unix seconds.  A request that
+        ends while the store is read may count twice; none is ever left out.
         """
-        wanted = taken.before + taken.tokens
+        wanted = reservation.before + reservation.tokens
         in_all, today = used.tokens, used.tokens_today
         if (budget := self.quota.budget) is not None and in_all + wanted > budget:
             raise BudgetSpent(
-                f"this key has {_left(budget, in_all + taken.before)} of its {budget} "
-                f"tokens left, and the request takes about {taken.tokens}"
+                f"this key has {_left(budget, in_all + reservation.before)} of its "
+                f"{budget} tokens left, and the request takes about "
+                f"{reservation.tokens}"
             )
         day_max = self.quota.tokens_per_day
         if day_max is not None and today + wanted > day_max:
             raise DaySpent(
-                f"this key has {_left(day_max, today + taken.before)} of its {day_max} "
-                f"tokens a day left, and the request takes about {taken.tokens}; the "
-                "day ends at midnight UTC",
+                f"this key has {_left(day_max, today + reservation.before)} of its "
+                f"{day_max} tokens a day left, and the request takes about "
+                f"{reservation.tokens}; the day ends at midnight UTC",
                 math.ceil(DAY - at % DAY),
             )
 
-    def settle(self, taken: Reservation, used: int | None, now: float) -> None:
-        """Correct what was taken by what was used; None: nobody knows."""
-        self.reserved -= taken.tokens
+    def settle(self, reservation: Reservation, used: int | None, now: float) -> None:
+        """Replace a reservation by the tokens ``used``; None: unknown."""
+        self.reserved -= reservation.tokens
         if used is not None and self.tokens is not None:
             self.tokens.refill(now)
-            self.tokens.take(used - taken.tokens)
+            self.tokens.take(used - reservation.tokens)
 
     def headers(self, now: float) -> Mapping[str, str]:
-        """Return the limits by the minute as OpenAI writes them."""
+        """Return the limits per minute as OpenAI's headers."""
         written: dict[str, str] = {}
         for bucket, what in ((self.requests, "requests"), (self.tokens, "tokens")):
             if bucket is None:
@@ -159,12 +161,12 @@ class KeyLimiter:
 
 @dataclass(slots=True)
 class KeyLimiters:
-    """The allowances of the keys that have any limit, by their ids."""
+    """The limiters of the keys that have any limit, by key id."""
 
     _limiters: dict[str, KeyLimiter] = field(default_factory=dict)
 
     def of(self, key: Key, now: float) -> KeyLimiter | None:
-        """Return a key's allowance, or None if it has no limit."""
+        """Return a key's limiter, or None if it has no limit."""
         if key.quota == Quota():
             return None
         if key.id not in self._limiters:
@@ -173,12 +175,11 @@ class KeyLimiters:
 
     def retain(self, ids: Iterable[str]) -> None:
         """Forget all keys but those with these ids."""
-        there = set(ids)
-        for id_ in self._limiters.keys() - there:
+        for id_ in self._limiters.keys() - set(ids):
             del self._limiters[id_]
 
     def forget(self, key: Key) -> None:
-        """Forget a key that has ended."""
+        """Forget a key."""
         self._limiters.pop(key.id, None)
 
 
@@ -204,22 +205,24 @@ class _DetachedJob:
 
 @dataclass(slots=True)
 class DetachedReservations:
-    """As many as there are open jobs: else a budget would hold for nobody who leaves.
+    """The reservations of jobs whose client has left, held until the jobs end.
 
-    ``now`` is the clock that allowances go by.
+    ``now`` is the limiters' clock.
     """
 
     now: Callable[[], float]
     _held: dict[JobId, list[_DetachedJob]] = field(default_factory=dict)
 
     def hold(
-        self, job_id: JobId, work: Work, allowance: KeyLimiter, taken: Reservation
+        self, job_id: JobId, work: Work, limiter: KeyLimiter, reservation: Reservation
     ) -> None:
-        """Keep what was taken for a job until it ends."""
-        self._held.setdefault(job_id, []).append(_DetachedJob(work, allowance, taken))
+        """Hold a job's reservation until it ends."""
+        self._held.setdefault(job_id, []).append(
+            _DetachedJob(work, limiter, reservation)
+        )
 
     def on_fact(self, fact: Fact) -> None:
-        """Let go of what a job held that has ended."""
+        """Settle the reservations of a job that has ended."""
         match fact:
             case JobCompleted(job_id, _, outcome):
                 for held in self._held.pop(job_id, ()):

@@ -1,6 +1,6 @@
-"""What is known of a request when it ends, and its log line.
+"""The record of a request, and its log line.
 
-A log line holds neither prompts nor answers nor keys: only the names of keys.
+A log line has no prompts, answers or keys: only the names of keys.
 """
 
 import logging
@@ -23,7 +23,7 @@ _SANE = re.compile(r"[!-~]{1,128}", re.ASCII)
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request.  Times are of the clock that ``started_at`` is of."""
+    """One request.  Times are monotonic seconds."""
 
     id: str
     started_at: float
@@ -35,27 +35,27 @@ class RequestRecord:
     first_output: float | None = None
     usage: Usage | None = None
     held_bytes: int = 0  # bytes of its body
-    error: str = ""  # the error's code, if it came to one
-    upgraded: bool = False  # whether it became a WebSocket, which ends as clients do
+    error: str = ""  # the code of its error, or empty
+    upgraded: bool = False  # whether it became a WebSocket
 
     def set_job(self, job: Job) -> None:
-        """Note the job that the request became."""
+        """Record the job of the request."""
         self.owner, self.model, self.kind = job.owner, job.model, job.kind
 
     def set_reader(self, reader: AnswerStream) -> None:
-        """Note who answers; of an idempotency key it may be an earlier job."""
+        """Record the answer; with an idempotency key its job may be an earlier one."""
         self.reader = reader
         self.job_id = reader.job_id
 
     @property
     def headers(self) -> dict[str, str]:
-        """What an answer says about itself."""
+        """The headers that describe the request in its response."""
         headers = {REQUEST_ID: self.id}
         if self.job_id is not None:
             headers["x-shoal-job"] = self.job_id
         if self.reader is not None and self.reader.worker_id is not None:
             worker = self.reader.worker_id
-            # A worker's name is its own choice; a header takes only some characters.
+            # Workers choose their names; a header allows only some characters.
             headers["x-shoal-worker"] = ascii(worker)[1:-1]
             headers["x-shoal-attempts"] = str(self.reader.attempts)
         return headers
@@ -65,12 +65,12 @@ RECORD = web.RequestKey("record", RequestRecord)
 
 
 def record_of(request: web.Request) -> RequestRecord:
-    """Return the record that the application began for a request."""
+    """Return the record of a request."""
     return request[RECORD]
 
 
 def begin_record(request: web.Request, now: float) -> RequestRecord:
-    """Begin a request's record, under the client's own id if it can be one."""
+    """Begin a request's record, with the client's request id if it is valid."""
     given = request.headers.get(REQUEST_ID, "")
     sane = _SANE.fullmatch(given) is not None
     record = RequestRecord(given if sane else new_id(), now)
@@ -79,7 +79,7 @@ def begin_record(request: web.Request, now: float) -> RequestRecord:
 
 
 PATH_MAX = 200  # characters
-QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # asked for again and again
+QUIET = frozenset({"/healthz", "/readyz", "/metrics"})  # polled
 
 log = logging.getLogger("shoal.http")
 
@@ -87,7 +87,7 @@ log = logging.getLogger("shoal.http")
 def log_request(
     request: web.Request, record: RequestRecord, status: int, seconds: float
 ) -> None:
-    """Log a request that has ended after so many seconds."""
+    """Log a request that has ended."""
     level = logging.DEBUG if request.path in QUIET else logging.INFO
     if log.isEnabledFor(level):
         fields = _fields(request, record, status, seconds)
@@ -125,5 +125,5 @@ def _fields(
 
 
 def _quoted(value: object) -> str:
-    # Names come from clients and workers: quoted, they cannot forge a line.
+    # Names come from clients and workers: quoted, they cannot forge a log line.
     return ascii(value) if isinstance(value, str) else str(value)

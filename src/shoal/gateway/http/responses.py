@@ -1,4 +1,4 @@
-"""Writes responses: JSON text, whole answers, and streams to clients."""
+"""Encodes and writes responses: JSON, whole or streamed."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def well_formed(text: str) -> str:
-    """Replace halves of characters, which UTF-8 cannot carry, by U+FFFD."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD."""
     return _SURROGATE.sub("\ufffd", text)
 
 
@@ -36,11 +36,11 @@ def encode_event_text(text: str) -> bytes:
 
 
 def encode_json(value: object) -> bytes:
-    """Encode any value for a line of a server-sent event, or for a body."""
+    """Encode a value for a body, or for a line of a server-sent event."""
     try:
         encoded = _encode(value)
     except UnicodeEncodeError:
-        # Rare, and slow: some text in it was cut in the middle of a character.
+        # Rare and slow: some text in it has a lone surrogate.
         text = json.dumps(msgspec.to_builtins(value), ensure_ascii=False)
         encoded = well_formed(text).encode()
     return _one_line(encoded, encoded.isascii())
@@ -48,7 +48,7 @@ def encode_json(value: object) -> bytes:
 
 def _one_line(encoded: bytes, ascii: bool) -> bytes:
     if not ascii:
-        # Clients in Python that split lines with str.splitlines break here too.
+        # Python clients that use str.splitlines split at these, too.
         for char, escape in _LINE_ENDS:
             encoded = encoded.replace(char, escape)
     return encoded
@@ -60,20 +60,20 @@ _LINE_ENDS = tuple(
 
 
 NO_STORE = {"Cache-Control": "no-store"}
-"""For what is told once: a key that is in a cache is a key that others have."""
+"""For responses that contain a new secret."""
 
 
 def json_response(
     value: msgspec.Struct, status: int = 200, *, secret: bool = False
 ) -> web.Response:
-    """Return a value as an answer; a ``secret`` one is kept in no cache."""
+    """Return a JSON response; caches do not store a ``secret`` one."""
     return json_bytes_response(msgspec.json.encode(value), status, secret=secret)
 
 
 def json_bytes_response(
     data: bytes, status: int = 200, *, secret: bool = False
 ) -> web.Response:
-    """Return JSON that is written already as an answer."""
+    """Return a response of encoded JSON."""
     return web.Response(
         status=status,
         body=data,
@@ -94,7 +94,7 @@ KEEPALIVE_EVERY = 15.0  # seconds of silence that proxies and clients tolerate
 
 
 class ClientGone(ConnectionError):
-    """The client left, or stopped reading and was hung up on."""
+    """The client left, or was disconnected because it stopped reading."""
 
 
 async def forward_pieces(
@@ -107,11 +107,12 @@ async def forward_pieces(
     keepalive: bytes = b"",
     watch: AnswerModerator | None = None,
 ) -> bool:
-    """Write the answer's text until it ends; say whether ``watch`` let it all pass.
+    """Write the answer until it ends; return whether ``watch`` passed all of it.
 
-    All that came together is written at once.  ``first`` is what was read before.
+    Pieces that arrive together are written together.  ``first`` has the pieces that
+    were read before.
 
-    Raises ClientGone; how the job ended is for ``reader.outcome`` to say.
+    Raises ClientGone.  ``reader.outcome`` has the end of the job.
     """
     loop = asyncio.get_running_loop()
     pieces = first
@@ -128,8 +129,8 @@ async def forward_pieces(
                         return watch is None or not watch.blocks_end()
                     shown = pieces if watch is None else watch.filter(pieces)
                     pieces = None
-                    # Moved only when it has come near: a timer for each token would
-                    # cost as much as the token.  So waits end after 10 to 15 s.
+                    # Reschedule only when it is near: a timer for each token would
+                    # cost as much as the token.  Waits end after 10 to 15 s.
                     soonest = loop.time() + WRITE_TIMEOUT
                     if (limit.when() or 0) < soonest:
                         limit.reschedule(loop.time() + KEEPALIVE_EVERY)
@@ -167,7 +168,7 @@ async def write(
 
 
 def _abort(request: web.Request) -> ClientGone:
-    # Closing would wait until the client has read what is buffered.
+    # Closing would wait for the client to read the buffer.
     if request.transport is not None:
         request.transport.abort()
     return ClientGone("the client stopped reading")

@@ -1,7 +1,7 @@
-"""Which addresses may be called for others: none inside the coordinator's own network.
+"""The addresses that webhooks may have: none inside the coordinator's own network.
 
-Whoever names a URL to be called could else have the coordinator ask what only it can
-reach: its own ports, the router, or what a cloud tells its machines.
+Otherwise a client could make the coordinator send requests to addresses that only it
+can reach: its own ports, the router, or a cloud's metadata service (SSRF).
 """
 
 import errno
@@ -15,25 +15,25 @@ from aiohttp import AddrInfoType
 
 
 class EgressPolicy(Enum):
-    """Which addresses webhooks may be at."""
+    """The addresses that webhooks may have."""
 
     PUBLIC = "public"
     ANY = "any"
     OFF = "off"
 
 
-# Source: IANA's special-purpose address registries.  What Python takes for global, but
-# is nobody's server: what translates between IPv4 and IPv6.
+# Source: IANA's special-purpose address registries.  Global to Python, but no servers:
+# they translate between IPv4 and IPv6.
 _ODD_4 = (IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24"))
 _ODD_6 = (IPv6Network("2001::/23"), IPv6Network("2002::/16"))
-_UNICAST = IPv6Network("2000::/3")  # all of IPv6 that is given out as yet
+_UNICAST = IPv6Network("2000::/3")  # all of IPv6 that is allocated
 _NAT64 = IPv6Network("64:ff9b::/96")  # RFC 6052: the last 32 bits are an IPv4 address
 
 
 def is_public(address: str) -> bool:
-    """Say whether an IP address is one of the internet's, and of one machine there.
+    """Say whether an IP address is a public unicast address.
 
-    What is no IP address is not.
+    False for anything that is not an IP address.
     """
     try:
         parsed = ipaddress.ip_address(address)
@@ -49,7 +49,7 @@ def is_public(address: str) -> bool:
 
 
 def is_denied(host: str, policy: EgressPolicy) -> bool:
-    """Say whether a host can never be called; what a name stands for is seen later."""
+    """Say whether a policy denies a host; names are checked when they are resolved."""
     if policy is not EgressPolicy.PUBLIC:
         return policy is EgressPolicy.OFF
     try:
@@ -60,10 +60,12 @@ def is_denied(host: str, policy: EgressPolicy) -> bool:
 
 
 def _public_socket(info: AddrInfoType) -> socket.socket:
-    """Make a socket for a connection to an address, if that is public.
+    """Create a socket for a connection to a public address.
 
-    Asked for each address just before it is connected to, whether it was written in the
-    URL or came from the DNS: no second look-up could tell another one.
+    Called for each address just before the connection, whether it is from the URL or
+    from DNS: there is no second look-up that could return another address.
+
+    Raises PermissionError for an address that is not public.
     """
     family, kind, protocol, _, place = info
     if not is_public(str(place[0])):
@@ -77,4 +79,4 @@ SOCKET_FACTORIES: dict[EgressPolicy, Callable[[AddrInfoType], socket.socket] | N
     EgressPolicy.PUBLIC: _public_socket,
     EgressPolicy.ANY: None,
 }
-"""What makes the sockets of connections, as aiohttp's connectors take it."""
+"""The socket factories of aiohttp's connectors."""

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: looked at, waited for, listed and cancelled, whatever their kind."""
+"""The job API: shows, awaits, lists and cancels jobs of any kind."""
 
 import asyncio
 from typing import Annotated
@@ -34,22 +34,22 @@ from shoal.pool.inputs import Cancellation
 from shoal.pool.lifecycle import ENDED, JobState
 from shoal.store.port import JobFilter, StoredJob, StoredJobSummary
 
-WAIT_MAX = 60.0  # seconds that a client may wait for the end of a job
-LISTED_MAX = 100  # jobs in one answer
+WAIT_MAX = 60.0  # seconds to wait for the end of a job
+LISTED_MAX = 100  # jobs in one response
 
 CANCELLED_BY_OWNER = "cancelled by its owner"
 NOT_FOUND = "Job not found"
 
 
 class JobPage(msgspec.Struct, frozen=True):
-    """Jobs, the newest first; ``next`` is what the next page comes ``before``."""
+    """Jobs, newest first; ``next`` is the ``before`` of the next page."""
 
     jobs: list[JobListEntry]
     next: str | None
 
 
 class JobListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which jobs to list; ``before`` is the job that those listed are older than."""
+    """A filter of jobs; the listed ones are older than the job ``before``."""
 
     status: JobStatus | msgspec.UnsetType = msgspec.UNSET
     job_type: JobType | msgspec.UnsetType = msgspec.UNSET
@@ -61,15 +61,15 @@ class JobListQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JobShowQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For how many seconds to wait for the end of a job that has not ended."""
+    """How many seconds to wait for the end of an open job."""
 
     wait: Annotated[float, Meta(ge=0, le=WAIT_MAX)] = 0.0
 
 
-async def owned_outline(
+async def owned_summary(
     gateway: Gateway, job_id: JobId, caller: ApiCaller
 ) -> StoredJobSummary:
-    """Return the outline of a job that the caller may see.  Raises NotFound."""
+    """Return the summary of a job that the caller may see.  Raises NotFound."""
     found = await gateway.store.summary(job_id)
     mine = found is not None and found.owner == caller.name
     if found is None or not (mine or caller.has_scope(Scope.ADMIN)):
@@ -95,15 +95,14 @@ async def show_job(
     record_of(request).job_id = job_id
     if query.wait and stored.state not in ENDED:
         await _await_end(gateway, job_id, query.wait)
-        gateway.access.ensure_active(
-            caller
-        )  # who may have been shut out while this waited
+        # The key may have been revoked meanwhile.
+        gateway.access.ensure_active(caller)
         stored = await _owned_job(gateway, job_id, caller)
     return await _job_response(gateway, stored)
 
 
 async def _await_end(gateway: Gateway, job_id: JobId, seconds: float) -> None:
-    """Wait for the end of a job, but not longer than so many seconds."""
+    """Wait for the end of a job, for at most ``seconds``."""
     with gateway.hub.observe_job(job_id) as reader:
         if reader is None:
             return
@@ -111,7 +110,7 @@ async def _await_end(gateway: Gateway, job_id: JobId, seconds: float) -> None:
             async with asyncio.timeout(seconds):
                 await reader.outcome()
         except (TimeoutError, ShoalError):
-            pass  # what became of it is in the store
+            pass  # the store has the job's state
 
 
 async def _job_response(gateway: Gateway, stored: StoredJob) -> web.Response:
@@ -119,7 +118,7 @@ async def _job_response(gateway: Gateway, stored: StoredJob) -> web.Response:
 
 
 async def encode_job(gateway: Gateway, stored: StoredJob) -> bytes:
-    """Write a job as its owner is shown it.  Raises StoreError."""
+    """Encode a job as its owner sees it.  Raises StoreError."""
     moderation = gateway.moderation_for(stored.job.owner)
     withheld = (
         moderation is not None
@@ -139,7 +138,7 @@ async def list_jobs(
     before = JobId(query.before) if query.before else None
     if before is not None:
         try:
-            await owned_outline(gateway, before, caller)
+            await owned_summary(gateway, before, caller)
         except NotFound:
             text = f"before: there is no job {before}: it never was, or was pruned"
             raise InvalidRequest(text, "before") from None
@@ -163,7 +162,7 @@ async def cancel_job(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
     job_id = job_id_in(request)
-    state = (await owned_outline(gateway, job_id, caller)).state
+    state = (await owned_summary(gateway, job_id, caller)).state
     record_of(request).job_id = job_id
     if state not in ENDED:
         await gateway.hub.process(Cancellation(job_id, CANCELLED_BY_OWNER))

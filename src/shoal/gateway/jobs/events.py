@@ -1,7 +1,7 @@
-"""What happens to a job, as it happens: server-sent events that can be resumed.
+"""The events of a job, as a resumable stream of server-sent events.
 
-Source: HTML, "Server-sent events".  An event's id is its place in the job's story, so
-that whoever comes back says how far they had come.
+Source: HTML, "Server-sent events".  An event's id is its index in the job's history, so
+a client that reconnects continues where it was.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ from shoal.gateway.http.responses import (
     encode_json,
     write,
 )
-from shoal.gateway.jobs.endpoints import owned_outline
+from shoal.gateway.jobs.endpoints import owned_summary
 from shoal.gateway.jobs.job_view import error_code
 from shoal.ledger.canonical import to_time
 from shoal.store.port import RecordedFact
 
-SUBSCRIBERS_MAX = 1000  # clients that hear of jobs at a time, each on a connection
+SUBSCRIBERS_MAX = 1000  # clients at a time, each with a connection
 ID_DIGITS_MAX = 15  # of an event's id
-LOOK_AGAIN = 0.5  # seconds until what was told of is in the store, though it may wait
+LOOK_AGAIN = 0.5  # seconds for a signalled fact to be in the store
 LAST_ID = "Last-Event-ID"
 
 ENDS = (JobCompleted, JobFailed, JobCancelled, JobExpired)
 
 
 class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What an event tells; ``error`` is for programs, ``detail`` for people."""
+    """The data of an event; ``error`` is for programs, ``detail`` for people."""
 
     job_id: JobId
     at: str  # ISO 8601, in UTC
@@ -76,8 +76,8 @@ class JobEvent(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _StoryPosition:
-    """How far a client has come in a job's story, and whether the job has ended."""
+class _HistoryPosition:
+    """A client's position in a job's history, and whether the job has ended."""
 
     job_id: JobId
     seen: int  # facts
@@ -86,13 +86,13 @@ class _StoryPosition:
 
 @dataclass(slots=True)
 class EventSubscriptions:
-    """Who waits for news of which jobs; nothing is kept of jobs nobody listens to."""
+    """Signals clients about facts of the jobs that they follow."""
 
     _signals: dict[JobId, set[asyncio.Event]] = field(default_factory=dict)
     _count: int = 0
 
     def on_fact(self, fact: Fact) -> None:
-        """Wake who listens to the job that a fact is about."""
+        """Wake the subscribers of the fact's job."""
         if not self._signals:
             return
         job_id = getattr(fact, "job_id", None)  # not every fact is about a job
@@ -101,7 +101,7 @@ class EventSubscriptions:
 
     @contextmanager
     def subscribe(self, job_id: JobId) -> Iterator[asyncio.Event]:
-        """Return what is set when there is news of a job.  Raises QueueFull."""
+        """Return an event that is set when a job has new facts.  Raises QueueFull."""
         if self._count >= SUBSCRIBERS_MAX:
             raise QueueFull(
                 f"{SUBSCRIBERS_MAX} clients listen already: ask with ?wait="
@@ -125,22 +125,22 @@ async def stream_events(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.StreamResponse:
     job_id = job_id_in(request)
-    await owned_outline(gateway, job_id, caller)
+    await owned_summary(gateway, job_id, caller)
     record_of(request).job_id = job_id
     seen = _last_seen(request)
     with request.app[SUBSCRIPTIONS].subscribe(job_id) as signal:
-        story = await gateway.store.history_since(job_id, 0)
-        ended = _has_ended(story)
-        if ended and seen >= len(story):
-            # By this a browser knows that there is no point in coming back.
+        history = await gateway.store.history_since(job_id, 0)
+        ended = _has_ended(history)
+        if ended and seen >= len(history):
+            # A browser stops reconnecting at this status.
             return web.Response(status=204)
         response = web.StreamResponse(headers=SSE_HEADERS)
         await response.prepare(request)
-        place = _StoryPosition(job_id, min(seen, len(story)), ended)
-        news = _new_events(gateway, caller, place, signal)
+        position = _HistoryPosition(job_id, min(seen, len(history)), ended)
+        events = _new_events(gateway, caller, position, signal)
         try:
-            async with aclosing(news):
-                async for text in news:
+            async with aclosing(events):
+                async for text in events:
                     await write(request, response, text)
             await write(request, response, b"", last=True)
         except ClientGone:
@@ -152,26 +152,28 @@ async def stream_events(
 
 
 async def _new_events(
-    gateway: Gateway, caller: ApiCaller, place: _StoryPosition, signal: asyncio.Event
+    gateway: Gateway,
+    caller: ApiCaller,
+    position: _HistoryPosition,
+    signal: asyncio.Event,
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the job's story from that place on, until the job has ended."""
-    job_id, seen = place.job_id, place.seen
+    """Yield the job's events from a position on, until the job has ended."""
+    job_id, seen = position.job_id, position.seen
     woken = False
     while True:
         signal.clear()
-        gateway.access.ensure_active(
-            caller
-        )  # who may have been shut out while this waited
+        # The key may have been revoked meanwhile.
+        gateway.access.ensure_active(caller)
         new = await gateway.store.history_since(job_id, seen)
-        told = [
+        encoded = [
             _encode_event(job_id, seen + n, each) for n, each in enumerate(new, start=1)
         ]
-        if text := b"".join(told):
+        if text := b"".join(encoded):
             yield text
-        if place.ended or _has_ended(new):
+        if position.ended or _has_ended(new):
             return
         seen += len(new)
-        # Some facts are told of a little before they are stored.
+        # Some facts are signalled shortly before they are stored.
         pause = LOOK_AGAIN if woken and not new else KEEPALIVE_EVERY
         woken = await _wait_for_signal(signal, pause)
         if not woken and pause is KEEPALIVE_EVERY:
@@ -190,7 +192,7 @@ async def _wait_for_signal(signal: asyncio.Event, seconds: float) -> bool:
 async def _write_error(
     request: web.Request, response: web.StreamResponse, error: ShoalError
 ) -> None:
-    """Tell of an error, as the status is sent already."""
+    """Write an error as an event, because the status is sent already."""
     body = errors.error_body(error, errors.plain_error)
     with suppress(ClientGone):
         text = b"event: error\ndata: " + body + b"\n\n"
@@ -198,7 +200,7 @@ async def _write_error(
 
 
 def _last_seen(request: web.Request) -> int:
-    """Return how far in the story a client has come: 0 at its beginning."""
+    """Return the id of the last event that the client has received, or 0."""
     given = request.headers.get(LAST_ID, "")
     if not given:
         return 0
@@ -209,38 +211,38 @@ def _last_seen(request: web.Request) -> int:
     return int(given)
 
 
-def _has_ended(story: Sequence[RecordedFact]) -> bool:
-    return any(isinstance(each.fact, ENDS) for each in story)
+def _has_ended(history: Sequence[RecordedFact]) -> bool:
+    return any(isinstance(each.fact, ENDS) for each in history)
 
 
 def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
-    """Write an event; nothing for what is no news to whoever asked for the job."""
+    """Encode an event; empty for facts that do not concern the job's owner."""
     at = to_time(recorded.at)
     match recorded.fact:
         case JobSubmitted():
-            name, told = "queued", JobEvent(job_id, at)
+            name, event = "queued", JobEvent(job_id, at)
         case JobLeased(_, worker, lease) | JobHedged(_, worker, lease):
-            name, told = "assigned", JobEvent(job_id, at, lease, worker)
+            name, event = "assigned", JobEvent(job_id, at, lease, worker)
         case JobStarted(_, lease):
-            name, told = "running", JobEvent(job_id, at, lease)
+            name, event = "running", JobEvent(job_id, at, lease)
         case JobRequeued(_, lease, reason):
-            name, told = "requeued", JobEvent(job_id, at, lease, detail=reason)
+            name, event = "requeued", JobEvent(job_id, at, lease, detail=reason)
         case JobUnhedged(_, lease, reason):
-            name, told = "unassigned", JobEvent(job_id, at, lease, detail=reason)
+            name, event = "unassigned", JobEvent(job_id, at, lease, detail=reason)
         case JobCompleted(_, lease, _, verdict):
-            told = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
+            event = JobEvent(job_id, at, lease, verdict=verdict.name.lower())
             name = "completed"
         case JobFailed(error=error) | JobExpired(error=error) as end:
             word = error_code(end)
-            name, told = "failed", JobEvent(job_id, at, error=word, detail=error)
+            name, event = "failed", JobEvent(job_id, at, error=word, detail=error)
         case JobCancelled(reason=reason) as end:
             word = error_code(end)
-            name, told = "cancelled", JobEvent(job_id, at, error=word, detail=reason)
+            name, event = "cancelled", JobEvent(job_id, at, error=word, detail=reason)
         case ReceiptPresented(verdict=verdict):
-            told = JobEvent(job_id, at, verdict=verdict.name.lower())
+            event = JobEvent(job_id, at, verdict=verdict.name.lower())
             name = "receipt"
         case (
-            LateResult()  # which changes nothing
+            LateResult()  # changes nothing
             | WorkerJoined()
             | WorkerLoadChanged()
             | WorkerDraining()
@@ -254,5 +256,5 @@ def _encode_event(job_id: JobId, number: int, recorded: RecordedFact) -> bytes:
     return b"id: %d\nevent: %b\ndata: %b\n\n" % (
         number,
         name.encode(),
-        encode_json(told),
+        encode_json(event),
     )

@@ -1,4 +1,4 @@
-"""From a request to a job: what its headers say about how it is to be done."""
+"""Builds jobs from requests and their headers."""
 
 import hashlib
 import math
@@ -22,7 +22,7 @@ from shoal.domain.work import (
 from shoal.gateway.context import Gateway
 from shoal.gateway.http.request_record import record_of
 
-KEY_MAX = 255  # characters of an idempotency key, as with others who have them
+KEY_MAX = 255  # characters of an idempotency key, as elsewhere
 SESSION_MAX = 256  # characters
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -35,13 +35,13 @@ LIMIT_HEADERS = {
     "silence": "x-shoal-silence-seconds",
     "total": "x-shoal-total-seconds",
 }
-"""The headers that make a job's time limits shorter than the coordinator's."""
+"""The headers that shorten a job's time limits."""
 
 SERVICE_TIER_PRIORITIES: Mapping[str, Priority] = {
     "flex": Priority.LOW,
     "priority": Priority.HIGH,
 }
-"""OpenAI's own names, in the body; others mean nothing here."""
+"""Priorities by OpenAI's service tiers; other tiers are ignored."""
 
 
 def build_job(
@@ -54,11 +54,11 @@ def build_job(
     tier: str = "",
     terms: JobTerms | None = None,
 ) -> Job:
-    """Make a job of a request, and note it in the request's record.
+    """Build the job of a request, and record it.
 
-    Without ``terms`` it is done fast, in public, and at the price of that.
+    The default terms are the policy FAST, public, at the listed price.
 
-    Raises InvalidRequest naming the header that is no good.
+    Raises InvalidRequest naming the invalid header.
     """
     headers = request.headers
     job = Job(
@@ -76,7 +76,7 @@ def build_job(
 
 
 def _limits(limits: TimeLimits, headers: Mapping[str, str]) -> TimeLimits:
-    """Return the limits, cut to what the client wants; it cannot have more."""
+    """Return the limits, shortened as the client asks; it cannot extend them."""
     wanted: dict[str, float] = {}
     for name, header in LIMIT_HEADERS.items():
         if (text := headers.get(header)) is None:
@@ -103,9 +103,9 @@ def _priority(header: str | None, tier: str) -> Priority:
 
 
 def _session_digest(given: str, work: Work, owner: str) -> str:
-    """Return a name for what a worker may still remember of earlier jobs.
+    """Return a name for the session, so that its worker's caches can be reused.
 
-    A conversation is known by how it begins: by its system text and first question.
+    Without one from the client, a conversation's first two messages identify it.
     """
     if len(given) > SESSION_MAX:
         raise InvalidRequest(f"{SESSION}: more than {SESSION_MAX} characters", SESSION)
@@ -114,7 +114,7 @@ def _session_digest(given: str, work: Work, owner: str) -> str:
     elif isinstance(work, Chat) and len(work.messages) > 1:
         beginning = [message_text(message) for message in work.messages[:2]]
     else:
-        return ""  # nothing will come again
+        return ""  # nothing to reuse
     digest = hashlib.blake2b(digest_size=16)
     for part in (owner, work.model, *beginning):
         digest.update(part.encode("utf-8", "surrogatepass") + b"\0")

@@ -1,4 +1,4 @@
-"""A job as it is committed: its body into work, and the terms it is done on."""
+"""Decodes committed jobs: the work and its terms."""
 
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -38,36 +38,36 @@ from shoal.gateway.jobs.webhooks import signing_key
 from shoal.ledger.prices import PriceList
 
 USER_MAX = 256  # characters of a user's id
-REF_MAX = 256  # characters of what a payment is known by
-URL_MAX = 2048  # characters of a webhook's address
-SECRET_MIN, SECRET_MAX = 16, 256  # characters of what signs a webhook's messages
+REF_MAX = 256  # characters of a payment's reference
+URL_MAX = 2048  # characters of a webhook's URL
+SECRET_MIN, SECRET_MAX = 16, 256  # characters of a webhook's secret
 VALUES_MAX = 200_000  # values in a payload: few bytes can make many
 
 MISSING = "Missing required fields: job_type, payload, user_id"
 INVALID_TYPE = "Invalid job_type"
 
 KINDS = {"LLM_INFER": JobKind.CHAT, "TASK": JobKind.TASK}
-"""Kinds of jobs by their names here."""
+"""Job kinds by their names in this API."""
 
 UserId = Annotated[
     Raw, Meta(extra_json_schema={"type": ["string", "number"], "maxLength": USER_MAX})
 ]
-"""Whoever a job is for; a number is taken for its digits, as clients send both."""
+"""A user's id; a number counts as its digits, because clients send both."""
 
 
 class NewWebhook(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where to tell of the end of a job; ``secret`` signs what is told."""
+    """The webhook of a job; ``secret`` signs its messages."""
 
     url: Annotated[str, Meta(min_length=1, max_length=URL_MAX)]
     secret: Annotated[str, Meta(min_length=SECRET_MIN, max_length=SECRET_MAX)]
 
 
 class CommitJob(msgspec.Struct, frozen=True):
-    """A job that is wanted; the first three fields have to be there, and not empty.
+    """A job to commit; the first three fields are required, and not empty.
 
-    The payload of an LLM_INFER job is an object with a ``prompt`` and, if they are
-    wanted, a ``model`` and ``max_tokens``.  That of a TASK may be anything: an object
-    with the ``task_type`` and what that takes is what workers know.
+    The payload of an LLM_INFER job is an object with a ``prompt``, and optionally a
+    ``model`` and ``max_tokens``.  That of a TASK may be anything; workers know objects
+    with a ``task_type`` and its parameters.
     """
 
     job_type: Annotated[Raw, Meta(extra_json_schema={"enum": [*KINDS]})] | UnsetType = (
@@ -83,7 +83,7 @@ class CommitJob(msgspec.Struct, frozen=True):
 
 
 class _Prompt(msgspec.Struct, frozen=True):
-    """What is read of the payload of an LLM_INFER job."""
+    """The known fields in the payload of an LLM_INFER job."""
 
     prompt: str
     model: Any = None
@@ -98,10 +98,10 @@ _user_ids = msgspec.json.Decoder(str | int | float)
 def decode_commit(
     data: bytes, policy: Policy, prices: PriceList
 ) -> tuple[Chat | Task, JobTerms]:
-    """Read the body of a commit: what is to be done, and on what terms.
+    """Decode the body of a commit into the work and its terms.
 
-    The payload stays as it was sent, beside what is read of it: some workers are given
-    just that.
+    The terms also hold the payload as it was sent, because some protocols forward it
+    unchanged.
 
     Raises InvalidRequest.
     """
@@ -134,15 +134,15 @@ def decode_commit(
 
 
 def is_falsy(raw: Raw, field: str) -> bool:
-    """Say whether JavaScript would take a value for none: null, 0, "" or false.
+    """Say whether JavaScript would treat a value as false: null, 0, "" or false.
 
-    Raises InvalidRequest if it is no value.
+    Raises InvalidRequest if it is not JSON.
     """
     return size_of(raw) <= SMALL and decode_field(_any, raw, field) in (None, 0, "")
 
 
 def decode_user(raw: Raw, field: str = "user_id") -> str:
-    """Read whom a request is for.  Raises InvalidRequest."""
+    """Decode a user's id.  Raises InvalidRequest."""
     value = decode_field(_user_ids, raw, field)
     text = value if isinstance(value, str) else bytes(raw).decode()
     if len(text) > USER_MAX:
@@ -194,7 +194,7 @@ def _privacy(name: str | None) -> Privacy:
     if name is None:
         return Privacy.PUBLIC
     if name not in Privacy.__members__:
-        # Not taken for public, as a slip of the pen would else tell everybody.
+        # No default: a typo must not make a private job public.
         expected = " or ".join(Privacy.__members__)
         text = f"privacy_class: expected {expected}, got {name[:40]!r}"
         raise InvalidRequest(text, "privacy_class")
@@ -206,10 +206,10 @@ def _webhook(wanted: NewWebhook | None) -> Webhook | None:
         return None
     try:
         url = urlsplit(wanted.url)
-        sound = url.scheme in ("http", "https") and url.hostname and url.port != 0
+        valid = url.scheme in ("http", "https") and url.hostname and url.port != 0
     except ValueError:  # the port, or the brackets of an IPv6 address
-        sound = False
-    if not sound or not wanted.url.isascii() or not wanted.url.isprintable():
+        valid = False
+    if not valid or not wanted.url.isascii() or not wanted.url.isprintable():
         raise InvalidRequest(
             "webhook.url: expected an address such as https://host/path", "webhook.url"
         )
@@ -217,5 +217,5 @@ def _webhook(wanted: NewWebhook | None) -> Webhook | None:
         raise InvalidRequest(
             "webhook.url: leave out the user: the messages are signed", "webhook.url"
         )
-    signing_key(wanted.secret)  # which says what is wrong with it
+    signing_key(wanted.secret)  # raises InvalidRequest if it is invalid
     return Webhook(wanted.url, wanted.secret)

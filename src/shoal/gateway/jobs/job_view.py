@@ -1,4 +1,4 @@
-"""Jobs as clients of the job interface are shown them, whatever came of them."""
+"""Encodes jobs for clients of the job API."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -54,7 +54,7 @@ NULL = Raw(b"null")
 
 
 class CoordinatorReceipt(msgspec.Struct, frozen=True):
-    """The coordinator's own receipt: its place in the log, and the text it signed."""
+    """The coordinator's receipt: its index in the log, and the signed text."""
 
     index: int
     body: str
@@ -109,7 +109,7 @@ class JobInfo(msgspec.Struct, frozen=True):
 async def encode_stored_job(
     store: Store, stored: StoredJob, *, withheld: bool = False
 ) -> bytes:
-    """Write a job as JSON; what is ``withheld`` is not shown of its result.
+    """Encode a job as JSON; a ``withheld`` result is replaced by an error.
 
     Raises StoreError.
     """
@@ -135,7 +135,7 @@ async def encode_stored_job(
 
 
 def list_entry(job: StoredJobSummary) -> JobListEntry:
-    """Return what of a job stands in a list."""
+    """Return the entry of a job in a list."""
     terms = job.terms
     done = job.ended_at if job.state is JobState.DONE else None
     return JobListEntry(
@@ -155,12 +155,12 @@ def list_entry(job: StoredJobSummary) -> JobListEntry:
 
 
 def format_time(at: float) -> str:
-    """Write a Unix time as the original does: in UTC, to the second."""
+    """Format a Unix time as the original does: in UTC, to the second."""
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def error_code(end: JobFailed | JobCancelled | JobExpired) -> str:
-    """Say in a word, where the original has one, how a job came to nothing."""
+    """Return the code of a failure: the original's where it has one."""
     match end:
         case JobCancelled():
             return CANCELLED
@@ -175,7 +175,7 @@ def error_code(end: JobFailed | JobCancelled | JobExpired) -> str:
 
 
 def encode_value(outcome: Outcome) -> bytes:
-    """Write what a function returned, or its digest if JSON has no form for it."""
+    """Encode a function's result, or its digest if JSON cannot represent it."""
     value = outcome.value
     if not value and outcome.blobs:
         return msgspec.json.encode({"sha256": outcome.blobs[0].hex()})
@@ -205,7 +205,7 @@ def _result(work: Work, outcome: Outcome) -> bytes:
     try:
         _whole.decode(output)
     except (msgspec.DecodeError, RecursionError):
-        # A task's answer is JSON, but that is a worker's word.
+        # A task's answer should be JSON, but workers are not trusted.
         return encode_text(output.decode(errors="replace"))
     return output
 
@@ -218,7 +218,7 @@ def _failure_code(stored: StoredJob, story: Sequence[Fact]) -> str:
     for fact in reversed(story):
         if isinstance(fact, JobFailed | JobCancelled | JobExpired):
             return error_code(fact)
-    return _detail(stored.error) or stored.state.value  # its story was just pruned
+    return _detail(stored.error) or stored.state.value  # its history was just pruned
 
 
 def _detail(error: str | None) -> str | None:
@@ -226,23 +226,23 @@ def _detail(error: str | None) -> str | None:
 
 
 def _receipt(filed: Sequence[LoggedReceipt]) -> Raw:
-    """Write a worker's receipt as the original shows it, and our verdict on it."""
+    """Encode a worker's receipt as the original does, with Shoal's verdict."""
     given = [each for each in filed if each.claims.worker_receipt is not None]
     if not given:
         return NULL
     claims = given[-1].claims
     receipt = claims.worker_receipt
     assert receipt is not None, "only those were looked for"
-    ours = {
+    check = {
         "signature": to_base64(receipt.signature),
         "verified": claims.verdict is Verdict.VALID,
         "verdict": claims.verdict.name.lower(),
     }
-    return Raw(msgspec.json.encode(_fields(receipt) | ours))
+    return Raw(msgspec.json.encode(_fields(receipt) | check))
 
 
 def _fields(receipt: SignedReceipt) -> dict[str, object]:
-    """Return the fields that were signed, in their order; none if it has no such."""
+    """Return the signed fields in their order; empty if the body is not JSON."""
     try:
         return {**_objects.decode(receipt.body)}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Pairing: a user makes a code, and the worker that claims it may have private jobs."""
+"""Pairs workers with users by codes: a paired worker may run private jobs."""
 
 from typing import Annotated
 
@@ -19,12 +19,12 @@ from shoal.ledger.keys import is_valid_key, public_key_of
 from shoal.pool.inputs import WorkerPaired
 from shoal.store.pairing import PairingCode
 
-CODE_DIGITS = 6  # hexadecimal: few enough to be typed, so guesses must be few
+CODE_DIGITS = 6  # hexadecimal: short enough to type, so guesses are throttled
 LIFETIME = 3600.0  # seconds
-WAITING_MAX = 100  # codes of one key that wait to be claimed
-PAIRED_MAX = 10_000  # workers paired with the users of one key: all are kept in memory
-BODY_MAX = 4096  # bytes; claims are heard from anybody
-DRAWS_MAX = 10  # codes drawn until one is new: one of them nearly always is
+WAITING_MAX = 100  # unclaimed codes of one key
+PAIRED_MAX = 10_000  # workers paired with the users of one key; all are in memory
+BODY_MAX = 4096  # bytes; claims need no key
+DRAWS_MAX = 10  # codes drawn until one is unused
 
 MISSING_USER = "Missing user_id"
 MISSING_QUERY = "Missing user_id query param"
@@ -35,7 +35,7 @@ EXPIRED = "expired"
 
 
 class CreateCode(msgspec.Struct, frozen=True):
-    """Whose private jobs whoever claims the code may have; required."""
+    """The user whose private jobs the claiming worker may run; required."""
 
     user_id: UserId | UnsetType = UNSET
 
@@ -46,7 +46,7 @@ class CodeCreated(msgspec.Struct, frozen=True):
 
 
 class ClaimCode(msgspec.Struct, frozen=True):
-    """What a worker claims a code with: both are required.
+    """A worker's claim of a code; both fields are required.
 
     The key is the Ed25519 public key that the worker registers with.
     """
@@ -72,7 +72,7 @@ class ProviderList(msgspec.Struct, frozen=True):
 
 
 class ProviderQuery(msgspec.Struct, frozen=True):
-    """Whose workers to list; required."""
+    """The user whose workers to list; required."""
 
     user_id: Annotated[str, Meta(max_length=USER_MAX)] | UnsetType = UNSET
 
@@ -88,13 +88,12 @@ async def create_pairing_code(
     if not isinstance(body.user_id, Raw) or is_falsy(body.user_id, "user_id"):
         raise InvalidRequest(MISSING_USER, "user_id")
     user = decode_user(body.user_id)
-    gateway.access.ensure_active(
-        caller
-    )  # else a body that comes slowly outlives its key
+    # The key may have been revoked while the body was read.
+    gateway.access.ensure_active(caller)
     at = gateway.clock.wall()
     if await gateway.store.pairing.count_claimable(caller.name, at) >= WAITING_MAX:
         raise RateLimited(
-            f"{WAITING_MAX} pairing codes of this key wait to be claimed: use those, "
+            f"{WAITING_MAX} pairing codes of this key are unclaimed: use those, "
             "or try again when one has expired",
             int(LIFETIME),
         )
@@ -116,11 +115,11 @@ async def _new_code(
         code = PairingCode(drawn, owner, user, expires_at)
         if await gateway.store.pairing.add(code):
             return code
-    raise RateLimited("too many pairing codes are about: try again shortly")
+    raise RateLimited("too many unclaimed pairing codes: try again shortly")
 
 
 async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Response:
-    # No key is asked for: the code is what lets a worker in.
+    # The pairing code is the credential.
     gateway.access.check_throttle(request)
     body = decode(_claims, await read_json_body(gateway, request, BODY_MAX) or b"{}")
     if not body.pairing_code or not body.provider_pubkey:
@@ -131,7 +130,7 @@ async def claim_pairing_code(gateway: Gateway, request: web.Request) -> web.Resp
         await gateway.access.record_failure(request)
         raise InvalidRequest(INVALID, "pairing_code")
     if found.claimed_at is not None:
-        # Whoever has it may have been cut off before it was trusted as well.
+        # The claim may have been interrupted before the worker was trusted.
         await _record_pairing(gateway, found, found.public_key)
         raise InvalidRequest(CLAIMED, "pairing_code")
     if at >= found.expires_at:
@@ -152,7 +151,7 @@ def _public_key(text: str) -> str:
         )
     if not is_valid_key(key):
         raise InvalidRequest(
-            "provider_pubkey: nobody can prove that they have this key: make another",
+            "provider_pubkey: ownership of this key cannot be proven: create another",
             "provider_pubkey",
         )
     return key.hex()
@@ -168,12 +167,12 @@ async def list_providers(
     user = request.query.get("user_id", "")
     if not user:
         raise InvalidRequest(MISSING_QUERY, "user_id")
-    partners = await gateway.store.pairing.paired_workers(caller.name, user)
+    workers = await gateway.store.pairing.paired_workers(caller.name, user)
     return json_response(
         ProviderList(
             [
                 PairedProvider(each.public_key, format_time(each.paired_at))
-                for each in partners
+                for each in workers
             ]
         )
     )

@@ -1,9 +1,8 @@
-"""Has a job paid for, after all else was checked and before it is handed over.
+"""Collects the payment for a job after all other checks, and before it is submitted.
 
-So nobody pays for what is refused, no work is done that is not paid for, and the
-receipt names the payment.  Between the two lie moments in which a burst may fill the
-queue, or the coordinator be killed: what was taken then stands in the accounts and in
-the log.
+So a rejected job is never paid for, no job runs unpaid, and the receipt names the
+payment.  If the queue fills up or the coordinator is killed between payment and
+submission, the payment is in the accounts and in the log.
 """
 
 import asyncio
@@ -32,10 +31,10 @@ log = logging.getLogger("shoal.payments")
 async def pay(
     gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> Job:
-    """Have ``job`` paid for, if that is asked; return it with what the payment is.
+    """Collect the payment for ``job``, if one is due; return it with its reference.
 
-    The payment is credited to the account that the job is charged to.  A job that was
-    asked for before under the same idempotency key is not paid for again.
+    The payment is credited to the account that the job is charged to.  A repeated
+    request with the same idempotency key is not paid for again.
 
     Raises PaymentDue, PaymentsDown, StoreError, or what ``Hub.why_refused`` returns.
     """
@@ -47,7 +46,7 @@ async def pay(
     ):
         return job
     if terms.privacy is Privacy.PRIVATE and why_untrusted(hub.pool, job):
-        return job  # it will fail at once
+        return job  # it fails at once
     if (refusal := hub.why_refused(job)) is not None:
         raise refusal
     offered = await gateway.payments.verify(_charge(request, job))
@@ -67,9 +66,9 @@ async def pay(
 
 @contextmanager
 def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
-    """Keep a job from being paid twice while it is paid for and handed over.
+    """Prevent a second payment for a job while one is in progress.
 
-    Whoever asks meanwhile under the same idempotency key gets StillRunning.
+    A concurrent request with the same idempotency key gets StillRunning.
     """
     name = (job.owner, job.idempotency_key)
     if gateway.payments is NO_PAYMENTS or not job.idempotency_key:
@@ -77,7 +76,7 @@ def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
         return
     if name in gateway.being_paid:
         raise StillRunning(
-            "the same is just being paid for under this Idempotency-Key: ask again"
+            "a payment under this Idempotency-Key is in progress: try again"
         )
     gateway.being_paid.add(name)
     try:
@@ -87,8 +86,8 @@ def exclusive_payment(gateway: Gateway, job: Job) -> Iterator[None]:
 
 
 async def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Do ``work`` to its end even if the client leaves, whose money is on its way."""
-    # In no task group, for that would cancel it; but nobody goes before it has ended.
+    """Run ``work`` to its end even if the client leaves: it may be paying."""
+    # Not in a task group, which would cancel it; this waits for its end in any case.
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)

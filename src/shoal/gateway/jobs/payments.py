@@ -1,6 +1,6 @@
-"""The port to whoever collects payments that come with a request, from elsewhere.
+"""The port to payment services, which collect payments that come with a request.
 
-Without anybody nothing is due: what jobs cost then only goes through the accounts.
+Without one, prices of jobs are only charged to accounts.
 """
 
 from collections.abc import Awaitable, Callable
@@ -12,10 +12,10 @@ from shoal.domain.errors import PaymentDue
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What is to be paid, and for what.
+    """The price of a request.
 
-    ``headers`` are those of the request, by their names in lower case: what pays is
-    among them.
+    ``headers`` are the request's, with names in lower case; one of them carries the
+    payment.
     """
 
     url: str
@@ -26,19 +26,19 @@ class Charge:
 
 @dataclass(frozen=True, slots=True)
 class SettledPayment:
-    """A payment that was taken; ``headers`` tell the payer so."""
+    """A settled payment; ``headers`` confirm it to the payer."""
 
-    reference: str  # what it is known by where it was made
+    reference: str  # its id where it was made
     headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedPayment:
-    """A payment that is good, as far as can be told before it is taken.
+    """A verified payment that is not settled yet.
 
-    ``settle`` takes it, once.  It raises PaymentDue if that fails, and PaymentsDown if
-    whoever collects cannot be asked.  ``used`` is what to raise of one that turns out
-    to have paid for something else.
+    ``settle`` settles it, once.  It raises PaymentDue if that fails, and PaymentsDown
+    if the payment service is unavailable.  ``used`` is the error for a payment that was
+    used before.
     """
 
     settle: Callable[[], Awaitable[SettledPayment]]
@@ -46,13 +46,13 @@ class OfferedPayment:
 
 
 class Payments(Protocol):
-    """Collects payments."""
+    """A payment service."""
 
     async def verify(self, charge: Charge) -> OfferedPayment | None:
         """Return the payment that a request offers; None if nothing is due.
 
-        Raises PaymentDue if there is none, or it is no good, and PaymentsDown if
-        whoever collects cannot be asked now.
+        Raises PaymentDue if the payment is missing or invalid, and PaymentsDown if the
+        service is unavailable.
         """
         ...
 
@@ -60,7 +60,7 @@ class Payments(Protocol):
 
 
 class NoPayments:
-    """Nothing is ever due."""
+    """No payment service: nothing is ever due."""
 
     async def verify(self, charge: Charge) -> None:
         return None

@@ -1,4 +1,4 @@
-"""Receipts over HTTP, and proofs about the log that they stand in."""
+"""The API of receipts, and of proofs about their log."""
 
 from typing import Annotated
 
@@ -24,27 +24,27 @@ from shoal.ledger.merkle import (
 from shoal.ledger.outputs import output_of
 from shoal.store.ledger import LoggedReceipt, LogHead
 
-LISTED_MAX = 1000  # receipts in one answer
-SIZE_MAX = 2**53  # receipts in a log: more than there can be, and fewer than SQL bears
+LISTED_MAX = 1000  # receipts in one response
+SIZE_MAX = 2**53  # receipts in a log: more than possible, and valid in SQL
 
 Size = Annotated[int, msgspec.Meta(ge=0, le=SIZE_MAX)]
 
 
 class ReceiptQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How many receipts to list, the newest first."""
+    """How many receipts to list, newest first."""
 
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
 
 
 class GrowthQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Between which checkpoints, by their sizes; ``to`` is the newest unless given."""
+    """Two checkpoints by their sizes; ``to`` is the newest unless given."""
 
     since: Size
     to: Size | msgspec.UnsetType = msgspec.UNSET
 
 
 class ReceiptInfo(msgspec.Struct, frozen=True):
-    """What a receipt says.  Money is in micro-dollars, ``at`` in Unix seconds."""
+    """A receipt.  Money is in micro-dollars, ``at`` in Unix seconds."""
 
     index: int
     job_id: JobId
@@ -65,7 +65,7 @@ class ReceiptList(msgspec.Struct, frozen=True):
 
 
 class ReceiptLog(msgspec.Struct, frozen=True):
-    """The log as it is now.  ``public_key`` is hexadecimal, and what to verify with."""
+    """The current log.  ``public_key``, in hexadecimal, verifies its signatures."""
 
     public_key: str
     size: int
@@ -84,12 +84,11 @@ async def list_receipts(
 async def export_receipt(
     gateway: Gateway, request: web.Request, caller: ApiCaller
 ) -> web.Response:
-    made = await export_bundle(gateway, job_id_in(request), caller)
-    return json_bytes_response(bundle.write(made))
+    exported = await export_bundle(gateway, job_id_in(request), caller)
+    return json_bytes_response(bundle.write(exported))
 
 
 async def show_log(gateway: Gateway, request: web.Request) -> web.Response:
-    # No key is asked for: it is for those who do not take our word for it.
     head = await gateway.store.ledger.head()
     key = gateway.hub.public_key.hex()
     if head is None:
@@ -117,7 +116,7 @@ async def show_growth(gateway: Gateway, request: web.Request) -> web.Response:
 async def export_bundle(
     gateway: Gateway, job_id: JobId, caller: ApiCaller
 ) -> ReceiptBundle:
-    """Return a job's newest receipt with its proof, and the output if it is still kept.
+    """Return a job's newest receipt with its proof, and the output if it is stored.
 
     Raises NotFound, Forbidden, StoreError.
     """
@@ -155,7 +154,7 @@ async def export_bundle(
 
 
 def receipt_info(filed: LoggedReceipt) -> ReceiptInfo:
-    """Return what a receipt says, for people and programs to read."""
+    """Return a receipt's claims, as JSON shows them."""
     claims = filed.claims
     return ReceiptInfo(
         filed.index,

@@ -1,4 +1,4 @@
-"""Jobs as they are committed over HTTP: accepted, and paid for where that is asked."""
+"""Submits jobs over HTTP, and collects their payment where one is due."""
 
 from functools import partial
 from urllib.parse import urlsplit
@@ -37,7 +37,7 @@ EMPTY_OBJECT = EmptyObject()
 
 
 class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
-    """That nobody may have a private job."""
+    """The response to a private job that no worker may run."""
 
     error: str = NO_TRUSTED_WORKER
     job_id: str
@@ -46,10 +46,10 @@ class NoTrustedWorker(msgspec.Struct, frozen=True, kw_only=True):
 async def read_json_body(
     gateway: Gateway, request: web.Request, size_max: int = BODY_MAX
 ) -> bytes:
-    """Return a body in JSON; of another type it counts as empty, as in the original.
+    """Return the body of a JSON request; empty for other types, as in the original.
 
-    That also keeps web pages out, which send no JSON elsewhere without being let.
-    Raises as ``BodyReader.read`` does.
+    This also rejects web pages: browsers send JSON to other origins only if these allow
+    it.  Raises what ``BodyReader.read`` does.
     """
     if request.content_type != BODY_TYPE:
         return b""
@@ -75,7 +75,7 @@ async def commit_job(
         job_id = await accepting
     except PaymentDue as error:
         record_of(request).error = error_status(error).code
-        # Its clients read the header; the original's body is empty as well.
+        # Clients read the header; the original's body is empty as well.
         answer = json_response(EMPTY_OBJECT, 402)
         answer.headers.update(error.headers)
         return answer
@@ -89,7 +89,7 @@ async def commit_job(
 async def _submit(
     gateway: Gateway, request: web.Request, caller: ApiCaller, job: Job
 ) -> JobId:
-    """Hand a job over; return its id, which is an earlier one's if that is the same."""
+    """Submit a job; return its id, or that of the job with its idempotency key."""
     paying = partial(pay, gateway, request, caller)
     with exclusive_payment(gateway, job):
         async with gateway.access.submit(job, caller, paying) as reader:

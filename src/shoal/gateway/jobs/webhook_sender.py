@@ -1,4 +1,4 @@
-"""Calls the webhooks of jobs that have ended, until each knows or is given up."""
+"""Delivers webhooks of ended jobs, with retries."""
 
 import asyncio
 import logging
@@ -35,17 +35,17 @@ from shoal.store.port import Store, StoredJob
 from shoal.store.webhooks import DeliveryState, WebhookDelivery
 from shoal.transports.clock import Clock
 
-ANSWER_TIMEOUT = 10.0  # seconds, with the look-up of the name and all
-CONCURRENT_MAX = 8  # calls; each holds a job's result, 16 MiB at most
-CONCURRENT_PER_HOST_MAX = 2  # so that one that does not answer leaves room for others
+ANSWER_TIMEOUT = 10.0  # seconds, including name resolution
+CONCURRENT_MAX = 8  # deliveries; each holds a job's result of at most 16 MiB
+CONCURRENT_PER_HOST_MAX = 2  # a host that does not answer leaves room for others
 ERROR_MAX = 300  # characters of an error that are kept
 
 ACCEPTED = range(200, 300)
-GONE = 410  # Standard Webhooks: this receiver wants no more
+GONE = 410  # Standard Webhooks: the receiver has unsubscribed
 REDIRECTS = range(300, 400)
 
 Render: TypeAlias = Callable[[StoredJob], Awaitable[bytes]]
-"""Writes a job as ``GET /v1/jobs/{id}`` shows it."""
+"""Encodes a job as ``GET /v1/jobs/{id}`` shows it."""
 
 log = logging.getLogger("shoal.webhooks")
 
@@ -53,15 +53,15 @@ log = logging.getLogger("shoal.webhooks")
 @dataclass(frozen=True, slots=True)
 class _Failure:
     why: str
-    final: bool = False  # whether trying again would be no use
+    final: bool = False  # whether a retry is useless
 
 
 class WebhookSender:
-    """Tells webhooks of the end of their jobs, at least once each.
+    """Delivers the webhook of each ended job, at least once.
 
-    What is to be told stands in the store, so that it is told after a restart as well;
-    ``hub`` says when there is more.  ``chance`` draws numbers from 0 to 1, and
-    ``answer_timeout`` is how many seconds a receiver has for its answer.
+    Deliveries are in the store, and so survive a restart; facts of ``hub`` announce new
+    ones.  ``chance`` draws numbers from 0 to 1, and ``answer_timeout`` is the number of
+    seconds in which a receiver must answer.
     """
 
     def __init__(
@@ -81,9 +81,7 @@ class WebhookSender:
         self._chance = chance
         self._answer_timeout = answer_timeout
         self._wake = asyncio.Event()
-        self._in_flight: dict[
-            JobId, str
-        ] = {}  # jobs whose calls are under way, by host
+        self._in_flight: dict[JobId, str] = {}  # the hosts of deliveries in progress
         self._expected = {
             job_id
             for job_id, opened in hub.pool.jobs.items()
@@ -92,7 +90,7 @@ class WebhookSender:
         hub.subscribe(self._on_fact)
 
     async def run(self) -> None:
-        """Call until cancelled, or until the store fails."""
+        """Deliver until cancelled, or until the store fails."""
         try:
             async with self._session() as session, asyncio.TaskGroup() as tasks:
                 while True:
@@ -114,26 +112,26 @@ class WebhookSender:
                     self._expected.remove(fact.job_id)
                     self._wake.set()
             case _:
-                pass  # of no interest to anybody outside
+                pass  # not the end of a job
 
     def _session(self) -> ClientSession:
         connector = TCPConnector(
             limit=CONCURRENT_MAX,
-            # Names are looked up for each call: receivers move, and seconds matter not.
+            # Resolve the name for each delivery: receivers move.
             use_dns_cache=False,
             force_close=True,
             socket_factory=SOCKET_FACTORIES[self._egress_policy],
         )
         return ClientSession(
             connector=connector,
-            timeout=ClientTimeout(total=None),  # each call has a scope of its own
+            timeout=ClientTimeout(total=None),  # each delivery has its own timeout
             headers={"User-Agent": f"Shoal/{shoal.__version__}"},
         )
 
     async def _start_due(
         self, session: ClientSession, tasks: asyncio.TaskGroup
     ) -> None:
-        """Begin what is due, as far as there is room for it."""
+        """Start due deliveries, within the limits."""
         while free := CONCURRENT_MAX - len(self._in_flight):
             due = await self._store.webhooks.due(
                 self._clock.wall(),
@@ -149,7 +147,7 @@ class WebhookSender:
                     tasks.create_task(self._deliver(session, tried))
 
     async def _wait_for_work(self) -> None:
-        """Wait until there may be something to begin."""
+        """Wait until a delivery may be due."""
         timer = None
         if len(self._in_flight) < CONCURRENT_MAX:
             first = await self._store.webhooks.next_due(
@@ -181,7 +179,7 @@ class WebhookSender:
     async def _attempt(
         self, session: ClientSession, call: WebhookDelivery
     ) -> _Failure | None:
-        """Tell a receiver; say what was in the way."""
+        """Send a message once; return the failure, if any."""
         stored = await self._store.job(call.job_id)
         if stored is None:
             return _Failure("the job was pruned", final=True)
@@ -206,7 +204,7 @@ class WebhookSender:
     async def _record_attempt(
         self, tried: DeliveryState, failure: _Failure | None
     ) -> None:
-        """Write down how a call went, and when to try again."""
+        """Store and log the result of an attempt, and schedule the next."""
         job_id, host, attempts = (
             tried.delivery.job_id,
             tried.delivery.host,
@@ -238,12 +236,12 @@ def _failure_of(status: int) -> _Failure | None:
 
 
 def _reason(error: Exception) -> str:
-    """Say what went wrong without the URL, for there may be secrets in it."""
+    """Describe an error without the URL, which may contain secrets."""
     match error:
         case InvalidURL():
-            reason = "the address is no good"
+            reason = "invalid address"
         case ClientConnectorCertificateError():
-            reason = f"the certificate is no good: {error.certificate_error}"
+            reason = f"invalid certificate: {error.certificate_error}"
         case ClientConnectorError(os_error=ConnectionRefusedError()):
             reason = "connection refused"
         case ClientConnectorError():

@@ -1,4 +1,4 @@
-"""Messages that tell of the end of a job, signed, and when to try again.
+"""Signed webhook messages about ended jobs, and the schedule of retries.
 
 Source: Standard Webhooks 1.0 (standardwebhooks.com), the symmetric signature ``v1``.
 """
@@ -18,13 +18,13 @@ from shoal.pool.lifecycle import JobState
 from shoal.store.port import StoredJob
 from shoal.store.webhooks import DeliveryState
 
-BASE64_PREFIX = "whsec_"  # before a secret that is written in base64
+BASE64_PREFIX = "whsec_"  # marks a secret in base64
 
-# Five times as long each time: eight attempts take 27 hours, about.
+# Delays grow fivefold: eight attempts take about 27 hours.
 ATTEMPTS_MAX = 8
 FIRST_DELAY = 5.0  # seconds
 GROWTH = 5.0
-SPREAD = 0.2  # part of a pause, up or down, so that not all come back together
+SPREAD = 0.2  # random share of a delay, up or down, so that retries spread out
 
 MESSAGE_TYPES: Mapping[JobState, str] = {
     JobState.DONE: "job.completed",
@@ -35,7 +35,7 @@ MESSAGE_TYPES: Mapping[JobState, str] = {
 
 
 class WebhookMessage(msgspec.Struct, frozen=True):
-    """What a webhook is told; ``data`` is the job as ``GET /v1/jobs/{id}`` shows it."""
+    """The body of a message; ``data`` is the job as ``GET /v1/jobs/{id}`` shows it."""
 
     id: str
     type: str
@@ -44,12 +44,12 @@ class WebhookMessage(msgspec.Struct, frozen=True):
 
 
 def message_id(job_id: JobId) -> str:
-    """Return what a message is known by, however often it is sent."""
+    """Return the id of a job's message, the same for each attempt."""
     return f"msg_{job_id}"
 
 
 def encode_message(ended: StoredJob, data: bytes) -> bytes:
-    """Return the body that tells of a job that has ended."""
+    """Encode the message about an ended job."""
     assert ended.ended_at is not None, f"{ended.job.id} has not ended"
     return msgspec.json.encode(
         WebhookMessage(
@@ -62,9 +62,9 @@ def encode_message(ended: StoredJob, data: bytes) -> bytes:
 
 
 def signed_headers(job_id: JobId, body: bytes, secret: str, at: int) -> dict[str, str]:
-    """Return the headers that a message is sent with, signed; ``at`` is Unix seconds.
+    """Return the headers of a message, with its signature; ``at`` is Unix seconds.
 
-    Raises InvalidRequest as ``key_of`` does.
+    Raises InvalidRequest as ``signing_key`` does.
     """
     name = message_id(job_id)
     signed = b"%s.%d.%s" % (name.encode(), at, body)
@@ -78,9 +78,9 @@ def signed_headers(job_id: JobId, body: bytes, secret: str, at: int) -> dict[str
 
 
 def signing_key(secret: str) -> bytes:
-    """Return the key that a secret stands for: ``whsec_`` and base64, or any text.
+    """Return the key of a secret: ``whsec_`` and base64, or any text.
 
-    Raises InvalidRequest if it is said to be base64 and is not.
+    Raises InvalidRequest for ``whsec_`` without valid base64.
     """
     if not secret.startswith(BASE64_PREFIX):
         return secret.encode("utf-8", "surrogatepass")
@@ -97,7 +97,7 @@ def signing_key(secret: str) -> bytes:
 
 
 def describe_delivery(tried: DeliveryState) -> str:
-    """Say in a line how far telling a webhook has come; its URL is not in it."""
+    """Describe the state of a delivery in a line, without its URL."""
     host, attempts = tried.delivery.host, tried.attempts
     what = f"webhook at {host}"
     if tried.due_at is not None and tried.error is None:
@@ -113,9 +113,9 @@ def describe_delivery(tried: DeliveryState) -> str:
 
 
 def retry_delay(attempts: int, chance: float) -> float | None:
-    """Return the seconds until the next attempt; None: there is none.
+    """Return the seconds until the next attempt; None if there is none.
 
-    ``attempts`` have failed, one at least; ``chance`` is from 0 to 1.
+    ``attempts`` is the number of failed ones, at least 1; ``chance`` is from 0 to 1.
     """
     if attempts >= ATTEMPTS_MAX:
         return None

@@ -1,8 +1,8 @@
-"""Payments by x402: a signed one in a header, which a facilitator checks and settles.
+"""x402 payments: signed payments in a header, which a facilitator settles.
 
 Source: x402, protocol version 2, scheme ``exact``, HTTP transport (x402.org), and
 exchanges recorded with the original coordinator.  The package ``x402`` is an extra:
-import this module only where payments are wanted.
+import this module only where payments are configured.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ SIGNATURE = "payment-signature"
 
 EXACT = "exact"
 MICROS = 6  # decimals of a micro-dollar
-PAY_WITHIN = 300  # seconds that a payment may take, as the payer is told
+PAY_WITHIN = 300  # seconds that a payment is valid
 FACILITATOR_TIMEOUT = 60.0  # seconds: settling waits for a chain
 REFERENCE_MAX = 256  # characters
-ERROR_MAX = 300  # characters of a facilitator's words that are passed on
+ERROR_MAX = 300  # characters of a facilitator's error
 
 UNPAID = "Payment required"
 UNREADABLE = "PAYMENT-SIGNATURE: expected an x402 version 2 payment, JSON in base64"
@@ -57,11 +57,11 @@ log = logging.getLogger("shoal.payments")
 
 @dataclass(frozen=True, slots=True)
 class Seller:
-    """Who is paid, where, and in what.
+    """The recipient of payments, its network and its asset.
 
-    ``network`` is a CAIP-2 name, ``asset`` a token worth a dollar with so many
-    ``decimals``, and ``extra`` what payers need to know of it: on EVM chains the
-    ``name`` and ``version`` of its EIP-712 domain.
+    ``network`` is a CAIP-2 name, ``asset`` a token worth a dollar with ``decimals``,
+    and ``extra`` what payers need to know about it: on EVM chains the ``name`` and
+    ``version`` of its EIP-712 domain.
     """
 
     facilitator: str  # its URL
@@ -79,7 +79,7 @@ class Seller:
 
 
 class _ExactScheme:
-    """The scheme ``exact`` on any chain: who checks payments is the facilitator."""
+    """The scheme ``exact`` on any chain; the facilitator verifies payments."""
 
     scheme = EXACT
     default_asset_transfer_method = "default"
@@ -97,16 +97,16 @@ class _ExactScheme:
         supported_kind: SupportedKind,
         extensions: list[str],
     ) -> PaymentRequirements:
-        # On Solana the facilitator pays the network's fee, and is named for that.
+        # On Solana the facilitator pays the network's fee, and payers must name it.
         if (payer := (supported_kind.extra or {}).get("feePayer")) is not None:
             requirements.extra["feePayer"] = payer
         return requirements
 
 
 class X402Payments:
-    """Asks for x402 payments to a ``seller``.
+    """Collects x402 payments to a ``seller``.
 
-    What the facilitator can do is asked when it is first needed, and again until it
+    Fetches the facilitator's capabilities at the first payment, and again until it
     answers.  Close it when done.
     """
 
@@ -123,9 +123,9 @@ class X402Payments:
         self._ready = False
 
     async def prepare(self) -> None:
-        """Ask the facilitator what it can do, unless it has said so.
+        """Fetch the facilitator's capabilities, unless they are known.
 
-        Raises PaymentsDown, or ConfigError if it cannot do what is needed.
+        Raises PaymentsDown, or ConfigError if it does not support the seller's network.
         """
         if self._ready:
             return
@@ -229,7 +229,7 @@ def _payments_down(error: Exception, more: str = "") -> PaymentsDown:
 
 
 def _payload(header: str) -> PaymentPayload | None:
-    """Read a payment; None if it is none, or of another version."""
+    """Decode a payment; None if it is invalid, or of another version."""
     try:
         payload: Any = decode_payment_signature_header(header)
     except (ValueError, AttributeError, RecursionError):
