@@ -23,7 +23,6 @@ CATCHES_ALL = {
     "peers/connections.py",
     "transports/driver.py",
     "peers/membership.py",
-    "peers/worker_session.py",
     "peers/relay.py",
     "tasks/child.py",
     "tasks/invocation.py",

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from protocols.settings import SIGNER, setting
+from shoal.coordinator.admission import WorkerAdmission
+from shoal.coordinator.credential_cache import CredentialCache
 from shoal.coordinator.hub import Hub
 from shoal.domain.errors import ShoalError
 from shoal.domain.facts import (
@@ -22,13 +24,14 @@ from shoal.domain.facts import (
 )
 from shoal.domain.ids import JobId
 from shoal.domain.work import Chat, Job, TimeLimits
-from shoal.peers.worker_session import serve_worker
+from shoal.peers.connections import PeerConnections
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.store.ledger import NO_ENTRIES, LedgerEntries
 from shoal.store.port import RecordedFact
 from shoal.store.sqlite import SqliteStore
 from shoal.transports.clock import LoopClock
+from shoal.transports.driver import ConnectionEnd
 from simulation import virtual
 from transports.memory_links import MemoryLink
 
@@ -65,7 +68,7 @@ class Node:
     """A node that does its work a word a turn."""
 
     link: MemoryLink
-    serving: asyncio.Task[None]
+    serving: asyncio.Task[ConnectionEnd]
     read: int = 0  # texts
     running: dict[int, Iterator[str]] = field(default_factory=dict)
 
@@ -106,6 +109,10 @@ class Table:
         self.hub = Hub(
             self.store, self.clock, lambda: JobId(f"job{next(numbers)}"), SIGNER
         )
+        keys = self.store.keys
+        tokens = CredentialCache("join token", (), keys.tokens)
+        admission = WorkerAdmission(tokens, keys, self.clock)
+        self.peers = PeerConnections(self.hub, self.clock, admission)
         (self._route,) = endpoints(Config(), setting())
         self.nodes: dict[str, Node] = {}
         self.all_nodes: list[Node] = []
@@ -119,9 +126,7 @@ class Table:
             UpgradeRequest("/ws", query, EXTENDED), self.clock.now()
         )
         link = MemoryLink()
-        serving = asyncio.create_task(
-            serve_worker(self.hub, self.clock, "w", accepted.session, link)
-        )
+        serving = asyncio.create_task(self.peers.serve("w", accepted.session, link))
         self.nodes[name] = Node(link, serving)
         self.all_nodes.append(self.nodes[name])
 

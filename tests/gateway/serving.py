@@ -28,7 +28,7 @@ from shoal.gateway.http.access import Access, key_cache
 from shoal.gateway.http.authentication import Keyring
 from shoal.gateway.jobs.egress_policy import EgressPolicy
 from shoal.gateway.jobs.payments import NO_PAYMENTS, Payments
-from shoal.peers.worker_session import serve_worker
+from shoal.peers.connections import PeerConnections
 from shoal.protocols import discover
 from shoal.protocols.seam.endpoints import UpgradeRequest, WebSocketRoute
 from shoal.store.blobs import BlobFiles
@@ -230,6 +230,7 @@ async def eventually(condition: Callable[[], bool]) -> None:
 def _upgrades(
     hub: Hub, clock: LoopClock, door: WorkerAdmission, wires: Mapping[str, Any]
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    peers = PeerConnections(hub, clock, door)
     routes = []
     for name, protocol in discover().items():
         config = wires.get(name) or protocol.config()
@@ -257,8 +258,7 @@ def _upgrades(
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
-        with door.track(accepted.grant, link):
-            await serve_worker(hub, clock, wire, accepted.session, link)
+        await peers.serve(wire, accepted.session, link)
         return response
 
     return upgrade

@@ -30,7 +30,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.work import Feature
 from shoal.domain.worker import MachineHealth, WorkerLoad
-from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, REPLACED
+from shoal.peers.connections import ANNOUNCE_INTERVAL, PEERS_MAX, RENAME
 from shoal.peers.inbound_jobs import WaitForRoom
 from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
@@ -102,7 +102,7 @@ def test_newer_peer_of_a_name_takes_the_place_of_the_older() -> None:
 
         await says(other, "z", PeerJoined("mac"), OffersChanged((offer("n"),)))
 
-        assert line.heard("a", Dismiss) == [Dismiss(REPLACED)]
+        assert line.heard("a", Dismiss) == [Dismiss(RENAME)]
         assert here.workers == ["wire:mac/n"]
         (run,) = other.heard("z", RunJob)
         assert run.lease == 2

@@ -1,6 +1,6 @@
 """Both ends of one connection, tied together without a network."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import TypeVar
@@ -20,6 +20,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Feature, JobKind
 from shoal.domain.worker import ServedModel
 from shoal.ledger.keys import Signer
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.context import Dialer, WorkerProfile
 from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
@@ -106,6 +107,15 @@ class Pair:
         return heard
 
 
+@dataclass
+class AcceptedWorker:
+    """What an endpoint answers a worker, and its session without peers."""
+
+    session: CoordinatorEnd
+    headers: Mapping[str, str] = field(default_factory=dict)
+    grant: AdmissionGrant = NO_JOIN_TOKEN
+
+
 def streams(protocol: AnyWireProtocol) -> bool:
     """Say whether the wire carries answers piece by piece."""
     _, heard = connect(protocol)
@@ -129,14 +139,14 @@ def connect(
 
 def _met(
     protocol: AnyWireProtocol, member: WorkerProfile, now: float
-) -> tuple[Dialer, AcceptedConnection]:
+) -> tuple[Dialer, AcceptedWorker]:
     """Connect a worker, on a port of the wire's own if it has one."""
     endpoints = protocol.endpoints(protocol.config(), setting(START))
     for endpoint in endpoints:
         if isinstance(endpoint, Listener):
             dialer = protocol.dial("tcp://127.0.0.1:8000", member)
             session = endpoint.accept("127.0.0.1", now)
-            return dialer, AcceptedConnection(OneWorker(session))
+            return dialer, AcceptedWorker(OneWorker(session))
     (route,) = endpoints
     assert isinstance(route, WebSocketRoute)
     dialer = protocol.dial(f"{min(protocol.schemes)}://127.0.0.1:8000", member)
@@ -144,18 +154,20 @@ def _met(
     headers = {name.lower(): value for name, value in dialer.headers.items()}
     hello = UpgradeRequest(url.path, url.query, headers)
     assert route.claims(hello)
-    return dialer, route.accept(hello, now)
+    return dialer, as_worker(route.accept(hello, now))
 
 
 class OneWorker:
-    """A connection on which there could be many peers, with one that has one model."""
-
-    accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
+    """A session with peers, as its only one sees it: a worker with one model."""
 
     def __init__(self, crowd: MultiPeerSession) -> None:
         self._crowd = crowd
         self._peer = ""
         self._name = ""
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return self._crowd.accepts & {RunJob, CancelJob, Dismiss}
 
     @property
     def deadline(self) -> float | None:
@@ -170,7 +182,9 @@ class OneWorker:
     def tick(self, now: float) -> Sequence[Event | Output]:
         return self._heard(self._crowd.tick(now))
 
-    def _heard(self, outputs: Sequence[PeerMessage | Output]) -> list[Event | Output]:
+    def _heard(
+        self, outputs: Sequence[PeerMessage | Output]
+    ) -> tuple[Event | Output, ...]:
         heard: list[Event | Output] = []
         for output in outputs:
             if not isinstance(output, PeerMessage):
@@ -187,7 +201,13 @@ class OneWorker:
                     raise AssertionError("a worker asks for nothing")
                 case event:
                     heard.append(event)
-        return heard
+        return tuple(heard)
+
+
+def as_worker(accepted: AcceptedConnection) -> AcceptedWorker:
+    """Return a connection on which there is one worker as if it had no peers."""
+    session = OneWorker(accepted.session)
+    return AcceptedWorker(session, accepted.headers, accepted.grant)
 
 
 def somebody(name: str, model: str) -> WorkerProfile:

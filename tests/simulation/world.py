@@ -27,7 +27,6 @@ from shoal.domain.work import Chat, Job, Priority, TimeLimits
 from shoal.domain.worker import Offer, ServedModel
 from shoal.ledger.keys import Signer
 from shoal.peers.connections import PeerConnections
-from shoal.peers.worker_session import serve_worker
 from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import Dialer, ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener, UpgradeRequest, WebSocketRoute
@@ -161,12 +160,7 @@ class World:
         self, url: str, headers: Mapping[str, str], wire: Wire
     ) -> tuple[Coroutine[None, None, object], Mapping[str, str]]:
         """Return what serves a new connection, and the headers of the answer."""
-        hub, clock, name, now = (
-            self.hub,
-            self.clock,
-            self.protocol.name,
-            self.clock.now(),
-        )
+        name, now = self.protocol.name, self.clock.now()
         if isinstance(self._endpoint, Listener):
             session = self._endpoint.accept("coordinator", now)
             return self._crowds.serve(name, session, wire.coordinator), {}
@@ -174,9 +168,7 @@ class World:
         lower = {name.lower(): value for name, value in headers.items()}
         accepted = self._endpoint.accept(UpgradeRequest(path, query, lower), now)
         answer = {name.lower(): value for name, value in accepted.headers.items()}
-        return serve_worker(
-            hub, clock, name, accepted.session, wire.coordinator
-        ), answer
+        return self._crowds.serve(name, accepted.session, wire.coordinator), answer
 
     async def work(self, name: str, model: str, *, continues: bool) -> None:
         """Be a worker until cancelled, which is how it is killed."""

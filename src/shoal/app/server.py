@@ -140,7 +140,7 @@ async def run_coordinator(
         sharing = await finally_.enter_async_context(LibraryServer(settings.library))
         policy = PeerJobPolicy(settings.limits, settings.prices, settings.moderation)
         peers = PeerConnections(hub, clock, admission, policy, sharing)
-        websockets = WebSocketRouter(hub, clock, admission, endpoints, peers.serve)
+        websockets = WebSocketRouter(clock, admission, endpoints, peers.serve)
         app = make_app(gateway, websockets.handle)
         tls = _tls_identity(settings)
         network = NetworkContext(

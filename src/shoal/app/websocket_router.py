@@ -7,13 +7,10 @@ from typing import Any
 
 from aiohttp import web
 
-from shoal.coordinator.admission import POLICY_VIOLATION, WorkerAdmission
-from shoal.coordinator.hub import Hub
-from shoal.domain.errors import NotAdmitted, Refused
+from shoal.coordinator.admission import WorkerAdmission
+from shoal.domain.errors import Refused
 from shoal.peers.relay import RelayRunner, ServeSession, run_relay_member
-from shoal.peers.worker_session import serve_worker
 from shoal.protocols.seam.endpoints import (
-    AcceptedConnection,
     UpgradeRequest,
     WebSocketRoute,
 )
@@ -21,7 +18,6 @@ from shoal.protocols.seam.protocol import Endpoint
 from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
-from shoal.transports.link import Link
 
 CLOSE_TIMEOUT = 3.0  # seconds that workers' connections get to end
 RELAYED_IDLE_MAX = 120.0  # seconds that a switched connection may be silent
@@ -33,22 +29,21 @@ log = logging.getLogger("shoal.upgrades")
 class WebSocketRouter:
     """All WebSocket connections, from the request that opens one to its end.
 
-    Of the endpoints, each with its wire's name, those count that are for WebSockets.
-    ``serve`` runs the coordinator's own sessions at its switches.
+    Args:
+        endpoints: all endpoints, each with its wire's name.  Only routes are used.
+        serve: runs a session over its link until the connection ends.
     """
 
     def __init__(
         self,
-        hub: Hub,
         clock: Clock,
         door: WorkerAdmission,
         endpoints: Iterable[tuple[str, Endpoint]],
         serve: ServeSession,
     ) -> None:
-        self._hub = hub
         self._clock = clock
         self._admission = door
-        self._serve_own = serve
+        self._serve = serve
         self._tasks: asyncio.TaskGroup | None = None
         self._serving: set[asyncio.Task[object]] = set()
         self._relay_members: list[asyncio.Task[None]] = []
@@ -75,7 +70,7 @@ class WebSocketRouter:
             assert isinstance(route, RelayRoute), "others have no switching"
             if route.local_member is not None:
                 own = run_relay_member(
-                    switching, wire, route.local_member, self._serve_own, self._clock
+                    switching, wire, route.local_member, self._serve, self._clock
                 )
                 self._relay_members.append(tasks.create_task(own))
 
@@ -126,13 +121,16 @@ class WebSocketRouter:
             # Browsers and most clients see a close code, but no HTTP status.
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
-            _log_refusal(wire, link, refused)
+            log.warning(
+                "refused wire=%s peer=%s reason=%r", wire, link.peer, str(refused)
+            )
             return response
+        # Before the answer, so that a client gets an HTTP error if the store fails.
         await self._admission.record_use(accepted.grant)
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
         )
-        await self._run_in_task(self._serve(wire, accepted, link), tasks)
+        await self._run_in_task(self._serve(wire, accepted.session, link), tasks)
         return response
 
     async def _relay(
@@ -158,15 +156,3 @@ class WebSocketRouter:
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)
         await asyncio.shield(serving)
-
-    async def _serve(self, wire: str, accepted: AcceptedConnection, link: Link) -> None:
-        try:
-            with self._admission.track(accepted.grant, link):
-                await serve_worker(self._hub, self._clock, wire, accepted.session, link)
-        except NotAdmitted as error:
-            await link.close(POLICY_VIOLATION, str(error))
-            _log_refusal(wire, link, error)
-
-
-def _log_refusal(wire: str, link: Link, error: Exception) -> None:
-    log.warning("refused wire=%s peer=%s reason=%r", wire, link.peer, str(error))

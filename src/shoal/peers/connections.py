@@ -3,11 +3,18 @@
 import asyncio
 import logging
 
-from shoal.coordinator.admission import WorkerAdmission
+from shoal.coordinator.admission import POLICY_VIOLATION, WorkerAdmission
 from shoal.coordinator.hub import GOING_AWAY, Hub
 from shoal.domain.errors import NotAdmitted, StoreError
 from shoal.domain.facts import Fact, WorkerFact, WorkerLoadChanged
-from shoal.domain.vocabulary import Dismiss, Draining, Event, LoadChanged, OffersChanged
+from shoal.domain.vocabulary import (
+    AnswerChunk,
+    Dismiss,
+    Draining,
+    Event,
+    LoadChanged,
+    OffersChanged,
+)
 from shoal.peers.inbound_jobs import DEFAULT_POLICY, PeerJobPolicy
 from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_models import NAME_MAX
@@ -32,8 +39,10 @@ from shoal.transports.link import Link
 from shoal.transports.local_link import LocalLink
 
 ANNOUNCE_INTERVAL = 1.0  # seconds from one word about ourselves to the next
+OWN_STATE = frozenset({OffersChanged, LoadChanged, Draining})
 PEERS_MAX = 4096  # peers of one connection
-REPLACED = "replaced by a newer connection of this name: choose another --name"
+REPLACED = "replaced by a newer connection"
+RENAME = f"{REPLACED} of this name: choose another --name"
 INTERNAL_ERROR = ConnectionEnd(
     "internal error", 1011, "internal error"
 )  # RFC 6455, section 7.4.1
@@ -62,6 +71,7 @@ class PeerConnections:
         self.admission = door
         self.rejoining: set[RemotePeer] = set()  # with models that are to join anew
         self._connections: set[_PeerConnection] = set()
+        self._audience: set[_PeerConnection] = set()  # that can be told about us
         self._peers: dict[str, RemotePeer] = {}  # by wire and name
         self._draining: Draining | None = None
         self._offered: OffersChanged | None = None  # None: has to be found out
@@ -86,6 +96,8 @@ class PeerConnections:
         log.log(level, "connected wire=%s peer=%s", wire, link.peer)
         end = ConnectionEnd("cut off")
         self._connections.add(crowd)
+        if not OWN_STATE.isdisjoint(session.accepts):
+            self._audience.add(crowd)
         try:
             end = await crowd.run()
         except Exception:
@@ -95,6 +107,7 @@ class PeerConnections:
             await link.close(end.code, end.text)
         finally:
             self._connections.discard(crowd)
+            self._audience.discard(crowd)
             reason = end.reason
             parted = "disconnected wire=%s peer=%s reason=%r"
             log.log(level, parted, wire, link.peer, reason)
@@ -103,7 +116,7 @@ class PeerConnections:
     def drain(self, reason: str) -> None:
         """Tell all peers that nothing new is taken; the hub refuses it in any case."""
         self._draining = Draining(reason)
-        for crowd in self._connections:
+        for crowd in self._audience:
             crowd.broadcast(self._draining)
 
     def disconnect_all(self, reason: str) -> None:
@@ -116,7 +129,7 @@ class PeerConnections:
     def admit(self, guest: RemotePeer) -> None:
         """Let a peer in, in the place of an older one of its name."""
         if (older := self._peers.get(guest.name)) is not None:
-            older.dismiss(REPLACED)
+            older.dismiss(REPLACED if guest.identity.sole_worker else RENAME)
         self._peers[guest.name] = guest
         guest.admit()
 
@@ -143,7 +156,7 @@ class PeerConnections:
             return
         if isinstance(fact, WorkerFact):
             self._offered = None
-        if self._timer is None and self._connections:
+        if self._timer is None and self._audience:
             # Later than the facts of the same batch, at any rate.
             when = max(self.clock.now(), self._announce_from)
             self._timer = self.clock.call_at(when, self._announce)
@@ -154,7 +167,7 @@ class PeerConnections:
         before, self._announced = self._announced, self.own_state()
         for word in self._announced:
             if word not in before:
-                for crowd in self._connections:
+                for crowd in self._audience:
                     crowd.broadcast(word)
 
 
@@ -165,7 +178,7 @@ class _PeerConnection:
         self, crowds: PeerConnections, wire: str, session: MultiPeerSession, link: Link
     ) -> None:
         self.driver: Driver[PeerMessage, ToPeer] = Driver(
-            session, link, crowds.clock, lambda said: self._on_message(said)
+            session, link, crowds.clock, self._on_message
         )
         self._connections = crowds
         self._wire = wire
@@ -178,10 +191,14 @@ class _PeerConnection:
         reason = "cut off"
         async with self._tasks:
             # Its first turn comes when the session has opened.
-            self._tasks.create_task(self._introduce())
+            if not OWN_STATE.isdisjoint(self.driver.accepts):
+                self._tasks.create_task(self._introduce())
             try:
                 end = await self.driver.run()
                 reason = end.reason
+            except Exception:
+                reason = INTERNAL_ERROR.reason
+                raise
             finally:
                 for key in list(self._peers):
                     self._remove(key, reason)
@@ -198,6 +215,9 @@ class _PeerConnection:
 
     def _on_message(self, said: PeerMessage) -> None:
         match said.message:
+            case AnswerChunk() as chunk:  # first: there is one for each token
+                if (guest := self._peers.get(said.peer)) is not None:
+                    guest.on_message(chunk)
             case PeerJoined():
                 self._on_joined(said.peer, said.message)
             case PeerLeft(reason):
@@ -222,14 +242,15 @@ class _PeerConnection:
             self._connections.rejoining.add,
             self._on_left,
         )
-        log.info("met peer=%r protection=%s", guest.name, met.protection.value)
+        level = logging.DEBUG if met.sole_worker else logging.INFO
+        log.log(level, "met peer=%r protection=%s", guest.name, met.protection.value)
         if met.grant.token_id:
             self._admitting[guest] = self._tasks.create_task(self._admit(guest))
         else:
             self._connections.admit(guest)
 
     def _why_refused(self, met: PeerJoined) -> str | None:
-        if not 0 < len(met.name) <= NAME_MAX:
+        if not met.sole_worker and not 0 < len(met.name) <= NAME_MAX:
             return f"a peer's name has 1 to {NAME_MAX} characters"
         if len(self._peers) >= PEERS_MAX:
             return f"{PEERS_MAX} peers are on this connection already"
@@ -245,14 +266,15 @@ class _PeerConnection:
                 await asyncio.get_running_loop().create_future()
         except (NotAdmitted, StoreError) as error:
             log.warning("refused peer=%r: %s", guest.name, error)
-            guest.dismiss(str(error))
+            await guest.close(POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:
         if (guest := self._peers.get(key)) is not None:
             guest.leave(reason)
 
     def _on_left(self, guest: RemotePeer, reason: str) -> None:
-        log.info("left peer=%r reason=%r", guest.name, reason)
+        level = logging.DEBUG if guest.identity.sole_worker else logging.INFO
+        log.log(level, "left peer=%r reason=%r", guest.name, reason)
         if self._peers.get(guest.key) is guest:
             del self._peers[guest.key]
         self._connections.on_left(guest)

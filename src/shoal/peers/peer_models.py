@@ -65,6 +65,8 @@ class PeerModel:
 
     def with_model_name(self, job: RunJob) -> RunJob:
         """Return a job for any model as one for this: the peer may have others."""
+        if self._models.is_sole_worker:
+            return job
         work, models = job.work, self._offer.models
         if isinstance(work, NamedWork) or work.model != ANY_MODEL or len(models) != 1:
             return job
@@ -100,7 +102,9 @@ class PeerModel:
 class PeerModels:
     """All models of one peer; ``name`` is the peer's, as it stands in workers' names.
 
-    ``peer`` is who is told what the hub has to say to any of them.
+    ``via`` is None for a peer that is one worker itself: it has one offer, and what it
+    says is about that, also if its job was given to another connection.  Messages of
+    the hub to any model go to ``peer``.
     """
 
     def __init__(
@@ -108,7 +112,7 @@ class PeerModels:
         hub: Hub,
         wire: str,
         name: str,
-        via: PeerRoute,
+        via: PeerRoute | None,
         peer: WorkerConnection,
         changed: Callable[[], None],
     ) -> None:
@@ -124,6 +128,11 @@ class PeerModels:
         self._load = WorkerLoad()
         self._draining: Draining | None = None
         self._warned = False
+
+    @property
+    def is_sole_worker(self) -> bool:
+        """Whether the peer is one worker, rather than one for each model."""
+        return self.via is None
 
     # From the peer.
 
@@ -165,7 +174,7 @@ class PeerModels:
     def on_result(self, word: Completed | Rejected | Failed) -> None:
         """Take the end of a job, or what is said of one that was cancelled."""
         number = (word.job_id, word.lease)
-        model = self._end(*number) or self._ended.get(word.job_id)
+        model = self._end(*number) or self._recent(word.job_id)
         if model is not None:
             model.port.on_event(word)
 
@@ -173,7 +182,7 @@ class PeerModels:
         """Take a receipt that comes apart from its answer."""
         job_id = word.job_id
         running = (m for (job, _), m in self._running.items() if job == job_id)
-        model = next(running, None) or self._ended.get(job_id)
+        model = next(running, None) or self._recent(job_id)
         if model is not None:
             model.port.on_event(word)
 
@@ -233,6 +242,9 @@ class PeerModels:
 
     def _usable(self, offers: tuple[Offer, ...]) -> dict[str, Offer]:
         """Return what can be used of some offers, by the name within the wire."""
+        if self.is_sole_worker:
+            (offer,) = offers
+            return {self._name: offer}
         sound: dict[str, Offer] = {}
         for offer in offers:
             model = ",".join(sorted(offer.models))
@@ -266,6 +278,12 @@ class PeerModels:
             beside = len(self._running) - jobs[model.id]
             queued = self._load.queued + beside
             model.update_load(replace(self._load, queued=queued))
+
+    def _recent(self, job_id: JobId) -> PeerModel | None:
+        """Return the model that a job was for which ran here before."""
+        if self.is_sole_worker:
+            return self._models.get(self._name)
+        return self._ended.get(job_id)
 
     def _end(self, job_id: JobId, lease: LeaseNumber) -> PeerModel | None:
         """Note that a job is over at the peer; return the model that it was for."""

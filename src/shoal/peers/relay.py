@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.multi_peer import MultiPeerSession
@@ -232,7 +232,7 @@ def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
 RESTART_AFTER = 1.0  # seconds after which a session that has ended is begun anew
 
 ServeSession: TypeAlias = Callable[
-    [str, MultiPeerSession, Link], Awaitable[ConnectionEnd]
+    [str, MultiPeerSession, Link], Coroutine[Any, Any, ConnectionEnd]
 ]
 """Takes the wire, a session and its link; runs it until it ends."""
 

@@ -118,9 +118,12 @@ class RemotePeer:
         changed: Callable[["RemotePeer"], None],
         left: Callable[["RemotePeer", str], None],
     ) -> None:
-        quoted = met.name.replace("%", "%25").replace("/", "%2F")
+        name, via = met.name, None
+        if not met.sole_worker:
+            name = met.name.replace("%", "%25").replace("/", "%2F")
+            via = PeerRoute(met.name, met.protection)
         commands = PEER_COMMANDS | {CancelJob} if met.cancels else PEER_COMMANDS
-        self.name = f"{wire}:{quoted}"
+        self.name = f"{wire}:{name}"
         self.key = key
         self.identity = met
         self.accepts: frozenset[type] = driver.accepts & commands
@@ -135,8 +138,8 @@ class RemotePeer:
         self._models = PeerModels(
             around.hub,
             wire,
-            quoted,
-            PeerRoute(met.name, met.protection),
+            name,
+            via,
             self,
             lambda: changed(self),
         )
@@ -186,8 +189,8 @@ class RemotePeer:
                 self._inbound_jobs.cancel(word)
             case Dismiss(reason):
                 self.leave(f"dismissed by the peer: {reason}")
-            case Joined():
-                pass  # it was met instead
+            case Joined(offer=offer):
+                self._models.on_offers((offer,))
             case CallsReturned() | CallProgress():
                 self._models.on_call_message(word)
             case SendBlob():
@@ -226,8 +229,11 @@ class RemotePeer:
             self.leave(reason)
 
     async def close(self, code: int, text: str) -> None:
-        """Send the peer away, as one closes a link: its token was revoked."""
-        self.dismiss(text)
+        """Disconnect the peer, whose token was revoked."""
+        if self.identity.sole_worker:
+            self._driver.disconnect(text, code, text)
+        else:
+            self.dismiss(text)
 
     # From the hub.
 

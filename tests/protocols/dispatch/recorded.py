@@ -7,14 +7,14 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from protocols.pairs import sent
+from protocols.pairs import AcceptedWorker, as_worker, sent
 from protocols.settings import setting
 from shoal.domain.vocabulary import Event
 from shoal.ledger.keys import Signer
 from shoal.protocols.dispatch import Config, endpoints
 from shoal.protocols.seam.admission import AdmissionCheck, require_token
 from shoal.protocols.seam.context import ProtocolContext
-from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import CoordinatorEnd, Data, Output
 
 VECTORS = Path(__file__).parent / "vectors" / "dispatch.json"
@@ -65,12 +65,12 @@ def accept(
     config: Config | None = None,
     admission: AdmissionCheck | None = None,
     path: str = "/",
-) -> AcceptedConnection:
+) -> AcceptedWorker:
     """Let somebody connect; ``headers`` are lower case."""
     (endpoint,) = endpoints(config or Config(), around(admission))
     hello = UpgradeRequest(path, "", headers or {}, "192.0.2.7")
     assert endpoint.claims(hello)
-    return endpoint.accept(hello, NOW)
+    return as_worker(endpoint.accept(hello, NOW))
 
 
 def opened(config: Config | None = None) -> CoordinatorEnd:

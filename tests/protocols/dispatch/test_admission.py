@@ -17,7 +17,7 @@ from protocols.dispatch.recorded import (
     around,
     opened,
 )
-from protocols.pairs import MEMBER, MODEL, meant, sent
+from protocols.pairs import MEMBER, MODEL, AcceptedWorker, as_worker, meant, sent
 from shoal.domain.errors import ConfigError, NotAdmitted
 from shoal.domain.vocabulary import CancelJob, Event, Joined
 from shoal.domain.work import Feature, JobKind
@@ -31,7 +31,7 @@ from shoal.protocols.seam.admission import (
     require_token,
 )
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import Close, Notice, Output
 
 A = SIGNERS["A"]
@@ -46,7 +46,7 @@ def register(**fields: object) -> str:
     return json.dumps({k: v for k, v in message.items() if v is not None})
 
 
-def proof(accepted: AcceptedConnection, name: str = "A") -> str:
+def proof(accepted: AcceptedWorker, name: str = "A") -> str:
     """Sign what an answer's header asks to be signed."""
     asked = read_header(accepted.headers[HEADER])
     signer = SIGNERS[name]
@@ -196,7 +196,7 @@ def test_registering_again_as_another_is_refused() -> None:
 def test_every_connection_has_an_id_and_a_challenge_of_its_own() -> None:
     (endpoint,) = endpoints(Config(), around())
     hello = UpgradeRequest("/", "", {OURS: "1"})
-    one, other = (endpoint.accept(hello, NOW) for _ in range(2))
+    one, other = (as_worker(endpoint.accept(hello, NOW)) for _ in range(2))
 
     assert one.headers[HEADER] != other.headers[HEADER]
     ids = [
@@ -352,7 +352,7 @@ def test_commands_of_ours_are_accepted_before_the_worker_has_joined() -> None:
 def test_the_proof_of_another_connection_is_refused() -> None:
     (endpoint,) = endpoints(Config(), around())
     hello = UpgradeRequest("/", "", {OURS: "1"})
-    one, other = (endpoint.accept(hello, NOW) for _ in range(2))
+    one, other = (as_worker(endpoint.accept(hello, NOW)) for _ in range(2))
 
     text = register(shoal={"proof": proof(one)})
 

@@ -4,7 +4,17 @@ import json
 from dataclasses import replace
 
 from protocols.dispatch.recorded import NOW, around, summary
-from protocols.pairs import CHAT, MEMBER, RUN, SIGNER, Pair, connect, meant, sent
+from protocols.pairs import (
+    CHAT,
+    MEMBER,
+    RUN,
+    SIGNER,
+    Pair,
+    as_worker,
+    connect,
+    meant,
+    sent,
+)
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Delta
 from shoal.domain.receipts import Verdict
@@ -143,7 +153,7 @@ def reconnected(pair: Pair) -> Pair:
     """Let the worker dial again; the new connection is open, nobody has spoken."""
     (endpoint,) = endpoints(Config(), around())
     headers = {name.lower(): value for name, value in pair.dialer.headers.items()}
-    accepted = endpoint.accept(UpgradeRequest("/", "", headers), NOW)
+    accepted = as_worker(endpoint.accept(UpgradeRequest("/", "", headers), NOW))
     accepted.session.tick(NOW)
     return Pair(
         accepted.session, pair.dialer.start_session(accepted.headers), pair.dialer

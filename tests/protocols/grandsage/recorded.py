@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from protocols.pairs import START
+from protocols.pairs import START, AcceptedWorker, as_worker
 from protocols.settings import setting
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
@@ -17,7 +17,7 @@ from shoal.domain.worker import ServedModel
 from shoal.protocols.grandsage import Config, endpoints
 from shoal.protocols.seam.admission import require_token
 from shoal.protocols.seam.context import WorkerProfile
-from shoal.protocols.seam.endpoints import AcceptedConnection, UpgradeRequest
+from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.session import CoordinatorEnd, Output
 
 VECTORS = Path(__file__).parent / "vectors" / "grandsage.json"
@@ -41,15 +41,13 @@ def of_kind(kind: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", cases, ids=lambda case: case["id"])
 
 
-def accept(
-    target: str = NODE, headers: dict[str, str] | None = None
-) -> AcceptedConnection:
+def accept(target: str = NODE, headers: dict[str, str] | None = None) -> AcceptedWorker:
     """Let a node in as the server of the recordings would; its token was "nt"."""
     (endpoint,) = endpoints(Config(), setting(START, require_token("nt")))
     path, _, query = target.partition("?")
     hello = UpgradeRequest(path, query, headers or {})
     assert endpoint.claims(hello)
-    return endpoint.accept(hello, 0.0)
+    return as_worker(endpoint.accept(hello, 0.0))
 
 
 def joined(target: str = NODE, headers: dict[str, str] | None = None) -> CoordinatorEnd:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from protocols.grandsage.recorded import NODE, NOW, OURS, accept, joined, run
-from protocols.pairs import CHAT, sent
+from protocols.pairs import CHAT, as_worker, sent
 from protocols.settings import setting
 from shoal.domain.errors import PeerError, Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
@@ -215,7 +215,8 @@ def test_two_nodes_never_have_the_same_task_id() -> None:
     (endpoint,) = endpoints(Config(), setting(5))
     path, _, query = NODE.partition("?")
     one, other = (
-        endpoint.accept(UpgradeRequest(path, query), 0.0).session for _ in range(2)
+        as_worker(endpoint.accept(UpgradeRequest(path, query), 0.0)).session
+        for _ in range(2)
     )
 
     assert task(one, run(CHAT))["id"] == 5

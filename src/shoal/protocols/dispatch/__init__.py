@@ -17,6 +17,7 @@ from shoal.protocols.seam.endpoints import (
     WebSocketRoute,
 )
 from shoal.protocols.seam.protocol import WireProtocol
+from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
 __all__ = ["PROTOCOL", "Config"]
 
@@ -32,7 +33,8 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRou
         visitor = admit_connection(hello, config, setting)
         session = ProviderSession(visitor, config, setting)
         headers = answer_headers(hello, visitor, setting)
-        return AcceptedConnection(session, headers, visitor.admitted)
+        grant = visitor.admitted
+        return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
 
     return [WebSocketRoute(LAST_RANK, lambda hello: True, accept, MESSAGE_MAX)]
 

@@ -24,6 +24,7 @@ from shoal.protocols.seam.endpoints import (
     WebSocketRoute,
 )
 from shoal.protocols.seam.protocol import WireProtocol
+from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
 __all__ = ["PROTOCOL", "Config"]
 
@@ -40,7 +41,8 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRou
         if node.offer.remark:
             headers[WARNING_HEADER] = node.offer.remark
         session = GrandSageNodeSession(node, config, desk, now)
-        return AcceptedConnection(session, headers, node.admitted)
+        grant = node.admitted
+        return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
 
     return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
 

@@ -7,7 +7,6 @@ from typing import Protocol, runtime_checkable
 
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
 from shoal.protocols.seam.multi_peer import MultiPeerSession
-from shoal.protocols.seam.session import CoordinatorEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class AcceptedConnection:
     A use of a join token that ``admitted`` stands for is to be stored before that.
     """
 
-    session: CoordinatorEnd
+    session: MultiPeerSession
     headers: Mapping[str, str] = field(default_factory=dict)
     grant: AdmissionGrant = NO_JOIN_TOKEN
 

@@ -1,8 +1,8 @@
-"""The seam for wires on which one connection stands for several workers, or peers.
+"""The session of every endpoint: each message names the peer that it is from or for.
 
-A peer there may offer many models, and it may ask as well as serve; and a relay brings
-many peers over one connection.  So both ends are alike, and everything that is said
-goes from or to a peer of the connection.  What is not said here is as in ``session``.
+A connection may be one worker (see ``sole_worker``), a peer that offers many models and
+submits jobs as well, or a relay with many peers.  Where peers do both, the session is
+the same for both ends.
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,11 @@ class PeerJoined:
 
     ``name`` is its identity, unique within its wire: of two peers with one name the
     newer takes the older's place.  ``cancels`` says whether it can be told to stop, and
-    ``asks`` whether it may ask for work in its turn.
+    ``submits_jobs`` whether it may submit jobs.
+
+    A ``sole_worker`` has the connection for itself: it is one worker of the pool, which
+    has its name, and ``Joined`` with its offer comes next.  Of other peers each model
+    is a worker, and ``OffersChanged`` lists them.
     """
 
     name: str
@@ -40,6 +44,7 @@ class PeerJoined:
     submits_jobs: bool = False
     grant: AdmissionGrant = NO_JOIN_TOKEN
     protection: Protection = Protection.PLAIN
+    sole_worker: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +54,13 @@ class PeerLeft:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PeerMessage:
-    """What a peer says.
+    """A message from a peer.
 
-    Its events are about what we asked of it, and its commands are what it asks of us:
-    the jobs in them are numbered by the peer.
+    Its events are about jobs that it was given, and its commands are what it asks of
+    us: the jobs in them are numbered by the peer.  Not frozen, for there is one for
+    each token.
     """
 
     peer: str

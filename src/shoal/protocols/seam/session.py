@@ -97,8 +97,10 @@ class Session(Protocol[In, Out]):
     the worker's: what one end issues, the other receives, and ``Welcome`` besides.
     """
 
-    accepts: frozenset[type]
-    """The messages this wire can express; ``issue`` is given no other."""
+    @property
+    def accepts(self) -> frozenset[type]:
+        """The messages that ``send`` can encode; it may grow when a peer joins."""
+        ...
 
     @property
     def deadline(self) -> float | None:

@@ -1,0 +1,76 @@
+"""The coordinator's end of a wire on which a connection is one worker.
+
+Such a wire's session speaks of no peers: it yields the worker's events and takes
+commands for it.  Here it becomes a session with peers, of which there is one.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+from shoal.domain.vocabulary import AnswerChunk, CancelJob, Command, Event, Joined
+from shoal.protocols.seam.admission import AdmissionGrant
+from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import (
+    Batch,
+    Bulk,
+    Close,
+    CoordinatorEnd,
+    Notice,
+    Output,
+    Send,
+)
+
+THE_WORKER = ""
+"""What the connection calls its one peer."""
+
+
+class SoleWorkerSession:
+    """Names the one peer of a connection in every message.
+
+    Args:
+        worker: the wire's session.  It may change ``accepts`` until the worker joins.
+        grant: what the worker was admitted by.
+    """
+
+    def __init__(self, worker: CoordinatorEnd, grant: AdmissionGrant) -> None:
+        self._worker = worker
+        self._grant = grant
+
+    @property
+    def accepts(self) -> frozenset[type]:
+        return self._worker.accepts
+
+    @property
+    def deadline(self) -> float | None:
+        return self._worker.deadline
+
+    def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
+        return self._named(self._worker.receive(batch, now))
+
+    def send(self, message: ToPeer, now: float) -> Sequence[Output]:
+        command = cast(Command, message.message)  # ``accepts`` names commands only
+        return self._worker.send(command, now)
+
+    def tick(self, now: float) -> Sequence[PeerMessage | Output]:
+        return self._named(self._worker.tick(now))
+
+    def _named(
+        self, outputs: Sequence[Event | Output]
+    ) -> Sequence[PeerMessage | Output]:
+        named: list[PeerMessage | Output] = []
+        for output in outputs:
+            match output:
+                case AnswerChunk():  # first: there is one for each token
+                    named.append(PeerMessage(THE_WORKER, output))
+                case Send() | Bulk() | Close() | Notice():
+                    named.append(output)
+                case Joined(name):
+                    cancels = CancelJob in self._worker.accepts
+                    peer = PeerJoined(
+                        name, cancels=cancels, grant=self._grant, sole_worker=True
+                    )
+                    named.append(PeerMessage(THE_WORKER, peer))
+                    named.append(PeerMessage(THE_WORKER, output))
+                case event:
+                    named.append(PeerMessage(THE_WORKER, event))
+        return named

@@ -1,0 +1,202 @@
+"""Connections that are one worker each, from their beginning to their end."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import pytest
+
+from coordinator.hubs import coordinator, moment
+from peers.played_peers import Place, place
+from shoal.coordinator.admission import POLICY_VIOLATION, REVOKED
+from shoal.coordinator.hub import GOING_AWAY
+from shoal.domain.credentials import JoinToken, digest_of
+from shoal.domain.facts import Fact, JobLeased, LateResult, WorkerLeft
+from shoal.domain.ids import WorkerId
+from shoal.domain.vocabulary import Completed, Dismiss, Joined, RunJob
+from shoal.domain.work import JobKind
+from shoal.domain.worker import Offer
+from shoal.peers.connections import REPLACED
+from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
+from shoal.protocols.seam.session import Data, Send
+from shoal.protocols.seam.sole_worker import SoleWorkerSession
+from shoal.transports.driver import ConnectionEnd
+from shoal.transports.link import LinkClosed
+from simulation import virtual
+from transports.memory_links import MemoryLink, ScriptedSession, silent
+
+NAME = "w/a 100% name"
+WORKER = WorkerId(f"wire:{NAME}")
+JOINED = Joined(NAME, Offer(frozenset({JobKind.CHAT}), frozenset({"m"})))
+TOKEN = JoinToken("t1", "fleet", digest_of("secret"), 0.0)
+ADMITTED = AdmissionGrant("t1", "wire:w")
+
+
+class SpelledOut(ScriptedSession):
+    """Writes to the worker what it is asked for, in plain words."""
+
+    def send(self, message: object, now: float) -> Sequence[Send]:
+        text = message.reason if isinstance(message, Dismiss) else ""
+        return [Send(f"{type(message).__name__} {text}".strip())]
+
+
+def fail(data: Data) -> Sequence[object]:
+    raise ZeroDivisionError("a bug")
+
+
+def connect(
+    here: Place,
+    link: MemoryLink,
+    answer: Callable[[Data], Sequence[object]] = silent,
+    grant: AdmissionGrant = NO_JOIN_TOKEN,
+) -> "asyncio.Task[ConnectionEnd]":
+    session = SoleWorkerSession(SpelledOut(answer, opening=[JOINED]), grant)
+    return asyncio.create_task(here.crowds.serve("wire", session, link))
+
+
+def play(script: Callable[[Place], Awaitable[None]], *tokens: JoinToken) -> None:
+    async def scenario() -> None:
+        async with coordinator() as its:
+            keys = its.store.keys
+            for token in tokens:
+                await keys.tokens.add(token)
+            await script(await place(its, keys=keys))
+
+    virtual.run(scenario())
+
+
+def recorded(here: Place) -> list[Fact]:
+    """Return the facts from now on, as they come."""
+    facts: list[Fact] = []
+    here.its.hub.subscribe(facts.append)
+    return facts
+
+
+def test_worker_is_in_the_pool_for_as_long_as_its_connection_lasts() -> None:
+    async def script(here: Place) -> None:
+        link = MemoryLink()
+        serving = connect(here, link)
+        await moment()
+        assert here.workers == [WORKER]
+        assert here.its.hub.peer_route_of(WORKER) is None
+        await here.its.ask()
+        assert link.sent == [RunJob.__name__]
+
+        link.cut(LinkClosed("closed by peer: 1000", 1000))
+        await serving
+        await moment()
+
+        assert not here.workers
+
+    play(script)
+
+
+def test_bug_in_a_session_ends_its_connection_and_no_other(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def script(here: Place) -> None:
+        link, facts = MemoryLink(), recorded(here)
+        serving = connect(here, link, fail)
+        other = await here.its.join("other")
+        link.arrive("boom")
+
+        await serving
+        await moment()
+
+        assert here.workers == ["wire:other"]
+        assert (1011, "internal error") in link.closed
+        assert WorkerLeft(WORKER, "internal error") in facts
+        await here.its.ask()
+        assert len(other.runs) == 1
+
+    with caplog.at_level(logging.INFO, "shoal.crowd"):
+        play(script)
+
+    said = [record.getMessage().split()[0] for record in caplog.records]
+    assert said == ["connected", "broken", "disconnected"]
+
+
+def test_newer_connection_of_a_worker_replaces_the_older() -> None:
+    async def script(here: Place) -> None:
+        older, newer, facts = MemoryLink(), MemoryLink(), recorded(here)
+        connect(here, older)
+        await moment()
+
+        connect(here, newer)
+        await moment()
+        await here.its.ask()
+
+        assert older.sent == [f"Dismiss {REPLACED}"]
+        assert newer.sent == [RunJob.__name__]
+        assert WorkerLeft(WORKER, REPLACED) in facts
+
+    play(script)
+
+
+def test_result_of_a_lease_of_an_earlier_connection_is_recorded() -> None:
+    async def script(here: Place) -> None:
+        facts = recorded(here)
+        late: list[object] = []
+        connect(here, MemoryLink())
+        await moment()
+        client = await here.its.ask()
+        newer = MemoryLink()
+        connect(here, newer, lambda data: late)
+        await moment()
+        first, second = [each for each in facts if isinstance(each, JobLeased)]
+
+        late.append(Completed(first.job_id, first.lease))
+        newer.arrive("late")
+        await moment()
+
+        assert LateResult(first.job_id, first.lease, WORKER, "completed") in facts
+        assert second.lease != first.lease
+        assert not client.task.done()
+
+    play(script)
+
+
+def test_revoked_token_closes_the_connection_with_its_code() -> None:
+    async def script(here: Place) -> None:
+        link = MemoryLink()
+        serving = connect(here, link, grant=ADMITTED)
+        await moment()
+        assert here.workers == [WORKER]
+        assert here.door.count_connected(TOKEN) == 1
+
+        await here.door.revoke(TOKEN)
+        await serving
+        await moment()
+
+        assert link.closed == [(POLICY_VIOLATION, REVOKED)]
+        assert not here.workers
+
+    play(script, TOKEN)
+
+
+def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
+    async def script(here: Place) -> None:
+        link = MemoryLink()
+        await here.door.revoke(TOKEN)
+
+        await connect(here, link, grant=ADMITTED)
+
+        assert link.closed == [(POLICY_VIOLATION, REVOKED)]
+        assert not here.workers
+
+    play(script, TOKEN)
+
+
+def test_end_of_the_coordinator_closes_connections_that_have_not_joined() -> None:
+    async def script(here: Place) -> None:
+        link = MemoryLink()
+        session = SoleWorkerSession(SpelledOut(), NO_JOIN_TOKEN)
+        serving = asyncio.create_task(here.crowds.serve("wire", session, link))
+        await moment()
+
+        here.crowds.disconnect_all("stopping")
+        await serving
+
+        assert link.closed == [(GOING_AWAY, "stopping")]
+
+    play(script)
