@@ -4,7 +4,6 @@ from dataclasses import replace
 import pytest
 
 from shoal.coordinator.admission import (
-    POLICY_VIOLATION,
     REVOKED,
     WorkerAdmission,
     load_join_tokens,
@@ -13,7 +12,7 @@ from shoal.coordinator.auth_throttle import BLOCK_AFTER
 from shoal.domain.credentials import JoinToken, digest_of, with_fingerprint
 from shoal.domain.errors import NotAdmitted, TooManyFailures
 from shoal.protocols.seam.admission import AdmissionGrant, JoinRequest
-from shoal.protocols.seam.session import Batch
+from shoal.protocols.seam.session import Batch, CloseCode
 from shoal.store.sqlite_keys import SqliteKeys
 from shoal.transports.clock import LoopClock
 from shoal.transports.link import LinkClosed
@@ -219,7 +218,7 @@ async def test_revoking_hangs_up_on_those_who_joined_by_the_token(
     revoked = await door.revoke(lab)
 
     assert revoked.revoked_at == NOW
-    gone = (POLICY_VIOLATION, REVOKED)
+    gone = (CloseCode.POLICY_VIOLATION, REVOKED)
     assert [line.closed for line in lines] == [gone, gone, None, None]
     for block in blocks:
         block.__exit__(None, None, None)

@@ -19,7 +19,6 @@ from coordinator.hubs import (
 )
 from shoal.coordinator.answer_reader import UNREAD_CEILING
 from shoal.coordinator.fact_recorder import RECORD_WITHIN
-from shoal.coordinator.hub import GOING_AWAY
 from shoal.coordinator.recovery import RESTART_GRACE
 from shoal.domain.errors import (
     Cancelled,
@@ -64,6 +63,7 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import Chat, Feature, Job, JobKind, TimeLimits
 from shoal.pool.inputs import AccountTopUp
 from shoal.pool.lifecycle import JobState
+from shoal.protocols.seam.session import CloseCode
 from simulation import virtual
 
 DEAF: frozenset[type] = frozenset({RunJob})  # a wire that can only give out work
@@ -1180,7 +1180,9 @@ def test_stopping_coordinator_hangs_up_on_all_its_workers() -> None:
         its.hub.disconnect_all("the coordinator is stopping")
 
         for worker in workers:
-            assert worker.hung_up == [("the coordinator is stopping", GOING_AWAY)]
+            assert worker.hung_up == [
+                ("the coordinator is stopping", CloseCode.GOING_AWAY)
+            ]
 
     play(script)
 

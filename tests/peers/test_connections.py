@@ -11,7 +11,6 @@ from coordinator.hubs import coordinator, moment
 from peers.played_peers import SAYABLE, Line, Place, PlayedSession, asks, offer, place
 from shoal.coordinator.admission import REVOKED
 from shoal.coordinator.connections import PeerRoute
-from shoal.coordinator.hub import GOING_AWAY
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.errors import StoreError
 from shoal.domain.facts import JobLeased, WorkerJoined
@@ -36,6 +35,7 @@ from shoal.peers.peer_models import MODELS_MAX, NAME_MAX
 from shoal.peers.remote_peer import MAY_NOT_SUBMIT, PENDING_MAX
 from shoal.protocols.seam.admission import AdmissionGrant
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerLeft, Protection
+from shoal.protocols.seam.session import CloseCode
 from shoal.store.sqlite_keys import SqliteKeys
 from simulation import virtual
 from transports.memory_links import MemoryLink
@@ -679,7 +679,10 @@ def test_connections_end_when_the_coordinator_stops_and_nobody_is_sent_away() ->
         here.crowds.disconnect_all("stopping")
         ends = await asyncio.gather(line.serving, other.serving)
 
-        assert [end.code for end in ends] == [GOING_AWAY, GOING_AWAY]
+        assert [end.code for end in ends] == [
+            CloseCode.GOING_AWAY,
+            CloseCode.GOING_AWAY,
+        ]
         assert line.heard("a", Dismiss) == []
 
     play(script)

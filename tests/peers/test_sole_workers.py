@@ -8,8 +8,7 @@ import pytest
 
 from coordinator.hubs import coordinator, moment
 from peers.played_peers import Place, place
-from shoal.coordinator.admission import POLICY_VIOLATION, REVOKED
-from shoal.coordinator.hub import GOING_AWAY
+from shoal.coordinator.admission import REVOKED
 from shoal.domain.credentials import JoinToken, digest_of
 from shoal.domain.facts import Fact, JobLeased, LateResult, WorkerLeft
 from shoal.domain.ids import WorkerId
@@ -18,7 +17,7 @@ from shoal.domain.work import JobKind
 from shoal.domain.worker import Offer
 from shoal.peers.connections import REPLACED
 from shoal.protocols.seam.admission import NO_JOIN_TOKEN, AdmissionGrant
-from shoal.protocols.seam.session import Data, Send
+from shoal.protocols.seam.session import CloseCode, Data, Send
 from shoal.protocols.seam.sole_worker import SoleWorkerSession
 from shoal.transports.driver import ConnectionEnd
 from shoal.transports.link import LinkClosed
@@ -168,7 +167,7 @@ def test_revoked_token_closes_the_connection_with_its_code() -> None:
         await serving
         await moment()
 
-        assert link.closed == [(POLICY_VIOLATION, REVOKED)]
+        assert link.closed == [(CloseCode.POLICY_VIOLATION, REVOKED)]
         assert not here.workers
 
     play(script, TOKEN)
@@ -181,7 +180,7 @@ def test_worker_whose_token_was_revoked_while_it_connected_is_refused() -> None:
 
         await connect(here, link, grant=ADMITTED)
 
-        assert link.closed == [(POLICY_VIOLATION, REVOKED)]
+        assert link.closed == [(CloseCode.POLICY_VIOLATION, REVOKED)]
         assert not here.workers
 
     play(script, TOKEN)
@@ -197,6 +196,6 @@ def test_end_of_the_coordinator_closes_connections_that_have_not_joined() -> Non
         here.crowds.disconnect_all("stopping")
         await serving
 
-        assert link.closed == [(GOING_AWAY, "stopping")]
+        assert link.closed == [(CloseCode.GOING_AWAY, "stopping")]
 
     play(script)

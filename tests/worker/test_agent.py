@@ -45,10 +45,10 @@ from shoal.domain.work import Chat, Work
 from shoal.domain.worker import CHAT_ONLY, MachineHealth, Offer, ServedModel, WorkerLoad
 from shoal.engines.engine import Finished, Item
 from shoal.protocols.seam.session import (
-    CLOSE_MOVED,
     Admitted,
     Batch,
     Close,
+    CloseCode,
     Output,
     WorkerEnd,
 )
@@ -415,7 +415,7 @@ class Signpost(PlainSession):
     """A way on that is to be taken at once."""
 
     def tick(self, now: float) -> list[Command | Admitted | Output]:
-        return [Close("it is at wire://found", CLOSE_MOVED)]
+        return [Close("it is at wire://found", CloseCode.MOVED)]
 
 
 @dataclass

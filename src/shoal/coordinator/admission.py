@@ -24,10 +24,10 @@ from shoal.protocols.seam.admission import (
     proves_token,
     token_hint,
 )
+from shoal.protocols.seam.session import CloseCode
 from shoal.store.port import KeyStore
 from shoal.transports.clock import Clock
 
-POLICY_VIOLATION = 1008  # WebSocket close code (RFC 6455, section 7.4.1)
 REVOKED = "the join token was revoked"
 # Shown where any token is accepted, but one has to name the certificate.
 ANY_TOKEN = "any"
@@ -147,7 +147,9 @@ class WorkerAdmission:
             return await self.tokens.revoke(token, self._clock.wall())
         finally:
             links = self._links.pop(token.id, set())
-            closing = [link.close(POLICY_VIOLATION, REVOKED) for link in links]
+            closing = [
+                link.close(CloseCode.POLICY_VIOLATION, REVOKED) for link in links
+            ]
             # Even if the client that revokes it disconnects meanwhile.
             await asyncio.shield(asyncio.gather(*closing))
 

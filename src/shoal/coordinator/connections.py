@@ -8,8 +8,7 @@ from typing import Protocol
 from shoal.domain.ids import WorkerId
 from shoal.domain.vocabulary import Command, Dismiss
 from shoal.protocols.seam.multi_peer import Protection
-
-NORMAL = 1000  # WebSocket close code (RFC 6455, section 7.4.1)
+from shoal.protocols.seam.session import CloseCode
 
 
 class WorkerConnection(Protocol):
@@ -112,4 +111,4 @@ def _dismiss(peer: WorkerConnection, reason: str) -> None:
     if Dismiss in peer.accepts:
         peer.send(Dismiss(reason))
     else:
-        peer.disconnect(reason, NORMAL, reason)
+        peer.disconnect(reason, CloseCode.NORMAL, reason)

@@ -47,6 +47,7 @@ from shoal.pool.job_admission import queue_room, why_impossible, why_not_queued
 from shoal.pool.plan import plan
 from shoal.pool.react import Revocation, react, revocations
 from shoal.pool.state import PoolState
+from shoal.protocols.seam.session import CloseCode
 from shoal.store.blobs import MemoryBlobs
 from shoal.store.port import Store
 from shoal.transports.clock import Clock, Timer
@@ -54,7 +55,6 @@ from shoal.transports.clock import Clock, Timer
 QUEUE_MAX = 1000  # queued jobs; more are refused
 GATHER_AT = 32  # queued jobs from which inputs are gathered into larger commits
 GATHER_SECONDS = 0.002  # seconds of gathering
-GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
 
 
 class Decision(NamedTuple):
@@ -340,7 +340,7 @@ class Hub:
     def disconnect_all(self, reason: str) -> None:
         """Disconnect every worker; they may reconnect."""
         for peer in self._connections:
-            peer.disconnect(reason, GOING_AWAY, reason)
+            peer.disconnect(reason, CloseCode.GOING_AWAY, reason)
 
     # Inputs.
 

@@ -19,7 +19,7 @@ from shoal.protocols.seam.multi_peer import (
     PeerMessage,
     ToPeer,
 )
-from shoal.protocols.seam.session import PROTOCOL_ERROR, Batch
+from shoal.protocols.seam.session import Batch, CloseCode
 from shoal.transports.clock import Clock
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
@@ -126,7 +126,7 @@ def _why(end: ConnectionEnd) -> str:
     if end.by_peer:
         # Other programs give no reason.
         return f"{end.reason}; the peer may require a passcode"
-    if end.code == PROTOCOL_ERROR:
+    if end.code == CloseCode.PROTOCOL_ERROR:
         return (
             f"{end.reason}; the port serves another protocol: a coordinator reports "
             "its port for peers under `direct` at /healthz"

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from shoal.coordinator.admission import POLICY_VIOLATION, WorkerAdmission
-from shoal.coordinator.hub import GOING_AWAY, Hub
+from shoal.coordinator.admission import WorkerAdmission
+from shoal.coordinator.hub import Hub
 from shoal.domain.errors import NotAdmitted, StoreError
 from shoal.domain.facts import Fact, WorkerFact, WorkerLoadChanged
 from shoal.domain.vocabulary import (
@@ -33,6 +33,7 @@ from shoal.protocols.seam.multi_peer import (
     PeerMessage,
     ToPeer,
 )
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
@@ -44,8 +45,8 @@ PEERS_MAX = 4096  # peers of one connection
 REPLACED = "replaced by a newer connection"
 RENAME = f"{REPLACED} of this name: choose another --name"
 INTERNAL_ERROR = ConnectionEnd(
-    "internal error", 1011, "internal error"
-)  # RFC 6455, section 7.4.1
+    "internal error", CloseCode.INTERNAL_ERROR, "internal error"
+)
 
 log = logging.getLogger("shoal.crowd")
 
@@ -122,7 +123,7 @@ class PeerConnections:
     def disconnect_all(self, reason: str) -> None:
         """End all connections; whoever is at the other end may come back."""
         for crowd in self._connections:
-            crowd.driver.disconnect(reason, GOING_AWAY, reason)
+            crowd.driver.disconnect(reason, CloseCode.GOING_AWAY, reason)
 
     # For the connections.
 
@@ -266,7 +267,7 @@ class _PeerConnection:
                 await asyncio.get_running_loop().create_future()
         except (NotAdmitted, StoreError) as error:
             log.warning("refused peer=%r: %s", guest.name, error)
-            await guest.close(POLICY_VIOLATION, str(error))
+            await guest.close(CloseCode.POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:
         if (guest := self._peers.get(key)) is not None:

@@ -10,16 +10,16 @@ from typing import Any, Protocol, TypeAlias
 from shoal.protocols.seam.endpoints import UpgradeRequest
 from shoal.protocols.seam.multi_peer import MultiPeerSession
 from shoal.protocols.seam.relay import RelayBroadcast, RelayMachine, RelaySend
-from shoal.protocols.seam.session import Data
+from shoal.protocols.seam.session import CloseCode, Data
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import READS_IN_A_ROW, ConnectionEnd
 from shoal.transports.link import Link, LinkClosed
 from shoal.transports.local_link import LocalLink, local_links
 from shoal.transports.outbox import OUTBOX_MAX
 
-GOING_AWAY = 1001  # WebSocket close code (RFC 6455, section 7.4.1)
-INTERNAL_ERROR_CODE = 1011
-STOPPED_READING = ConnectionEnd("peer stopped reading", 1008, "too much unread")
+STOPPED_READING = ConnectionEnd(
+    "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
+)
 
 log = logging.getLogger("shoal.switching")
 
@@ -106,7 +106,7 @@ class RelayRunner:
     def disconnect_all(self, reason: str) -> None:
         """End all links; whoever is at the other end may come back."""
         for line in list(self._lines.values()):
-            _set_end(line, ConnectionEnd(reason, GOING_AWAY, reason))
+            _set_end(line, ConnectionEnd(reason, CloseCode.GOING_AWAY, reason))
 
     async def _read(
         self, number: int, line: _RelayedLink, hello: UpgradeRequest
@@ -134,7 +134,9 @@ class RelayRunner:
             log.exception("broken wire=%s peer=%s", self._wire, link.peer)
             _set_end(
                 line,
-                ConnectionEnd("internal error", INTERNAL_ERROR_CODE, "internal error"),
+                ConnectionEnd(
+                    "internal error", CloseCode.INTERNAL_ERROR, "internal error"
+                ),
             )
 
     def _perform(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from shoal.coordinator.connections import PeerRoute
-from shoal.coordinator.hub import GOING_AWAY, Hub
+from shoal.coordinator.hub import Hub
 from shoal.domain.model_messages import ModelAnswer, ModelMessage, ModelQuery
 from shoal.domain.vocabulary import (
     AnswerChunk,
@@ -35,6 +35,7 @@ from shoal.peers.inbound_jobs import InboundJobs, PeerJobPolicy, StartTask, Wait
 from shoal.peers.offer_rate_limit import OfferRateLimiter
 from shoal.peers.peer_models import PeerModels
 from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.driver import Driver
 
 PENDING_MAX = 64  # said by a peer while it is stored that it was let in
@@ -246,7 +247,7 @@ class RemotePeer:
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
         """Send the peer away; or end its connection, if everybody is to go for now."""
-        if code == GOING_AWAY:
+        if code == CloseCode.GOING_AWAY:
             self._driver.disconnect(reason, code, text)
         else:
             self.dismiss(reason)

@@ -12,6 +12,7 @@ from shoal.protocols.seam.framing import FramedMessage, FramedSession
 from shoal.protocols.seam.session import (
     Bulk,
     Close,
+    CloseCode,
     HandlesConnectionLoss,
     Notice,
     Output,
@@ -38,7 +39,7 @@ class ConnectionEnd:
     """Why a connection ended; ``code`` and ``text`` are the WebSocket's."""
 
     reason: str
-    code: int = 1000
+    code: int = CloseCode.NORMAL
     text: str = ""
     by_peer: bool = False
 
@@ -103,7 +104,7 @@ class Driver(Generic[In, Out]):
         if isinstance(end, ConnectionEnd):
             await self._link.close(end.code, end.text)
             return end
-        await self._link.close(1011, "internal error")
+        await self._link.close(CloseCode.INTERNAL_ERROR, "internal error")
         raise end
 
     def send(self, message: Out) -> bool:
@@ -120,7 +121,9 @@ class Driver(Generic[In, Out]):
         """Wait until the peer has read most of what was sent, or has gone."""
         await self._outbox.wait_for_room()
 
-    def disconnect(self, reason: str, code: int = 1000, text: str = "") -> None:
+    def disconnect(
+        self, reason: str, code: int = CloseCode.NORMAL, text: str = ""
+    ) -> None:
         """End the connection.
 
         The session is not notified: the caller decides, not the peer.
@@ -231,7 +234,9 @@ class Driver(Generic[In, Out]):
     def _give_up(self) -> None:
         self._outbox.clear()
         self._end_by_peer(
-            ConnectionEnd("peer stopped reading", 1008, "too much unread")
+            ConnectionEnd(
+                "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
+            )
         )
 
     def _log_notice(self, text: str) -> None:
@@ -263,4 +268,6 @@ def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
 
 
 def _protocol_broken(error: PeerError) -> ConnectionEnd:
-    return ConnectionEnd(f"protocol error: {error}", 1002, str(error))
+    return ConnectionEnd(
+        f"protocol error: {error}", CloseCode.PROTOCOL_ERROR, str(error)
+    )

@@ -9,6 +9,7 @@ from enum import Enum
 from functools import lru_cache
 from urllib.parse import urlsplit
 
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.link import LinkClosed
 from shoal.transports.tcp import TcpLink, describe_socket_error
 from shoal.transports.websocket import CLOSE_TIMEOUT, CONNECT_TIMEOUT, WRONG_CERTIFICATE
@@ -54,7 +55,7 @@ async def dial(url: str, *, fingerprint: bytes | None = None) -> AsyncIterator[T
             raise LinkClosed(reason, WRONG_CERTIFICATE, reason)
         yield link
     finally:
-        await link.close(1000, "")
+        await link.close(CloseCode.NORMAL, "")
 
 
 async def _connect(

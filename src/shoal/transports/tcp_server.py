@@ -14,6 +14,7 @@ from typing import Any
 from shoal.domain.addresses import is_loopback
 from shoal.domain.errors import ConfigError
 from shoal.protocols.seam.endpoints import ConnectionGate, NoGate
+from shoal.protocols.seam.session import CloseCode
 from shoal.transports.http_server import BACKLOG, PORT_MAX, describe_bind_error
 from shoal.transports.tcp import TcpLink
 from shoal.transports.tls import ServerTls
@@ -171,7 +172,7 @@ class _Connections:
             return
         try:
             await self._serve(link)
-            await link.close(1000, "")
+            await link.close(CloseCode.NORMAL, "")
         finally:
             link.abort()
 

@@ -32,7 +32,7 @@ from shoal.domain.vocabulary import (
 )
 from shoal.domain.worker import MachineHealth, Offer, WorkerLoad
 from shoal.protocols.seam.context import Dialer
-from shoal.protocols.seam.session import CLOSE_MOVED, Admitted
+from shoal.protocols.seam.session import Admitted, CloseCode
 from shoal.transports.clock import Clock, Timer
 from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link, LinkClosed
@@ -192,7 +192,7 @@ class Agent:
             url = self._dialer.url
             if (final := self._dialer.why_final(end.code, end.text)) is not None:
                 return final
-            if end.code == CLOSE_MOVED and not end.by_peer:
+            if end.code == CloseCode.MOVED and not end.by_peer:
                 continue
             following = self._dialer.url.partition("?")[0]  # the query may hold a token
             next_ = "again" if self._dialer.url == url else following
@@ -329,7 +329,7 @@ class Agent:
 
     def _hang_up_if_done(self) -> None:
         if self._leaving.is_set() and self.idle and self._driver is not None:
-            self._driver.disconnect("leaving", 1000, "leaving")
+            self._driver.disconnect("leaving", CloseCode.NORMAL, "leaving")
 
     async def _say(self, event: Event) -> None:
         """Send an event as soon as a connection has room for it."""

@@ -18,7 +18,7 @@ from shoal.protocols.macfleet.config import Config
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import REJECTIONS_MAX, FleetDialer
 from shoal.protocols.seam.endpoints import Listener
-from shoal.protocols.seam.session import CLOSE_MOVED, Close, Send, WorkerEnd
+from shoal.protocols.seam.session import Close, CloseCode, Send, WorkerEnd
 
 DIRECT = replace(MEMBER, direct_url="tls-any://host:50052")
 
@@ -123,7 +123,10 @@ def test_a_worker_with_its_coordinators_id_changes_its_own() -> None:
     member = replace(MEMBER, name="coordinator")
     first = unconnected(PROTOCOL, member, around())
     close = met_by(first)
-    assert (close.code, first.dialer.why_final(close.code, "")) == (CLOSE_MOVED, None)
+    assert (close.code, first.dialer.why_final(close.code, "")) == (
+        CloseCode.MOVED,
+        None,
+    )
 
     second = unconnected(PROTOCOL, member, around())
     second.worker = first.dialer.start_session({})
@@ -139,11 +142,11 @@ def test_a_worker_with_the_pinged_nodes_id_pings_again_under_another() -> None:
     session.tick(0.0)
     (close,) = session.receive([b"PONG worker-one\n"], 0.0)
     assert isinstance(close, Close)
-    assert (close.code, dialer.why_final(close.code, "")) == (CLOSE_MOVED, None)
+    assert (close.code, dialer.why_final(close.code, "")) == (CloseCode.MOVED, None)
 
     (ping,) = answered(dialer.start_session({}), b"PONG worker-one\n")
     assert ping == b"PING worker-one-worker\n"
-    assert dialer.why_final(CLOSE_MOVED, "") is None
+    assert dialer.why_final(CloseCode.MOVED, "") is None
     assert dialer.url == "tcp://host:50052"
 
 
@@ -166,7 +169,7 @@ def test_repeated_id_conflicts_with_a_coordinator_are_not_retried_at_once() -> N
         pair.worker = dialer.start_session({})
         closes.append(met_by(pair))
 
-    assert [each.code == CLOSE_MOVED for each in closes] == [True, False]
+    assert [each.code == CloseCode.MOVED for each in closes] == [True, False]
     assert "--name" in closes[1].reason
 
 

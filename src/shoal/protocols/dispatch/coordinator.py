@@ -51,11 +51,18 @@ from shoal.protocols.dispatch.outstanding_jobs import (
     submitted,
 )
 from shoal.protocols.seam.context import ProtocolContext
-from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
+from shoal.protocols.seam.session import (
+    Batch,
+    Close,
+    CloseCode,
+    Data,
+    Notice,
+    Output,
+    Send,
+)
 
 CLOSE_REFUSED = 4003  # close codes of ours; the original closes without one
 CLOSE_SILENT = 4008
-CLOSE_POLICY = 1008  # RFC 6455, section 7.4.1
 
 INVALID_IN_A_ROW_MAX = 100  # messages in a row that are no good, until we hang up
 UNREGISTERED_MESSAGE_MAX = (
@@ -137,7 +144,7 @@ class ProviderSession:
                 self._invalid = 0
             elif self._invalid >= INVALID_IN_A_ROW_MAX:
                 reason = f"{INVALID_IN_A_ROW_MAX} invalid messages in a row"
-                outputs.append(self._close(reason, CLOSE_POLICY, reason))
+                outputs.append(self._close(reason, CloseCode.POLICY_VIOLATION, reason))
         return outputs
 
     def _start_job(self, job: RunJob) -> Send:

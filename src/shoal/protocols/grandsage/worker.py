@@ -52,6 +52,7 @@ from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.session import (
     Batch,
     Close,
+    CloseCode,
     Data,
     Notice,
     Output,
@@ -263,7 +264,10 @@ class GrandSageServerSession:
         """
         self._closed = True
         said = f"task {task_id} {_short(what)}"
-        return (Notice(said), Close(said, 1011, f"task {task_id} failed"))
+        return (
+            Notice(said),
+            Close(said, CloseCode.INTERNAL_ERROR, f"task {task_id} failed"),
+        )
 
     def _refuse(self, task_id: int, why: str) -> Sequence[Output]:
         notice = Notice(f"task {task_id} is not processed: {why}")

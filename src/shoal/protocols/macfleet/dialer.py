@@ -40,10 +40,10 @@ from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.multi_peer import Protection
 from shoal.protocols.seam.session import (
-    CLOSE_MOVED,
     Admitted,
     Batch,
     Close,
+    CloseCode,
     Output,
     Send,
     WorkerEnd,
@@ -112,11 +112,11 @@ class NodeLookupSession:
             self._on_pong(self._exchange.receive_pong(line))
         except OwnIdError:
             if self._on_id_conflict():
-                return self._end(Close(ID_CONFLICT, CLOSE_MOVED))
+                return self._end(Close(ID_CONFLICT, CloseCode.MOVED))
             return self._close(ID_CONFLICT)
         except PeerError as error:
             return self._close(str(error))
-        return self._end(Close("found", CLOSE_MOVED))
+        return self._end(Close("found", CloseCode.MOVED))
 
     def _close(self, reason: str) -> Sequence[Output]:
         return self._end(Close(reason))

@@ -38,10 +38,10 @@ from shoal.protocols.macfleet.peer_state import LocalState
 from shoal.protocols.seam.framing import FramedMessage
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import (
-    CLOSE_MOVED,
     Batch,
     Bulk,
     Close,
+    CloseCode,
     Notice,
     Output,
     Send,
@@ -293,7 +293,7 @@ class PeerSession:
         self._end()
         sends = [Send(each) for each in refusal.send]
         if refusal.id_conflict and self._local.on_id_conflict():
-            return [*sends, Close(str(refusal), CLOSE_MOVED)]
+            return [*sends, Close(str(refusal), CloseCode.MOVED)]
         return [*sends, Close(str(refusal))]
 
     def _report_failure(self, refusal: HandshakeRefused, now: float) -> None:

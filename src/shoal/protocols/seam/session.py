@@ -6,6 +6,7 @@ bytes and messages come out, and it never performs I/O, reads a clock or logs.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shoal.domain.errors import PeerError, Unsupported
@@ -22,6 +23,17 @@ Batch: TypeAlias = list[Data] | tuple[Data, ...]
 
 No Sequence, which a single text would be as well.
 """
+
+
+class CloseCode(IntEnum):
+    """WebSocket close codes that several wires use (RFC 6455, section 7.4.1)."""
+
+    NORMAL = 1000
+    GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002
+    POLICY_VIOLATION = 1008
+    INTERNAL_ERROR = 1011
+    MOVED = 3999  # Shoal's own: the worker reconnects elsewhere, at once
 
 
 @dataclass(slots=True)
@@ -42,11 +54,8 @@ class Close:
     """
 
     reason: str
-    code: int = 1000
+    code: int = CloseCode.NORMAL
     text: str = ""
-
-
-CLOSE_MOVED = 3999  # close code of our own: a worker's way goes on elsewhere, at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +81,10 @@ class Bulk:
 
 Output: TypeAlias = Send | Bulk | Close | Notice
 
-PROTOCOL_ERROR = 1002  # WebSocket close code (RFC 6455, section 7.4.1)
-
 
 def protocol_error(error: PeerError) -> Close:
     """Return how to end a connection whose peer broke the protocol."""
-    return Close(f"protocol error: {error}", PROTOCOL_ERROR, str(error))
+    return Close(f"protocol error: {error}", CloseCode.PROTOCOL_ERROR, str(error))
 
 
 def without_calls(work: Work) -> JsonWork:
