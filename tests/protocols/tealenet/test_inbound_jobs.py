@@ -73,7 +73,7 @@ def test_a_request_without_a_model_is_for_any() -> None:
         (
             Failed(JobId(""), LeaseNumber(1), "CUDA error at /secret/place"),
             "internal_error",
-            "what ran the model failed",
+            "the worker failed",
         ),
         (
             Failed(JobId(""), LeaseNumber(1), "the prompt is too long", Fault.CONTEXT),
@@ -117,7 +117,7 @@ def test_a_request_that_comes_twice_is_done_once() -> None:
 
     assert len(mac.end.of(RunJob)) == 1
     assert mac.said == []
-    assert "twice" in mac.end.notices[-1]
+    assert "duplicate request" in mac.end.notices[-1]
 
 
 def test_a_peer_has_only_so_many_requests_open() -> None:

@@ -1,4 +1,4 @@
-"""Jobs that a peer submits to this side, and the reports that it gets about them."""
+"""Jobs that a peer submits to this end, and the reports about them."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -53,17 +53,17 @@ from shoal.protocols.tealenet.codec.signatures import ReceiptSigner
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.peer import TealePeer
 
-OPEN_MAX = 256  # requests of one peer that are open at a time
-UNNAMED_MODEL = "any"  # the model in the answer, where none was asked for
+OPEN_MAX = 256  # open requests of one peer
+UNNAMED_MODEL = "any"  # the model in the answer to a request without one
 
-WORKER_FAILED = "what ran the model failed; the same request may work again"
+WORKER_FAILED = "the worker failed; the same request may succeed if repeated"
 
 JobReport: TypeAlias = AnswerChunk | Completed | Rejected | Failed
 
 
 @dataclass(slots=True)
 class _InboundJob:
-    """A request that is not answered yet; ``request_id`` is as the peer wrote it."""
+    """An open request; ``request_id`` is as the peer wrote it."""
 
     request_id: str
     lease: LeaseNumber
@@ -73,7 +73,7 @@ class _InboundJob:
 
 
 class TealeInboundJobs:
-    """Our side as the one who is asked."""
+    """The jobs that the peer has submitted in one session."""
 
     def __init__(self, local: TealeLocalNode) -> None:
         self._local = local
@@ -81,22 +81,22 @@ class TealeInboundJobs:
 
     @property
     def open_count(self) -> int:
-        """How many requests of the peer's are open."""
+        """How many of the peer's requests are open."""
         return len(self._jobs)
 
     def receive(
         self, message: InferenceRequest, peer: TealePeer, now: float
     ) -> RunJob | Notice | bytes:
-        """Return the job that is asked for, or why it is not done as a message."""
+        """Return the requested job, or the encoded error that refuses it."""
         key = normalized_id(message.request_id)
         if key in self._jobs:
-            # An answer would end the first.
-            return Notice(f"request {message.request_id!a} came twice: one is ignored")
+            # An error would end the first request.
+            return Notice(f"duplicate request {message.request_id!a} ignored")
         if not peer.submits_jobs:
             why = peer.refusal or MAY_NOT_SUBMIT
             return self.refuse(message.request_id, why, ErrorCode.UNAVAILABLE)
         if len(self._jobs) >= OPEN_MAX:
-            why = f"{OPEN_MAX} requests are open already"
+            why = f"the peer has {OPEN_MAX} open requests already"
             return self.refuse(message.request_id, why, ErrorCode.QUEUE_FULL)
         try:
             job = read_request(message, extended=peer.runs_shoal)
@@ -112,57 +112,56 @@ class TealeInboundJobs:
         return job
 
     def cancel(self, message: InferenceCancel) -> CancelJob | None:
-        """Return what a peer does not want any more; None if that is over."""
-        opened = self._jobs.pop(normalized_id(message.request_id), None)
-        if opened is None:
+        """Return the cancellation of a job; None if the job has ended."""
+        job = self._jobs.pop(normalized_id(message.request_id), None)
+        if job is None:
             return None
-        return CancelJob(JobId(opened.request_id), opened.lease)
+        return CancelJob(JobId(job.request_id), job.lease)
 
     def report(
         self, event: JobReport, peer: TealePeer, offers: Sequence[Offer], now: float
     ) -> Sequence[bytes]:
-        """Return how the peer is told of its job; nothing, if it has cancelled it.
+        """Encode a report for the peer; nothing if the peer has cancelled the job.
 
-        ``offers`` is what we can run.
+        ``offers`` are those of this end.
 
-        Raises PeerError if a piece is too large to be told; the job is over then.
+        Raises PeerError if a piece is too large to send; the caller then ends the job.
         """
-        opened = self._jobs.get(normalized_id(event.job_id))
-        if opened is None or opened.lease != event.lease:
+        job = self._jobs.get(normalized_id(event.job_id))
+        if job is None or job.lease != event.lease:
             return ()
         if isinstance(event, AnswerChunk):
-            return self._chunks(opened, event.pieces)
+            return self._chunks(job, event.pieces)
         match event:
             case Completed(rest=rest):
-                said = [*self._chunks(opened, rest)] if rest else []
-                said += opened.writer.write_end(event.finish_reason, event.usage)
-                said.append(self._completion(opened, event, peer, now))
+                messages = [*self._chunks(job, rest)] if rest else []
+                messages += job.writer.write_end(event.finish_reason, event.usage)
+                messages.append(self._completion(job, event, peer, now))
             case Rejected(_, _, reason):
-                code = self._rejection_code(opened.work, offers)
-                said = [self._error(opened.request_id, reason, code, event, peer)]
+                code = self._rejection_code(job.work, offers)
+                messages = [self._error(job.request_id, reason, code, event, peer)]
             case Failed(_, _, error, fault):
-                told = error
                 if not peer.runs_shoal and fault is Fault.WORKER:
-                    told = WORKER_FAILED  # what it is in detail is not for strangers
+                    error = WORKER_FAILED  # details are for Shoal peers only
                 code = ErrorCode.INTERNAL_ERROR
-                said = [self._error(opened.request_id, told, code, event, peer)]
+                messages = [self._error(job.request_id, error, code, event, peer)]
         del self._jobs[normalized_id(event.job_id)]
-        return said
+        return messages
 
     def fail(
         self, event: JobReport, why: str, peer: TealePeer
     ) -> tuple[bytes, CancelJob]:
-        """Give up an open job; return how the peer and whoever runs it are told."""
-        opened = self._jobs.pop(normalized_id(event.job_id))
+        """End an open job; return the error for the peer, and the cancellation."""
+        job = self._jobs.pop(normalized_id(event.job_id))
         failed = Failed(event.job_id, event.lease, why)
         code = ErrorCode.INTERNAL_ERROR
-        error = self._error(opened.request_id, why, code, failed, peer)
+        error = self._error(job.request_id, why, code, failed, peer)
         return error, CancelJob(event.job_id, event.lease)
 
     def load_model(
         self, message: LoadModel, peer: TealePeer, models: Collection[str]
     ) -> bytes:
-        """Return whether a model is ready; none is made ready because of it."""
+        """Return whether a model is on offer; the request loads nothing."""
         request_id, model = message.request_id, message.model_id
         answer: ModelLoaded | ModelLoadError
         if not peer.submits_jobs:
@@ -170,11 +169,11 @@ class TealeInboundJobs:
         elif model in models:
             answer = ModelLoaded(request_id, model, 0)
         else:
-            answer = ModelLoadError(request_id, model, "it is not on offer here")
+            answer = ModelLoadError(request_id, model, "the model is not on offer")
         return encode(answer, self._local.flat)
 
     def refuse(self, request_id: str, why: str, code: ErrorCode) -> bytes:
-        """Return that a request is not taken."""
+        """Return the error that refuses a request."""
         error = InferenceError(request_id, well_formed(why[:TEXT_MAX]), code)
         return encode(error, self._local.flat)
 

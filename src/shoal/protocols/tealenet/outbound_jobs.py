@@ -1,4 +1,4 @@
-"""Jobs that this side submits to a peer, and what the peer's answers mean."""
+"""Jobs that this end submits to a peer, and the peer's answers."""
 
 import hashlib
 from collections.abc import Sequence
@@ -47,59 +47,58 @@ from shoal.protocols.tealenet.peer import TealePeer
 
 ANSWER_KINDS = frozenset({"inferenceChunk", "inferenceComplete", "inferenceError"})
 SEED_SIZE = 32  # bytes
-REASON_MAX = 1000  # characters of an error that are kept
+REASON_MAX = 1000  # characters of an error; the rest is cut off
 
 NOT_STARTED_CODES = frozenset(
     {ErrorCode.QUEUE_FULL, ErrorCode.UNAVAILABLE, ErrorCode.MODEL_NOT_LOADED}
 )
-"""Codes of errors after which another peer may still do the job."""
+"""Error codes that mean that the peer has not started the job."""
 
 
 @dataclass(slots=True)
 class _OutboundJob:
-    """A job that the peer has; ``pieces`` may grow while its ``batch`` is read."""
+    """A submitted job; ``pieces`` may grow while the messages of ``batch`` are read."""
 
     job_id: JobId
     lease: LeaseNumber
     reader: ChunkReader
     pieces: list[AnswerPiece]
-    batch: int = 0  # 0: nothing came of it yet
+    batch: int = 0  # 0: no output yet
     template: ChunkTemplate | None = None
 
 
 class TealeOutboundJobs:
-    """Our side as the one who asks.
+    """The jobs that this end has submitted in one session.
 
-    Jobs belong to the conversation: what is said of those that are over, or that were
-    cancelled, is not heard.
+    Messages about jobs that have ended, or were cancelled, are ignored.
     """
 
     def __init__(self, local: TealeLocalNode, profile: LinkProfile) -> None:
         self._flat = local.flat
         self._profile = profile
-        # Ids are to be unique even if what is drawn is not.
+        # The counter keeps ids unique even if the random bytes are not.
         self._seed = local.random_bytes(SEED_SIZE)
         self._counter = 0
         self._jobs: dict[str, _OutboundJob] = {}  # by the request's id in upper case
         self._request_ids: dict[tuple[JobId, LeaseNumber], str] = {}
-        self._templates: dict[Data, _OutboundJob] = {}  # by how their chunks begin
+        self._templates: dict[Data, _OutboundJob] = {}  # by the prefix of their chunks
         self._batch = 0
 
     @property
     def count(self) -> int:
-        """How many jobs of ours the peer has."""
+        """How many submitted jobs are open."""
         return len(self._jobs)
 
     def request(self, job: RunJob, peer: TealePeer) -> bytes:
-        """Return how the peer is asked for a job.
+        """Return the request for a job.
 
-        Raises PeerError if that cannot be written, or is more than the peer takes.
+        Raises PeerError if it cannot be encoded, or exceeds the peer's limit.
         """
         request_id = self._new_request_id()
         request = write_request(job, request_id, extended=peer.runs_shoal)
         message = encode(request, self._flat)
-        at_work = peer.runs_shoal and not peer.is_coordinator
-        limit = self._profile.request_max(to_worker=at_work)
+        to_worker = peer.runs_shoal and not peer.is_coordinator
+        limit = self._profile.request_max(to_worker=to_worker)
         if len(message) > limit:
             raise LimitExceeded("request", len(message), limit)
         work = without_calls(job.work)
@@ -111,7 +110,7 @@ class TealeOutboundJobs:
         return message
 
     def cancel(self, job: CancelJob, peer: TealePeer) -> bytes | None:
-        """Forget a job; return how the peer is told, if it can be."""
+        """Cancel a job; return the message to send if the peer supports it."""
         request_id = self._request_ids.get((job.job_id, job.lease))
         if request_id is None:
             return None
@@ -121,94 +120,96 @@ class TealeOutboundJobs:
         return encode(InferenceCancel(request_id), self._flat)
 
     def begin_batch(self) -> None:
-        """Begin a batch: what comes of one job in it is one event."""
+        """Start a batch: the chunks of one job in it are one event."""
         self._batch += 1
 
     def receive_text(self, data: Data) -> Sequence[AnswerChunk] | None:
-        """Take a message if it is one more piece of a text, as those before it were.
+        """Read a chunk that differs from the job's others only in its text.
 
-        Returns what it means, or None: then it is to be decoded.
+        None: it is another message, which the caller decodes.
         """
-        asked = self._templates.get(data[:TEMPLATE_KEY_SIZE])
-        if asked is None or asked.template is None:
+        job = self._templates.get(data[:TEMPLATE_KEY_SIZE])
+        if job is None or job.template is None:
             return None
-        text = asked.template.text(data)
-        return self._progress(asked, [text]) if text else None
+        text = job.template.text(data)
+        return self._progress(job, [text]) if text else None
 
     def receive_chunk(
         self, message: InferenceChunk, data: Data
     ) -> Sequence[AnswerChunk]:
-        """Return what a piece of an answer is; it may be a part of the last one."""
-        asked = self._find(message.request_id)
-        if asked is None:
-            return ()  # it crossed our cancel
-        pieces = asked.reader.read(message.chunk)
+        """Return the output in a chunk; within a batch it extends the last event."""
+        job = self._find(message.request_id)
+        if job is None:
+            return ()  # sent before the cancellation arrived
+        pieces = job.reader.read(message.chunk)
         if not pieces:
             return ()
-        # Whatever is more than text is decoded, and what is like it as well.
-        first = pieces[0] if asked.batch == 0 and len(pieces) == 1 else None
-        found = find_template(data, message, first) if isinstance(first, str) else None
-        if found is not None:
-            asked.template = found
-            self._templates[found.key] = asked
-        return self._progress(asked, pieces)
+        # Only a first chunk with nothing but text can be a template.
+        first = pieces[0] if job.batch == 0 and len(pieces) == 1 else None
+        if isinstance(first, str):
+            template = find_template(data, message, first)
+            if template is not None:
+                job.template = template
+                self._templates[template.key] = job
+        return self._progress(job, pieces)
 
     def receive_complete(
         self, message: InferenceComplete, peer: TealePeer
     ) -> Sequence[Event]:
-        """Return that an answer is whole."""
-        asked = self._end(message.request_id)
-        if asked is None:
+        """Return the completion of a job."""
+        job = self._end(message.request_id)
+        if job is None:
             return ()
-        job_id, lease, reader = asked.job_id, asked.lease, asked.reader
+        job_id, lease, reader = job.job_id, job.lease, job.reader
         if not peer.runs_shoal:
             return (Completed(job_id, lease, reader.finish_reason, reader.usage),)
         try:
-            ending = read_completion(message.shoal)
+            completion = read_completion(message.shoal)
         except PeerError as error:
             return (Failed(job_id, lease, str(error)),)
         return (
             Completed(
                 job_id,
                 lease,
-                ending.finish_reason,
-                usage_of(ending.usage),
-                output=ending.output,
-                receipt=receipt_of(ending.receipt),
+                completion.finish_reason,
+                usage_of(completion.usage),
+                output=completion.output,
+                receipt=receipt_of(completion.receipt),
             ),
         )
 
     def receive_error(
         self, message: InferenceError, peer: TealePeer
     ) -> Sequence[Event]:
-        """Return that a job was not done: whether to try another peer, the peer says.
+        """Return a job's failure, or its rejection: then another peer may do it.
 
-        One of ours says so itself; others by the code, or by saying nothing before.
+        A Shoal peer reports which it is.  At others an error is a rejection if its code
+        says so, or if it has no code and there was no output.
         """
-        asked = self._end(message.request_id)
-        if asked is None:
+        job = self._end(message.request_id)
+        if job is None:
             return ()
-        why = well_formed(message.error_message[:REASON_MAX])
+        reason = well_formed(message.error_message[:REASON_MAX])
         if peer.runs_shoal:
-            failing = read_error(message.shoal)
-            if not failing.failed:
-                return (Rejected(asked.job_id, asked.lease, why),)
-            return (Failed(asked.job_id, asked.lease, why, fault_of(failing)),)
-        begun = message.code is not None or asked.batch > 0
-        if begun and message.code not in NOT_STARTED_CODES:
-            return (Failed(asked.job_id, asked.lease, why),)
-        return (Rejected(asked.job_id, asked.lease, why),)
+            error = read_error(message.shoal)
+            if not error.failed:
+                return (Rejected(job.job_id, job.lease, reason),)
+            return (Failed(job.job_id, job.lease, reason, fault_of(error)),)
+        started = message.code is not None or job.batch > 0
+        if started and message.code not in NOT_STARTED_CODES:
+            return (Failed(job.job_id, job.lease, reason),)
+        return (Rejected(job.job_id, job.lease, reason),)
 
     def fail_unreadable(self, error: BadMessage) -> Sequence[Event]:
-        """Return what becomes of a job whose answer cannot be read."""
+        """End a job whose answer is invalid."""
         if error.kind not in ANSWER_KINDS or not error.request_id:
             return ()
-        asked = self._end(error.request_id)
-        if asked is None:
+        job = self._end(error.request_id)
+        if job is None:
             return ()
-        if asked.batch == 0:
-            return (Rejected(asked.job_id, asked.lease, str(error)),)
-        return (Failed(asked.job_id, asked.lease, str(error)),)
+        if job.batch == 0:
+            return (Rejected(job.job_id, job.lease, str(error)),)
+        return (Failed(job.job_id, job.lease, str(error)),)
 
     # Private parts.
 
@@ -228,20 +229,17 @@ class TealeOutboundJobs:
         return uuid_from(hashlib.sha256(counted).digest())
 
     def _find(self, request_id: str) -> _OutboundJob | None:
-        # Most peers repeat the id as it was sent: in upper case.
+        # Most peers repeat the id as it was sent, in upper case.
         return self._jobs.get(request_id) or self._jobs.get(normalized_id(request_id))
 
     def _end(self, request_id: str) -> _OutboundJob | None:
-        asked = self._find(request_id)
-        if asked is not None:
-            self._forget(self._request_ids[asked.job_id, asked.lease])
-        return asked
+        job = self._find(request_id)
+        if job is not None:
+            self._forget(self._request_ids[job.job_id, job.lease])
+        return job
 
     def _forget(self, request_id: str) -> None:
-        asked = self._jobs.pop(request_id)
-        del self._request_ids[asked.job_id, asked.lease]
-        if (
-            asked.template is not None
-            and self._templates.get(asked.template.key) is asked
-        ):
-            del self._templates[asked.template.key]
+        job = self._jobs.pop(request_id)
+        del self._request_ids[job.job_id, job.lease]
+        if job.template is not None and self._templates.get(job.template.key) is job:
+            del self._templates[job.template.key]

@@ -202,7 +202,7 @@ def test_no_number_is_used_twice_and_the_last_one_never() -> None:
     sealer._next = NONCE_MAX
 
     assert sealer.seal(b"")[0] == NONCE_MAX
-    with pytest.raises(PeerError, match="all messages that one key may"):
+    with pytest.raises(PeerError, match="messages, its limit"):
         sealer.seal(b"")
 
 

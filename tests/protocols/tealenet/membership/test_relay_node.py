@@ -266,7 +266,7 @@ def test_a_message_that_the_relay_loses_ends_the_session_and_the_next_begins() -
 
     (gone,) = (each.message for each in heard if isinstance(each, PeerMessage))
     assert isinstance(gone, PeerLeft)
-    assert "lost on the way" in gone.reason
+    assert "were lost" in gone.reason
     assert not [each for each in heard if isinstance(each, Notice)]
 
 
@@ -973,7 +973,7 @@ def test_a_node_that_once_had_a_key_is_not_listened_to_without() -> None:
     heard = node.receive([json.dumps(opening), json.dumps(said)], 0.0)
 
     assert [type(each) for each in heard] == [Send, Notice]
-    assert "announced encryption does without" in str(heard[1])
+    assert "no encryption from a peer" in str(heard[1])
 
 
 def test_a_node_with_a_key_that_is_no_good_harms_only_itself() -> None:

@@ -1,11 +1,11 @@
-"""Answers as chunks, and back.
+"""Answers encoded as chunks, and decoded from them.
 
-Source: TealeNet's "Cluster Messages", "inferenceChunk"; what Macs demand of a chunk;
+Source: TealeNet's "Cluster Messages", "inferenceChunk"; the fields that Macs require;
 OpenAI's API reference, "The chat completion chunk object".
 
-The chunks of one answer differ in nothing but their text.  As a fast path, a
-``ChunkTemplate`` is learnt from an answer's first chunk; of chunks that match it only
-the text is parsed.
+The chunks of one answer differ only in their text.  As a fast path, ``find_template``
+derives a ``ChunkTemplate`` from an answer's first chunk; of the chunks that match it,
+only the text is parsed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,27 +28,28 @@ from shoal.protocols.tealenet.codec.messages import (
 from shoal.protocols.tealenet.codec.scalars import encode_json
 
 PREFIX = "chatcmpl-"
-CHUNK_MAX = 4 << 20  # bytes of a message; no peer of ours takes more on a LAN
-TEXT_STEP = 256 << 10  # characters in a chunk: each has 6 bytes at most
-BUFFERED_MAX = 256 << 10  # characters of an answer that was asked for in one chunk
+CHUNK_MAX = 4 << 20  # bytes of a message, the limit of Shoal peers on a LAN
+TEXT_STEP = 256 << 10  # characters in a chunk, of 6 bytes at most
+BUFFERED_MAX = 256 << 10  # characters of an answer that is sent as one chunk
 
 FINISH_REASONS = frozenset({"stop", "length", "content_filter", "tool_calls"})
 
 
 class ChunkWriter:
-    """Writes one answer: returns messages, in order.
+    """Encodes one answer as messages, in order.
 
-    All that is the same in every chunk is written once: a token costs the encoding of
-    its text and one join.
+    The constant part of the chunks is encoded once: a token costs the encoding of its
+    text and one join.
 
     Args:
         created: Unix time, in seconds.
-        usage: whether the last chunk is to tell it.
-        streaming: otherwise one chunk has it all, as the document says, unless it is
-            longer than ``BUFFERED_MAX``; real peers stream all the same.
-        exact: for peers of ours, who get the pieces as they are, and how the answer
-            ended in ``inferenceComplete``.
-        flat: as the document has it, which no Mac reads.
+        usage: whether a last chunk reports the usage.
+        streaming: if not, one chunk has the whole answer, as in the document, up to
+            ``BUFFERED_MAX``; real peers always stream.
+        exact: for Shoal peers, which get the pieces unchanged, and the end of the
+        answer
+            in ``inferenceComplete``.
+        flat: in the document's form, which Macs do not read.
     """
 
     def __init__(
@@ -82,15 +83,14 @@ class ChunkWriter:
         self._exact = exact
         self._buffered: list[AnswerPiece] | None = None if streaming or exact else []
         self._buffered_size = 0
-        self._started_choices: set[int] = (
-            {0} if exact else set()
-        )  # choices that have a role
+        # Choices whose role was sent; a Shoal peer gets none.
+        self._started_choices: set[int] = {0} if exact else set()
         self._ended_choices: set[int] = set()
 
     def write(self, pieces: Sequence[AnswerPiece]) -> list[bytes]:
-        """Write pieces, with neighbouring texts in one chunk.
+        """Encode pieces; adjacent texts share a chunk.
 
-        Raises PeerError if a piece makes a message larger than ``CHUNK_MAX``.
+        Raises PeerError if a message exceeds ``CHUNK_MAX``.
         """
         if self._buffered is None:
             if len(pieces) == 1 and isinstance(text := pieces[0], str):
@@ -102,11 +102,11 @@ class ChunkWriter:
         )
         if self._buffered_size <= BUFFERED_MAX:
             return []
-        held, self._buffered = self._buffered, None
-        return self._chunks(held)
+        buffered, self._buffered = self._buffered, None
+        return self._chunks(buffered)
 
     def write_end(self, finish_reason: str, usage: Usage | None = None) -> list[bytes]:
-        """Write what comes before ``inferenceComplete``: reasons for the end, usage."""
+        """Encode the finish reasons and the usage, before ``inferenceComplete``."""
         if self._exact:
             return []
         if self._buffered is not None:
@@ -148,7 +148,7 @@ class ChunkWriter:
     def _delta(self, delta: Delta) -> list[bytes]:
         index, reason = delta.choice, delta.finish_reason
         if self._exact:
-            message = self._choice(index, delta.fields, delta.logprobs, reason, ours=1)
+            message = self._choice(index, delta.fields, delta.logprobs, reason, shoal=1)
             return [_within_limit(message)]
         messages = [] if index in self._started_choices else [self._role(index)]
         if reason is not None:
@@ -174,33 +174,35 @@ class ChunkWriter:
         fields: Mapping[str, JSON],
         logprobs: JSON,
         reason: str | None,
-        ours: int | None = None,
+        shoal: int | None = None,
     ) -> bytes:
-        choice = ChunkChoice(index, {**fields}, logprobs, reason, ours)
+        choice = ChunkChoice(index, {**fields}, logprobs, reason, shoal)
         return b"".join((self._head, encode_json(choice), self._tail))
 
     def _whole(self, pieces: Sequence[AnswerPiece], finish_reason: str) -> list[bytes]:
-        """Write an answer in one chunk, as far as it fits in one."""
+        """Encode an answer as one chunk.  Raises PeerError beyond ``CHUNK_MAX``."""
         outcome = assemble(pieces, finish_reason)
         choices = []
         for piece in disassemble(outcome) or [""]:
             delta = Delta(0, {"content": piece}) if isinstance(piece, str) else piece
             fields: dict[str, Any] = {"role": "assistant", **delta.fields}
-            told = {name: value for name, value in fields.items() if value is not None}
+            fields = {
+                name: value for name, value in fields.items() if value is not None
+            }
             reason = _reason(delta.finish_reason or outcome.finish_reason)
-            choices.append(ChunkChoice(delta.choice, told, delta.logprobs, reason))
+            choices.append(ChunkChoice(delta.choice, fields, delta.logprobs, reason))
         return [_within_limit(self._head + encode_json(choices)[1:-1] + self._tail)]
 
 
 class ChunkReader:
-    """Reads one answer.
+    """Decodes one answer.
 
-    ``finish_reason`` and ``usage`` are what the chunks said; a Mac says neither, and
-    what a Rust peer counts in ``inferenceComplete`` are chunks, no tokens.
+    ``finish_reason`` and ``usage`` come from the chunks; a Mac sends neither, and a
+    Rust peer's ``inferenceComplete`` counts chunks instead of tokens.
 
     Args:
-        several: whether more than one answer was asked for; then each says how it ends.
-        exact: as in ``ChunkWriter``; how the answer ended is not among the chunks.
+        several: whether the request was for several choices; each has its finish
+        reason. exact: as in ``ChunkWriter``; the chunks have no finish reason.
     """
 
     def __init__(self, *, several: bool = False, exact: bool = False) -> None:
@@ -210,7 +212,7 @@ class ChunkReader:
         self._exact = exact
 
     def read(self, chunk: ChatCompletionChunk) -> list[AnswerPiece]:
-        """Return the pieces of the answer in a chunk, never empty ones."""
+        """Return the pieces of the answer in a chunk, without empty ones."""
         if (counts := chunk.usage) is not None:
             self.usage = Usage(counts.prompt_tokens, counts.completion_tokens)
         pieces: list[AnswerPiece] = []
@@ -243,26 +245,26 @@ class ChunkReader:
             and "content" in fields
         ):
             return text
-        told = reason if self._several else None
-        if not fields and logprobs is None and told is None:
+        ending = reason if self._several else None
+        if not fields and logprobs is None and ending is None:
             return None
-        return Delta(choice.index, fields, logprobs, told)
+        return Delta(choice.index, fields, logprobs, ending)
 
 
 # Private parts, in the order in which they are called.
 
 
 def _reason(reason: str) -> str:
-    # Clients choose by this word, and break on one they do not know.
+    # Clients branch on this word, and fail on unknown ones.
     return reason if reason in FINISH_REASONS else "stop"
 
 
 def _counts(usage: Usage) -> bytes:
-    read, made = usage.prompt_tokens, usage.completion_tokens
+    prompt, completion = usage.prompt_tokens, usage.completion_tokens
     return b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
-        read,
-        made,
-        read + made,
+        prompt,
+        completion,
+        prompt + completion,
     )
 
 
@@ -275,19 +277,17 @@ def _within_limit(message: bytes) -> bytes:
     return message
 
 
-TEMPLATE_KEY_SIZE = (
-    76  # bytes of a chunk by which to look: up to its request's id, of 36
-)
+TEMPLATE_KEY_SIZE = 76  # bytes of a chunk up to and including its request's id
 
 _CONTENT_FIELD = b'"content":'
-_PROBE = "?"  # what makes another text of one
+_PROBE = "?"  # appended to a text to change it
 
 
 @dataclass(slots=True)
 class ChunkTemplate:
-    """What stands before and after the text in the chunks of one answer.
+    """The bytes before and after the text in the chunks of one answer.
 
-    Not frozen, for its fields are read for each token.
+    Not frozen, because its fields are read for each token.
     """
 
     before: bytes
@@ -295,11 +295,11 @@ class ChunkTemplate:
 
     @property
     def key(self) -> bytes:
-        """What such chunks begin with."""
+        """The prefix of the chunks."""
         return self.before[:TEMPLATE_KEY_SIZE]
 
     def text(self, data: Data) -> str | None:
-        """Return the text of a chunk; None if it is not like the others."""
+        """Return the text of a chunk; None if it does not match."""
         before, after = self.before, self.after
         if (
             not isinstance(data, bytes)
@@ -316,18 +316,15 @@ class ChunkTemplate:
 def find_template(
     data: Data, message: InferenceChunk, text: str
 ) -> ChunkTemplate | None:
-    """Return what the chunks after ``data``, of which ``text`` was read, may share.
-
-    None, if it is of a form that none of ours writes.
-    """
+    """Return the template of a chunk with this text; None if it has another form."""
     if not isinstance(data, bytes):
         return None
     before, field, rest = data.partition(_CONTENT_FIELD + encode_json(text))
-    found = ChunkTemplate(before + _CONTENT_FIELD, rest)
+    template = ChunkTemplate(before + _CONTENT_FIELD, rest)
     if not field or len(before) < TEMPLATE_KEY_SIZE:
         return None
     try:
-        other = decode(found.before + encode_json(text + _PROBE) + found.after)
+        other = decode(template.before + encode_json(text + _PROBE) + template.after)
     except BadMessage:
         return None
     if not isinstance(other, InferenceChunk) or not other.chunk.choices:
@@ -336,7 +333,7 @@ def find_template(
     if delta is None or delta.get("content") != text + _PROBE:
         return None
     delta["content"] = text
-    return found if other == message else None
+    return template if other == message else None
 
 
 _text_decoder = msgspec.json.Decoder(str)

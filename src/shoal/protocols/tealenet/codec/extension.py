@@ -1,7 +1,7 @@
-"""The field ``shoal``: what Shoal's peers say beyond TealeNet's document.
+"""The field ``shoal``: Shoal's extension of TealeNet's messages.
 
-Other peers ignore it.  It is read with limits, and what cannot be read counts as
-absent, so that newer peers may say more.
+Other peers ignore it.  An invalid or unknown value counts as absent, so that newer
+peers may send more.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ from shoal.protocols.tealenet.codec.scalars import (
     well_formed,
 )
 
-SLOTS_MAX = 1024  # jobs at a time that we believe a peer to run
+SLOTS_MAX = 1024  # concurrent jobs that an offer may announce
 NAMES_MAX = 256  # tasks or keys that an offer may name
 CONTEXT_MAX = 2**31 - 1  # tokens
 
@@ -50,7 +50,7 @@ class WireOffer(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def wire_offers(offers: Iterable[Offer]) -> list[WireOffer]:
-    """Return offers as they are written."""
+    """Translate offers to the wire's."""
     return [
         WireOffer(
             models=sorted(offer.models),
@@ -75,9 +75,9 @@ def read_offers(
     public_key: bytes = b"",
     proven: bool = False,
 ) -> tuple[Offer, ...]:
-    """Return offers as they were read, those of more than ``MODELS_MAX`` left out.
+    """Translate offers from the wire's, for ``MODELS_MAX`` models at most.
 
-    So are those that offer no kind of work that we know, or a name that is too long.
+    Skips offers without a known kind of work, or with a name that is too long.
     """
     offers = []
     models = 0
@@ -118,19 +118,19 @@ def _limited_names(names: list[str]) -> frozenset[str]:
 
 
 VERSION = 1
-VALUES_MAX = 100_000  # values in our field
-WORD_MAX = 64  # characters of a reason to finish
-RAW_MAX = 4 << 20  # bytes of a piece of a model that is sent as it is
+VALUES_MAX = 100_000  # values in the field
+WORD_MAX = 64  # characters of a finish reason
+RAW_MAX = 4 << 20  # bytes of a raw chunk of a model
 
 
 class ShoalFeature(StrEnum):
-    """Something that a peer of ours knows beyond the document."""
+    """A part of the extension that a Shoal peer supports."""
 
     CANCEL = "cancel"  # inferenceCancel
     RECEIPT = "receipt"  # signed receipts in inferenceComplete
     RESUME = "resume"  # the beginning of an answer in inferenceRequest
     NOISE = "noise"  # Noise_IK_25519_ChaChaPoly_BLAKE2s on relays
-    RAW = "raw"  # pieces of models as they are: see ``model_sharing``
+    RAW = "raw"  # chunks of models as raw bytes: see ``model_sharing``
 
 
 _Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=TEXT_MAX)]
@@ -139,13 +139,13 @@ _Word: TypeAlias = Annotated[str, msgspec.Meta(max_length=WORD_MAX)]
 
 
 class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer says of itself in ``hello``, ``helloAck`` and a relay's capabilities.
+    """A peer's introduction in ``hello``, ``helloAck`` and a relay's capabilities.
 
-    ``key`` is its Ed25519 key and ``noise`` its X25519 key, both in hexadecimal, and
-    ``noise_proof`` binds the second to the first.  ``challenge`` is what the other is
-    to sign, and ``proof`` what came of the other's challenge: see ``signatures``.
-    ``role`` is worker or coordinator.  ``token`` is a join token, which is left out
-    where others can read along.  ``refusal`` says why the other is not let in.
+    ``key`` is its Ed25519 key and ``noise`` its X25519 key, both in hexadecimal;
+    ``noise_proof`` binds the second to the first.  ``challenge`` is for the other peer
+    to sign, and ``proof`` answers the other peer's challenge: see ``signatures``.
+    ``role`` is worker or coordinator.  ``token`` is a join token, omitted on relays.
+    ``refusal``: why the other peer is not admitted.
     """
 
     version: Annotated[int, msgspec.Meta(ge=VERSION)]
@@ -163,16 +163,16 @@ class IntroductionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def shoal_features(self) -> frozenset[ShoalFeature]:
-        """What of our extension it knows."""
+        """The parts of the extension that the peer supports."""
         return frozenset(each for each in ShoalFeature if each.value in self.features)
 
 
 class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer says in ``heartbeat``; what is None or empty was not said.
+    """A peer's state in ``heartbeat``; None or empty: absent.
 
-    ``offers`` is there when they changed, and ``proof`` in the first heartbeat of who
-    dialled.  ``farewell`` says why it hangs up.  ``unfit``, ``queued`` and ``speed``
-    are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent.
+    ``offers`` is present when they changed, and ``proof`` in the first heartbeat of the
+    dialling peer.  ``farewell``: why the peer disconnects.  ``unfit``, ``queued`` and
+    ``speed`` are as in ``WorkerLoad``; ``cpu`` and ``memory`` are in percent.
     """
 
     proof: _Base64 = ""
@@ -188,24 +188,21 @@ class HeartbeatExtension(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class UsageExtension(msgspec.Struct, frozen=True):
-    """Usage."""
+    """Token usage."""
 
     prompt_tokens: Count
     completion_tokens: Count
 
 
 class ReceiptExtension(msgspec.Struct, frozen=True):
-    """What the worker signed, byte for byte, and its signature; in base64."""
+    """The bytes that the worker signed, and its signature; in base64."""
 
     body: bytes
     signature: bytes
 
 
 class InferenceCompleteExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer says in ``inferenceComplete``: how the answer ended.
-
-    ``output`` is as in ``Outcome``.
-    """
+    """The end of an answer, in ``inferenceComplete``; ``output``: see ``Outcome``."""
 
     finish_reason: _Word = "stop"
     usage: UsageExtension | None = None
@@ -214,55 +211,53 @@ class InferenceCompleteExtension(msgspec.Struct, frozen=True, omit_defaults=True
 
 
 class InferenceErrorExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a peer says in ``inferenceError``: whether the job was run, whose fault."""
+    """Whether a job was run, and whose fault the error is, in ``inferenceError``."""
 
     failed: bool = False
     fault: _Word = ""
 
 
 class RawChunkExtension(msgspec.Struct, frozen=True):
-    """What a peer says in ``modelTransferChunk``: as many bytes are the next message.
-
-    They are the piece, and there is no ``data``.
-    """
+    """The size of a raw chunk, in ``modelTransferChunk``, whose ``data`` is empty."""
 
     raw: Annotated[int, msgspec.Meta(ge=1, le=RAW_MAX)]
 
 
-# Reading.  Other peers' fields of the same name are none of ours.
+# Decoding.  Another program may use a field of the same name: an invalid one is
+# ignored.
 
 
 def read_introduction(raw: ShoalField) -> IntroductionExtension | None:
-    """Read what a peer says of itself; None if it is none of ours."""
+    """Decode an introduction; None if the peer does not run Shoal."""
     return _decode(_introductions, raw)
 
 
 def read_heartbeat(raw: ShoalField) -> HeartbeatExtension | None:
-    """Read what a heartbeat says; None if it says nothing of ours."""
+    """Decode the extension of a heartbeat; None if there is none."""
     return _decode(_heartbeats, raw)
 
 
 def read_error(raw: ShoalField) -> InferenceErrorExtension:
-    """Read how a job failed; what cannot be read is not said."""
+    """Decode the extension of an error; default values if there is none."""
     return _decode(_errors, raw) or InferenceErrorExtension()
 
 
 def read_raw_chunk(raw: ShoalField) -> RawChunkExtension | None:
-    """Read whether a piece of a model comes next; None if it does not."""
+    """Decode the announcement of a raw chunk; None if there is none."""
     return _decode(_raw_chunks, raw)
 
 
 def read_completion(raw: ShoalField) -> InferenceCompleteExtension:
-    """Read how an answer ended.
+    """Decode the end of an answer.
 
-    Raises PeerError if it cannot be read: usage and receipt are not to be lost.
+    Raises PeerError if it is invalid, because usage and receipt would be lost.
     """
     if isinstance(raw, UnsetType):
         return InferenceCompleteExtension()
-    ending = _decode(_completions, raw)
-    if ending is None:
-        raise PeerError("inferenceComplete: shoal: it cannot be read")
-    return ending
+    completion = _decode(_completions, raw)
+    if completion is None:
+        raise PeerError("inferenceComplete: shoal: invalid")
+    return completion
 
 
 def write_extension(
@@ -272,7 +267,7 @@ def write_extension(
     | InferenceErrorExtension
     | RawChunkExtension,
 ) -> Raw:
-    """Return our field as it is put into a message."""
+    """Encode the extension for a message's field."""
     return Raw(encode_json(field))
 
 
@@ -280,14 +275,14 @@ def write_extension(
 
 
 def usage_of(tokens: UsageExtension | None) -> Usage | None:
-    """Return usage as it was read."""
+    """Translate token usage."""
     if tokens is None:
         return None
     return Usage(tokens.prompt_tokens, tokens.completion_tokens)
 
 
 def completion_extension(event: Completed) -> InferenceCompleteExtension:
-    """Return what is said of an answer that is whole."""
+    """Return the extension of an ``inferenceComplete``."""
     usage, receipt = event.usage, event.receipt
     return InferenceCompleteExtension(
         finish_reason=well_formed(event.finish_reason)[:WORD_MAX],
@@ -302,21 +297,21 @@ def completion_extension(event: Completed) -> InferenceCompleteExtension:
 
 
 def error_extension(event: Rejected | Failed) -> InferenceErrorExtension:
-    """Return what is said beside the error's text."""
+    """Return the extension of an ``inferenceError``."""
     if isinstance(event, Rejected):
         return InferenceErrorExtension()
     return InferenceErrorExtension(failed=True, fault=event.fault.value)
 
 
 def receipt_of(receipt: ReceiptExtension | None) -> SignedReceipt | None:
-    """Return a receipt as it was read, if it is not too large to be one."""
+    """Translate a receipt; None if it is larger than any valid one."""
     if receipt is None or len(receipt.body) + len(receipt.signature) > RECEIPT_SIZE_MAX:
         return None
     return SignedReceipt(receipt.body, receipt.signature)
 
 
 def fault_of(error: InferenceErrorExtension) -> Fault:
-    """Return whose fault it was; the worker's, where it does not say."""
+    """Return whose fault an error is; by default the worker's."""
     return next((f for f in Fault if f.value == error.fault), Fault.WORKER)
 
 

@@ -1,7 +1,7 @@
-"""Machines on the wire: what they are made of, and what they can run.
+"""Machines on the wire: their hardware, and the models that they can run.
 
 Source: TealeNet's "Cluster Messages", "hello", and the capabilities of its relay.
-Unknown words are kept as they are: real peers have others than the document.
+Unknown words are accepted: real peers use others than the document.
 """
 
 import math
@@ -25,10 +25,10 @@ from shoal.protocols.tealenet.codec.scalars import (
 
 TIERS = range(1, 5)
 TIER_LOWEST = 4
-WORD_MAX = 64  # characters of a chip, a backend or a platform that are kept
-SIZE_MAX = 1e9  # GB, or GB per second: more than that nobody has
+WORD_MAX = 64  # characters of a chip, a backend or a platform; the rest is cut off
+SIZE_MAX = 1e9  # GB, or GB per second: above any real machine
 CORES_MAX = 10**9
-SHARE_FOR_MODELS = 0.8  # of the memory: the system needs some, and so does the context
+SHARE_FOR_MODELS = 0.8  # of the memory; the system and the context need the rest
 
 
 def _no_names() -> tuple[str, ...]:
@@ -42,9 +42,9 @@ def _lowest() -> int:
 class HardwareInfo(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
 ):
-    """What a machine is made of; sizes in GB, bandwidth in GB per second.
+    """A machine's hardware; sizes in GB, bandwidth in GB per second.
 
-    Only the tier and what is optional may be missing; Rust peers must be told the tier.
+    Only the tier and the optional fields may be absent; Rust peers require the tier.
     """
 
     chip_family: Name
@@ -61,10 +61,10 @@ class HardwareInfo(
 class DeviceInfo(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
 ):
-    """Who a peer is.  A Rust peer has another ``id`` at each start, and in heartbeats.
+    """A peer's device.  A Rust peer has a new ``id`` at each start and in heartbeats.
 
-    ``connection_quality`` may be any word.  We write none: a Mac refuses what it does
-    not know.
+    ``connection_quality`` may be any word.  Shoal omits it, because a Mac refuses
+    unknown words.
     """
 
     id: Id
@@ -80,10 +80,10 @@ class DeviceInfo(
 class NodeCapabilities(
     msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name, kw_only=True
 ):
-    """What a node on a relay is and has.
+    """A relay node's hardware and models.
 
-    ``ptnIDs`` is neither read nor written: Macs have objects there and Rust peers
-    texts, and the latter refuse all of what a Mac wrote.
+    ``ptnIDs`` is neither read nor written: Macs write objects there and Rust peers
+    strings, and Rust peers refuse the whole message of a Mac.
     """
 
     hardware: HardwareInfo
@@ -98,7 +98,7 @@ class NodeCapabilities(
 
 
 def hardware_info(hardware: Hardware) -> HardwareInfo:
-    """Return what peers are told of our hardware."""
+    """Translate hardware to the wire's."""
     vram = hardware.gpu_memory_gb
     return HardwareInfo(
         chip_family=_word(hardware.chip_family),
@@ -122,7 +122,7 @@ def device_info(
     seen_at: Date,
     models: Sequence[str] = (),
 ) -> DeviceInfo:
-    """Return what peers are told of the machine that we are."""
+    """Return the description of this device."""
     return DeviceInfo(
         id=device_id,
         name=well_formed(name)[:_NAME_SHOWN],
@@ -143,7 +143,7 @@ def node_capabilities(
     context: int,
     shoal: ShoalField = UNSET,
 ) -> NodeCapabilities:
-    """Return what a relay is told of us; ``context`` is 0 where nobody knows."""
+    """Return this node's capabilities; ``context`` is 0 if it is unknown."""
     return NodeCapabilities(
         hardware=hardware_info(hardware),
         loaded_models=tuple(models),

@@ -1,9 +1,9 @@
-"""Jobs as inference requests, and back.
+"""Jobs encoded as inference requests, and decoded from them.
 
 Source: TealeNet's "Cluster Messages", "inferenceRequest"; OpenAI's API reference,
-"Create chat completion"; and what real peers refuse and drop of it, see
-``docs/protocols/tealenet.md``.  Requests between Shoal's peers have the whole job in
-the field ``shoal``; other peers only do chats.
+"Create chat completion"; and the fields that real peers refuse or drop, see
+``docs/protocols/tealenet.md``.  Between Shoal peers the field ``shoal`` has the
+complete job; other peers support chats only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,11 +36,11 @@ from shoal.protocols.tealenet.codec.scalars import EXACT_MAX, Count, Name, encod
 TOKENS_MAX = 2**31 - 1
 
 ACCEPTED_OPTIONS = (*CHAT_OPTIONS, Option("user", OptionType.TEXT))
-"""Options that are accepted from other peers: another field may mean anything."""
+"""The options that are accepted from plain peers; others have no agreed meaning."""
 
 
 def write_chat(chat: Chat) -> dict[str, Any]:
-    """Return a chat as all real peers take it, without anything that is null."""
+    """Encode a chat in the form that all real peers accept, without nulls."""
     request: dict[str, Any] = {
         name: value
         for name, given in chat.options.items()
@@ -62,7 +62,7 @@ def write_chat(chat: Chat) -> dict[str, Any]:
 
 
 def read_chat(request: Mapping[str, Any]) -> Chat:
-    """Return what a plain peer asks for; ``decode`` has looked at the types."""
+    """Decode the chat of a plain peer; ``decode`` has validated the types."""
     limit = request.get("max_completion_tokens") or request.get("max_tokens")
     options = {}
     for option in ACCEPTED_OPTIONS:
@@ -95,34 +95,34 @@ def requested_model(request: Mapping[str, Any]) -> str:
 
 
 def _with_content(message: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Return a message with the text that a Mac takes it to have: none is empty."""
+    """Return a message with a text: at a Mac an absent text is empty."""
     if message.get("content") is None and not message.get("tool_calls"):
         return {**message, "content": ""}
     return message
 
 
 def _message(message: Mapping[str, JSON]) -> dict[str, Any]:
-    """Return a message as a Mac takes it: a text, and no parts unless it has others."""
-    told = {name: value for name, value in message.items() if value is not None}
-    role = told.get("role")
+    """Return a message in the form that Macs accept: text parts are joined."""
+    fields = {name: value for name, value in message.items() if value is not None}
+    role = fields.get("role")
     if not isinstance(role, str) or not role:
-        told["role"] = "user"
+        fields["role"] = "user"
     elif role == "developer":  # the newer name of the same role
-        told["role"] = "system"
-    content = told.get("content")
+        fields["role"] = "system"
+    content = fields.get("content")
     if not isinstance(content, str) and not _has_more_than_text(content):
-        told["content"] = message_text(message)  # Rust peers must find the key
+        fields["content"] = message_text(message)  # Rust peers require the key
     for name in ("name", "tool_call_id"):
-        if not isinstance(told.get(name), str):
-            told.pop(name, None)
-    calls = told.pop("tool_calls", None)
+        if not isinstance(fields.get(name), str):
+            fields.pop(name, None)
+    calls = fields.pop("tool_calls", None)
     if isinstance(calls, Sequence) and not isinstance(calls, str):
-        told["tool_calls"] = [
-            {"index": index, **call}  # as Macs have it in messages, too
+        fields["tool_calls"] = [
+            {"index": index, **call}  # Macs require the index in messages, too
             for index, call in enumerate(calls)
             if isinstance(call, Mapping)
         ]
-    return told
+    return fields
 
 
 def _has_more_than_text(content: JSON) -> bool:
@@ -151,7 +151,7 @@ def _text(value: JSON) -> JSON:
 
 
 def _texts(value: JSON) -> JSON:
-    """A Mac takes no text where it wants several."""
+    """Return a list of texts: a Mac refuses a single text."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, Sequence):
@@ -165,7 +165,7 @@ def _list(value: JSON) -> JSON:
 
 
 def _flags(value: JSON) -> JSON:
-    """A Mac takes nothing but booleans among the options of streams."""
+    """Return the booleans: a Mac refuses other values in ``stream_options``."""
     if not isinstance(value, Mapping):
         return None
     return {name: flag for name, flag in value.items() if isinstance(flag, bool)}
@@ -185,21 +185,21 @@ _OPTIONS: Mapping[str, Callable[[JSON], JSON]] = {
     "stream_options": _flags,
     "user": _text,
     "group_id": _text,
-    # They are said otherwise.
+    # Encoded elsewhere.
     "messages": _omitted,
     "model": _omitted,
     "max_tokens": _omitted,
     "temperature": _omitted,
     "stream": _omitted,
 }
-"""How the options are written that real peers have types for; None: not at all."""
+"""The encoders of options for which real peers have types; None omits an option."""
 
 
 class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our field in a request: the job as it is, but for its model and its messages.
+    """Shoal's field in a request: the job except for its model and its messages.
 
-    ``prompt`` is that of a completion, ``inputs`` are those of an embedding, ``name``
-    and ``payload`` those of a task.  ``job`` is what a receipt is to call it.
+    ``prompt`` belongs to a completion, ``inputs`` to an embedding, ``name`` and
+    ``payload`` to a task.  ``job`` is the job's id for the receipt.
     """
 
     lease: Annotated[int, msgspec.Meta(ge=0, lt=EXACT_MAX)]
@@ -218,11 +218,11 @@ class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True)
 def write_request(
     job: RunJob, request_id: str, *, extended: bool = False
 ) -> InferenceRequest:
-    """Return a job as a request; ``extended`` is for peers of ours.
+    """Encode a job; ``extended``: for a Shoal peer.
 
-    It always asks for a stream: of what came otherwise some real peers lose the text.
+    The request is always for a stream: otherwise some real peers lose the text.
 
-    Raises Unsupported for what only peers of ours can do.
+    Raises Unsupported for jobs that plain peers cannot do.
     """
     work = job.work
     if extended:
@@ -232,17 +232,17 @@ def write_request(
     elif isinstance(work, Chat):
         request, shoal = write_chat(work), UNSET
     else:
-        raise Unsupported(f"a plain peer does no {work.kind.value} jobs")
+        raise Unsupported(f"a plain peer does not support {work.kind.value} jobs")
     return InferenceRequest(request_id, request, True, shoal)
 
 
 def read_request(message: InferenceRequest, *, extended: bool = False) -> RunJob:
-    """Return the job that a peer asks for, under the peer's own id for it.
+    """Decode a peer's job, under the peer's id for it.
 
-    ``extended`` is for peers of ours.  Others' jobs have the lease 1; one without a
-    model goes to any, and a limit below 0 is none, as llama.cpp has it.
+    ``extended``: from a Shoal peer.  A plain peer's job has the lease 1; without a
+    model it may use any, and a token limit below 0 means none, as in llama.cpp.
 
-    Raises BadMessage saying what is wrong with it.
+    Raises BadMessage if the request is invalid.
     """
     if extended and not isinstance(message.shoal, UnsetType):
         more = _job_extension(message, message.shoal)
@@ -253,7 +253,7 @@ def read_request(message: InferenceRequest, *, extended: bool = False) -> RunJob
 
 
 def receipt_job_name(message: InferenceRequest) -> str:
-    """Return what a peer of ours calls the job in receipts; empty, if it wants none."""
+    """Return a Shoal peer's job id for the receipt; empty: no receipt is wanted."""
     if isinstance(message.shoal, UnsetType):
         return ""
     try:
@@ -263,16 +263,16 @@ def receipt_job_name(message: InferenceRequest) -> str:
 
 
 def wants_usage(message: InferenceRequest) -> bool:
-    """Say whether a request asks for a chunk with the usage, after all others."""
-    asked = message.request.get("stream_options")
-    return isinstance(asked, dict) and asked.get("include_usage") is True
+    """Return whether a request asks for a final chunk with the usage."""
+    options = message.request.get("stream_options")
+    return isinstance(options, dict) and options.get("include_usage") is True
 
 
 # Private parts, in the order in which they are called.
 
 
 def _extended(job: RunJob) -> tuple[dict[str, Any], InferenceRequestExtension]:
-    """Return request and field that together say all there is to the work."""
+    """Return the request and the extension that together describe the complete job."""
     work, lease = without_calls(job.work), job.lease
     request: dict[str, Any] = {"messages": [], "stream": True}
     if not isinstance(work, Task) and work.model != ANY_MODEL:

@@ -18,22 +18,22 @@ from shoal.protocols.tealenet.codec.messages import (
 )
 from shoal.protocols.tealenet.codec.scalars import Name
 
-SEED_MAX = 2**63  # as engines have it
-CHOICES_ASKED_MAX = 128  # answers to one request, as OpenAI has it
+SEED_MAX = 2**63  # as in engines
+CHOICES_ASKED_MAX = 128  # answers to one request, as at OpenAI
 
 Validator: TypeAlias = Callable[[Any, bytes], str | None]
-"""Takes a message and its text; says what is wrong with it, or None."""
+"""Returns what is wrong with a message, given its text as well, or None."""
 
 
 class ChatMessageSchema(msgspec.Struct, frozen=True):
-    """A message of a conversation, as far as it must be right to be passed on."""
+    """The fields of a chat message that must be valid before it is forwarded."""
 
     role: Name
     content: str | list[dict[str, Any]] | None = None
 
 
 class ChatRequestSchema(msgspec.Struct, frozen=True):
-    """OpenAI's chat completion request, as far as it must be right to be passed on.
+    """The fields of OpenAI's chat completion request that must be valid.
 
     Integers may be written as 100.0.
     """
@@ -84,25 +84,25 @@ def _request_error(message: InferenceRequest, text: bytes) -> str | None:
 
 
 def _chunk_error(message: InferenceChunk, text: bytes) -> str | None:
-    more = []  # than text
+    structured = []
     for choice in message.chunk.choices:
         delta = choice.delta or {}
-        plain = len(delta) == 1 and isinstance(delta.get("content"), str)
-        if plain and choice.logprobs is None:
+        is_text = len(delta) == 1 and isinstance(delta.get("content"), str)
+        if is_text and choice.logprobs is None:
             continue
         if (fault := describe_invalid_fields(delta)) is not None:
             return f"chunk: {fault}"
-        more.append([delta, choice.logprobs])
-    if more and _may_be_deep(text) and is_too_deep(more):
+        structured.append([delta, choice.logprobs])
+    if structured and _may_be_deep(text) and is_too_deep(structured):
         return "chunk: nested too deeply"
     return None
 
 
 def _file_error(message: ModelTransferChunk, text: bytes) -> str | None:
-    """Say what is wrong with a file's name: a path must lead nowhere else."""
+    """Return what is wrong with a file's name: a path must not leave the folder."""
     name = message.file_name
-    steps = name.split("/")
-    if "\\" in name or not name.isprintable() or {"", ".", ".."} & set(steps):
+    parts = name.split("/")
+    if "\\" in name or not name.isprintable() or {"", ".", ".."} & set(parts):
         return "fileName: expected a name within the model's folder"
     return None
 
@@ -116,4 +116,4 @@ VALIDATORS: Mapping[type, Validator] = {
     InferenceChunk: _chunk_error,
     ModelTransferChunk: _file_error,
 }
-"""What else is to be right about messages of these types."""
+"""The validators of the types that need more than type checks."""

@@ -1,11 +1,12 @@
-"""Noise_IK_25519_ChaChaPoly_BLAKE2s: a handshake of two messages, then secrets.
+"""Noise_IK_25519_ChaChaPoly_BLAKE2s: a handshake of two messages, then transport keys.
 
-Whoever begins knows the other's static key; the other learns and proves the beginner's.
-Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018): section 5 for the
-states, 7.5 for the pattern ``IK``, 11.4 for messages that carry their number.
+The initiator knows the responder's static key; the responder learns and verifies the
+initiator's.  Source: Perrin, *The Noise Protocol Framework*, revision 34 (2018):
+section 5 for the states, 7.5 for the pattern ``IK``, 11.4 for messages with explicit
+nonces.
 
-Messages may be longer than Noise's 65535 bytes: that bound is there for a length of two
-bytes, and what carries these messages has lengths, and a limit, of its own.
+Messages may exceed Noise's 65535 bytes: that limit comes from a length field of two
+bytes, which the transport here does not use.
 """
 
 import hmac
@@ -36,11 +37,11 @@ RandomBytes = Callable[[int], bytes]
 """Returns that many random bytes."""
 
 KeyExchange = Callable[[bytes], bytes]
-"""Returns what is shared with the owner of a public key, as ``Identity.exchange``."""
+"""Returns the secret shared with the owner of a public key: ``Identity.exchange``."""
 
 
 class SymmetricState:
-    """The hash, the chaining key and the cipher that a handshake goes along with."""
+    """The hash, the chaining key and the cipher of a handshake."""
 
     def __init__(self) -> None:
         # The name is longer than a hash, and is therefore hashed (section 5.2).
@@ -49,16 +50,16 @@ class SymmetricState:
         self._nonce = 0
 
     def mix_hash(self, data: bytes) -> None:
-        """Let everything that follows depend on ``data``."""
+        """Mix ``data`` into the hash."""
         self.hash = blake2s(self.hash + data).digest()
 
     def mix_key(self, secret: bytes) -> None:
-        """Let the cipher, and all keys that follow, depend on ``secret``."""
+        """Mix ``secret`` into the chaining key, and derive the cipher's next key."""
         self._chaining_key, self._key = hkdf(self._chaining_key, secret)
         self._nonce = 0
 
     def seal(self, plain: bytes) -> bytes:
-        """Encrypt ``plain``, bound to all that was said before it."""
+        """Encrypt ``plain``, bound to all previous messages of the handshake."""
         sealed = ChaCha20Poly1305(self._key).encrypt(
             self._next_nonce(), plain, self.hash
         )
@@ -66,7 +67,7 @@ class SymmetricState:
         return sealed
 
     def open(self, sealed: bytes) -> bytes:
-        """Decrypt; PeerError if it is not what the other end sealed."""
+        """Decrypt.  Raises PeerError if the other end did not seal it."""
         try:
             cipher = ChaCha20Poly1305(self._key)
             plain = cipher.decrypt(self._next_nonce(), sealed, self.hash)
@@ -76,7 +77,7 @@ class SymmetricState:
         return plain
 
     def split(self) -> tuple[bytes, bytes]:
-        """Return the keys for what the initiator says, and for what it hears."""
+        """Return the keys with which the initiator sends, and receives."""
         return hkdf(self._chaining_key, b"")
 
     def _next_nonce(self) -> bytes:
@@ -104,14 +105,14 @@ class EphemeralKey:
         self.public = self._key.public_key().public_bytes_raw()
 
     def exchange(self, public_key: bytes) -> bytes:
-        """Return what is shared with the owner of a key, as ``Identity.exchange``."""
+        """Return the secret shared with a key's owner, as ``Identity.exchange``."""
         return self._key.exchange(X25519PublicKey.from_public_bytes(public_key))
 
 
 def shared_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
     """Return the secret shared with the owner of a key that came from a peer.
 
-    Raises PeerError for a key that shares zeros, or anything known, with everybody.
+    Raises PeerError for a key of low order, whose secret anyone can predict.
     """
     try:
         return exchange(public_key)
@@ -129,11 +130,11 @@ class Sealer:
     def seal(self, plain: bytes) -> tuple[int, bytes]:
         """Return the number of a message, and the message encrypted.
 
-        Raises PeerError when all numbers are used: the session has to begin anew.
+        Raises PeerError after ``NONCE_MAX``: a new session is needed.
         """
         number = self._next
         if number > NONCE_MAX:
-            raise PeerError("the session has carried all messages that one key may")
+            raise PeerError(f"the session has sent {NONCE_MAX + 1} messages, its limit")
         self._next = number + 1
         return number, self._cipher.encrypt(nonce_of(number), plain, None)
 
@@ -141,14 +142,14 @@ class Sealer:
 class Opener:
     """Decrypts the messages of one direction, by their numbers.
 
-    Which numbers are acceptable is for the caller to say.
+    The caller decides which numbers are acceptable.
     """
 
     def __init__(self, key: bytes) -> None:
         self._cipher = ChaCha20Poly1305(key)
 
     def open(self, number: int, sealed: bytes) -> bytes | None:
-        """Return the message, or None if it is not what the other end sealed."""
+        """Return the message, or None if the other end did not seal it."""
         if not 0 <= number <= NONCE_MAX:
             return None
         try:
@@ -159,9 +160,9 @@ class Opener:
 
 @dataclass(frozen=True, slots=True)
 class TransportKeys:
-    """What a handshake is for: both directions, and a name for it all.
+    """The result of a handshake: the ciphers of both directions.
 
-    ``hash`` is the same for both ends, and for no other handshake.
+    ``hash`` is the same at both ends and unique to the handshake.
     """
 
     sealer: Sealer
@@ -170,9 +171,9 @@ class TransportKeys:
 
 
 class NoiseInitiator:
-    """Begins a handshake with the owner of ``peer_key``.
+    """Starts a handshake with the owner of ``peer_key``.
 
-    ``prologue`` is what both ends must agree on beforehand.
+    The handshake fails unless both ends have the same ``prologue``.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class NoiseInitiator:
     def write_first(self, payload: bytes = b"") -> bytes:
         """Return the first message: ``e, es, s, ss``.
 
-        Others cannot read ``payload``, but may send the message again.
+        Others cannot read ``payload``, but can replay the message.
         """
         state, ephemeral = self._state, self._ephemeral
         state.mix_hash(ephemeral.public)
@@ -201,10 +202,10 @@ class NoiseInitiator:
         return ephemeral.public + static + state.seal(payload)
 
     def read_second(self, message: bytes) -> tuple[bytes, TransportKeys]:
-        """Read the second message: ``e, ee, se``; return its payload, and the secrets.
+        """Read the second message: ``e, ee, se``; return its payload and the keys.
 
-        Raises PeerError if it is not the peer's answer.  Nothing has changed then: what
-        somebody else sends does no harm.
+        Raises PeerError if it is not the peer's answer, and keeps its state then, so
+        that a forged message does no harm.
         """
         if len(message) < SECOND_SIZE_MIN:
             raise message_too_short(message, SECOND_SIZE_MIN)
@@ -213,14 +214,14 @@ class NoiseInitiator:
         state.mix_key(shared_secret(self._ephemeral.exchange, peer_ephemeral))
         state.mix_key(shared_secret(self._identity.exchange, peer_ephemeral))
         payload = state.open(message[KEY_SIZE:])
-        said, heard = state.split()
-        return payload, TransportKeys(Sealer(said), Opener(heard), state.hash)
+        sending, receiving = state.split()
+        return payload, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
 
 
 class NoiseResponder:
-    """Reads a first message, and says who sent it: ``peer_key``, ``payload``.
+    """Reads a first message: ``peer_key`` is the sender's static key.
 
-    Raises PeerError if it is not genuine, or not for the owner of ``own``.
+    Raises PeerError if it is not genuine, or not for the owner of ``identity``.
     """
 
     def __init__(self, identity: Identity, prologue: bytes, message: bytes) -> None:
@@ -240,18 +241,18 @@ class NoiseResponder:
     def write_second(
         self, random_bytes: RandomBytes, payload: bytes = b""
     ) -> tuple[bytes, TransportKeys]:
-        """Return the second message, and the secrets.  Once only."""
+        """Return the second message and the keys.  Call it once."""
         state, ephemeral = self._state, EphemeralKey(random_bytes)
         state.mix_hash(ephemeral.public)
         state.mix_key(shared_secret(ephemeral.exchange, self._peer_ephemeral))
         state.mix_key(shared_secret(ephemeral.exchange, self.peer_key))
         message = ephemeral.public + state.seal(payload)
-        heard, said = state.split()
-        return message, TransportKeys(Sealer(said), Opener(heard), state.hash)
+        receiving, sending = state.split()
+        return message, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
 
 
 def message_too_short(message: bytes, size: int) -> PeerError:
-    """Return how to refuse a message that ends before what it must have."""
+    """Return the error for a handshake message below its minimum size."""
     return PeerError(
         f"a handshake message of {len(message)} bytes, expected {size} or more"
     )

@@ -7,11 +7,11 @@ of TealeNet's channel, which begin with their counter.
 
 A node that announced a Noise key gets Noise or nothing, whatever a relay announces for
 it later.  Other nodes are offered TealeNet's channel if they have a key for it, and get
-plain JSON if they do not answer: no real peer does so far.
+plain JSON if they do not answer: so far no real peer answers.
 
-Data that cannot be decrypted is dropped, because a relay may let others put data into a
-session.  Only a genuine message can end one: if it shows that others before it were
-lost.
+Data that cannot be decrypted is dropped, because a relay may let other nodes inject
+data into a session.  Only a genuine message can end a session, if it shows that
+messages before it were lost.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,14 +45,14 @@ NOISE_MESSAGE: Final = 0x13
 HANDSHAKE_TYPES = frozenset(
     {TEALE_FIRST, TEALE_SECOND, NOISE_FIRST, NOISE_SECOND, NOISE_MESSAGE}
 )
-"""What no JSON begins with."""
+"""The first bytes of handshake messages; JSON begins with none of them."""
 
 NOISE_HEADER: Final = Struct(">BQ")
-"""What stands before a message that Noise sealed: NOISE_MESSAGE and its number."""
+"""The header of a sealed Noise message: NOISE_MESSAGE and the message's number."""
 
 
 class PlainChannel:
-    """Nothing protects what is said."""
+    """No encryption."""
 
     protection = Protection.PLAIN
 
@@ -60,7 +60,7 @@ class PlainChannel:
         return message
 
     def open(self, data: bytes) -> bytes | None:
-        # The peer may still answer the offer of encryption.
+        # A late answer to the offer of encryption is not a message.
         return None if data and data[0] in HANDSHAKE_TYPES else data
 
 
@@ -74,7 +74,7 @@ class TealeChannel:
 
 
 class NoiseChannel:
-    """Noise's messages, numbered from 0: all of them have to come, in order."""
+    """Noise messages, numbered from 0: none may be lost or reordered."""
 
     protection = Protection.NOISE
 
@@ -91,11 +91,11 @@ class NoiseChannel:
             return None
         _, number = NOISE_HEADER.unpack_from(data)
         if number < self._next:
-            return None  # sent again, by whoever saw it
+            return None  # a replay
         message = self._keys.opener.open(number, data[NOISE_HEADER.size :])
         if message is not None and number > self._next:
             lost = f"message {number} came after {self._next - 1}"
-            raise PeerError(f"messages were lost on the way: {lost}")
+            raise PeerError(f"messages were lost: {lost}")
         self._next += message is not None
         return message
 
@@ -103,22 +103,25 @@ class NoiseChannel:
 Channel: TypeAlias = PlainChannel | TealeChannel | NoiseChannel
 
 
-NOISE_TIMEOUT = 10.0  # seconds for a peer of ours to answer the handshake
-TEALE_TIMEOUT = 2.0  # seconds for another peer to answer, before we speak in the open
+NOISE_TIMEOUT = 10.0  # seconds for a Shoal peer to answer the handshake
+TEALE_TIMEOUT = 2.0  # seconds for another peer to answer, before plain JSON is used
 PENDING_MAX = 1024  # messages that wait for the handshake
 PENDING_SIZE_MAX = 16 << 20  # bytes of them
+
+ENCRYPTION_MISSING = "no encryption from a peer that announced it"
+WRONG_KEY = "the initiator's key is not the one that the peer announced"
 
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    """A message of the peer's, as it was before it was sealed."""
+    """A decrypted message of the peer."""
 
     data: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class DataToSend:
-    """What the relay is to carry to the peer."""
+    """Data for the peer, to be sent through the relay."""
 
     data: bytes
 
@@ -128,13 +131,13 @@ SecureOutput: TypeAlias = MessageReceived | DataToSend | Notice
 
 @dataclass(frozen=True, slots=True)
 class SessionParties:
-    """Who talks in a session, and with which keys.
+    """The two ends of a session, and their keys.
 
     ``epoch`` is as in ``WorkerProfile``.  ``noise_key`` is the X25519 key that the peer
-    announced, signed by the key it is known by; ``teale_key`` one that it says is its.
-    ``is_bound`` says whether the peer signed a key (first) like this (second), and
-    ``signature`` is how we signed ours: a first message has that in it, so that nobody
-    has to have heard of who sends it.
+    announced, signed with the key that is its id; ``teale_key`` is an announced key
+    without a signature.  ``is_bound`` verifies the peer's signature (second) of an
+    X25519 key (first).  ``signature`` is this end's, which a first message contains:
+    the responder need not know the initiator beforehand.
     """
 
     identity: Identity
@@ -149,10 +152,9 @@ class SessionParties:
     teale_key: bytes | None = None
 
     def prologue(self, *, initiates: bool) -> bytes:
-        """Return what both ends of a Noise handshake must agree on.
+        """Return the prologue of a Noise handshake: the nodes' ids and the session's.
 
-        That is who talks and in which session, so that a relay cannot connect the ends
-        of two.
+        With it a relay cannot connect the ends of two sessions.
         """
         ids = (
             (self.local_id, self.peer_id)
@@ -163,16 +165,16 @@ class SessionParties:
         return "\n".join((*parts, self.session_id.upper())).encode(errors="replace")
 
     def handshake_payload(self, now: float) -> bytes:
-        """Return what each message of TealeNet's handshake carries."""
+        """Return the payload of each message of TealeNet's handshake."""
         return time_payload(self.epoch + now)
 
 
 class SecureSession:
-    """One end of a session: messages go in and out, and the relay carries the rest.
+    """One end of a session: translates between messages and relayed data.
 
-    ``initiates`` is whoever opened the session.  ``protection`` is None until it is
-    decided, and what is said until then is kept.  ``noise_key`` is the one that the
-    peer turned out to have.
+    ``initiates``: this end opened the session.  ``protection`` is None during the
+    negotiation, and messages to send are kept until it ends.  ``noise_key`` is the
+    peer's, announced or proven by the handshake.
     """
 
     def __init__(self, parties: SessionParties, *, initiates: bool) -> None:
@@ -189,9 +191,9 @@ class SecureSession:
         self._noticed = False  # whether a notice was given: one is enough
 
     def start(self, now: float) -> Sequence[SecureOutput]:
-        """Begin, once the peer is ready to hear.
+        """Start the negotiation, once the peer is ready.
 
-        Raises PeerError if the peer announced a key that is no good.
+        Raises PeerError if the peer announced an invalid Noise key.
         """
         parties = self._parties
         if not self._initiates:
@@ -218,23 +220,23 @@ class SecureSession:
         return (DataToSend(bytes([TEALE_FIRST]) + offer),)
 
     def send(self, message: bytes) -> Sequence[SecureOutput]:
-        """Seal a message; or keep it, while it is open what protects the session.
+        """Seal a message, or keep it during the negotiation.
 
-        Raises PeerError if too much is kept, or if the session has to begin anew.
+        Raises PeerError if too many are kept, or at the limit of a key.
         """
         if self._channel is not None:
             return (DataToSend(self._channel.seal(message)),)
         self._pending.append(message)
         self._pending_size += len(message)
         if len(self._pending) > PENDING_MAX or self._pending_size > PENDING_SIZE_MAX:
-            what = "what waits for the peer's handshake"
+            what = "messages before the end of the handshake"
             raise LimitExceeded(what, self._pending_size, PENDING_SIZE_MAX)
         return ()
 
     def receive(self, data: bytes, now: float) -> Sequence[SecureOutput]:
-        """Take what the relay carried here.
+        """Process data from the relay.
 
-        Raises PeerError if messages were lost on the way: the session has to end.
+        Raises PeerError if messages were lost: the session has to end.
         """
         if self._channel is None:
             return self._negotiate(data, now)
@@ -243,15 +245,17 @@ class SecureSession:
             return (MessageReceived(message),)
         if self._answered_too_late(data):
             raise PeerError("the peer answered the offer of encryption too late")
-        return self._drop("something in the session is not the peer's")
+        return self._drop("data in the session is not the peer's")
 
     def tick(self, now: float) -> Sequence[SecureOutput]:
-        """Act on time passing.  Raises PeerError if a peer of ours does not answer."""
+        """Handle the deadline.  Raises PeerError if a Shoal peer does not answer."""
         if self.deadline is None or now < self.deadline:
             return ()
         if self._noise_initiator is not None:
-            why = f"no answer to the handshake within {NOISE_TIMEOUT:g} s"
-            raise PeerError(f"{why}, and without encryption nothing is said")
+            raise PeerError(
+                f"no answer to the handshake within {NOISE_TIMEOUT:g} s; the peer "
+                "requires encryption"
+            )
         return self._establish(PlainChannel())
 
     def _negotiate(self, data: bytes, now: float) -> Sequence[SecureOutput]:
@@ -265,20 +269,20 @@ class SecureSession:
             if not self._initiates and kind == NOISE_FIRST:
                 return self._answer_noise(data[1:])
             if self._parties.noise_key is not None:
-                return self._drop("a peer that announced encryption does without")
+                return self._drop(ENCRYPTION_MISSING)
             if not self._initiates and kind == TEALE_FIRST:
                 return self._answer_teale(data[1:], now)
         except PeerError as error:
             return self._drop(str(error))
         if kind in HANDSHAKE_TYPES:
-            return self._drop("a handshake message out of turn")
+            return self._drop("unexpected handshake message")
         return (*self._establish(PlainChannel()), MessageReceived(data))
 
     def _finish_noise(
         self, noise: NoiseInitiator, kind: int | None, data: bytes
     ) -> Sequence[SecureOutput]:
         if kind != NOISE_SECOND:
-            return self._drop("a peer that announced encryption does without")
+            return self._drop(ENCRYPTION_MISSING)
         _, secrets = noise.read_second(data[1:])
         return self._establish(NoiseChannel(secrets))
 
@@ -288,7 +292,7 @@ class SecureSession:
             parties.identity, parties.prologue(initiates=False), message
         )
         if not parties.is_bound(responder.peer_key, responder.payload):
-            raise PeerError("the handshake was begun with a key that is not the peer's")
+            raise PeerError(WRONG_KEY)
         self.noise_key = responder.peer_key
         second, secrets = responder.write_second(parties.random_bytes)
         answer = DataToSend(bytes([NOISE_SECOND]) + second)
@@ -298,7 +302,7 @@ class SecureSession:
         parties = self._parties
         responder = TealeResponder(parties.identity, message)
         if parties.teale_key not in (None, responder.peer_key):
-            raise PeerError("the handshake was begun with a key that is not the peer's")
+            raise PeerError(WRONG_KEY)
         second, secrets = responder.write_second(
             parties.random_bytes, parties.handshake_payload(now)
         )
@@ -309,8 +313,8 @@ class SecureSession:
         self._channel = channel
         self.protection = channel.protection
         self.deadline = None
-        kept, self._pending = self._pending, []
-        return [DataToSend(channel.seal(message)) for message in kept]
+        pending, self._pending = self._pending, []
+        return [DataToSend(channel.seal(message)) for message in pending]
 
     def _answered_too_late(self, data: bytes) -> bool:
         if self._teale_initiator is None or data[:1] != bytes([TEALE_SECOND]):
@@ -327,4 +331,4 @@ class SecureSession:
         if self._noticed:
             return ()
         self._noticed = True
-        return (Notice(f"{reason}: it is dropped"),)
+        return (Notice(f"data dropped: {reason}"),)

@@ -1,12 +1,12 @@
-"""The encrypted channel of TealeNet's own peers, which looks like Noise and is not.
+"""The encrypted channel of TealeNet's own peers, which resembles Noise.
 
-It has the form of ``IK`` and goes by its name, but every shared secret is hashed once
-more, there is no prologue, and the second message proves the responder's static key
-where Noise proves the initiator's.  Sources: TealeNet's own peers, and exchanges
-recorded with them; ``docs/protocols/tealenet.md`` has the differences.
+It has the form and the name of ``IK``, but every shared secret is hashed once more,
+there is no prologue, and the second message proves the responder's static key where
+Noise proves the initiator's.  Sources: TealeNet's own peers, and exchanges recorded
+with them.
 
-The time that each message carries is checked by nobody, so that a first message can be
-sent again by whoever saw it: it must not replace secrets that are in use.
+No peer checks the time in a message, so anyone can replay a first message: it must not
+replace keys that are in use.
 """
 
 from copy import copy
@@ -31,8 +31,8 @@ from shoal.protocols.tealenet.encryption.noise import (
 )
 
 COUNTER_SIZE: Final = 8  # bytes
-WINDOW: Final = 2048  # packets that one may be late by
-# A first message may come without a payload, though not with a part of one.
+WINDOW: Final = 2048  # packets by which one may be late
+# The payload of a first message may be absent as a whole.
 FIRST_SIZE_MIN: Final = 2 * KEY_SIZE + TAG_SIZE  # bytes
 
 
@@ -44,7 +44,7 @@ def time_payload(at: float) -> bytes:
 
 
 class TealeInitiator:
-    """Begins a handshake with the owner of ``peer_key``."""
+    """Starts a handshake with the owner of ``peer_key``."""
 
     def __init__(
         self, identity: Identity, peer_key: bytes, random_bytes: RandomBytes
@@ -64,7 +64,7 @@ class TealeInitiator:
         return ephemeral.public + static + state.seal(payload)
 
     def read_second(self, message: bytes) -> TransportKeys:
-        """Read the second message; PeerError, and nothing has changed, if it is bad."""
+        """Read the second message; an invalid one raises PeerError, changes nothing."""
         if len(message) < SECOND_SIZE_MIN:
             raise message_too_short(message, SECOND_SIZE_MIN)
         state, peer_ephemeral = copy(self._state), message[:KEY_SIZE]
@@ -72,14 +72,14 @@ class TealeInitiator:
         state.mix_key(_hashed_secret(self._ephemeral.exchange, peer_ephemeral))
         state.mix_key(_hashed_secret(self._ephemeral.exchange, self._peer_key))
         state.open(message[KEY_SIZE:])
-        said, heard = state.split()
-        return TransportKeys(Sealer(said), Opener(heard), state.hash)
+        sending, receiving = state.split()
+        return TransportKeys(Sealer(sending), Opener(receiving), state.hash)
 
 
 class TealeResponder:
-    """Reads a first message; ``peer_key`` is whose it is.
+    """Reads a first message; ``peer_key`` is the sender's static key.
 
-    Raises PeerError if it is not genuine, or not for the owner of ``own``.
+    Raises PeerError if it is not genuine, or not for the owner of ``identity``.
     """
 
     def __init__(self, identity: Identity, message: bytes) -> None:
@@ -99,21 +99,21 @@ class TealeResponder:
     def write_second(
         self, random_bytes: RandomBytes, payload: bytes
     ) -> tuple[bytes, TransportKeys]:
-        """Return the second message, and the secrets.  Once only."""
+        """Return the second message and the keys.  Call it once."""
         state, ephemeral = self._state, EphemeralKey(random_bytes)
         state.mix_hash(ephemeral.public)
         state.mix_key(_hashed_secret(ephemeral.exchange, self._peer_ephemeral))
-        # Noise would take our ephemeral and the peer's static key here.
+        # Noise uses the responder's ephemeral and the initiator's static key here.
         state.mix_key(_hashed_secret(self._identity.exchange, self._peer_ephemeral))
         message = ephemeral.public + state.seal(payload)
-        heard, said = state.split()
-        return message, TransportKeys(Sealer(said), Opener(heard), state.hash)
+        receiving, sending = state.split()
+        return message, TransportKeys(Sealer(sending), Opener(receiving), state.hash)
 
 
 class TealePackets:
-    """Messages as packets: a counter of 8 bytes, little-endian, and what it encrypts.
+    """Messages as packets: a counter of 8 bytes, little-endian, and the ciphertext.
 
-    They may be lost and change places, but none is taken twice.
+    Packets may be lost and reordered; a duplicate is dropped.
     """
 
     def __init__(self, keys: TransportKeys) -> None:
@@ -126,7 +126,7 @@ class TealePackets:
         return counter.to_bytes(COUNTER_SIZE, "little") + sealed
 
     def open(self, packet: bytes) -> bytes | None:
-        """Return the message; None if it is not genuine, too late, or came before."""
+        """Return the message; None if it is not genuine, too late, or a duplicate."""
         if len(packet) < COUNTER_SIZE + TAG_SIZE:
             return None
         counter = int.from_bytes(packet[:COUNTER_SIZE], "little")
@@ -139,19 +139,19 @@ class TealePackets:
 
 
 class ReplayWindow:
-    """Which counters have come: new ones less than ``WINDOW`` late are acceptable."""
+    """The counters received so far; accepts new ones less than ``WINDOW`` late."""
 
     def __init__(self) -> None:
         self._highest = -1
         self._seen = 0  # bit n: the counter that is n below the highest
 
     def accepts(self, counter: int) -> bool:
-        """Say whether a packet with this counter may be looked at."""
+        """Return whether a counter is new and not too late."""
         late = self._highest - counter
         return late < 0 or (late < WINDOW and not self._seen >> late & 1)
 
     def mark(self, counter: int) -> None:
-        """Note a counter whose packet was genuine: only then is it spent."""
+        """Mark the counter of a genuine packet as received."""
         ahead = counter - self._highest
         if ahead > 0:
             # A shift by 2**64 would need as many bits.
@@ -163,9 +163,9 @@ class ReplayWindow:
 
 
 def _hashed_secret(exchange: KeyExchange, public_key: bytes) -> bytes:
-    """Return the shared secret, hashed: HKDF-SHA256 without salt and info (RFC 5869).
+    """Return the hashed shared secret: HKDF-SHA256 without salt and info (RFC 5869).
 
-    With an output of one block the two steps of HKDF are one HMAC each.
+    For an output of one block, each of HKDF's two steps is one HMAC.
     """
     extracted = digest(bytes(32), shared_secret(exchange, public_key), sha256)
     return digest(extracted, b"\1", sha256)
