@@ -91,7 +91,7 @@ def join(dialer: TealeDialer, around: ProtocolContext, config: Config) -> list[o
     return outputs
 
 
-def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
+def test_a_url_that_admitted_the_worker_is_tried_again() -> None:
     member = replace(MEMBER, direct_url="tcp://host:4011")
     dialer = TealeDialer("http://host:4010", member)
 
@@ -113,7 +113,7 @@ def test_a_way_by_which_it_was_let_in_is_tried_again() -> None:
         (MEMBER, Config(passcode="b"), "requires a passcode"),
     ],
 )
-def test_a_refusal_is_final_and_says_what_to_do(
+def test_a_refusal_is_final_and_names_the_remedy(
     member: WorkerProfile, config: Config, said: str
 ) -> None:
     dialer = TealeDialer("tcp://host:4011", member)

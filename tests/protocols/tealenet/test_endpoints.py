@@ -82,7 +82,7 @@ def test_a_form_that_there_is_not_is_named() -> None:
         Config(form="round")
 
 
-def test_a_peer_that_is_found_is_connected_to_unless_it_is_ourselves() -> None:
+def test_a_discovered_peer_is_dialled_unless_it_is_this_device() -> None:
     (browser,) = of(ServiceBrowser, Config(browse=True))
     assert isinstance(browser, ServiceBrowser)
     other = DiscoveredService("a Mac", ("192.0.2.1",), 5, {"deviceID": "OTHER"})
@@ -107,7 +107,7 @@ def test_a_peer_that_is_found_is_connected_to_unless_it_is_ourselves() -> None:
         ("/other", "node=ab", False),
     ],
 )
-def test_a_node_is_told_from_workers_of_other_wires(
+def test_a_relay_upgrade_has_a_path_and_a_node_id(
     path: str, query: str, claimed: bool
 ) -> None:
     assert is_relay_upgrade(UpgradeRequest(path, query)) is claimed

@@ -71,7 +71,7 @@ def test_a_silent_peer_gets_nothing_and_then_is_hung_up_on() -> None:
     assert len(mac.end.of(LoadChanged)) == 1
 
 
-def test_a_peer_that_is_heard_of_again_is_fit_again() -> None:
+def test_a_heartbeat_after_silence_makes_a_peer_fit_again() -> None:
     mac = met_mac()
     mac.wait(16.0)
 
@@ -82,7 +82,7 @@ def test_a_peer_that_is_heard_of_again_is_fit_again() -> None:
     assert len(mac.end.of(LoadChanged)) == 2
 
 
-def test_our_heartbeats_keep_their_pace_and_those_of_macs_are_answered() -> None:
+def test_heartbeats_are_sent_in_time_and_those_of_macs_are_answered() -> None:
     mac = met_mac()
 
     mac.wait(20.0)
@@ -97,7 +97,7 @@ def test_our_heartbeats_keep_their_pace_and_those_of_macs_are_answered() -> None
     assert "organizationID" not in ack
 
 
-def test_between_two_of_ours_one_heartbeat_serves_both() -> None:
+def test_between_two_shoal_peers_one_heartbeat_serves_both() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
 
     two.until(60.0)
@@ -126,7 +126,7 @@ def test_between_two_of_ours_one_heartbeat_serves_both() -> None:
         ({"queue_depth": 2**50}, WorkerLoad(queued=10_000)),
     ],
 )
-def test_a_heartbeat_says_how_much_a_peer_can_take(
+def test_a_heartbeat_reports_the_load(
     given: dict[str, Any], condition: WorkerLoad
 ) -> None:
     mac = met_mac()
@@ -146,7 +146,7 @@ def test_what_a_mac_does_for_us_is_not_counted_as_others_work() -> None:
     assert not mac.end.of(LoadChanged)
 
 
-def test_a_macs_answer_to_a_heartbeat_says_nothing_of_its_models() -> None:
+def test_a_macs_heartbeat_ack_does_not_change_its_offers() -> None:
     mac = met_mac()
     mac.say(heartbeat(queue_depth=3))
 
@@ -156,7 +156,7 @@ def test_a_macs_answer_to_a_heartbeat_says_nothing_of_its_models() -> None:
     assert mac.end.of(LoadChanged) == [LoadChanged(WorkerLoad(queued=3))]
 
 
-def test_models_that_come_and_go_are_told_when_they_do() -> None:
+def test_changes_of_models_are_reported() -> None:
     mac = met_mac()
 
     for models in [("m",), ("m", "n"), ("m", "n"), ()]:
@@ -169,7 +169,7 @@ def test_models_that_come_and_go_are_told_when_they_do() -> None:
     assert offered == [["m"], ["m", "n"], []]
 
 
-def test_a_change_of_ours_is_told_at_once_but_not_many_a_second() -> None:
+def test_changes_are_sent_at_once_within_a_rate_limit() -> None:
     mac = met_mac()
     mac.wait(2.0)
     _ = mac.said
@@ -186,7 +186,7 @@ def test_a_change_of_ours_is_told_at_once_but_not_many_a_second() -> None:
     assert (beat["queueDepth"], beat["isGenerating"]) == (2, True)
 
 
-def test_a_peer_that_may_not_ask_is_not_told_how_busy_we_are() -> None:
+def test_a_peer_that_may_not_submit_gets_no_load_changes() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a", offers=(OFFER,))).settle()
     said = len(two.acceptor.sent)
 
@@ -196,7 +196,7 @@ def test_a_peer_that_may_not_ask_is_not_told_how_busy_we_are() -> None:
     assert len(two.acceptor.sent) == said
 
 
-def test_what_only_ours_say_of_themselves_arrives_once() -> None:
+def test_the_state_of_a_shoal_peer_is_reported_once() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
     said = two.dialler.conversation
     words: list[Event] = [
@@ -222,7 +222,7 @@ def type_of(words: list[Event]) -> tuple[type, ...]:
     return tuple({type(word) for word in words})
 
 
-def test_who_drains_offers_nothing_to_peers_that_know_no_such_word() -> None:
+def test_a_draining_peer_offers_no_models_to_plain_peers() -> None:
     mac = met_mac()
 
     mac.send(Draining("leaving"))

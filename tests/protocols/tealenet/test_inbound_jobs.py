@@ -82,7 +82,7 @@ def test_a_request_without_a_model_is_for_any() -> None:
         ),
     ],
 )
-def test_a_mac_is_told_why_a_job_was_not_done_and_nothing_of_our_insides(
+def test_a_mac_gets_the_reason_for_a_failure_without_internals(
     end: Rejected | Failed, code: str, said: str
 ) -> None:
     mac = met_mac()
@@ -133,7 +133,7 @@ def test_a_peer_has_only_so_many_requests_open() -> None:
     assert payload["code"] == "queue_full"
 
 
-def test_who_may_not_ask_is_told_so_and_what_to_do() -> None:
+def test_a_peer_that_may_not_submit_gets_an_error_with_the_remedy() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
     request = InferenceRequest(REQUEST, inference_request().request, True)
     data = b'{"inferenceRequest":{"_0":%b}}' % msgspec.json.encode(request)
@@ -162,7 +162,7 @@ def test_a_request_that_makes_no_sense_is_refused_by_name() -> None:
     assert mac.end.notices
 
 
-def test_who_sends_nothing_that_makes_sense_is_hung_up_on() -> None:
+def test_too_many_invalid_messages_end_the_connection() -> None:
     mac = met_mac()
 
     for _ in range(INVALID_MAX - 1):
@@ -176,7 +176,7 @@ def test_who_sends_nothing_that_makes_sense_is_hung_up_on() -> None:
     assert mac.end.closed == f"{INVALID_MAX} invalid messages in a row"
 
 
-def test_kinds_that_are_none_of_ours_are_ignored() -> None:
+def test_unknown_kinds_are_ignored() -> None:
     mac = met_mac()
 
     for _ in range(2 * INVALID_MAX):
@@ -185,7 +185,7 @@ def test_kinds_that_are_none_of_ours_are_ignored() -> None:
     assert (mac.end.heard, mac.said, mac.end.closed) == ([], [], None)
 
 
-def test_a_model_is_said_to_be_loaded_if_it_is_and_otherwise_not() -> None:
+def test_load_model_reports_whether_the_model_is_on_offer() -> None:
     mac = met_mac()
 
     mac.say(LoadModel(REQUEST, "m"))

@@ -146,7 +146,7 @@ def test_garbage_ends_in_nothing_worse_than_a_refusal(data: list[Data]) -> None:
         assert not [each for each in outputs if isinstance(each, str)]
 
 
-def test_one_peer_is_told_what_everybody_is_and_what_it_alone_is() -> None:
+def test_state_for_all_peers_and_messages_for_one_are_sent() -> None:
     made = met()
 
     for peer in ("", PEER_NAME):
@@ -154,7 +154,7 @@ def test_one_peer_is_told_what_everybody_is_and_what_it_alone_is() -> None:
         assert isinstance(sent, Send)
 
 
-def test_a_connection_says_who_can_read_along() -> None:
+def test_a_session_reports_its_protection() -> None:
     made = session(TealeConnection(False, protection=Protection.TLS))
     made.receive([framed(encode(hello()))], 0.0)
     made.tick(0.2)

@@ -35,7 +35,7 @@ from shoal.protocols.tealenet.codec.messages import (
 )
 
 
-def test_a_mac_is_asked_as_it_understands_and_its_answer_is_heard() -> None:
+def test_a_mac_runs_a_job_and_its_answer_is_read() -> None:
     mac = met_mac()
 
     mac.send(RUN)
@@ -116,7 +116,7 @@ def test_another_peer_is_tried_where_this_one_did_not_begin(
     assert mac.end.heard[-1] == kind(RUN.job_id, RUN.lease, "it says why")
 
 
-def test_what_a_mac_says_of_a_job_that_was_cancelled_is_not_heard() -> None:
+def test_a_macs_messages_about_a_cancelled_job_are_ignored() -> None:
     mac = met_mac()
     request_id = submitted_request(mac)
 
@@ -159,7 +159,7 @@ def test_a_request_that_is_too_large_goes_to_another_peer() -> None:
     assert "exceeds the limit of 4194304" in rejected.reason
 
 
-def test_a_worker_of_ours_takes_larger_requests_than_others() -> None:
+def test_a_shoal_worker_accepts_larger_requests() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
     large = Chat("m", ({"role": "user", "content": "x" * (5 << 20)},))
 

@@ -95,7 +95,7 @@ def test_many_jobs_go_on_at_once_in_both_directions() -> None:
         replace(CHAT, options={"stop": ["x"], "odd": {"a": [1, None]}}),
     ],
 )
-def test_all_kinds_of_work_go_between_ours(work: Work) -> None:
+def test_all_kinds_of_work_run_between_shoal_peers(work: Work) -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
 
     two.acceptor.take(two.acceptor.conversation.send(replace(RUN, work=work), 1.0))
@@ -133,7 +133,7 @@ SHARED: list[ModelMessage] = [
 
 
 @pytest.mark.parametrize("word", SHARED, ids=lambda word: type(word).__name__)
-def test_the_words_of_sharing_arrive_as_they_were_said(word: ModelMessage) -> None:
+def test_model_messages_arrive_in_both_directions(word: ModelMessage) -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
 
     for end in (two.dialler, two.acceptor):
@@ -144,7 +144,7 @@ def test_the_words_of_sharing_arrive_as_they_were_said(word: ModelMessage) -> No
         assert end.heard[-1] == word
 
 
-def test_what_a_peer_cannot_be_told_is_refused() -> None:
+def test_unsupported_events_are_refused() -> None:
     two = PeerPair(worker_side("w"), coordinator_side("a")).settle()
     (receipt,) = [ReceiptSent(RUN.job_id, None)]  # type: ignore[arg-type]
 
@@ -162,7 +162,7 @@ def node(breed: PeerSoftware, *models: str, **given: Any) -> TealeConnection:
     )
 
 
-def test_a_node_that_is_not_ours_is_met_by_what_the_relay_tells() -> None:
+def test_a_plain_node_joins_with_the_relays_description() -> None:
     caller = node(PeerSoftware.RUST, "m", slots=2, context=4096)
 
     rust = ForeignPeer(coordinator_side("a"), manners=WAN, caller=caller)
@@ -179,7 +179,7 @@ def test_a_node_that_is_not_ours_is_met_by_what_the_relay_tells() -> None:
     assert [kind for kind, _ in rust.said] == ["heartbeat"]
 
 
-def test_a_node_that_is_not_let_in_is_told_so_when_it_asks() -> None:
+def test_the_request_of_an_unadmitted_node_is_refused() -> None:
     own = coordinator_side("a", admission=require_token("t"))
     gateway = ForeignPeer(own, manners=WAN, caller=node(PeerSoftware.MAC))
 

@@ -56,7 +56,7 @@ def test_of_two_connections_the_one_stays_that_real_peers_keep(case: Case) -> No
     assert (new is not None) is (case["keeps"] == "new")
 
 
-def test_who_dials_again_takes_the_place_of_its_older_connection() -> None:
+def test_a_newer_connection_from_the_same_device_replaces_the_older() -> None:
     desk = DeviceConnections("A", LAN.disconnected_after)
 
     old = desk.claim("B", outbound=False, now=0.0)
@@ -95,7 +95,7 @@ def test_a_device_id_is_always_the_same_for_the_same_key() -> None:
     assert device_id(None, "one") != device_id(None, "another")
 
 
-def test_two_of_ours_meet_each_other() -> None:
+def test_two_shoal_peers_join_each_other() -> None:
     two = PeerPair(
         coordinator_side("a", offers=(OFFER,)), coordinator_side("b")
     ).settle()
@@ -115,7 +115,7 @@ def test_two_of_ours_meet_each_other() -> None:
     assert two.dialler.of(OffersChanged) == [OffersChanged(())]
 
 
-def test_nothing_is_said_before_the_first_heartbeat_but_greetings() -> None:
+def test_only_greetings_are_sent_before_the_first_heartbeat() -> None:
     two = PeerPair(
         coordinator_side("a", offers=(OFFER,)), coordinator_side("b", offers=(OFFER,))
     ).settle()
@@ -127,7 +127,7 @@ def test_nothing_is_said_before_the_first_heartbeat_but_greetings() -> None:
     assert set(kinds[0][2:]) == set(kinds[1][2:]) == {"heartbeatAck"}
 
 
-def test_a_mac_that_dials_is_answered_when_it_can_hear() -> None:
+def test_hello_ack_for_a_mac_is_delayed() -> None:
     mac = ForeignPeer(coordinator_side("a"))
 
     mac.say(hello())
@@ -147,7 +147,7 @@ def test_a_mac_that_dials_is_answered_when_it_can_hear() -> None:
     assert [offer.models for offer in mac.end.of(OffersChanged)[0].offers] == [{"m"}]
 
 
-def test_a_hello_ack_that_is_not_followed_by_a_heartbeat_is_said_again_once() -> None:
+def test_hello_ack_without_a_heartbeat_is_repeated_once() -> None:
     mac = ForeignPeer(coordinator_side("a"))
     mac.say(hello())
     mac.wait(0.2)
@@ -162,7 +162,7 @@ def test_a_hello_ack_that_is_not_followed_by_a_heartbeat_is_said_again_once() ->
     assert mac.end.closed == "no heartbeat within 30 s of helloAck"
 
 
-def test_a_hello_is_said_again_until_it_is_answered() -> None:
+def test_hello_is_repeated_until_it_is_answered() -> None:
     mac = ForeignPeer(coordinator_side("a"), dialled=True)
     assert [kind for kind, _ in mac.said] == ["hello"]
 
@@ -176,7 +176,7 @@ def test_a_hello_is_said_again_until_it_is_answered() -> None:
     assert [kind for kind, _ in mac.said] == ["heartbeatAck"]
 
 
-def test_who_does_not_greet_is_hung_up_on() -> None:
+def test_a_connection_without_a_hello_is_closed() -> None:
     dialled, accepted = (
         ForeignPeer(coordinator_side("a"), dialled=True),
         ForeignPeer(coordinator_side("a")),
@@ -190,7 +190,7 @@ def test_who_does_not_greet_is_hung_up_on() -> None:
     assert dialled.end.conversation.deadline is None
 
 
-def test_what_comes_before_the_handshake_or_greets_again_is_ignored() -> None:
+def test_messages_before_the_handshake_and_repeated_greetings_are_ignored() -> None:
     mac = ForeignPeer(coordinator_side("a"))
 
     mac.say(heartbeat())
@@ -208,7 +208,7 @@ def test_what_comes_before_the_handshake_or_greets_again_is_ignored() -> None:
     assert mac.said == []
 
 
-def test_who_presents_another_passcode_is_hung_up_on_without_a_word() -> None:
+def test_a_wrong_passcode_closes_the_connection_without_a_message() -> None:
     for wanted, given in (("right", "wrong"), ("right", None), (None, "any")):
         own = coordinator_side("a", passcode=wanted or "")
         mac = ForeignPeer(own)
@@ -235,7 +235,7 @@ class Counting:
         self.failures.append(address)
 
 
-def test_who_guesses_passcodes_is_not_heard_after_a_while() -> None:
+def test_repeated_wrong_passcodes_are_throttled() -> None:
     guesses = Counting()
     own = replace(coordinator_side("a", passcode="right"), throttle=guesses)
 
@@ -252,7 +252,7 @@ def test_who_guesses_passcodes_is_not_heard_after_a_while() -> None:
     assert guesses.failures == ["192.0.2.1"] * 2
 
 
-def test_who_shows_no_passcode_or_a_token_has_not_guessed() -> None:
+def test_an_absent_passcode_or_a_token_does_not_count_as_a_guess() -> None:
     guesses = Counting()
     own = replace(
         coordinator_side("a", passcode="right", admission=require_token("t")),
@@ -265,7 +265,7 @@ def test_who_shows_no_passcode_or_a_token_has_not_guessed() -> None:
     assert guesses.failures == []
 
 
-def test_whom_we_dial_has_to_have_our_passcode_too() -> None:
+def test_a_dialled_peer_needs_the_passcode_too() -> None:
     mac = ForeignPeer(coordinator_side("a", passcode="right"), dialled=True)
     ((_, said),) = mac.said
     assert said["clusterPasscodeHash"] == passcode_hash("right")
@@ -276,7 +276,7 @@ def test_whom_we_dial_has_to_have_our_passcode_too() -> None:
     assert "another passcode" in mac.end.closed
 
 
-def test_a_passcode_is_shown_to_who_knows_it_and_to_nobody_else() -> None:
+def test_the_passcode_hash_is_sent_only_to_peers_that_presented_it() -> None:
     own = coordinator_side("a", passcode="right", admission=require_token("t"))
     knows = PeerPair(worker_side("w", passcode="right"), own).settle()
     token = PeerPair(worker_side("w", token="t"), own).settle()
@@ -292,7 +292,7 @@ def test_a_passcode_is_shown_to_who_knows_it_and_to_nobody_else() -> None:
     assert bluff.acceptor.of(PeerJoined)
 
 
-def test_a_worker_with_a_token_is_let_in_to_work_and_not_to_ask() -> None:
+def test_a_worker_with_a_token_may_serve_but_not_submit() -> None:
     def admission(applicant: JoinRequest) -> AdmissionGrant:
         require_token("t")(applicant)
         return AdmissionGrant("id", applicant.name)
@@ -317,7 +317,7 @@ def test_a_worker_with_a_token_is_let_in_to_work_and_not_to_ask() -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong"])
-def test_a_worker_that_is_not_let_in_is_told_why(token: str) -> None:
+def test_an_unadmitted_worker_gets_the_reason(token: str) -> None:
     told: list[str] = []
     worker = replace(worker_side("w", token=token), on_rejected=told.append)
 
@@ -363,7 +363,7 @@ def test_a_peer_that_an_operator_named_may_serve_but_not_ask() -> None:
     assert "--tealenet-open" in unnamed.dialler.closed
 
 
-def test_a_key_that_is_not_proved_is_no_good() -> None:
+def test_an_unproven_key_closes_the_connection() -> None:
     said = IntroductionExtension(version=1, role="worker", name="w", key="ab" * 32)
     peer = ForeignPeer(coordinator_side("a"))
 
@@ -385,7 +385,7 @@ def test_a_connection_to_oneself_is_ended() -> None:
     assert "this device itself" in two.acceptor.closed
 
 
-def test_who_is_sent_away_is_told_why() -> None:
+def test_a_dismissed_peer_gets_the_reason() -> None:
     told: list[str] = []
     worker = replace(worker_side("w"), on_rejected=told.append)
     two = PeerPair(worker, coordinator_side("a")).settle()
@@ -435,7 +435,7 @@ def test_a_preferred_second_connection_takes_the_place_of_the_first() -> None:
     assert second.acceptor.of(PeerJoined)
 
 
-def test_a_heartbeat_ack_is_as_good_as_a_heartbeat_to_be_met() -> None:
+def test_a_heartbeat_ack_counts_as_the_first_heartbeat() -> None:
     mac = ForeignPeer(coordinator_side("a"))
     mac.say(hello())
     mac.wait(0.2)

@@ -166,7 +166,7 @@ def test_options_that_may_mean_anything_are_not_taken() -> None:
     assert chat.options == {}
 
 
-def test_what_a_peer_asks_for_says_what_a_worker_must_know() -> None:
+def test_a_plain_chat_requires_the_features_that_it_uses() -> None:
     chat = read_chat(sent({"messages": [HI], **OPTIONS, "n": 2.0, "seed": 7.0}))
 
     assert chat.options["n"] == 2

@@ -91,7 +91,7 @@ def test_whatever_stands_in_the_place_of_the_text_is_a_text_or_left_alone(
     ],
     ids=["the id comes last", "another content before", "blanks"],
 )
-def test_what_cannot_be_told_from_the_beginning_is_decoded_each_time(
+def test_chunks_without_a_template_are_decoded_each_time(
     data: bytes,
 ) -> None:
     assert found_in(data, "a") is None
@@ -109,7 +109,7 @@ def test_a_piece_that_is_more_than_text_is_never_taken_for_text() -> None:
     assert pieces == [Delta(0, {"content": "a"}, {}), Delta(0, {"content": "a"}, {})]
 
 
-def test_two_answers_at_once_are_told_apart() -> None:
+def test_concurrent_answers_have_separate_templates() -> None:
     two = PeerPair(worker_side("w", "t"), coordinator_side("a")).until(1)
     ours, worker = two.acceptor, two.dialler
     texts = ("one", "two", "three")
@@ -131,7 +131,7 @@ def test_two_answers_at_once_are_told_apart() -> None:
     ]
 
 
-def test_a_chunk_after_the_end_of_its_answer_is_not_heard() -> None:
+def test_a_chunk_after_the_end_of_its_answer_is_ignored() -> None:
     mac = met_mac()
     request_id = submitted_request(mac)
     mac.say(encoded(chunk(request_id, "a")))

@@ -103,7 +103,7 @@ def read(reader: ChunkReader, messages: Sequence[bytes]) -> list[AnswerPiece]:
 
 
 @given(st.lists(texts | deltas, max_size=5))
-def test_between_peers_of_ours_pieces_arrive_as_they_are(
+def test_shoal_peers_exchange_pieces_unchanged(
     pieces: list[AnswerPiece],
 ) -> None:
     out, back = writer(exact=True), ChunkReader(exact=True)
@@ -149,7 +149,7 @@ def test_the_role_comes_first_and_the_usage_last() -> None:
 @pytest.mark.parametrize(
     ("asked", "usage"), [(False, Usage(1, 2)), (True, None), (False, None)]
 )
-def test_no_usage_is_told_that_nobody_asked_for_or_knows(
+def test_usage_is_sent_only_if_requested_and_known(
     asked: bool, usage: Usage | None
 ) -> None:
     out = writer(usage=asked)
@@ -191,7 +191,7 @@ def test_a_reason_that_no_client_knows_is_not_passed_on() -> None:
     assert end["choices"][0]["finish_reason"] == "stop"
 
 
-def test_who_asked_for_no_stream_gets_the_answer_in_one_chunk() -> None:
+def test_a_request_without_a_stream_gets_one_chunk() -> None:
     out = writer(streaming=False, usage=True)
 
     assert out.write(["He"]) + out.write(["llo"]) == []
@@ -202,7 +202,7 @@ def test_who_asked_for_no_stream_gets_the_answer_in_one_chunk() -> None:
     assert usage["usage"]["total_tokens"] == 3
 
 
-def test_who_asked_for_no_stream_gets_calls_of_tools_whole() -> None:
+def test_a_request_without_a_stream_gets_complete_tool_calls() -> None:
     out = writer(streaming=False)
     out.write([Delta(0, {"tool_calls": [CALL]}), Delta(0, {"tool_calls": [MORE]})])
 
@@ -248,7 +248,7 @@ def test_a_piece_that_no_peer_would_take_is_not_written(exact: bool) -> None:
         writer(exact=exact).write([piece])
 
 
-def test_embeddings_survive_between_peers_of_ours() -> None:
+def test_embeddings_survive_between_shoal_peers() -> None:
     pieces: list[AnswerPiece] = [Delta(i, {"embedding": "AACAPw=="}) for i in range(3)]
 
     arrived = read(ChunkReader(exact=True), writer(exact=True).write(pieces))
@@ -297,7 +297,7 @@ def test_chunks_of_real_peers_are_read(
     assert back.finish_reason == reason
 
 
-def test_usage_is_read_with_whatever_else_it_says() -> None:
+def test_usage_is_read_with_unknown_fields() -> None:
     chunk = decode(case_of("cluster_decode/chunk_usage_details")["json_text"])
     assert isinstance(chunk, InferenceChunk)
     back = ChunkReader()

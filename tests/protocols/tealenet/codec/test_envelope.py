@@ -367,7 +367,7 @@ def test_the_quick_way_and_the_long_way_come_to_the_same(
     assert result(damaged) == result(b" " + damaged)
 
 
-def test_chunks_without_what_nobody_reads_are_read() -> None:
+def test_chunks_without_unused_fields_are_read() -> None:
     message = decode(CHUNK % b'{"delta":{"content":"hi"}},{"delta":null,"index":1}')
 
     choices = [ChunkChoice(0, {"content": "hi"}), ChunkChoice(1, None)]

@@ -55,14 +55,14 @@ INTRODUCTION = IntroductionExtension(
 texts = st.text(max_size=20)
 
 
-def test_a_peer_of_ours_is_known_by_what_it_says() -> None:
+def test_an_introduction_round_trips() -> None:
     read = read_introduction(write_extension(INTRODUCTION))
 
     assert read == INTRODUCTION
     assert read.shoal_features == frozenset(ShoalFeature)
 
 
-def test_what_was_not_said_is_not_written() -> None:
+def test_absent_fields_are_not_written() -> None:
     assert bytes(write_extension(IntroductionExtension(VERSION))) == b'{"version":1}'
     assert bytes(write_extension(HeartbeatExtension())) == b"{}"
     assert bytes(write_extension(InferenceCompleteExtension())) == b"{}"
@@ -86,11 +86,11 @@ def test_what_was_not_said_is_not_written() -> None:
     ],
     ids=lambda raw: ascii(raw[:40]),
 )
-def test_who_says_nonsense_is_taken_for_none_of_ours(raw: bytes) -> None:
+def test_an_invalid_introduction_counts_as_absent(raw: bytes) -> None:
     assert read_introduction(Raw(raw)) is None
 
 
-def test_who_says_nothing_is_none_of_ours() -> None:
+def test_a_peer_without_the_extension_is_plain() -> None:
     assert read_introduction(UNSET) is None
     assert read_heartbeat(UNSET) is None
     assert read_error(UNSET) == InferenceErrorExtension()
@@ -106,7 +106,7 @@ def test_newer_peers_may_say_more() -> None:
     assert read.shoal_features == {ShoalFeature.CANCEL}
 
 
-def test_a_heartbeat_says_how_its_peer_is_doing() -> None:
+def test_a_heartbeat_extension_round_trips() -> None:
     pulse = HeartbeatExtension(
         proof="AAAA",
         offers=[],
@@ -125,7 +125,7 @@ def test_a_heartbeat_says_how_its_peer_is_doing() -> None:
 @pytest.mark.parametrize(
     "raw", [b'{"cpu":101}', b'{"speed":0}', b'{"jobs":-1}', b'{"draining":1}']
 )
-def test_a_heartbeat_that_makes_no_sense_says_nothing(raw: bytes) -> None:
+def test_an_invalid_heartbeat_extension_counts_as_absent(raw: bytes) -> None:
     assert read_heartbeat(Raw(raw)) is None
 
 
@@ -135,7 +135,7 @@ def test_a_heartbeat_that_makes_no_sense_says_nothing(raw: bytes) -> None:
     output=texts,
     receipt=st.none() | st.builds(SignedReceipt, st.binary(), st.binary()),
 )
-def test_how_an_answer_ended_arrives_as_it_was_said(
+def test_a_completion_round_trips(
     reason: str, usage: Usage | None, output: str, receipt: SignedReceipt | None
 ) -> None:
     done = Completed(JOB, LEASE, reason, usage, output=output, receipt=receipt)
@@ -171,7 +171,7 @@ def test_a_receipt_that_is_too_large_is_none() -> None:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_whose_fault_it_was_arrives_as_it_was_said(fault: Fault) -> None:
+def test_a_fault_round_trips(fault: Fault) -> None:
     failing = read_error(
         write_extension(error_extension(Failed(JOB, LEASE, "why", fault)))
     )

@@ -37,13 +37,13 @@ def test_offers_arrive_as_they_were_made(made: tuple[Offer, ...]) -> None:
     assert read_offers(sent(wire_offers(made))) == made
 
 
-def test_an_ordinary_offer_is_written_in_few_words() -> None:
+def test_default_fields_of_an_offer_are_omitted() -> None:
     offer = Offer(CHAT_ONLY, frozenset({"m"}), 2)
 
     assert encode_json(wire_offers([offer])) == b'[{"models":["m"],"slots":2}]'
 
 
-def test_whose_offers_they_are_is_said_by_who_read_them() -> None:
+def test_the_reader_sets_the_owner_of_offers() -> None:
     (offer,) = read_offers(
         [WireOffer(["m"])], coordinator=True, public_key=KEY, proven=True
     )

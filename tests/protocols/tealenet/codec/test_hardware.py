@@ -104,7 +104,7 @@ def test_nothing_that_we_say_of_a_machine_is_out_of_range() -> None:
     assert info.memory_bandwidth_gbs == 0.0
 
 
-def test_a_device_says_who_it_is_and_no_more_than_macs_know() -> None:
+def test_a_device_has_only_fields_that_macs_accept() -> None:
     device = device_info(
         "ID", "n" * 200, RTX, registered_at=1.0, seen_at=2.0, models=["m"]
     )
@@ -134,7 +134,7 @@ def test_capabilities_say_what_relays_look_for() -> None:
     assert "swappableModels" not in written
 
 
-def test_a_context_that_nobody_knows_is_left_out() -> None:
+def test_an_unknown_context_is_omitted() -> None:
     capabilities = node_capabilities(RTX, [], available=False, slots=1, context=0)
 
     assert b"effectiveContext" not in msgspec.json.encode(capabilities)

@@ -27,7 +27,7 @@ def test_a_proof_is_good_for_one_challenge_of_one_verifier() -> None:
     assert not verify(key, proof, proof_text(CHALLENGE, key, key))
 
 
-def test_a_proof_cannot_be_handed_back_to_who_gave_it() -> None:
+def test_a_proof_cannot_be_reflected() -> None:
     key, other = WORKER.public_key, COORDINATOR.public_key
 
     assert proof_text(CHALLENGE, other, key) != proof_text(CHALLENGE, key, other)

@@ -1,4 +1,4 @@
-"""Words about models to be copied, and pieces of their files as they are."""
+"""Model sharing: messages between peers, and raw chunks of files."""
 
 from uuid import UUID
 
@@ -28,7 +28,7 @@ PIECE = ModelChunk(ID, "model.gguf", 4096, DATA, last=True)
 
 
 def ours() -> PeerPair:
-    """Return two peers of ours that have met."""
+    """Return two Shoal peers that have joined each other."""
     return PeerPair(worker_side("w", "t"), coordinator_side("a")).until(1)
 
 
@@ -44,7 +44,7 @@ def ours() -> PeerPair:
     ],
     ids=lambda word: type(word).__name__,
 )
-def test_two_of_ours_understand_each_other(word: ModelMessage) -> None:
+def test_model_messages_round_trip_between_shoal_peers(word: ModelMessage) -> None:
     two = ours()
 
     for one, other in ((two.acceptor, two.dialler), (two.dialler, two.acceptor)):
@@ -54,7 +54,7 @@ def test_two_of_ours_understand_each_other(word: ModelMessage) -> None:
         assert other.of(ModelMessage) == [word]
 
 
-def test_a_piece_for_one_of_ours_goes_as_it_is() -> None:
+def test_a_chunk_for_a_shoal_peer_is_sent_raw() -> None:
     two = ours()
     before = len(two.acceptor.sent)
 
@@ -66,7 +66,7 @@ def test_a_piece_for_one_of_ours_goes_as_it_is() -> None:
     assert piece is DATA
 
 
-def test_a_piece_for_another_is_base64_in_json() -> None:
+def test_a_chunk_for_a_plain_peer_is_base64_in_json() -> None:
     mac = met_mac()
 
     mac.send(PIECE)
@@ -77,7 +77,7 @@ def test_a_piece_for_another_is_base64_in_json() -> None:
     assert "shoal" not in payload
 
 
-def test_a_piece_that_looks_like_a_message_is_none() -> None:
+def test_a_raw_chunk_that_looks_like_a_message_is_data() -> None:
     two = ours()
     piece = ModelChunk(ID, "f", 0, b'{"modelQuery":{"_0":{"modelID":"m"}}}')
 
@@ -87,7 +87,7 @@ def test_a_piece_that_looks_like_a_message_is_none() -> None:
     assert two.dialler.of(ModelMessage) == [piece]
 
 
-def test_a_piece_of_another_size_than_announced_ends_the_connection() -> None:
+def test_a_raw_chunk_of_a_wrong_size_ends_the_connection() -> None:
     two = ours()
     conversation = two.acceptor.conversation
     head, _ = [each.data for each in conversation.send(PIECE, 1.0)]  # type: ignore[union-attr]
@@ -99,7 +99,7 @@ def test_a_piece_of_another_size_than_announced_ends_the_connection() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, (4 << 20) + 1, "x"])
-def test_an_announced_size_that_makes_no_sense_is_not_said(size: object) -> None:
+def test_an_invalid_announced_size_is_ignored(size: object) -> None:
     two = ours()
     head = encode(ModelTransferChunk(ID, "f", 0, b"", False))
     shoal = f',"shoal":{{"raw":{size!r}}}}}}}}}'.replace("'", '"').encode()
@@ -110,7 +110,7 @@ def test_an_announced_size_that_makes_no_sense_is_not_said(size: object) -> None
     assert two.dialler.of(ModelMessage) == [ModelChunk(ID, "f", 0, b"")]
 
 
-def test_who_is_none_of_ours_cannot_announce_a_piece() -> None:
+def test_a_plain_peer_cannot_announce_a_raw_chunk() -> None:
     mac = met_mac()
     head = encode(ModelTransferChunk(ID, "f", 0, b"", False))
     said = head.removesuffix(b"}}}") + b',"shoal":{"raw":5}}}}'

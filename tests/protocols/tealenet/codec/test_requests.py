@@ -42,7 +42,7 @@ def sent(message: InferenceRequest) -> InferenceRequest:
 
 
 @given(work=chats | completions | embeddings | tasks, lease=leases, continues=texts)
-def test_between_peers_of_ours_a_job_arrives_as_it_is(
+def test_a_job_round_trips_between_shoal_peers(
     work: Work, lease: LeaseNumber, continues: str
 ) -> None:
     if work.kind in (JobKind.EMBEDDING, JobKind.TASK):
@@ -76,7 +76,7 @@ def test_a_plain_peer_is_asked_for_nothing_but_chats(work: Work) -> None:
         write_request(RunJob(JobId("job"), LeaseNumber(1), work), ID)
 
 
-def test_a_plain_peer_is_told_nothing_of_ours() -> None:
+def test_a_request_to_a_plain_peer_has_no_extension() -> None:
     job = RunJob(JobId("a secret name"), LeaseNumber(7), CHAT)
 
     message = write_request(job, ID)
@@ -86,7 +86,7 @@ def test_a_plain_peer_is_told_nothing_of_ours() -> None:
     assert read_request(sent(message)) == RunJob(JobId(ID), LeaseNumber(1), CHAT)
 
 
-def test_our_field_is_not_read_from_a_peer_that_is_none_of_ours() -> None:
+def test_the_extension_of_a_plain_peer_is_ignored() -> None:
     job = RunJob(JobId("job"), LeaseNumber(7), CHAT, "a beginning")
 
     read = read_request(sent(write_request(job, ID, extended=True)))
@@ -134,7 +134,7 @@ def test_a_job_that_is_nested_too_deeply_is_refused() -> None:
         ({"stream_options": None}, False),
     ],
 )
-def test_who_asks_for_usage_gets_it(request_: dict[str, Any], wanted: bool) -> None:
+def test_usage_is_sent_if_requested(request_: dict[str, Any], wanted: bool) -> None:
     message = InferenceRequest(ID, {"messages": [], **request_}, True)
 
     assert wants_usage(sent(message)) is wanted

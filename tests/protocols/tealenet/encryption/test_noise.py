@@ -174,7 +174,7 @@ def test_a_false_second_message_does_not_spoil_the_true_one() -> None:
 
 
 @pytest.mark.parametrize("weak", WEAK_KEYS)
-def test_a_key_that_shares_the_same_with_everybody_is_refused(weak: bytes) -> None:
+def test_a_key_of_low_order_is_refused(weak: bytes) -> None:
     initiator, first, _ = shaken()
 
     with pytest.raises(PeerError, match="gives no secret"):

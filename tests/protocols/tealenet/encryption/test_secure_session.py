@@ -119,7 +119,7 @@ def test_both_ends_use_the_best_that_both_have(
 
 
 @pytest.mark.parametrize("keys", [{"noise": True}, {"teale": True}])
-def test_what_is_said_before_the_handshake_is_kept_in_order(
+def test_messages_before_the_handshake_are_kept_in_order(
     keys: dict[str, bool],
 ) -> None:
     anne, bela = pair(**keys)
@@ -133,7 +133,7 @@ def test_what_is_said_before_the_handshake_is_kept_in_order(
     assert [heard(bela.receive(each, 0.0)) for each in kept] == [[b"one"], [b"two"]]
 
 
-def test_a_peer_that_is_not_known_yet_says_which_key_is_its() -> None:
+def test_an_unknown_peer_proves_its_key_in_the_handshake() -> None:
     anne, _ = pair(noise=True)
     bela = SecureSession(ends(BELA, ANNE, noise=False), initiates=False)
 
@@ -197,7 +197,7 @@ def test_a_peer_that_does_not_answer_the_offer_is_talked_to_in_the_open() -> Non
     assert anne.deadline is None
 
 
-def test_a_peer_that_answers_the_offer_in_the_open_is_heard_at_once() -> None:
+def test_a_plain_answer_to_the_offer_is_read_at_once() -> None:
     anne, _ = pair(teale=True)
     anne.start(0.0)
     anne.send(b"one")
@@ -252,7 +252,9 @@ def test_a_first_message_that_is_sent_again_resets_nothing(
 
 
 @pytest.mark.parametrize("keys", [{"noise": True}, {"teale": True}])
-def test_nothing_that_others_put_into_a_session_is_heard(keys: dict[str, bool]) -> None:
+def test_data_that_others_inject_into_a_session_is_dropped(
+    keys: dict[str, bool],
+) -> None:
     anne, bela = settled(**keys)
     injected = [b"", TEXT, bytes([NOISE_MESSAGE]), bytes(24), bytes(100)]
     injected.append(bytes([TEALE_FIRST]) + bytes(108))
@@ -312,7 +314,7 @@ def test_ids_are_the_same_in_upper_and_in_lower_case() -> None:
     assert carried(bela.receive(carried(anne.start(0.0))[0], 0.0))
 
 
-def test_the_handshake_is_not_answered_by_whoever_began_it() -> None:
+def test_the_initiator_does_not_answer_a_handshake() -> None:
     anne, _ = pair()
     bela, _ = pair(noise=True)
     anne.start(0.0)

@@ -86,7 +86,7 @@ def test_recorded_capabilities_are_understood(case: Case) -> None:
         (ANNE.exchange_key.hex(), {"shoal": ours()}, PeerSoftware.SHOAL),
     ],
 )
-def test_whose_program_a_node_is_shows_in_what_it_says(
+def test_the_software_of_a_node_is_guessed_from_its_fields(
     key: str | None, said: dict[str, Any], breed: PeerSoftware
 ) -> None:
     (node,) = known(entry(key=key, **said))
@@ -113,7 +113,7 @@ def test_a_key_for_noise_is_believed_if_the_node_signed_it() -> None:
         ours(noise_proof=encode_base64(ANNE.sign(ANNE.exchange_key))),
     ],
 )
-def test_one_of_ours_whose_key_is_not_its_own_is_not_known(
+def test_a_shoal_node_with_an_unsigned_key_is_skipped(
     said: dict[str, Any],
 ) -> None:
     assert known(entry(shoal=said)) == []
@@ -141,20 +141,20 @@ def test_only_so_many_keys_are_remembered_the_newest() -> None:
 
 
 @pytest.mark.parametrize("node_id", [OWN, "", "node-1", A.upper(), A + "0"])
-def test_who_cannot_be_another_node_is_left_out(node_id: str) -> None:
+def test_an_entry_with_an_invalid_id_is_skipped(node_id: str) -> None:
     assert known(entry(node_id)) == []
 
 
 @pytest.mark.parametrize(
     "said", [{"loadedModels": 7}, {"hardware": None}, {"isAvailable": "yes"}]
 )
-def test_a_node_that_makes_no_sense_is_left_out(said: dict[str, Any]) -> None:
+def test_an_entry_with_invalid_capabilities_is_skipped(said: dict[str, Any]) -> None:
     nodes = known(entry(**said), entry(BELA.public_key.hex()))
 
     assert [node.id for node in nodes] == [BELA.public_key.hex()]
 
 
-def test_a_node_that_is_not_told_of_any_more_is_not_available() -> None:
+def test_a_node_missing_from_a_complete_list_is_unavailable() -> None:
     directory = NodeDirectory(OWN, PinnedKeys())
     directory.update([entry()], 0.0)
 
@@ -175,7 +175,7 @@ def test_a_node_may_be_among_those_that_an_answer_has_no_room_for() -> None:
     assert directory.get(A).description.available
 
 
-def test_a_node_that_nobody_tells_of_is_forgotten() -> None:
+def test_a_node_without_entries_is_removed_after_a_while() -> None:
     directory = NodeDirectory(OWN, PinnedKeys())
     directory.update([entry()], 0.0)
 
@@ -202,7 +202,7 @@ def test_only_so_much_of_one_answer_is_read() -> None:
     assert len(nodes) == ENTRIES_MAX
 
 
-def test_of_who_is_not_known_there_is_nothing_but_the_key() -> None:
+def test_an_unknown_node_has_only_its_pinned_key() -> None:
     directory = NodeDirectory(OWN, PinnedKeys({A: b"key"}))
 
     assert (directory.get(A).noise_key, directory.get(A).software) == (
@@ -224,7 +224,7 @@ def test_a_signature_binds_one_key_to_one_node() -> None:
     assert not is_bound("none", ANNE.exchange_key, signature)
 
 
-def test_what_a_relay_says_in_its_own_form_is_read() -> None:
+def test_entries_of_real_relays_are_read() -> None:
     text = msgspec.json.encode(entry(shoal=ours()))
 
     (node,) = known(msgspec.json.decode(text, type=NodeEntry))

@@ -82,7 +82,7 @@ def test_what_is_registered_has_our_key_for_noise_signed() -> None:
         ((replace(CHAT, models=frozenset({"x" * 300})),), (), 2, 4096),
     ],
 )
-def test_others_are_told_what_they_can_use(
+def test_a_registration_lists_models_that_plain_peers_can_use(
     offers: tuple[Offer, ...], models: tuple[str, ...], slots: int, context: int | None
 ) -> None:
     given = registration()
@@ -137,7 +137,7 @@ def test_the_first_registration_is_due_at_once_and_then_every_few_minutes() -> N
     ("ttl", "again"),
     [(300.0, 240.0), (100.0, 80.0), (0.0, CHANGE_INTERVAL), (1e9, REFRESH_INTERVAL)],
 )
-def test_who_is_soon_forgotten_registers_sooner(ttl: float, again: float) -> None:
+def test_a_short_lifetime_shortens_the_renewal(ttl: float, again: float) -> None:
     given = registration()
     given.tick(0.0)
 
@@ -154,7 +154,7 @@ def test_a_relay_has_to_acknowledge_within_its_time() -> None:
         given.tick(ACK_TIMEOUT)
 
 
-def test_who_was_forgotten_has_as_much_time_again() -> None:
+def test_an_expired_registration_has_a_new_timeout() -> None:
     given = registration()
     given.tick(0.0)
     acknowledge(given)
@@ -178,7 +178,7 @@ def test_a_change_of_load_alone_is_not_registered() -> None:
     assert given.deadline == CHANGE_INTERVAL
 
 
-def test_a_challenge_is_answered_by_the_same_words_and_a_proof() -> None:
+def test_a_challenge_is_answered_by_the_registration_with_a_proof() -> None:
     given = registration()
     first = given.tick(0.0)
     assert isinstance(first, RelayRegister)

@@ -234,7 +234,7 @@ def test_many_jobs_go_on_in_one_session_and_end_in_any_order() -> None:
     assert len({json.loads(t)["relayOpen"]["sessionID"] for t in opened(net)}) == 1
 
 
-def test_what_one_read_brings_is_heard_together() -> None:
+def test_the_chunks_of_one_read_are_one_event() -> None:
     net, host, member, worker_id = pool()
     net.tell(host, worker_id, JOB)
     (asked,) = member.words(RunJob)
@@ -270,7 +270,7 @@ def test_a_message_that_the_relay_loses_ends_the_session_and_the_next_begins() -
     assert not [each for each in heard if isinstance(each, Notice)]
 
 
-def test_a_job_that_nobody_waits_for_is_cancelled_at_the_worker() -> None:
+def test_an_abandoned_job_is_cancelled_at_the_worker() -> None:
     net, host, member, worker_id = pool()
     net.tell(host, worker_id, JOB)
 
@@ -326,7 +326,7 @@ def test_a_coordinator_that_comes_later_finds_its_workers() -> None:
     ] == [worker_id]
 
 
-def test_a_worker_with_a_wrong_token_is_not_met() -> None:
+def test_a_worker_with_a_wrong_token_does_not_join() -> None:
     net = Network()
     host = net.attach(coordinator_side(admission=require_token("another")))
     member = net.attach(worker_side()[0])
@@ -337,7 +337,7 @@ def test_a_worker_with_a_wrong_token_is_not_met() -> None:
     assert not member.words(RunJob)
 
 
-def test_a_worker_works_for_nobody_but_the_coordinator_of_its_relay() -> None:
+def test_a_worker_serves_only_the_coordinator_of_its_relay() -> None:
     net, _, member, worker_id = pool()
     stranger = net.attach_raw()
     register(net, stranger, NODE_B)
@@ -353,7 +353,7 @@ def test_a_worker_works_for_nobody_but_the_coordinator_of_its_relay() -> None:
     assert len(member.words(PeerJoined)) == 1
 
 
-def test_two_coordinators_meet_once_and_each_hears_what_the_other_has() -> None:
+def test_two_coordinators_join_once_and_exchange_offers() -> None:
     net, host = open_pool()
     other = net.attach(coordinator_side(Config(open=True), signer=NODE_A))
     offers = (Offer(CHAT_ONLY, frozenset({"m1"})),)
@@ -380,7 +380,7 @@ def test_a_coordinator_with_a_passcode_does_not_show_it_to_others() -> None:
     assert not opened(net)
 
 
-def test_who_is_dismissed_is_let_alone_for_a_while() -> None:
+def test_a_dismissed_peer_is_not_dialled_for_a_while() -> None:
     net, host = open_pool()
     node = rust_node(net)
     accept_call(net, node, B)
@@ -399,7 +399,7 @@ def opened(net: Network) -> list[str]:
     return [text for text in net.carried if text.startswith('{"relayOpen"')]
 
 
-def test_a_worker_on_a_relay_that_is_no_coordinators_serves_whoever_comes() -> None:
+def test_a_worker_on_a_relay_without_a_coordinator_serves_every_node() -> None:
     side, worker_id = worker_side()
     node = RelayNode(side, 0.0)
     node.tick(0.0)
@@ -419,7 +419,7 @@ def test_a_worker_on_a_relay_that_is_no_coordinators_serves_whoever_comes() -> N
 # The relay.
 
 
-def test_a_node_registers_with_the_words_of_the_recordings() -> None:
+def test_a_node_registers_as_in_the_recordings() -> None:
     case = case_of("identity/1")
     net = Network()
 
@@ -434,7 +434,7 @@ def test_a_node_registers_with_the_words_of_the_recordings() -> None:
 @pytest.mark.parametrize(
     ("config", "noticed"), [(Config(), True), (Config(open=True), False)]
 )
-def test_who_can_meet_nobody_on_a_relay_is_told_what_it_takes(
+def test_a_coordinator_that_admits_no_relay_node_gets_a_notice(
     config: Config, noticed: bool
 ) -> None:
     node = RelayNode(coordinator_side(config, admission=require_token("tok")), 0.0)
@@ -491,7 +491,7 @@ def test_a_change_of_models_is_registered_soon_and_only_once() -> None:
     assert capabilities["effectiveContext"] == 8192
 
 
-def test_a_node_that_can_take_nothing_says_so() -> None:
+def test_a_node_without_capacity_registers_as_unavailable() -> None:
     net, host = open_pool()
 
     net.tell(host, ALL_PEERS, LoadChanged(WorkerLoad(unfit="too hot")))
@@ -533,7 +533,7 @@ def test_a_relay_that_refuses_us_is_left_with_its_reason() -> None:
     assert "refuses the registration: no room" in str(close)
 
 
-def test_who_the_relay_has_forgotten_registers_again() -> None:
+def test_a_node_whose_registration_expired_registers_again() -> None:
     net, host = open_pool()
     count = registrations(net)
     error = {"code": "registration_expired", "message": "register again"}
@@ -575,7 +575,7 @@ def test_a_rust_node_is_called_on_and_met_by_its_capabilities() -> None:
     assert not [each for each in said_to(node) if "hello" in each]
 
 
-def test_a_rust_node_answers_by_the_words_of_the_recordings() -> None:
+def test_a_rust_node_answers_as_in_the_recordings() -> None:
     net, host = open_pool()
     node = rust_node(net)
     session_id = accept_call(net, node, B)
@@ -735,7 +735,7 @@ def test_a_gateway_that_closes_its_session_wants_no_answer_any_more() -> None:
     assert len(host.words(PeerLeft)) == 1
 
 
-def test_a_request_may_take_long_though_a_gateway_never_says_that_it_is_there() -> None:
+def test_a_long_request_survives_a_gateway_without_heartbeats() -> None:
     net, host = open_pool()
     end = gateway(net)
     net.say(end, "relayOpen", ends(B, SESSION))
@@ -762,7 +762,7 @@ def test_a_request_that_is_under_way_in_another_session_is_refused_there() -> No
     assert "inferenceError" not in json.dumps(said_to(end, SESSION))
 
 
-def test_nobody_is_let_in_where_a_token_is_wanted() -> None:
+def test_no_relay_node_is_admitted_if_a_token_is_required() -> None:
     net = Network()
     host = net.attach(coordinator_side(admission=require_token("tok")))
     end = gateway(net)
@@ -804,7 +804,7 @@ def test_guesses_count_for_where_a_node_comes_from() -> None:
     assert set(presented) == {"here"}
 
 
-def test_sessions_of_strangers_keep_nobody_else_out(
+def test_unadmitted_sessions_do_not_block_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
@@ -833,7 +833,7 @@ def test_sessions_of_strangers_keep_nobody_else_out(
     }
 
 
-def test_a_session_belongs_to_whoever_opened_it() -> None:
+def test_a_session_belongs_to_its_opener() -> None:
     net, host = open_pool()
     end = gateway(net)
     net.say(end, "relayOpen", ends(B, SESSION))
@@ -844,7 +844,7 @@ def test_a_session_belongs_to_whoever_opened_it() -> None:
     assert "belongs to another node" in str(notice)
 
 
-def test_who_opens_a_session_and_says_nothing_is_not_waited_for() -> None:
+def test_a_silent_session_times_out() -> None:
     net, host = open_pool()
     end = gateway(net)
     net.say(end, "relayOpen", ends(B, SESSION))
@@ -855,7 +855,7 @@ def test_who_opens_a_session_and_says_nothing_is_not_waited_for() -> None:
     assert not host.words(PeerJoined)
 
 
-def test_what_another_says_in_a_session_is_not_heard() -> None:
+def test_data_with_another_sender_is_ignored() -> None:
     net, host = open_pool()
     end = gateway(net)
     net.say(end, "relayOpen", ends(B, SESSION))
@@ -877,7 +877,7 @@ def mac(net: Network) -> ForeignNode:
     return end
 
 
-def test_a_mac_that_offers_to_connect_is_told_to_take_the_relay() -> None:
+def test_an_offer_of_a_mac_is_answered_so_that_it_keeps_to_the_relay() -> None:
     net, _ = open_pool()
     end = mac(net)
 
@@ -976,7 +976,7 @@ def test_a_node_that_once_had_a_key_is_not_listened_to_without() -> None:
     assert "no encryption from a peer" in str(heard[1])
 
 
-def test_a_node_with_a_key_that_is_no_good_harms_only_itself() -> None:
+def test_an_invalid_key_of_a_node_affects_only_that_node() -> None:
     net, host = open_pool()
     signers = (Signer.from_seed(bytes([n]) * 32) for n in range(99))
     evil = next(each for each in signers if each.public_key.hex() < HOST_ID)

@@ -108,7 +108,7 @@ def test_a_recorded_message_gets_the_recorded_answer(
     assert not any(each.closed for each in relaying.peers.values())
 
 
-def test_who_leaves_is_said_to_have_left(relaying: RelayHarness) -> None:
+def test_a_departure_is_announced(relaying: RelayHarness) -> None:
     (case,) = [each for each in cases("relay_server") if "action" in each]
     first, other, _ = _recorded(relaying, "relay_server/leaving")
 
@@ -297,7 +297,7 @@ def test_a_plain_newcomer_takes_the_id_of_a_plain_node(relaying: RelayHarness) -
     assert _found(bystander.say({"discover": {}})) == [newer.id]
 
 
-def test_what_was_open_with_the_older_connection_is_closed_for_ours(
+def test_sessions_of_a_replaced_connection_are_closed_at_shoal_nodes(
     relaying: RelayHarness,
 ) -> None:
     one, ours, plain = relaying.join(1), relaying.join_proven(2), relaying.join(3)
@@ -314,7 +314,9 @@ def test_what_was_open_with_the_older_connection_is_closed_for_ours(
         assert error_of(end.say(late)) == "session_not_found"
 
 
-def test_ends_of_ours_are_told_that_a_session_is_over(relaying: RelayHarness) -> None:
+def test_shoal_nodes_get_a_relay_close_when_the_other_end_leaves(
+    relaying: RelayHarness,
+) -> None:
     one, ours, plain = relaying.join(1), relaying.join_proven(2), relaying.join(3)
     one.say(one.to("relayOpen", ours, "a"), one.to("relayOpen", plain, "b"))
     assert (ours.kinds, plain.kinds) == (["relayOpen"], ["relayOpen"])
@@ -336,7 +338,7 @@ def test_a_refresh_is_no_news(relaying: RelayHarness) -> None:
     assert bystander.heard == []
 
 
-def test_those_who_join_together_are_told_of_those_who_come_after(
+def test_nodes_of_one_batch_get_only_later_announcements(
     relaying: RelayHarness,
 ) -> None:
     peers = [relaying.connect(seed) for seed in range(1, 5)]
@@ -348,7 +350,7 @@ def test_those_who_join_together_are_told_of_those_who_come_after(
         assert joined == [each.id for each in peers[place + 1 :]]
 
 
-def test_many_are_told_bit_by_bit(relaying: RelayHarness) -> None:
+def test_announcements_are_sent_in_batches_of_links(relaying: RelayHarness) -> None:
     limits = replace(LIMITS, links_per_address=10_000)
     relaying = RelayHarness(limits)
     peers = [relaying.connect(1, "a")]
@@ -418,7 +420,7 @@ def test_the_filter_is_applied(
         assert set(_found(answers)) == there
 
 
-def test_at_most_fifty_are_told_of_unless_more_are_wanted(
+def test_discovery_lists_fifty_nodes_unless_more_are_requested(
     relaying: RelayHarness,
 ) -> None:
     for seed in range(2, 72):
@@ -477,9 +479,7 @@ def test_messages_of_either_frame_are_taken(relaying: RelayHarness) -> None:
 
 
 @pytest.mark.parametrize("kind", FROM_NODE_TO_NODE)
-def test_who_has_not_registered_says_nothing_to_others(
-    relaying: RelayHarness, kind: str
-) -> None:
+def test_an_unregistered_node_cannot_send(relaying: RelayHarness, kind: str) -> None:
     other, stranger = relaying.join(1), relaying.connect(2)
 
     assert error_of(stranger.say(stranger.to(kind, other))) == "not_registered"
@@ -487,7 +487,7 @@ def test_who_has_not_registered_says_nothing_to_others(
 
 
 @pytest.mark.parametrize("kind", FROM_NODE_TO_NODE)
-def test_nobody_speaks_in_anothers_name(relaying: RelayHarness, kind: str) -> None:
+def test_a_forged_sender_is_refused(relaying: RelayHarness, kind: str) -> None:
     here, there = relaying.pair()
     forger = relaying.join(3)
 
@@ -555,7 +555,7 @@ def test_ids_that_are_none_are_refused(
     assert here.heard == there.heard == []
 
 
-def test_nobody_has_a_session_with_itself(relaying: RelayHarness) -> None:
+def test_a_session_with_the_node_itself_is_refused(relaying: RelayHarness) -> None:
     peer = relaying.join(1)
 
     assert error_of(peer.say(peer.to("relayOpen", peer))) == "invalid_message"
@@ -589,7 +589,7 @@ ANY = st.none() | st.integers() | st.text(max_size=4) | st.lists(st.none(), max_
 
 
 @given(st.data())
-def test_whatever_one_says_the_others_hear_of_nothing_but_their_sessions(
+def test_nodes_receive_nothing_but_their_sessions(
     data: st.DataObject,
 ) -> None:
     relaying = RelayHarness()
@@ -616,7 +616,7 @@ def test_whatever_one_says_the_others_hear_of_nothing_but_their_sessions(
 # Limits.
 
 
-def test_a_node_that_is_not_heard_of_any_more_has_left(relaying: RelayHarness) -> None:
+def test_a_silent_node_is_removed(relaying: RelayHarness) -> None:
     silent, other = relaying.join(1), relaying.join(2)
 
     relaying.now += LIMITS.node_ttl - 10
@@ -630,7 +630,7 @@ def test_a_node_that_is_not_heard_of_any_more_has_left(relaying: RelayHarness) -
     assert "registerAck" in answer
 
 
-def test_who_does_not_register_has_to_go(relaying: RelayHarness) -> None:
+def test_a_link_without_a_registration_is_closed(relaying: RelayHarness) -> None:
     stranger, other = relaying.connect(1), relaying.join(2)
 
     stranger.say("garbage", "{}")
@@ -698,7 +698,7 @@ def test_sessions_are_limited() -> None:
 
 
 @pytest.mark.parametrize("kind", ["relayOpen", "offer", "answer", "iceCandidate"])
-def test_a_flood_of_openings_is_told_to_wait(relaying: RelayHarness, kind: str) -> None:
+def test_a_flood_of_openings_is_rate_limited(relaying: RelayHarness, kind: str) -> None:
     relaying = RelayHarness(replace(LIMITS, openings=Rate(10, 50)))
     flooder, victim, other = (relaying.join(seed) for seed in (1, 2, 3))
 
@@ -718,7 +718,7 @@ def test_a_flood_of_openings_is_told_to_wait(relaying: RelayHarness, kind: str) 
 @pytest.mark.parametrize(
     "message", [{"discover": {}}, {"register": {}}], ids=["discover", "register"]
 )
-def test_floods_of_questions_and_registrations_are_told_to_wait(
+def test_floods_of_discovery_and_registrations_are_rate_limited(
     relaying: RelayHarness, message: dict[str, Any]
 ) -> None:
     flooder = relaying.join(1)
@@ -729,7 +729,7 @@ def test_floods_of_questions_and_registrations_are_told_to_wait(
     assert codes.count("rate_limited") >= 80
 
 
-def test_who_asks_over_many_connections_looks_at_only_so_many_nodes() -> None:
+def test_discovery_over_many_connections_shares_one_limit() -> None:
     relaying = RelayHarness(replace(LIMITS, lookups=Rate(1, 10)))
     one, two = relaying.pair()
     question: dict[str, Any] = {"discover": {}}
@@ -788,7 +788,7 @@ def test_a_flood_of_bytes_is_read_more_slowly(relaying: RelayHarness) -> None:
     assert len(there.heard) == 1
 
 
-def test_a_link_that_is_closed_is_heard_no_more(relaying: RelayHarness) -> None:
+def test_data_of_a_closed_link_is_ignored(relaying: RelayHarness) -> None:
     older, other = relaying.pair()
     relaying.join(1)
     assert older.closed is not None
