@@ -11,8 +11,8 @@ from socket import gethostname
 import pytest
 
 from protocols.macfleet.recorded import case_of
+from shoal.app.fleet_files import FILE, load_fleet, with_fleet
 from shoal.cli.fleet import qr_lines
-from shoal.cli.fleet_files import FILE, load_fleet, with_fleet
 from shoal.cli.main import main
 from shoal.config.secret_files import TOKEN_FILE
 from shoal.domain.errors import ConfigError

@@ -10,8 +10,8 @@ import pytest
 from cli.coordinators import ORIGINAL, Sites
 from cli.test_join_models import worker
 from live.programs import GatedModel
+from shoal.app.fleet_files import save_fleet
 from shoal.cli import join_target
-from shoal.cli.fleet_files import save_fleet
 from shoal.cli.join_functions import (
     function_membership,
     ray_engines,

@@ -10,13 +10,13 @@ from typing import Any
 
 import segno
 
-from shoal.cli.arguments import add_action, add_config_file
-from shoal.cli.fleet_files import (
+from shoal.app.fleet_files import (
     load_shared_token,
     save_fleet,
     save_shared_token,
     with_fleet,
 )
+from shoal.cli.arguments import add_action, add_config_file
 from shoal.cli.terminal import printable
 from shoal.config import USER_DATA, secret_files
 from shoal.config.loader import load

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from shoal.cli.fleet_files import load_fleet
+from shoal.app.fleet_files import load_fleet
 from shoal.cli.join_models import WorkerContext, base_profile, make_agent
 from shoal.cli.join_target import (
     HTTP,

@@ -7,11 +7,11 @@ import json
 import shlex
 import sys
 
+from shoal.app.fleet_files import with_fleet
 from shoal.app.network import PortsByWire
 from shoal.app.server import RunningCoordinator, run_coordinator
 from shoal.cli.arguments import add_config, add_config_file, given_flags
 from shoal.cli.command_loop import add_log_arguments, log_to_stderr, run_loop
-from shoal.cli.fleet_files import with_fleet
 from shoal.config import USER_DATA, ServeConfig, X402Config
 from shoal.config.loader import check_file, load
 from shoal.protocols import discover
