@@ -141,7 +141,7 @@ def test_only_one_model_is_offered_and_the_others_are_named(pool: Pool) -> None:
 
     assert said["model"] == "tiny"
     assert "only tiny is offered" in worker.errors
-    assert "(other) join under another --name, with --model" in worker.errors
+    assert "another (other), join with --model under another --name" in worker.errors
 
 
 def test_a_worker_that_is_told_to_stop_finishes_its_job(
