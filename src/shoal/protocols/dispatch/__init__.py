@@ -1,4 +1,4 @@
-"""Dispatch: desktops and phones dial in, and sign what they did.
+"""Dispatch: desktop and phone workers connect, and sign a receipt for each job.
 
 Source: the Dispatch WebSocket protocol document, and exchanges recorded with the real
 coordinator and workers; see ``docs/protocols/dispatch.md``.
@@ -21,13 +21,12 @@ from shoal.protocols.seam.sole_worker import SoleWorkerSession
 
 __all__ = ["PROTOCOL", "Config"]
 
-LAST_RANK = (
-    100  # rank: original workers use any path, so what no other wire claims is ours
-)
+# Original workers use any path: Dispatch gets what no other wire claims.
+LAST_RANK = 100
 
 
 def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
-    """Return the one endpoint."""
+    """Return the wire's only endpoint."""
 
     def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
         visitor = admit_connection(hello, config, setting)

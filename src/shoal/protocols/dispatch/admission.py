@@ -1,4 +1,4 @@
-"""How workers come in: what they present, what they prove, and as what they join."""
+"""Admission of workers: token, proof of the key, and the offer they join with."""
 
 import base64
 import re
@@ -40,11 +40,10 @@ from shoal.protocols.seam.endpoints import UpgradeRequest
 ID_SIZE = 16  # bytes of a worker's id
 
 UNPROVEN = "has not proved its key: gets public jobs only"
-TRUSTED_UNPROVEN = "has not proved its key, but is believed"
+TRUSTED_UNPROVEN = "has not proved its key, but is trusted"
 TOKEN_REQUIRED = (
-    "no worker is let in here without a token: present the join token in the header "
-    "'Authorization: Bearer TOKEN', or have the coordinator started with "
-    "--dispatch-open"
+    "workers need a token here: present the join token in the header "
+    "'Authorization: Bearer TOKEN', or start the coordinator with --dispatch-open"
 )
 NAME_REQUIRED = (
     f"a token counts only for a worker that names its key in the header {HEADER}, "
@@ -100,7 +99,7 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class ProviderConnection:
-    """A connection before it registers; ``refusal`` says why it may not."""
+    """A connection before it registers; ``refusal`` is why it may not, if so."""
 
     announced: CoordinatorAnnouncement
     model: str
@@ -112,7 +111,7 @@ class ProviderConnection:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredProvider:
-    """A worker as it registered.  ``extended``: it speaks the extension's messages."""
+    """A worker as it registered; ``extended`` if it uses the extension's messages."""
 
     identity: str
     offer: Offer
@@ -122,7 +121,7 @@ class RegisteredProvider:
 def admit_connection(
     hello: UpgradeRequest, config: Config, setting: ProtocolContext
 ) -> ProviderConnection:
-    """Decide whether whoever connects may register."""
+    """Decide whether the peer may register on this connection."""
     announced = read_header(hello.headers.get(HEADER.lower(), ""))
     challenge = setting.random_bytes(CHALLENGE_SIZE)
     worker_id = _uuid(setting.random_bytes(ID_SIZE))
@@ -138,7 +137,7 @@ def admit_connection(
 def answer_headers(
     hello: UpgradeRequest, visitor: ProviderConnection, setting: ProtocolContext
 ) -> Mapping[str, str]:
-    """Return the headers of the answer that opens the connection."""
+    """Return the headers of the upgrade response."""
     headers = {}
     offered = hello.headers.get("sec-websocket-protocol", "").partition(",")[0].strip()
     if _SUBPROTOCOL.fullmatch(offered):
@@ -159,14 +158,14 @@ def register_provider(
     config: Config,
     setting: ProtocolContext,
 ) -> RegisteredProvider:
-    """Decide as what a worker registers.  Raises PeerError saying what is wrong."""
+    """Build the registration of a worker.  Raises PeerError if it is invalid."""
     shoal = message.shoal
     said = None
     if visitor.announced.known and not isinstance(shoal, UnsetType):
         said = read_presentation(bytes(shoal))
         _check_proof(message, said, visitor, setting)
     elif visitor.announced.key:
-        # It was let in by that name.
+        # It was admitted under that key.
         raise PeerError(f"register: shoal.proof: missing, for {HEADER} names a key")
     kinds = frozenset(CAPABILITIES[name] for name in message.capabilities)
     if said is not None and said.version:
@@ -176,7 +175,7 @@ def register_provider(
     key = message.provider_pubkey.lower()
     proven = said is not None
     return RegisteredProvider(
-        # Whoever only names a key must not take the place of who has proved it.
+        # A worker that only names a key must not replace one that has proved it.
         key if proven else f"{key}/unproven",
         _offer(message, said, kinds, visitor, config),
         said is not None and said.version > 0,
@@ -201,7 +200,7 @@ def _admit(
     models = frozenset({visitor.model})
     key = visitor.announced.key.hex()
     if token and not key:
-        # A token for one worker would else be one for all that have no name.
+        # Otherwise all unnamed workers could share a token that is for one worker.
         raise NotAdmitted(NAME_REQUIRED)
     try:
         return setting.admission(JoinRequest(token, key, models, hello.address))
@@ -211,7 +210,7 @@ def _admit(
 
 
 def _uuid(drawn: bytes) -> str:
-    """Write random bytes as a UUID of version 4 (RFC 9562, section 5.4)."""
+    """Format random bytes as a version 4 UUID (RFC 9562, section 5.4)."""
     marked = bytearray(drawn)
     marked[6] = marked[6] & 0x0F | 0x40
     marked[8] = marked[8] & 0x3F | 0x80

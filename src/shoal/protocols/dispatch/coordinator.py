@@ -1,4 +1,4 @@
-"""The coordinator's end of a connection to one worker."""
+"""The coordinator's session with one worker."""
 
 from collections.abc import Sequence
 
@@ -61,22 +61,20 @@ from shoal.protocols.seam.session import (
     Send,
 )
 
-CLOSE_REFUSED = 4003  # close codes of ours; the original closes without one
+CLOSE_REFUSED = 4003  # Shoal's close codes; the original closes without one
 CLOSE_SILENT = 4008
 
-INVALID_IN_A_ROW_MAX = 100  # messages in a row that are no good, until we hang up
-UNREGISTERED_MESSAGE_MAX = (
-    1 << 20
-)  # characters or bytes of a message before a worker has registered
-REPORT_INTERVAL = 1.0  # seconds between words about a machine that are passed on
+INVALID_IN_A_ROW_MAX = 100  # consecutive invalid messages before disconnecting
+UNREGISTERED_MESSAGE_MAX = 1 << 20  # characters or bytes before registration
+REPORT_INTERVAL = 1.0  # least seconds between health reports that are passed on
 PLAIN_KINDS = frozenset({JobKind.CHAT, JobKind.TASK})
 
 
 class ProviderSession:
-    """Gives jobs to a worker and hears what became of them.
+    """Assigns jobs to a worker and receives their results.
 
-    Jobs belong to the connection: when it ends they go to others, and what is said of
-    them later, on another connection, is recorded and no more.
+    Jobs belong to the connection.  When it ends, they are requeued; results that the
+    worker reports later on another connection are only recorded.
     """
 
     def __init__(
@@ -93,7 +91,7 @@ class ProviderSession:
         self._held = OutstandingJobs()
         self._draining = False
         self._reported: float | None = None
-        self._invalid = 0  # messages in a row
+        self._invalid = 0  # consecutive invalid messages
 
     @property
     def deadline(self) -> float | None:
@@ -121,7 +119,9 @@ class ProviderSession:
                 return (self._start_job(message),)
             case CancelJob(job_id, lease):
                 if CancelJob not in self.accepts:
-                    raise Unsupported("a worker without the extension cannot be told")
+                    raise Unsupported(
+                        "a worker without the extension cannot cancel jobs"
+                    )
                 if not self._held.remove(job_id, lease):
                     return ()
                 return (_send(JobCancel(job_id, lease)),)
@@ -151,14 +151,16 @@ class ProviderSession:
         assert self._provider is not None, "jobs are for workers that have joined"
         extended = self._provider.extended
         if not extended and (job.continues or job.work.kind not in PLAIN_KINDS):
-            raise Unsupported("a worker without the extension begins its own texts")
+            raise Unsupported(
+                "a worker without the extension runs only new chats and tasks"
+            )
         self._held.add(job)
         return Send(encode_job(job, extended=extended))
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
         provider = self._provider
         if provider is None and len(data) > UNREGISTERED_MESSAGE_MAX:
-            # Nobody is known yet for whom so much would be read.
+            # Do not parse large messages of an unregistered peer.
             limit = UNREGISTERED_MESSAGE_MAX
             text = f"register first: until then a message has {limit} bytes at most"
             return (
@@ -176,7 +178,7 @@ class ProviderSession:
         if isinstance(message, RegisterProvider):
             return self._on_register(message, now)
         if provider is None:
-            text = "register first: nothing else is heard before"
+            text = "register first: other messages are invalid until then"
             return (
                 self._reply_invalid(
                     InvalidMessage(DispatchErrorCode.NOT_REGISTERED, text)
@@ -249,12 +251,12 @@ class ProviderSession:
 
     def _on_drain(self, reason: str) -> Sequence[Event | Output]:
         if self._draining:
-            return ()  # each one is stored: a flood would fill disks
+            return ()  # each one is stored: a flood would fill the disk
         self._draining = True
         return (Draining(well_formed(reason[:REASON_MAX])),)
 
     def _report(self, said: Report) -> Sequence[Event | Output]:
-        """Turn complaints into messages, which are counted."""
+        """Turn invalid messages into error replies, and count them."""
         return [
             self._reply_invalid(each) if isinstance(each, InvalidMessage) else each
             for each in said

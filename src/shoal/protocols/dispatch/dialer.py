@@ -1,6 +1,6 @@
-"""How a worker recognizes a Dispatch coordinator, reaches it, and pairs with a user.
+"""The worker's dialer, and HTTP calls: probe of a coordinator, pairing with a user.
 
-The paths and answers are those of the original coordinator's HTTP interface.
+Paths and responses follow the original coordinator's HTTP interface.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
 class ProviderDialer:
-    """Joins one coordinator, again and again, and keeps what it could not say.
+    """Connects and reconnects to one coordinator; keeps unsent messages meanwhile.
 
-    Raises ConfigError from the constructor if the URL cannot be dialled.
+    The constructor raises ConfigError if the URL is invalid.
     """
 
     message_max = MESSAGE_MAX
@@ -55,11 +55,11 @@ class ProviderDialer:
 
 
 def _address(url: str) -> str:
-    """Return the URL to dial; its path and query stay."""
+    """Return the WebSocket URL to dial, with the given path and query."""
     expected = "expected http://HOST:PORT or ws://HOST:PORT"
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # the port raises if it is none
+        host, _ = parts.hostname, parts.port  # raises if the port is invalid
     except ValueError as error:
         raise ConfigError(f"coordinator URL: {error}; {expected}") from error
     scheme = SCHEMES.get(parts.scheme)
@@ -73,7 +73,7 @@ def _address(url: str) -> str:
     return f"{scheme}://{parts.netloc}{parts.path or '/'}{query}"
 
 
-ERROR_MAX = 300  # characters of what a coordinator says went wrong that are shown
+ERROR_MAX = 300  # characters shown of an error from a coordinator
 
 HEALTH_FIELDS = frozenset({"status", "workers_online", "network"})
 
@@ -85,20 +85,20 @@ PAIRING_REFUSALS = {
 
 
 def is_health(answer: object) -> bool:
-    """Say whether this is what the original answers, asked how it is."""
+    """Return whether this is the health response of a Dispatch coordinator."""
     return isinstance(answer, Mapping) and answer.keys() >= HEALTH_FIELDS
 
 
 def claim_body(code: str, public_key: bytes) -> dict[str, object]:
-    """Return what a worker posts to be paired."""
-    # The original makes codes of capitals, and compares letter by letter.
+    """Return the request body with which a worker claims a pairing code."""
+    # Original codes are upper case, and the comparison is case-sensitive.
     return {"pairing_code": code.upper(), "provider_pubkey": public_key.hex()}
 
 
 def paired_user(answer: object) -> str:
-    """Return the user who made the code.
+    """Return the user who created the code.
 
-    Raises NotAdmitted, saying why the worker is not paired.
+    Raises NotAdmitted with the reason if the coordinator refuses the code.
     """
     match answer:
         case {"user_id": str() as user}:

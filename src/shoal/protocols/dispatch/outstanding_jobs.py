@@ -1,4 +1,4 @@
-"""The jobs that a worker was assigned, and what its reports about them mean."""
+"""The jobs assigned to a worker, and the events its reports about them cause."""
 
 import re
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ from shoal.protocols.dispatch.codec.messages import (
 from shoal.protocols.dispatch.codec.receipts import UNREADABLE, read_submitted
 from shoal.protocols.seam.session import Send
 
-_OUR_IDS = re.compile(r"[!-~]+")  # what is recorded is logged, too
+_OUR_IDS = re.compile(r"[!-~]+")  # recorded ids are logged as well
 
-STRAYS_MAX = 64  # words about other jobs that are passed on: each one is stored
-UNSIGNED_MAX = 256  # ended jobs whose receipt may still come by itself
+STRAYS_MAX = 64  # reports on other jobs that are passed on: each is stored
+UNSIGNED_MAX = 256  # ended jobs whose receipt may still arrive separately
 
 
 class OutstandingJobs:
-    """The jobs of one connection."""
+    """The jobs assigned on one connection."""
 
     def __init__(self) -> None:
         self._given: dict[tuple[JobId, LeaseNumber], AssignedJob] = {}
@@ -47,16 +47,17 @@ class OutstandingJobs:
         self._strays = STRAYS_MAX
 
     def add(self, job: RunJob) -> None:
-        """Note that the worker was given a job."""
+        """Record that a job is assigned to the worker."""
         formed = bool(job.terms.form)
         continues = well_formed(job.continues)
         given = AssignedJob(job.job_id, job.lease, job.work.kind, formed, continues)
         self._given[job.job_id, job.lease] = given
 
     def find(self, job_id: str, lease: int = 0) -> AssignedJob | None:
-        """Return a job that the worker has, by its lease; 0 stands for the oldest.
+        """Return an assigned job by its lease; 0 stands for its oldest lease.
 
-        Linear in the jobs without a lease: workers that name none have a single one.
+        Without a lease the search is linear, but workers that name no lease have one
+        job at a time.
         """
         wanted = JobId(job_id)
         if lease:
@@ -65,11 +66,11 @@ class OutstandingJobs:
         return next(same, None)
 
     def remove(self, job_id: JobId, lease: LeaseNumber) -> bool:
-        """Forget a job; say whether the worker had it."""
+        """Remove a job; return whether the worker had it."""
         return self._given.pop((job_id, lease), None) is not None
 
     def end(self, given: AssignedJob, *, signed: bool) -> None:
-        """Note that the worker has ended a job: another word about others is heard."""
+        """Record the end of a job; it allows one more report on other jobs."""
         del self._given[given.job_id, given.lease]
         self._strays = min(self._strays + 1, STRAYS_MAX)
         if not signed:
@@ -78,16 +79,16 @@ class OutstandingJobs:
                 del self._unsigned[next(iter(self._unsigned))]
 
     def awaits_receipt(self, job_id: JobId) -> bool:
-        """Say whether a job was ended without a receipt; it is asked once."""
+        """Return whether a job ended without a receipt; true only once per job."""
         if job_id not in self._unsigned:
             return False
         del self._unsigned[job_id]
         return True
 
     def may_report_stray(self, job_id: str) -> bool:
-        """Say whether one more word about a job of others is passed on.
+        """Return whether to pass on a report on a job of another connection.
 
-        It is if there can be such a job at all.
+        Such reports are rate-limited, and the id must be one that Shoal can issue.
         """
         if not self._strays or not _OUR_IDS.fullmatch(job_id):
             return False
@@ -96,14 +97,14 @@ class OutstandingJobs:
 
 
 Report: TypeAlias = Sequence[Event | Send | InvalidMessage]
-"""What came of a message.  Complaints count against the worker, what is sent does not:
-an answer with an odd hash is an answer."""
+"""What a message causes.  An InvalidMessage counts against the worker, a Send does not:
+an answer with a wrong hash is still an answer."""
 
-NO_LEASE = LeaseNumber(0)  # no job has it, so that what is said of it came late
+NO_LEASE = LeaseNumber(0)  # no job has it, so the result counts as late
 
 
 def completed(held: OutstandingJobs, message: JobComplete, *, extended: bool) -> Report:
-    """Read an answer; one that cannot be read is given to another worker."""
+    """Process an answer; if it is invalid, another worker gets the job."""
     given = held.find(message.job_id, _attempt(message.shoal, extended=extended).lease)
     if given is None:
         strange = _unknown_job(message.job_id)
@@ -131,7 +132,7 @@ def completed(held: OutstandingJobs, message: JobComplete, *, extended: bool) ->
 
 
 def rejected(held: OutstandingJobs, message: JobReject, *, extended: bool) -> Report:
-    """Read why a job was not done, or how it failed."""
+    """Process the rejection or failure of a job."""
     attempt = _attempt(message.shoal, extended=extended)
     given = held.find(message.job_id, attempt.lease)
     if given is None:
@@ -145,7 +146,7 @@ def rejected(held: OutstandingJobs, message: JobReject, *, extended: bool) -> Re
 
 
 def submitted(held: OutstandingJobs, message: ReceiptSubmit) -> Report:
-    """Read a receipt that came apart from its answer: before it, or after."""
+    """Process a receipt that arrives separately, before or after its answer."""
     try:
         job_id, receipt = read_submitted(message)
     except PeerError as error:
@@ -156,7 +157,7 @@ def submitted(held: OutstandingJobs, message: ReceiptSubmit) -> Report:
         )
     given = held.find(job_id)
     if given is not None:
-        given.receipt = receipt  # it goes with the answer
+        given.receipt = receipt  # passed on with the answer
         return ()
     if held.awaits_receipt(job_id) or held.may_report_stray(job_id):
         return (ReceiptSent(job_id, receipt),)

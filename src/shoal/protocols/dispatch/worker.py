@@ -1,4 +1,4 @@
-"""The worker's end of a connection to a coordinator, Shoal's or an original one."""
+"""The worker's session with a coordinator, Shoal's or an original one."""
 
 from collections.abc import Sequence
 
@@ -47,22 +47,20 @@ from shoal.protocols.dispatch.worker_jobs import (
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 
 HEARTBEAT_INTERVAL = 10.0  # seconds
-REGISTER_TIMEOUT = (
-    10.0  # seconds for the coordinator to answer; original workers wait so
-)
+REGISTER_TIMEOUT = 10.0  # seconds until register_ack, as for original workers
 
 
 class DispatchWorkerSession:
-    """Takes jobs from a coordinator and answers them, whole and signed.
+    """Receives jobs from a coordinator and sends complete, signed answers.
 
-    ``desk`` outlives the connection.  An original coordinator goes on as if nothing had
-    been; one of ours has given the jobs to others, so what still runs is cancelled
-    there, after what was finished meanwhile has been presented.
+    ``desk`` outlives the connection.  After a reconnect, an original coordinator still
+    expects the answers.  Shoal's coordinator has requeued the jobs, so the session
+    first sends the answers that are finished, then cancels the jobs that still run.
     """
 
     def __init__(self, voice: WorkerEncoder, desk: WorkerJobs) -> None:
         extended = voice.extended
-        # What is rejected hangs for ever at an original coordinator.
+        # At an original coordinator, a rejected job hangs forever.
         self.accepts: frozenset[type] = frozenset(
             {AnswerChunk, Completed, Failed, Draining, HealthReported}
             | ({Rejected} if extended else set())
@@ -106,7 +104,7 @@ class DispatchWorkerSession:
             return ()
         match message:
             case Joined() | OffersChanged() | ReceiptSent() | LoadChanged():
-                raise Unsupported("this wire has no words for it")
+                raise Unsupported("this wire has no such message")
             case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
             case Draining(reason):
@@ -120,7 +118,7 @@ class DispatchWorkerSession:
             case Completed() | Rejected() | Failed():
                 running = self._desk.running.pop(message.job_id, None)
                 if running is None:
-                    return ()  # cancelled meanwhile
+                    return ()  # cancelled in the meantime
                 return self._send_or_keep(self._voice.completion(running, message, now))
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
@@ -135,7 +133,7 @@ class DispatchWorkerSession:
             case "error":
                 return (Notice(f"the coordinator says: {_quoted(told.message)}"),)
             case _:
-                return ()  # the document: others may be added
+                return ()  # the document allows for other types
 
     def _on_registered(
         self, told: CoordinatorMessage, now: float
@@ -166,7 +164,11 @@ class DispatchWorkerSession:
             return self._refuse(message, str(error), now)
         job_id = desk.add(message.job_id, lease, work.kind, continues)
         if job_id is None:
-            return (Notice(f"job {message.job_id!a} came twice: one is ignored"),)
+            return (
+                Notice(
+                    f"job {message.job_id!a} was assigned twice: the second is ignored"
+                ),
+            )
         return (RunJob(job_id, LeaseNumber(lease or 1), work, continues),)
 
     def _on_cancel(self, told: CoordinatorMessage) -> Sequence[Command]:
@@ -177,7 +179,7 @@ class DispatchWorkerSession:
     def _refuse(
         self, message: JobAssignment, why: str, now: float
     ) -> Sequence[Command | Output]:
-        notice = Notice(f"job {message.job_id!a} is not done: {why}")
+        notice = Notice(f"job {message.job_id!a} is not run: {why}")
         lease = LeaseNumber(0)
         if not isinstance(message.shoal, UnsetType):
             lease = LeaseNumber(read_attempt(bytes(message.shoal)).lease)
@@ -189,13 +191,13 @@ class DispatchWorkerSession:
     ) -> Sequence[Output]:
         running = self._desk.running.get(job_id)
         if running is None:
-            return ()  # cancelled meanwhile
+            return ()  # cancelled in the meantime
         for piece in pieces:
             running.pieces.append(piece)
             running.size += 1 + (len(piece) if isinstance(piece, str) else piece.size)
         if running.size <= ANSWER_MAX:
             return ()
-        del self._desk.running[job_id]  # the rest of it is not heard
+        del self._desk.running[job_id]  # ignores the rest of the answer
         why = f"the answer exceeds the limit of {ANSWER_MAX} characters"
         return self._send_or_keep(self._voice.failure(running, why, Fault.WORKER, now))
 
@@ -211,10 +213,10 @@ class DispatchWorkerSession:
 
     def _send_draining(self) -> Sequence[Output]:
         if self._draining is None or not (self._registered and self._extended):
-            return ()  # an original coordinator finds out when the connection ends
+            return ()  # an original coordinator notices the disconnect
         return (Send(self._voice.draining(self._draining)),)
 
 
 def _quoted(said: object) -> str:
-    """Return a peer's words as a terminal may be shown them."""
+    """Return a peer's text, escaped for a terminal."""
     return ascii(said)[1:-1][:REASON_MAX] if isinstance(said, str) else "no reason"

@@ -1,4 +1,4 @@
-"""What a worker says, in the words that the coordinator at hand understands."""
+"""Encodes a worker's messages for Shoal's or an original coordinator."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,14 +44,14 @@ TYPES: Mapping[DeviceKind, ProviderType] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerEncoder:
-    """Speaks for a worker to a coordinator that announced itself so, or not at all."""
+    """Encodes the messages of ``member`` for the coordinator that ``announced``."""
 
     member: WorkerProfile
     announced: CoordinatorAnnouncement
 
     @property
     def identity(self) -> Identity:
-        """The key that its answers are signed with."""
+        """The key that signs the worker's answers."""
         assert self.member.identity is not None, "answers are signed on this wire"
         return self.member.identity
 
@@ -60,7 +60,7 @@ class WorkerEncoder:
         return self.announced.known
 
     def registration(self) -> str:
-        """Return the message that registers, with a proof of the key for ours."""
+        """Return ``register``; Shoal's coordinators also get a proof of the key."""
         member = self.member
         kinds = kinds_of(member)
         shoal: Raw | UnsetType = UNSET
@@ -79,22 +79,22 @@ class WorkerEncoder:
         )
 
     def heartbeat(self, health: MachineHealth | None) -> str:
-        """Return a sign of life, with what is known of the machine."""
+        """Return a heartbeat, with the machine's health if it is known."""
         metrics = None
         if health is not None:
             metrics = MachineMetrics(health.cpu, health.memory, health.jobs)
         return to_json(ProviderHeartbeat(self.identity.public_key.hex(), metrics))
 
     def draining(self, reason: str) -> str:
-        """Return that nothing new is taken; only ours understand it."""
+        """Return ``drain``, which only Shoal's coordinators understand."""
         return to_json(Drain(well_formed(reason[:REASON_MAX])))
 
     def completion(
         self, running: RunningJob, event: Completed | Rejected | Failed, now: float
     ) -> str:
-        """Return how a job ended.
+        """Return the message that ends a job.
 
-        Raises Unsupported if it cannot be said to an original coordinator.
+        Raises Unsupported if an original coordinator has no message for it.
         """
         match event:
             case Completed():
@@ -110,17 +110,17 @@ class WorkerEncoder:
                 return self.failure(running, error, fault, now)
 
     def rejection(self, running: RunningJob, why: str, now: float) -> str:
-        """Return that a job was not begun."""
+        """Return the message for a job that was not started."""
         if self.extended:
             return self._rejection(running, why, AttemptExtension(running.lease))
         return self.failure(running, why, Fault.REQUEST, now)
 
     def failure(self, running: RunningJob, why: str, fault: Fault, now: float) -> str:
-        """Return that a job was run and failed."""
+        """Return the message for a job that ran and failed."""
         if self.extended:
             attempt = AttemptExtension(running.lease, failed=True, fault=fault.value)
             return self._rejection(running, why, attempt)
-        # As original workers say it: what is rejected hangs for ever there.
+        # As original workers do: a rejected job hangs forever at the coordinator.
         output = error_output(why[:REASON_MAX])
         return encode_answer(running.wire_id, output, self.identity, self._at(now))
 

@@ -1,7 +1,7 @@
-"""What a worker keeps for one coordinator, across its connections.
+"""A worker's state for one coordinator, across connections.
 
-That is the jobs which still run when a connection breaks, and the messages that could
-not be sent.
+It consists of the jobs that still run when a connection breaks, and of the messages
+that are not sent yet.
 """
 
 from collections import deque
@@ -12,40 +12,40 @@ from shoal.domain.outcome import AnswerPiece
 from shoal.domain.work import JobKind
 from shoal.domain.worker import MachineHealth
 
-UNSENT_MAX = 64  # messages kept for a coordinator that cannot be reached
-UNSENT_SIZE_MAX = 16 << 20  # characters of them
-ANSWER_MAX = 16 << 20  # characters of an answer that is being put together
-JOBS_MAX = 4096  # jobs that a coordinator may give us at a time
+UNSENT_MAX = 64  # messages kept while the coordinator is unreachable
+UNSENT_SIZE_MAX = 16 << 20  # characters of these messages
+ANSWER_MAX = 16 << 20  # characters of an answer, as far as collected
+JOBS_MAX = 4096  # concurrent jobs accepted from a coordinator
 
 
 @dataclass(slots=True)
 class RunningJob:
-    """A job that the worker does; ``wire_id`` is what the coordinator calls it."""
+    """A running job; ``wire_id`` is its id at the coordinator."""
 
     wire_id: str
     lease: LeaseNumber
     kind: JobKind
     pieces: list[AnswerPiece] = field(default_factory=list)
-    size: int = 0  # characters, about
+    size: int = 0  # approximate number of characters
 
 
 @dataclass(slots=True)
 class WorkerJobs:
-    """The jobs at work, what could not be said yet, and how the machine is doing."""
+    """Running jobs, unsent messages, and the machine's health."""
 
     running: dict[JobId, RunningJob] = field(default_factory=dict)
     kept: deque[str] = field(default_factory=deque)
     kept_size: int = 0
     health: MachineHealth | None = None
-    refusal: str = ""  # what the coordinator said when it would not have us
+    refusal: str = ""  # the coordinator's reason for refusing this worker
 
     def add(
         self, wire_id: str, lease: LeaseNumber, kind: JobKind, continues: str = ""
     ) -> JobId | None:
-        """Note a job; return our name for it, or None if it is at work already.
+        """Record a running job; return its local id, or None if it runs already.
 
-        Two leases of one job have different names.  What an answer ``continues`` is a
-        part of it: signed is the whole.
+        Each lease of a job has an id of its own.  The answer includes the text that it
+        ``continues``, because the signature covers the whole.
         """
         job_id = JobId(f"{wire_id}#{lease}" if lease else wire_id)
         if job_id in self.running:
@@ -55,9 +55,9 @@ class WorkerJobs:
         return job_id
 
     def keep_unsent(self, message: str) -> None:
-        """Keep a message for later.  When there are too many, the oldest are lost.
+        """Keep a message for later; beyond the limits, drop the oldest.
 
-        Whom they are for has given those jobs to others long since.
+        By then, the coordinator has requeued the jobs of the oldest.
         """
         self.kept.append(message)
         self.kept_size += len(message)
@@ -65,7 +65,7 @@ class WorkerJobs:
             self.kept_size -= len(self.kept.popleft())
 
     def drain_unsent(self) -> list[str]:
-        """Return what was kept, oldest first, and forget it."""
+        """Return the unsent messages, oldest first, and clear them."""
         kept = list(self.kept)
         self.kept.clear()
         self.kept_size = 0

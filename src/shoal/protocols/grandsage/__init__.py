@@ -1,4 +1,4 @@
-"""GrandSage: nodes dial in over WebSocket and stream text back.
+"""GrandSage: nodes connect over WebSocket and stream text.
 
 Source: the GrandSage WebSocket protocol document, and exchanges recorded with real
 servers and nodes; see ``docs/protocols/grandsage.md``.
@@ -30,7 +30,7 @@ __all__ = ["PROTOCOL", "Config"]
 
 
 def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
-    """Return the one endpoint."""
+    """Return the wire's only endpoint."""
     desk = TaskIds(setting.start)
 
     def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
@@ -48,11 +48,11 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRou
 
 
 def claims(hello: UpgradeRequest) -> bool:
-    """Say whether a connection is a node's: real ones use any path."""
+    """Return whether a node is connecting: real nodes use any path."""
     given = read_query(hello.query).keys()
     if hello.path == "/ws":
         return not hello.query or not given.isdisjoint(PARAMETERS)
-    # A name alone is too common a parameter to go by.
+    # ``name`` alone is too common a parameter to identify a node.
     return not given.isdisjoint({"token", "model", "max_concurrency"})
 
 

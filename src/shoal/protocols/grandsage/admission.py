@@ -1,6 +1,6 @@
-"""What a node says of itself when it connects: the query.
+"""Admission of nodes by the query of their upgrade request.
 
-The query is ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
+The parameters are ``token``, ``model``, ``max_concurrency`` and ``name``, in any order.
 """
 
 import math
@@ -17,16 +17,16 @@ from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinR
 from shoal.protocols.seam.endpoints import UpgradeRequest
 
 PARAMETERS = ("token", "model", "max_concurrency", "name")
-NAME_MAX = 256  # characters of a name or a model
-SLOTS_MAX = 1024  # tasks at a time that we believe a node to run
+NAME_MAX = 256  # characters of a node name or a model name
+SLOTS_MAX = 1024  # most concurrent tasks accepted from a node's offer
 
 CLOSE_MISSING_PARAMETER = 4001
 CLOSE_INVALID_TOKEN = 4002
 CLOSE_BYE = 4000
-CLOSE_SILENT = 4008  # ours; the original never gives up on a silent node
+CLOSE_SILENT = 4008  # Shoal's; the original never disconnects a silent node
 
 WARNING_HEADER = "Shoal-Warning"
-"""The header that tells a node what is odd about its query."""
+"""Response header with a warning about the node's query."""
 
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
@@ -34,7 +34,7 @@ _PREFIXED = re.compile("0([xX][0-9a-fA-F]+|[oO][0-7]+|[bB][01]+)")
 
 @dataclass(frozen=True, slots=True)
 class RegisteredNode:
-    """A node as its first request describes it."""
+    """A node as its upgrade request describes it."""
 
     identity: str
     offer: Offer
@@ -43,10 +43,10 @@ class RegisteredNode:
 
 
 def read_query(query: str) -> dict[str, str]:
-    """Read form data as the original does.
+    """Parse form data as the original does.
 
-    A second question mark ends it, the first of several equal names counts, and
-    percent signs that escape nothing stand for themselves.
+    A second question mark ends it, the first of duplicate parameters counts, and
+    percent signs that escape nothing are literal.
     """
     found: dict[str, str] = {}
     for name, value in parse_qsl(query.partition("?")[0], keep_blank_values=True):
@@ -55,9 +55,9 @@ def read_query(query: str) -> dict[str, str]:
 
 
 def admit(hello: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
-    """Decide as what a node may join; ``admission`` decides whether it may.
+    """Build the registration of a node; ``admission`` decides whether it may join.
 
-    Raises Refused with the close code of the wire.
+    Raises Refused with a close code of the wire.
     """
     given = read_query(hello.query)
     if not all(given.get(name) for name in PARAMETERS):
@@ -92,16 +92,16 @@ def admit(hello: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
     return RegisteredNode(identity, offer, extensions.known, admitted)
 
 
-# One set for all nodes with a model: thousands may have the same.
+# Nodes with the same model share one set: there may be thousands.
 @lru_cache(1024)
 def _models_of(model: str) -> frozenset[str]:
     return frozenset({model})
 
 
 def slots_of(value: str) -> tuple[int, str]:
-    """Return how many tasks ``max_concurrency`` allows, and what is odd about it.
+    """Return how many tasks ``max_concurrency`` allows, and a warning or "".
 
-    The original hands out work while ``count < value``, comparing as JavaScript does:
+    The original assigns tasks while ``count < value``, comparing as JavaScript does:
     "2.5" allows three tasks, "abc" none.
     """
     number = _number(value)
@@ -111,7 +111,7 @@ def slots_of(value: str) -> tuple[int, str]:
     if number <= 0:
         return 0, f"{shown} allows no tasks"
     if number > SLOTS_MAX:
-        return SLOTS_MAX, f"{shown} is more than {SLOTS_MAX}, which is taken instead"
+        return SLOTS_MAX, f"{shown} is more than {SLOTS_MAX}: {SLOTS_MAX} is used"
     return math.ceil(number), ""
 
 
@@ -129,7 +129,7 @@ def _number(value: str) -> float:
 
 
 def _identity(name: str, model: str) -> str:
-    # The original joins model and name by a dash, so that the node "b-c" of model "a"
-    # and the node "c" of model "a-b" replace each other.
+    # The original joins model and name by a dash, so node "b-c" of model "a" and node
+    # "c" of model "a-b" replace each other.
     quoted = name.replace("%", "%25").replace("/", "%2F")
     return f"{quoted}/{model}"

@@ -1,8 +1,8 @@
-"""GrandSage's small messages: frames of text, stops, and the texts of our extension.
+"""GrandSage's small messages: text frames, stops, and Shoal's extension messages.
 
 Source: the WebSocket protocol document between API server and node, and exchanges
 recorded with real servers and nodes; ``docs/protocols/grandsage.md`` has the details.
-Everything here is pure; tasks are in ``tasks.py``.
+All functions are pure; tasks are in ``tasks.py``.
 """
 
 import json
@@ -18,11 +18,11 @@ from shoal.domain.errors import PeerError
 from shoal.domain.json_limits import is_too_deep, may_be_too_deep
 from shoal.domain.outcome import Delta, Fault, Usage
 
-TASK_ID = struct.Struct(">I")  # the document says Int32BE, real peers read it unsigned
+TASK_ID = struct.Struct(">I")  # the document says Int32BE; real peers decode unsigned
 TASK_ID_MAX = 2**32 - 1
-FRAME_MAX = 1 << 20  # bytes: every binary frame is smaller
+FRAME_MAX = 1 << 20  # bytes; every binary frame is smaller
 REASON_MAX = 1000  # characters of an error or reason that are kept
-CHOICES_MAX = 2048  # answers to one question that a node may give
+CHOICES_MAX = 2048  # choices in one answer of a node
 
 _LONE = re.compile("[\ud800-\udfff]")
 
@@ -31,7 +31,7 @@ _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def well_formed(text: str) -> str:
-    """Return ``text`` with whatever UTF-8 cannot carry replaced by U+FFFD."""
+    """Return ``text`` with lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -45,7 +45,7 @@ def well_formed(text: str) -> str:
 def encode_text(task_id: int, text: str) -> list[bytes]:
     """Encode generated text as frames smaller than ``FRAME_MAX`` bytes.
 
-    Empty text gives no frame: a bare id would mean that the task is finished.
+    Empty text yields no frame: an id alone means that the task is finished.
     """
     head = TASK_ID.pack(task_id)
     data = well_formed(text).encode()
@@ -57,37 +57,37 @@ def encode_text(task_id: int, text: str) -> list[bytes]:
 
 
 def encode_end(task_id: int) -> bytes:
-    """Encode that a task is finished: its id alone."""
+    """Encode the end of a task: its id alone."""
     return TASK_ID.pack(task_id)
 
 
 def decode_frame(data: bytes) -> tuple[str, bytes]:
-    """Decode the next bytes of a task; return the text and a character begun.
+    """Decode the next bytes of a task; return the text and an incomplete character.
 
-    Invalid bytes become U+FFFD, a byte order mark is kept.  The bytes returned, three
-    at most, go before the next piece.
+    Invalid bytes become U+FFFD; a byte order mark is kept.  The caller prepends the
+    returned bytes, at most three, to the next piece.
     """
     text, used = utf_8_decode(data, "replace", False)
     return text, data[used:]
 
 
-# Texts.
+# Text frames, both ways.
 
 
 def encode_stop(task_id: int) -> str:
-    """Encode that a task is to be stopped; the document leaves this message out."""
+    """Encode a stop of a task; the document omits this message."""
     return f'{{"id":{task_id},"stop":true}}'
 
 
 class UsageCounts(msgspec.Struct, frozen=True):
-    """Usage, on the wire."""
+    """Token usage on the wire."""
 
     prompt_tokens: _Count
     completion_tokens: _Count
 
 
 class AnswerPiece(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A piece of an answer that is more than text, on the wire."""
+    """A piece of an answer that is more than text."""
 
     choice: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
     fields: dict[str, Any] = {}
@@ -96,11 +96,11 @@ class AnswerPiece(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TextMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a node of ours can say beyond text: one of five things, for one task.
+    """An extension message of one of Shoal's nodes.  It has one of five meanings.
 
-    A ``delta`` of the answer, how the task ends (``usage``, ``finish_reason``, just
-    before the end frame), that it is ``rejected`` or has ``failed`` (and whose
-    ``fault`` that is), or, without a task, that the node is ``draining``.
+    For one task: a ``delta`` of the answer; its ending (``usage``, ``finish_reason``),
+    just before the end frame; it is ``rejected``; or it has ``failed``, with the
+    ``fault``.  Without a task: the node is ``draining``.
     """
 
     id: TaskId | None = None
@@ -117,7 +117,7 @@ _text_messages = msgspec.json.Decoder(TextMessage)
 
 
 def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
-    """Encode how a task ends."""
+    """Encode the finish reason and usage of a task."""
     tokens = None
     if usage is not None:
         tokens = UsageCounts(usage.prompt_tokens, usage.completion_tokens)
@@ -131,7 +131,7 @@ def encode_ending(task_id: int, finish_reason: str, usage: Usage | None) -> str:
 def encode_delta(task_id: int, delta: Delta) -> str:
     """Encode a piece that is more than text.
 
-    Raises RecursionError if it is nested too deeply, which the other end refuses.
+    Raises RecursionError if it is nested more deeply than the coordinator accepts.
     """
     piece = AnswerPiece(
         delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason
@@ -139,7 +139,7 @@ def encode_delta(task_id: int, delta: Delta) -> str:
     word = TextMessage(id=task_id, delta=piece)
     try:
         text = encode_text_message(word)
-    except UnicodeEncodeError:  # half a character, deep within
+    except UnicodeEncodeError:  # lone surrogate in a nested value
         text = well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
     if may_be_too_deep(text) and is_too_deep([piece.fields, piece.logprobs]):
         raise RecursionError
@@ -147,16 +147,16 @@ def encode_delta(task_id: int, delta: Delta) -> str:
 
 
 def encode_text_message(word: TextMessage) -> str:
-    """Encode a word; its texts must be well formed."""
+    """Encode an extension message; its texts must be well formed."""
     return msgspec.json.encode(word).decode()
 
 
 def decode_text_message(text: str) -> TextMessage | None:
-    """Decode a word; None if it says nothing that we know.
+    """Decode an extension message; return None if all its fields are unknown.
 
-    Newer nodes may say more than we know, so that is no error.
+    Newer nodes may send unknown fields, so that is not an error.
 
-    Raises PeerError if it is malformed, or says several things at once.
+    Raises PeerError if it is malformed, or has several meanings at once.
     """
     try:
         word: TextMessage = _text_messages.decode(text)
@@ -182,7 +182,7 @@ def _check_piece(piece: AnswerPiece, text: str) -> None:
 
 
 def validation_error(error: Exception) -> str:
-    """Say what is wrong with a JSON text, without quoting from it."""
+    """Describe the error in a JSON text without quoting from it."""
     if isinstance(error, msgspec.ValidationError):
         return str(error)
     return "nested too deeply" if isinstance(error, RecursionError) else "not JSON"

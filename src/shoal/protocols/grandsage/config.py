@@ -1,14 +1,14 @@
-"""Configuration, and the task ids that all connections of a coordinator share."""
+"""Settings, and the task ids that all connections of a coordinator share."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-TASK_ID_COUNT = 0x70000000  # the original counts this far: positive however it is read
+TASK_ID_COUNT = 0x70000000  # as in the original: positive, signed or unsigned
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Settings of the wire for nodes."""
+    """Settings of the wire."""
 
     token: str = field(
         default="",
@@ -34,7 +34,7 @@ class Config:
 
 
 class TaskIds:
-    """Issues task ids, and times for messages, across connections."""
+    """Issues task ids and timestamps for all connections."""
 
     def __init__(self, start: int) -> None:
         """``start`` is in milliseconds since the epoch."""
@@ -45,9 +45,9 @@ class TaskIds:
     def next_id(self, used: Container[int]) -> int:
         """Return the next task id that is not among ``used``.
 
-        Ids go on from one connection to the next and, as they begin at the clock, from
-        one start to the next.  So a node that comes back with an old task does not
-        speak of a new one.
+        Ids increase across connections and, because they start at the clock, across
+        restarts.  So frames of an old task, which a node sends after it reconnects,
+        do not match a new task.
         """
         while (task_id := self._next_id) in used:
             self._next_id = (self._next_id + 1) % TASK_ID_COUNT
@@ -57,8 +57,8 @@ class TaskIds:
     def epoch(self, now: float) -> int:
         """Return whole seconds since the epoch at ``now``.
 
-        The first call is taken for the start, so this lags by as long as the first
-        node let us wait.  No node is known to read it.
+        The first call counts as the start, so the result lags by the time until the
+        first node connects.  No known node reads it.
         """
         if self._first_now is None:
             self._first_now = now

@@ -1,4 +1,4 @@
-"""The coordinator's end of a connection to one node."""
+"""The coordinator's session with one node."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,27 +42,27 @@ from shoal.protocols.seam.session import (
     protocol_error,
 )
 
-STOP_INTERVAL = 1.0  # seconds before a node is told once more to stop the same task
-STOPPED_MAX = 1024  # tasks of one node remembered as told to stop
+STOP_INTERVAL = 1.0  # least seconds between stops of the same task
+STOPPED_MAX = 1024  # stopped tasks remembered per node
 
 
 @dataclass(slots=True)
 class _Task:
-    """A job that the node runs."""
+    """A running job."""
 
     job_id: JobId
     lease: LeaseNumber
-    tail: bytes = b""  # a character begun, three bytes at most
+    tail: bytes = b""  # incomplete character, at most three bytes
     finish_reason: str = "stop"
     usage: Usage | None = None
 
 
 class GrandSageNodeSession:
-    """Gives tasks to a node and reads its frames.
+    """Assigns tasks to a node and decodes its frames.
 
-    Tasks belong to the connection: after a reconnect the node is told to stop the old
-    ones, for frames written into a broken socket are lost without a trace, and a text
-    taken up again could have a hole.
+    Tasks belong to the connection.  After a reconnect the session stops the old ones:
+    frames written to a broken socket are lost silently, so a resumed text could have
+    a gap.
     """
 
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
@@ -79,7 +79,7 @@ class GrandSageNodeSession:
         self._draining = False
         self._tasks: dict[int, _Task] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
-        self._stopped: dict[int, float] = {}  # when each was last told to stop
+        self._stopped: dict[int, float] = {}  # when each was last stopped
         desk.epoch(now)
 
     @property
@@ -125,8 +125,8 @@ class GrandSageNodeSession:
             return ()
         self._heard = now
         outputs: list[Event | Output] = []
-        # Where the text of each task goes that came in this batch, by its id as sent:
-        # nearly every frame is one more piece for one of them.
+        # Pieces of each task in this batch, by the encoded task id.  Nearly every
+        # frame is one more piece for one of them.
         flowing: dict[Data, list[AnswerPiece]] = {}
         for data in batch:
             pieces = flowing.get(data[:4]) if flowing else None
@@ -153,9 +153,9 @@ class GrandSageNodeSession:
         flowing: dict[Data, list[AnswerPiece]],
         outputs: list[Event | Output],
     ) -> None:
-        """Take a message that is not just one more piece of text.
+        """Process a message other than one more piece of text.
 
-        ``flowing`` has a task while its last output is text that may go on.
+        ``flowing`` has a task while its last output is text that can be extended.
         """
         if isinstance(data, str):
             flowing.clear()
@@ -199,10 +199,10 @@ class GrandSageNodeSession:
         )
 
     def _stop_stray(self, task_id: int, now: float) -> Sequence[Output]:
-        """Answer text for a task that does not run here."""
+        """Answer text for a task that does not run on this connection."""
         told = self._stopped.get(task_id)
         if told is not None and now < told + STOP_INTERVAL:
-            return ()  # it was under way when the node was told
+            return ()  # sent before the node received the stop
         self._record_stop(task_id, now)
         return (
             Send(encode_stop(task_id)),
@@ -224,12 +224,12 @@ class GrandSageNodeSession:
             return (Notice("text of an unknown extension ignored"),)
         if word.draining is not None:
             if self._draining:
-                return ()  # each one is stored: a flood would fill disks
+                return ()  # each one is stored: a flood would fill the disk
             self._draining = True
             return (Draining(word.draining[:REASON_MAX]),)
         task = None if word.id is None else self._tasks.get(word.id)
         if task is None or word.id is None:
-            return ()  # an ending that crossed our stop
+            return ()  # a message that crossed the stop
         if (said := word.delta) is not None:
             delta = Delta(said.choice, said.fields, said.logprobs, said.finish_reason)
             return (AnswerChunk(task.job_id, task.lease, [delta]),)
@@ -256,7 +256,7 @@ class GrandSageNodeSession:
 
 
 def _begin_text(data: bytes) -> tuple[str, bytes]:
-    """Decode text that nothing goes before; nearly always it is whole characters."""
+    """Decode text without a preceding tail; fast path: whole characters."""
     try:
         return data.decode(), b""
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
-"""What both ends of our own kind say of themselves, in a header that others ignore.
+"""Announcement of Shoal's extension, in a header that original peers ignore.
 
-The value is a list between commas: ``shoal`` first, then names of kinds and features,
-and settings as ``name=value``.  What is not known is skipped.
+The value is a comma-separated list: ``shoal`` first, then names of job kinds and
+features, and settings as ``name=value``.  Unknown entries are ignored.
 """
 
 from collections.abc import Collection
@@ -19,12 +19,12 @@ CONTEXT = "context"
 ONLY_FOR = "only-for"
 
 CONTEXT_MAX = 2**31 - 1  # tokens
-ONLY_FOR_MAX = 256  # keys that a node may name
+ONLY_FOR_MAX = 256  # most keys that a node may list
 
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """What a peer announced; without ``known`` it is none of ours, or an old one."""
+    """A peer's announcement; ``known`` if the peer supports the extension."""
 
     known: bool = False
     kinds: frozenset[JobKind] = CHAT_ONLY
@@ -34,7 +34,7 @@ class Extensions:
 
 
 def read_extensions(value: str) -> Extensions:
-    """Read the value of the header; an empty one announces nothing."""
+    """Parse the value of the header; an empty value announces nothing."""
     entries = [entry.strip() for entry in value.split(",")]
     names = {entry.lower() for entry in entries}
     if SHOAL not in names:
@@ -54,7 +54,7 @@ def read_extensions(value: str) -> Extensions:
 def write_extensions(
     model: ServedModel | None = None, only_for: Collection[str] = frozenset()
 ) -> str:
-    """Return the value that announces the extension, and what can be done with it."""
+    """Return the header value; with ``model``, also its job kinds and features."""
     entries = [SHOAL]
     if model is not None:
         entries += sorted(kind.value for kind in model.kinds)

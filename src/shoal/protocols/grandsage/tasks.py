@@ -1,6 +1,6 @@
-"""Tasks: a chat as one JSON text, written by the server and read by the node.
+"""Tasks: a chat as one JSON text, which the server encodes and the node decodes.
 
-Source: the WebSocket protocol document, and what real servers write and real nodes
+Source: the WebSocket protocol document, what real servers send, and what real nodes
 survive; ``docs/protocols/grandsage.md`` has the details.
 """
 
@@ -28,10 +28,10 @@ from shoal.domain.work import (
 from shoal.protocols.grandsage.codec import TaskId, validation_error, well_formed
 from shoal.protocols.seam.session import without_calls
 
-# What keeps real nodes alive: they die of a token limit below 1 or a temperature that
-# is negative or nearly zero, and take the rest only as plain numbers.
-TEMPERATURE = 0.7  # for a node that must be told one, when the client named none
-TEMPERATURE_MIN = 0.01  # below it is 0, which every node reads as "the likeliest"
+# Limits for real nodes: a token limit below 1 crashes them, as does a temperature that
+# is negative or nearly zero, and they accept only plain numbers.
+TEMPERATURE = 0.7  # default where the client sets none: nodes require one
+TEMPERATURE_MIN = 0.01  # lower values become 0: every node decodes greedily
 TEMPERATURE_MAX = 2.0
 NEW_TOKENS_MAX = 2**31 - 1
 ENGINE_TOKENS_MAX = 2**63 - 1
@@ -51,16 +51,16 @@ def encode_task(
     max_new_tokens: int,
     extended: bool,
 ) -> str:
-    """Encode a task, its fields in the order in which the original server writes them.
+    """Encode a task, with its fields in the original server's order.
 
     Args:
         created_at: seconds since the epoch.
-        max_new_tokens: the limit for a job that names none.
-        extended: whether to add the field ``shoal``, with what the others cannot say.
+        max_new_tokens: token limit of jobs without one.
+        extended: whether to add the extension field ``shoal``.
     """
     work = without_calls(job.work)
     if isinstance(work, Task):
-        raise Unsupported("a node does no tasks")
+        raise Unsupported("a node cannot run tasks")
     plain = _plain_fields(work, max_new_tokens)
     task: dict[str, JSON] = {
         "state": 0,
@@ -69,7 +69,7 @@ def encode_task(
         "modLastCheckedPos": 0,
         **plain,
         "created_at": created_at,
-        # The original sends the user's own record to every node.  No node reads it.
+        # The original sends the user's record to every node.  No node reads it.
         "user": {"token": "-", "name": "-"},
     }
     if extended:
@@ -78,13 +78,13 @@ def encode_task(
                 task | {"shoal": _extension_fields(work, job.continues, plain)}
             )
         except (ValueError, RecursionError):
-            # Nested too deeply, or not a number: the plain fields say what matters.
+            # Nested too deeply, or not a number: send the plain fields alone.
             pass
     return _dump(task)
 
 
 class TaskHead(msgspec.Struct, frozen=True):
-    """What every text of a server says: which task, and what to do."""
+    """The fields common to all texts of a server."""
 
     id: TaskId
     state: Any = 0
@@ -92,12 +92,12 @@ class TaskHead(msgspec.Struct, frozen=True):
 
     @property
     def stops(self) -> bool:
-        """Whether this is a stop: the key counts, ``"stop": false`` stops too."""
+        """Whether this is a stop: the key decides, so ``"stop": false`` stops too."""
         return self.stop is not msgspec.UNSET
 
     @property
     def pending(self) -> bool:
-        """Whether the task waits to be run."""
+        """Whether the task is pending."""
         return self.state == 0 and not isinstance(self.state, bool)
 
 
@@ -107,7 +107,7 @@ class _Message(msgspec.Struct, frozen=True):
 
 
 class _TaskExtension(msgspec.Struct, frozen=True):
-    """Our field in a task: the job as it is, where the plain fields are poorer."""
+    """Extension field of a task: what the plain fields cannot express."""
 
     kind: JobKind = JobKind.CHAT
     prompt: Any = ""
@@ -120,7 +120,7 @@ class _TaskExtension(msgspec.Struct, frozen=True):
 
 
 class _Task(msgspec.Struct, frozen=True):
-    # The document's own example has strings for messages.
+    # The example in the document has strings as messages.
     messages: list[str | _Message]
     system: str | None = ""
     max_new_tokens: int | None = None
@@ -137,16 +137,16 @@ _extended_tasks = msgspec.json.Decoder(_ExtendedTask)
 
 
 def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
-    """Read which task a server's text is about; return that and the text, made clean.
+    """Decode the head of a server's text; return it and the well-formed text.
 
-    JSON in a binary frame is as good: real nodes take it.
+    JSON may be in a binary frame: real nodes accept that.
 
-    Raises PeerError if it is no JSON object with a valid id.
+    Raises PeerError if it is not a JSON object with a valid id.
     """
     try:
         text = data if isinstance(data, str) else data.decode()
         if _ESCAPED_SURROGATE.search(text):
-            # The original server passes halves of characters on, escaped.
+            # The original server passes on escaped lone surrogates.
             text = _dump(json.loads(text))
         head: TaskHead = _heads.decode(text)
     except (ValueError, RecursionError) as error:
@@ -155,10 +155,10 @@ def decode_text(data: bytes | str) -> tuple[TaskHead, str]:
 
 
 def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, str]:
-    """Read what a task asks for, and the beginning of its answer if it has one.
+    """Return the work of a task, and the beginning of its answer or "".
 
-    A system message may be missing, and so may the limits.  A token limit below 1
-    means 1, as one of the real nodes has it.
+    The system message and the limits are optional.  A token limit below 1 means 1, as
+    in one of the real nodes.
 
     Raises PeerError if a field has the wrong type.
     """
@@ -190,11 +190,11 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
         case JobKind.EMBEDDING:
             return Embedding(model, tuple(more.inputs), more.options), ""
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
-            raise PeerError(f"shoal.kind: a node does no {more.kind.value}")
+            raise PeerError(f"shoal.kind: a node cannot run {more.kind.value}")
 
 
 def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
-    """Return what the plain fields of a task say, as messages in OpenAI's form."""
+    """Convert the plain fields of a task to messages in OpenAI's format."""
     known = ("assistant", "system")
     said: list[Mapping[str, JSON]] = [
         {
@@ -212,7 +212,7 @@ def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages
 
 
 def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
-    """Return what every node is told; work that is no chat is told of elsewhere."""
+    """Return the fields for every node; only chats are expressed in them."""
     if not isinstance(work, Chat):
         return {"system": "", "messages": [], "max_new_tokens": 1, "temperature": 0}
     system, messages = _plain_conversation(work.messages)
@@ -227,7 +227,7 @@ def _plain_fields(work: Inference, max_new_tokens: int) -> dict[str, JSON]:
 def _extension_fields(
     work: Inference, continues: str, plain: Mapping[str, Any]
 ) -> dict[str, JSON]:
-    """Return what a node of ours is told beside: what the plain fields cannot say."""
+    """Return the extension field: what the plain fields cannot express."""
     more: dict[str, JSON] = {}
     match work:
         case Chat(max_tokens=limit, temperature=temperature):
@@ -262,7 +262,7 @@ def _messages(task: "_Task") -> Messages:
 def _plain_conversation(
     messages: Sequence[Mapping[str, JSON]],
 ) -> tuple[str, list[dict[str, JSON]]]:
-    """Split messages into the system text and the rest, texts all."""
+    """Split messages into the system text and the other messages, as text."""
     system: list[str] = []
     rest: list[dict[str, JSON]] = []
     for message in messages:
@@ -276,7 +276,7 @@ def _plain_conversation(
 
 
 def _token_limit(given: int | None) -> int | None:
-    # Original servers pass on any number, and engines take no more than 64 bits.
+    # Original servers pass on any number, but engines accept at most 64 bits.
     return None if given is None else min(max(1, given), ENGINE_TOKENS_MAX)
 
 
@@ -285,7 +285,7 @@ def _tokens(wanted: int | None, default: int) -> int:
 
 
 def _temperature(wanted: float | None) -> float:
-    """Return a temperature no node dies of, printed as JavaScript prints it."""
+    """Return a temperature that is safe for all nodes and prints as in JavaScript."""
     if wanted is None or math.isnan(wanted):
         return TEMPERATURE
     if wanted < TEMPERATURE_MIN:
@@ -294,7 +294,7 @@ def _temperature(wanted: float | None) -> float:
     return int(limited) if limited == int(limited) else float(limited)
 
 
-# The default is for mappings that are no dict.
+# The default is for mappings other than dict.
 _encode = json.JSONEncoder(
     ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=dict
 ).encode

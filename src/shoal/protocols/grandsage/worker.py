@@ -1,4 +1,4 @@
-"""The node's end: how a worker joins a coordinator, ours or an original server."""
+"""The node's session with a server: Shoal's coordinator or an original server."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -61,18 +61,18 @@ from shoal.protocols.seam.session import (
 )
 
 KEEPALIVE_INTERVAL = 10.0  # seconds
-TASK_MAX = 64 << 20  # bytes of a task: a prompt, and perhaps its messages in full
-TASKS_MAX = 4096  # tasks a server may give us at a time
+TASK_MAX = 64 << 20  # bytes of a task, which may have its messages twice
+TASKS_MAX = 4096  # concurrent tasks accepted from a server
 UTF8_CHARACTER_MAX = 4  # bytes of a character in UTF-8
-NO_TOKEN = "-"  # a server asks for the parameter even where it does not look at it
+NO_TOKEN = "-"  # servers require the parameter even if they ignore it
 
 SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 
 
 class GrandSageNodeDialer:
-    """Joins one coordinator, again and again, and keeps the tasks that run meanwhile.
+    """Connects and reconnects to one coordinator; keeps the running tasks meanwhile.
 
-    Raises ConfigError from the constructor if the URL cannot be dialled.
+    The constructor raises ConfigError if the URL is invalid.
     """
 
     message_max = TASK_MAX
@@ -99,20 +99,20 @@ class GrandSageNodeDialer:
             return f"the coordinator does not take these parameters: {said}"
         if code == CLOSE_BYE and self._extended:
             return "another worker joined under the same name: choose another --name"
-        return None  # an original server also says 4000 when something went wrong
+        return None  # an original server also sends 4000 on errors
 
 
 class GrandSageServerSession:
-    """Takes tasks from a server and sends it text.
+    """Receives tasks from a server and sends text.
 
-    ``running`` outlives the connection.  An original server goes on with a task under
-    its id after a reconnect; a coordinator of ours has given it to someone else, so
-    there the session begins by cancelling what still runs.
+    ``running`` outlives the connection.  After a reconnect, an original server
+    continues a task under its id.  Shoal's coordinator has requeued it, so the session
+    first cancels the tasks that still run.
     """
 
     def __init__(self, model: str, running: dict[JobId, int], extended: bool) -> None:
-        # The URL says Joined.  A plain server cannot be told that a job goes back; what
-        # else it cannot be told is dealt with here.
+        # The URL stands for Joined.  A plain server has no message for Rejected; the
+        # session handles the other events that it has no message for.
         self.accepts: frozenset[type] = frozenset(
             {
                 AnswerChunk,
@@ -161,7 +161,7 @@ class GrandSageServerSession:
         try:
             head, text = decode_text(data)
         except PeerError as error:
-            # The document: "it will log a warning and not process the task".
+            # As the document says: "it will log a warning and not process the task".
             return (Notice(str(error)),)
         job_id = JobId(str(head.id))
         if head.stops:
@@ -170,7 +170,9 @@ class GrandSageServerSession:
         if not head.pending:
             return self._refuse(head.id, "it is not in a pending state")
         if job_id in self._running:
-            return (Notice(f"task {head.id} came twice: the second is ignored"),)
+            return (
+                Notice(f"task {head.id} was assigned twice: the second is ignored"),
+            )
         if len(self._running) >= TASKS_MAX:
             raise PeerError(f"more than {TASKS_MAX} tasks at a time")
         try:
@@ -187,11 +189,11 @@ class GrandSageServerSession:
             case Joined():
                 raise Unsupported("a node joins by its URL")
             case OffersChanged() | HealthReported() | LoadChanged() | ReceiptSent():
-                raise Unsupported("a node has no words for it")
+                raise Unsupported("this wire has no such message")
             case CallMessage() | ModelMessage():
-                raise Unsupported("a node has no words for it")
+                raise Unsupported("this wire has no such message")
             case Draining(reason):
-                # A plain server finds out when the connection ends.
+                # A plain server notices the disconnect.
                 return self._send_text_message(TextMessage(draining=_short(reason)))
             case AnswerChunk(job_id, _, pieces):
                 sent = [self._send(job_id, piece) for piece in pieces]
@@ -203,7 +205,7 @@ class GrandSageServerSession:
     def _send(self, job_id: JobId, piece: AnswerPiece) -> Sequence[Output]:
         task_id = self._running.get(job_id)
         if task_id is None:
-            return ()  # stopped meanwhile
+            return ()  # stopped in the meantime
         if isinstance(piece, str):
             return [Send(frame) for frame in encode_text(task_id, piece)]
         return self._send_delta(job_id, task_id, piece)
@@ -214,7 +216,7 @@ class GrandSageServerSession:
         if not self._extended:
             text = delta.fields.get("content")
             if delta.choice or not isinstance(text, str):
-                return ()  # a plain server never asks for more than text
+                return ()  # a plain server never requests more than text
             return [Send(frame) for frame in encode_text(task_id, text)]
         try:
             text = encode_delta(task_id, delta)
@@ -226,7 +228,7 @@ class GrandSageServerSession:
         return self._fail_task(job_id, task_id, limit)
 
     def _fail_task(self, job_id: JobId, task_id: int, why: str) -> Sequence[Output]:
-        """End a task whose answer cannot be sent; the rest of it is not heard."""
+        """Fail a task whose answer cannot be sent; ignore the rest of the answer."""
         del self._running[job_id]
         return self._send_text_message(
             TextMessage(id=task_id, failed=f"a piece of the answer {why}")
@@ -258,9 +260,10 @@ class GrandSageServerSession:
         return (Send(encode_text_message(word)),) if self._extended else ()
 
     def _abort_task(self, task_id: int, what: str) -> Sequence[Output]:
-        """Leave: a plain server can be told of an error in no other way.
+        """Disconnect, because a plain server has no message for an error.
 
-        The document: "it will disconnect the WebSocket connection and log the error".
+        As the document says: "it will disconnect the WebSocket connection and log the
+        error".
         """
         self._closed = True
         said = f"task {task_id} {_short(what)}"
@@ -286,11 +289,11 @@ def _short(text: str) -> str:
 
 
 def _address(url: str, member: WorkerProfile) -> str:
-    """Build the URL to dial: what the member says goes before what the URL says."""
+    """Return the URL to dial; ``member`` takes precedence over the URL's query."""
     expected = "expected ws://HOST:PORT or http://HOST:PORT"
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # the port raises if it is none
+        host, _ = parts.hostname, parts.port  # raises if the port is invalid
     except ValueError as error:
         raise ConfigError(f"coordinator URL: {error}; {expected}") from error
     scheme = SCHEMES.get(parts.scheme)

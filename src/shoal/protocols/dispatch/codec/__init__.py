@@ -1,1 +1,1 @@
-"""Dispatch's messages as bytes: encoded and decoded, without state."""
+"""Stateless encoding and decoding of Dispatch messages."""

@@ -1,7 +1,7 @@
-"""Answers on the wire: made by the worker, read by the coordinator.
+"""Answers on the wire: the worker encodes them, the coordinator decodes them.
 
-Source: the WebSocket protocol document, "job_complete"; what original workers send and
-clients of original coordinators read.
+Source: the WebSocket protocol document, "job_complete", what original workers send, and
+what clients of original coordinators read.
 """
 
 from dataclasses import dataclass
@@ -37,17 +37,17 @@ from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX, REASON_MAX, Job
 from shoal.protocols.dispatch.codec.receipts import hash_of, read_bundled, sign
 from shoal.protocols.seam.context import Identity
 
-LOGPROBS_MAX = 500_000  # values beside an answer; they are read in 50 ms
+LOGPROBS_MAX = 500_000  # values in an answer's extension field: 50 ms to decode
 NO_TEXT = "the worker's answer has no text"
 
 
 @dataclass(slots=True)
 class AssignedJob:
-    """A job that a worker was given, as the coordinator remembers it.
+    """A job assigned to a worker, as the coordinator records it.
 
-    ``formed``: who asked takes the output as it is, with or without a text.
-    ``continues`` is what the answer's text begins with, for the asker has it already.
-    ``receipt`` came by itself, before the answer.
+    ``formed``: the client accepts the output as it is, with or without a text.
+    ``continues`` is the beginning of the answer's text, which the client has already.
+    ``receipt`` is one that arrived separately, before the answer.
     """
 
     job_id: JobId
@@ -64,7 +64,7 @@ class _Choice(msgspec.Struct, frozen=True):
 
 
 class _TextOutput(msgspec.Struct, frozen=True):
-    """What an output says to people."""
+    """The human-readable part of an output."""
 
     text: Any = None
     error: Any = None
@@ -74,15 +74,15 @@ class _TextOutput(msgspec.Struct, frozen=True):
 _Choices = Annotated[list[_Choice], msgspec.Meta(max_length=CHOICES_MAX)]
 
 
-# The coordinator's end.
+# For the coordinator.
 
 
 def read_answer(
     given: AssignedJob, message: JobComplete, *, extended: bool
 ) -> tuple[Completed | Failed, str]:
-    """Read what came of a job, and what is odd about the message.
+    """Decode the result of a job; also return a warning about the message, or "".
 
-    Raises PeerError if there is no output, or it cannot be read.
+    Raises PeerError if the output is missing or invalid.
     """
     if isinstance(message.output, UnsetType):
         raise PeerError("job_complete: output is missing")
@@ -112,7 +112,7 @@ def read_answer(
     )
 
 
-# The worker's end.
+# For the worker.
 
 
 def encode_answer(
@@ -125,12 +125,13 @@ def encode_answer(
     """Encode an answer with its receipt.
 
     Args:
-        output: as JavaScript would write it.
+        output: JSON as JavaScript serializes it.
         at: seconds since the epoch.
-        ending: what a coordinator of ours is told beside.  It gets the document's
-            form of the hash, and others that of their own workers.
+        ending: extension field for Shoal's coordinators.  They get the form of the
+            hash that the document specifies; original coordinators get the form that
+            original workers send.
 
-    Raises PeerError if the coordinator would refuse it for its size.
+    Raises PeerError if the message exceeds the coordinator's size limit.
     """
     digest = hash_of(output) if ending is None else f"sha256:{hash_of(output)}"
     receipt, signature = sign(wire_id, identity.public_key, digest, at, identity.sign)
@@ -151,9 +152,10 @@ def encode_answer(
 
 
 def output_of(kind: JobKind, model: str, outcome: Outcome) -> bytes:
-    """Return the output of a job, as JavaScript would write it.
+    """Return the output of a job as JavaScript serializes it.
 
-    Raises PeerError if it is too large or too deep, or a task's is no JSON.
+    Raises PeerError if it is too large or nested too deeply, or if the answer of a
+    task is not JSON.
     """
     if kind is JobKind.TASK:
         try:
@@ -170,14 +172,14 @@ def output_of(kind: JobKind, model: str, outcome: Outcome) -> bytes:
 
 
 def error_output(error: str) -> bytes:
-    """Return the output by which original workers say that a job failed."""
+    """Return the output that original workers send for a failed job."""
     return stringify({"error": error})
 
 
 def completion_extension(
     lease: LeaseNumber, finish_reason: str, outcome: Outcome
 ) -> CompletionExtension:
-    """Return what a coordinator of ours is told beside an answer."""
+    """Return the extension field of an answer, for Shoal's coordinators."""
     usage = outcome.usage
     tokens = None
     if usage is not None:
@@ -209,9 +211,9 @@ def _extension(message: JobComplete) -> CompletionExtension:
 
 
 def _mismatch(message: JobComplete, output: bytes) -> str:
-    """Say what is wrong with ``output_hash``, if anything is.
+    """Return a warning if ``output_hash`` is wrong, else "".
 
-    It changes nothing: what counts is the hash that was signed.
+    The answer is valid all the same: only the signed hash counts.
     """
     if isinstance(message.output_hash, UnsetType):
         return ""
@@ -226,8 +228,8 @@ def _text_output(output: bytes) -> _TextOutput:
     try:
         return _text_outputs.decode(output)
     except msgspec.ValidationError:
-        return _TextOutput()  # it is no object
-    except msgspec.DecodeError:  # half a character
+        return _TextOutput()  # not an object
+    except msgspec.DecodeError:  # lone surrogate
         value = parse(output)
         said = value if isinstance(value, dict) else {}
         return _TextOutput(said.get("text"), said.get("error"), said.get("choices"))
@@ -236,9 +238,9 @@ def _text_output(output: bytes) -> _TextOutput:
 def _pieces(
     said: _TextOutput, ending: CompletionExtension | None, continues: str
 ) -> tuple[AnswerPiece, ...] | None:
-    """Return the pieces of an output after those it ``continues``; None without a text.
+    """Return the pieces of an output beyond ``continues``; None without a text.
 
-    Without an ``ending`` of ours there is no more to it than text.
+    Without an ``ending`` (the extension field) only the text counts.
     """
     if not isinstance(said.text, str):
         return None

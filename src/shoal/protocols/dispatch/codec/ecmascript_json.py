@@ -1,7 +1,7 @@
-"""JSON as JavaScript reads and writes it: what this wire hashes and signs.
+"""JSON as JavaScript parses and serializes it: this wire hashes and signs that form.
 
 Source: ECMAScript 2024, ``JSON.parse``, ``JSON.stringify``, ``Number::toString`` and
-the order of an object's keys; the recorded cases show that real peers do so.
+the order of an object's keys; the recorded cases confirm it for real peers.
 """
 
 import json
@@ -21,39 +21,39 @@ from shoal.domain.json_limits import (
 )
 from shoal.domain.work import JSON
 
-VALUES_MAX = 50_000  # values in one text: they take 50 ms, and texts nearly nothing
+VALUES_MAX = 50_000  # values in one text: about 50 ms, whatever their length
 
-INDEX_MAX = 2**32 - 2  # the largest key that counts as an index of an array
-EXACT_DIGITS = 15  # any integer of so many digits is the same as a double
-EXPONENT_FROM = 1e21  # where numbers begin to be written with an exponent
-POINT_FROM = 1e-6  # below it they are, too
-REPR_POINT_FROM = 1e-4  # as POINT_FROM, in Python
+INDEX_MAX = 2**32 - 2  # largest key that is an array index
+EXACT_DIGITS = 15  # integers of up to so many digits are exact as doubles
+EXPONENT_FROM = 1e21  # numbers from here on are written with an exponent
+POINT_FROM = 1e-6  # and so are numbers below this
+REPR_POINT_FROM = 1e-4  # the same limit in Python
 
-# Halves of a character side by side cannot come from JSON, which makes a whole of them:
-# so they mark what is to be written as a number, in a way that Python would not choose.
+# Two adjacent surrogates cannot come from JSON, whose parser joins them to one
+# character.  They mark numbers that must be written otherwise than Python does.
 _MARK = "\ud800\udc00"
 _MARKED = re.compile(f'"{_MARK}([^"]*)"')
 
 
 class NotJson(PeerError):
-    """A text that JavaScript would not parse."""
+    """A text that JavaScript does not parse."""
 
 
 def canonical(text: str | bytes) -> bytes:
-    """Return what JavaScript makes of ``JSON.stringify(JSON.parse(text))``, in UTF-8.
+    """Return the result of ``JSON.stringify(JSON.parse(text))`` in UTF-8.
 
-    Raises PeerError if it is not JSON, or too large or too deep to be walked.
+    Raises PeerError if it is not JSON, too large, or nested too deeply.
     """
     written = _write(_read(text, _decode_exactly))
     try:
         return written.encode()
     except UnicodeEncodeError:
-        # Half a character is written as an escape, which this does as well.
+        # JavaScript escapes lone surrogates, and "backslashreplace" does the same.
         return _MARKED.sub(r"\1", written).encode(errors="backslashreplace")
 
 
 def parse(text: str | bytes) -> Any:
-    """Return the value of a JSON text; half a character stays in it as it is.
+    """Return the value of a JSON text; lone surrogates stay in it.
 
     Raises PeerError as ``canonical`` does.
     """
@@ -61,28 +61,28 @@ def parse(text: str | bytes) -> Any:
 
 
 def stringify(value: JSON) -> bytes:
-    """Return a value of our own as ``canonical`` would.
+    """Serialize a local value in the form of ``canonical``.
 
-    Raises PeerError if it is too large or too deep.
+    Raises PeerError if it is too large or nested too deeply.
     """
     try:
         return canonical(_encode(value))
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # lone surrogate
         return canonical(json.dumps(msgspec.to_builtins(value, enc_hook=dict)))
     except RecursionError as error:
         raise PeerError(_DEEP) from error
 
 
 def to_json(value: object) -> str:
-    """Return a value or message of our own as JSON; texts are made well formed."""
+    """Serialize a local value or message as JSON; its texts become well formed."""
     try:
         return _encode(value).decode()
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # lone surrogate
         return well_formed(_write(msgspec.to_builtins(value, enc_hook=dict)))
 
 
 def well_formed(text: str) -> str:
-    """Return ``text`` with whatever UTF-8 cannot carry replaced by U+FFFD."""
+    """Return ``text`` with lone surrogates replaced by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -92,12 +92,12 @@ def well_formed(text: str) -> str:
 
 
 def with_lone_surrogates_replaced(value: Any) -> Any:
-    """Return a value that was parsed, its texts well formed."""
+    """Return a parsed value with lone surrogates replaced by U+FFFD."""
     return _decode(well_formed(_write(value)))
 
 
 def to_string(value: object) -> str:
-    """Return what JavaScript makes of ``String(value)``, of a value that was parsed."""
+    """Return the result of ``String(value)`` in JavaScript, for a parsed value."""
     match value:
         case None:
             return "null"
@@ -124,7 +124,7 @@ def _read(text: str | bytes, decode: Any) -> Any:
         if isinstance(text, bytes):
             text = text.decode()
         elif not text.isascii():
-            text.encode()  # halves of characters have no place outside of escapes
+            text.encode()  # raises for lone surrogates: only escapes may have them
         if has_more_values(text, VALUES_MAX):
             raise PeerError(f"more than {VALUES_MAX} values")
         value = decode(text)
@@ -142,13 +142,13 @@ def _integer(digits: str) -> JSON:
 
 
 def _number(digits: str) -> JSON:
-    """Return what Python will write as JavaScript writes the number."""
+    """Return a value that Python serializes as JavaScript does the number."""
     number = float(digits)
     size = abs(number)
     if math.isinf(number):
         return None
     if size < EXPONENT_FROM and number.is_integer():
-        # The shortest digits that mean this number, and zeros: no more than those.
+        # JavaScript writes the shortest digits that identify it, then zeros.
         return int(Decimal(repr(number)))
     if size >= REPR_POINT_FROM:
         return number
@@ -160,7 +160,7 @@ def _number(digits: str) -> JSON:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Put an object's keys in JavaScript's order; of equal ones the last counts."""
+    """Order an object's keys as JavaScript does; of duplicate keys the last counts."""
     made = dict(pairs)
     indexes = [key for key in made if key.isdigit() and _is_index(key)]
     if not indexes:
@@ -174,7 +174,7 @@ def _is_index(key: str) -> bool:
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(name)  # NaN and Infinity, which Python would take
+    raise ValueError(name)  # NaN and Infinity, which Python accepts
 
 
 def _double(digits: str) -> JSON:
@@ -194,4 +194,4 @@ _decode = json.JSONDecoder(
     parse_int=_double, parse_float=_double, parse_constant=_refuse
 ).decode
 _write = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_encode = msgspec.json.Encoder(enc_hook=dict).encode  # mappings that are no dict
+_encode = msgspec.json.Encoder(enc_hook=dict).encode  # for mappings other than dict

@@ -1,8 +1,8 @@
-"""What both ends of our own kind say of themselves, where original peers do not look.
+"""Shoal's extension of Dispatch, in headers and fields that original peers ignore.
 
-A worker announces the extension by a header of its upgrade request, and the
-coordinator by the same header of its answer, which also holds a challenge.  Only then
-``register`` has a field of ours, with the proof of the worker's key.
+A worker announces the extension with a header of its upgrade request, and the
+coordinator with the same header of its response, which also carries a challenge.  Only
+then the worker's ``register`` has the extension field, with the proof of its key.
 """
 
 import base64
@@ -24,13 +24,13 @@ HEADER = "Shoal-Dispatch"
 VERSION = 1
 CHALLENGE_SIZE = 32  # bytes
 KEY_SIZE = 32  # bytes
-NAME_MAX = 256  # characters of a model
-SLOTS_MAX = 1024  # jobs at a time that we believe a worker to run
-NAMES_MAX = 256  # tasks or keys that a worker may name
+NAME_MAX = 256  # characters of a model name
+SLOTS_MAX = 1024  # most concurrent jobs accepted from a worker's offer
+NAMES_MAX = 256  # most tasks, and most keys, that a worker may list
 CONTEXT_MAX = 2**31 - 1  # tokens
 
 PROOF = b"shoal dispatch proof v1\n"
-"""What a proof begins with, so that no other signature is taken for one."""
+"""Prefix of the signed message: keeps proofs distinct from other signatures."""
 
 _HEX_KEY = re.compile("[0-9a-fA-F]{64}")
 
@@ -41,7 +41,7 @@ _Tokens: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorAnnouncement:
-    """What a peer's header says; without ``known`` it is none of ours, or other."""
+    """Content of a peer's header; ``known`` if the peer supports the extension."""
 
     known: bool = False
     key: bytes = b""
@@ -50,10 +50,10 @@ class CoordinatorAnnouncement:
 
 
 class WorkerPresentation(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our field in ``register``: the proof, and what the worker can do.
+    """Extension field of ``register``: the proof, and what the worker supports.
 
-    A program that only proves its key leaves out all but ``proof``.  With ``version``
-    it speaks the messages of the extension, and tells the rest.
+    A program that only proves its key sends ``proof`` alone.  One that sends
+    ``version`` uses the messages of the extension, and fills the other fields.
     """
 
     proof: Annotated[str, msgspec.Meta(max_length=128)]
@@ -67,7 +67,7 @@ class WorkerPresentation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class AttemptExtension(msgspec.Struct, frozen=True):
-    """Our field in ``job_reject``: which attempt is meant, and whether it was run."""
+    """Extension field of ``job_reject``: the attempt, and whether it ran and failed."""
 
     lease: Lease = 0
     failed: bool = False
@@ -75,23 +75,23 @@ class AttemptExtension(msgspec.Struct, frozen=True):
 
 
 class TokenCounts(msgspec.Struct, frozen=True):
-    """Usage, on the wire."""
+    """Token usage on the wire."""
 
     prompt_tokens: _Tokens
     completion_tokens: _Tokens
 
 
 class CompletionExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our field in ``job_complete``: how the answer ended."""
+    """Extension field of ``job_complete``: how the answer ended."""
 
     lease: Lease = 0
     finish_reason: Annotated[str, msgspec.Meta(max_length=64)] = "stop"
     usage: TokenCounts | None = None
-    logprobs: list[Any] = []  # of each choice, for they are too many to be signed
+    logprobs: list[Any] = []  # of each choice; too many values to sign
 
 
 def read_header(value: str) -> CoordinatorAnnouncement:
-    """Read the value of the header; what is not understood counts as not said."""
+    """Parse the value of the header; ignore what is unknown or invalid."""
     version, *entries = (entry.strip() for entry in value.split(","))
     if not (version.isascii() and version.isdigit()) or int(version[:9]) < VERSION:
         return CoordinatorAnnouncement()
@@ -116,17 +116,17 @@ def write_header(settings: Mapping[str, str]) -> str:
 
 
 def key_of(text: str) -> bytes:
-    """Return a public key from its 64 hexadecimal digits; of anything else, nothing."""
+    """Parse a public key of 64 hexadecimal digits; return b"" for anything else."""
     return bytes.fromhex(text) if _HEX_KEY.fullmatch(text) else b""
 
 
 def proof_message(challenge: bytes, coordinator: bytes, worker: bytes) -> bytes:
-    """Return what a worker signs to prove its key, to this coordinator and no other."""
+    """Return the message a worker signs to prove its key to this coordinator only."""
     return PROOF + challenge + coordinator + worker
 
 
 def read_presentation(raw: bytes) -> WorkerPresentation:
-    """Read our field in ``register``.  Raises PeerError saying what is wrong."""
+    """Decode the extension field of ``register``.  Raises PeerError if invalid."""
     try:
         return _presentations.decode(raw)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -134,7 +134,7 @@ def read_presentation(raw: bytes) -> WorkerPresentation:
 
 
 def read_attempt(raw: bytes) -> AttemptExtension:
-    """Read which attempt is meant; what cannot be read names none."""
+    """Decode which attempt is meant; an invalid field names none."""
     try:
         return _attempts.decode(raw)
     except (msgspec.DecodeError, RecursionError):
@@ -142,7 +142,7 @@ def read_attempt(raw: bytes) -> AttemptExtension:
 
 
 def present(member: WorkerProfile, proof: bytes) -> WorkerPresentation:
-    """Return what a worker says of itself beside the original's fields."""
+    """Return the extension field with which a worker registers."""
     model = member.model
     return WorkerPresentation(
         base64.b64encode(proof).decode(),
@@ -157,18 +157,18 @@ def present(member: WorkerProfile, proof: bytes) -> WorkerPresentation:
 
 
 def kinds_of(member: WorkerProfile) -> frozenset[JobKind]:
-    """Return what a worker does: tasks only if it names some."""
+    """Return the job kinds a worker supports: tasks only if it lists some."""
     kinds = member.model.kinds - {JobKind.TASK}
     return kinds | {JobKind.TASK} if member.tasks else kinds
 
 
 def known_kinds(names: list[str]) -> frozenset[JobKind]:
-    """Return the kinds of work among ``names``; newer workers may say more."""
+    """Return the known job kinds among ``names``; newer workers may list others."""
     return frozenset(kind for kind in JobKind if kind.value in names)
 
 
 def known_features(names: list[str]) -> frozenset[Feature]:
-    """Return the features among ``names``."""
+    """Return the known features among ``names``."""
     return frozenset(feature for feature in Feature if feature.value in names)
 
 

@@ -1,7 +1,7 @@
-"""Jobs on the wire: written by the coordinator, read by the worker.
+"""Jobs on the wire: the coordinator encodes them, the worker decodes them.
 
-Source: the WebSocket protocol document, "job_assign"; what original coordinators write
-and original workers read.
+Source: the WebSocket protocol document, "job_assign", what original coordinators send,
+and what original workers read.
 """
 
 import sys
@@ -29,7 +29,7 @@ from shoal.protocols.dispatch.codec.ecmascript_json import to_json, well_formed
 from shoal.protocols.dispatch.codec.messages import JobIdText, JobType, Lease
 from shoal.protocols.seam.session import without_calls
 
-NEW_TOKENS = 1024  # for a worker that must be told a number; real ones take 256 else
+NEW_TOKENS = 1024  # for workers that need a limit; original ones default to 256
 TOKENS_MAX = 2**31 - 1
 UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # the original worker's words
 
@@ -38,7 +38,7 @@ _Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
 
 
 class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Our field in a job: what the payload cannot say."""
+    """Extension field of a job: what the payload cannot express."""
 
     lease: Lease
     kind: JobKind | None = None
@@ -53,7 +53,7 @@ class JobExtension(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
-    """A job as it is written, in the original's order."""
+    """A job as it is sent, its fields in the original order."""
 
     job_id: str
     job_type: str
@@ -65,7 +65,7 @@ class _JobAssign(msgspec.Struct, frozen=True, tag="job_assign"):
 
 
 class JobAssignment(msgspec.Struct, frozen=True):
-    """A job as it is read: no more of it than is needed."""
+    """A job as it is received, with only the fields in use."""
 
     job_id: JobIdText
     job_type: Any = None
@@ -74,9 +74,9 @@ class JobAssignment(msgspec.Struct, frozen=True):
 
 
 def encode_job(job: RunJob, *, extended: bool) -> str:
-    """Encode a job; ``extended`` adds our field.
+    """Encode a job; ``extended`` adds the extension field.
 
-    Work that came in the original's form goes to an original worker as it came.
+    An original worker gets work that a client submitted in the original form verbatim.
     """
     work, terms = job.work, job.terms
     if extended:
@@ -99,7 +99,7 @@ def encode_job(job: RunJob, *, extended: bool) -> str:
 
 
 def decode_assignment(text: str) -> JobAssignment:
-    """Read which job a text is about.  Raises PeerError if it is about none."""
+    """Decode a job assignment.  Raises PeerError if it is invalid."""
     try:
         return _assignments.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -109,11 +109,11 @@ def decode_assignment(text: str) -> JobAssignment:
 def decode_job(
     message: JobAssignment, model: str, *, extended: bool
 ) -> tuple[Work, LeaseNumber, str]:
-    """Read what a job asks for, its lease, and the beginning of its answer.
+    """Return the work of a job, its lease, and the beginning of its answer.
 
-    ``model`` is the worker's own, for jobs name none.
+    ``model`` is the worker's model, because jobs do not name one.
 
-    Raises PeerError saying why it cannot be done.
+    Raises PeerError if the worker cannot run it.
     """
     if not extended or isinstance(message.shoal, UnsetType):
         _check_depth(message.payload)
@@ -127,7 +127,7 @@ def decode_job(
 
 
 def prompt_of(messages: Sequence[Mapping[str, JSON]]) -> str:
-    """Return a conversation as one text, for workers that are given no more."""
+    """Return a conversation as one text, for workers that accept only a prompt."""
     if len(messages) == 1 and messages[0].get("role") == "user":
         return message_text(messages[0])
     said = []
@@ -152,7 +152,7 @@ def _check_depth(*values: object) -> None:
 
 
 def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
-    """Return payload and field that together say all there is to the work."""
+    """Return the payload and the extension field that together carry all the work."""
     work, lease = without_calls(job.work), job.lease
     payload: dict[str, JSON] = {"job_type": JobType.LLM_INFER}
     match work:
@@ -180,9 +180,9 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
 
 
 def _plain_payload(work: Work) -> JSON:
-    """Return what an original worker can be told of work that has no form of its own.
+    """Return the payload for an original worker, of work not in the original form.
 
-    It is asked for text alone: to it nothing else is given.
+    Scheduling assigns original workers only jobs that need nothing but text.
     """
     match without_calls(work):
         case Task(name=name, payload=payload):
@@ -193,7 +193,7 @@ def _plain_payload(work: Work) -> JSON:
         case Completion(prompt=prompt, max_tokens=limit):
             pass
         case Embedding():
-            raise Unsupported("a plain worker gives no embeddings")
+            raise Unsupported("a worker without the extension cannot run embeddings")
     tokens = _token_limit(NEW_TOKENS if limit is None else limit)
     return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
 
@@ -235,7 +235,7 @@ def _user_message(prompt: str) -> list[dict[str, Any]]:
 
 
 def _token_limit(wanted: object) -> int | None:
-    """Return a number of tokens; clients put anything there, and it is passed on."""
+    """Return a token limit; coordinators pass on any value that a client sends."""
     if isinstance(wanted, bool) or not isinstance(wanted, int | float):
         return None
     return int(min(max(1, wanted), TOKENS_MAX))

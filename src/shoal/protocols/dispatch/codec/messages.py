@@ -1,4 +1,4 @@
-"""The wire's small messages, and what is said of those that are no good.
+"""The wire's small messages, and error replies to invalid ones.
 
 Source: the WebSocket protocol document, and what real workers send; see
 ``docs/protocols/dispatch.md``.  Jobs are in ``jobs.py``, answers in ``answers.py``.
@@ -22,18 +22,18 @@ from shoal.protocols.dispatch.codec.ecmascript_json import (
 )
 from shoal.protocols.seam.session import Data
 
-MESSAGE_MAX = 32 << 20  # bytes of a message: a job of 10 MB, escaped
+MESSAGE_MAX = 32 << 20  # bytes of a message: fits an escaped job of 10 MB
 JOB_ID_MAX = 256  # characters
-REPLACED = 4000  # close code of ours: a newer connection has the worker's place
+REPLACED = 4000  # Shoal's close code: a newer connection has replaced this one
 REASON_MAX = 1000  # characters of an error or reason that are kept
-QUOTED_MAX = 100  # characters of something unknown that are repeated to who sent it
+QUOTED_MAX = 100  # characters of an unknown value that an error quotes
 
 JobIdText: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=JOB_ID_MAX)]
-KeyText: TypeAlias = Annotated[  # by the pattern alone, a line feed might follow
+KeyText: TypeAlias = Annotated[  # the pattern alone allows a final line feed
     str, msgspec.Meta(pattern="^[0-9a-fA-F]{64}$", max_length=64)
 ]
 Lease: TypeAlias = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-"""Which attempt at a job is meant; 0 where the peer does not say."""
+"""Number of an attempt at a job; 0 if the peer does not name one."""
 
 _Percent: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=100)]
 _Count: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1_000_000)]
@@ -41,7 +41,7 @@ _Short: TypeAlias = Annotated[str, msgspec.Meta(max_length=256)]
 
 
 class DispatchErrorCode(StrEnum):
-    """What is wrong, for programs.  The original knows the first two."""
+    """Machine-readable error codes.  Original peers know the first two."""
 
     PARSE_ERROR = "PARSE_ERROR"
     UNKNOWN_MSG = "UNKNOWN_MSG"
@@ -52,20 +52,20 @@ class DispatchErrorCode(StrEnum):
 
 
 class ProviderType(StrEnum):
-    """What sort of machine a worker is."""
+    """The device kind of a worker."""
 
     DESKTOP = "DESKTOP"
     SEEKER = "SEEKER"
 
 
 class JobType(StrEnum):
-    """What a worker is asked to do."""
+    """The kind of a job."""
 
     LLM_INFER = "LLM_INFER"
     TASK = "TASK"
 
 
-# From a worker.  What may be anything stays as it was sent: some of it is signed.
+# From a worker.  Fields of any type stay raw, because some of them are signed.
 
 
 class RegisterProvider(msgspec.Struct, frozen=True, tag="register"):
@@ -110,7 +110,7 @@ class ReceiptSubmit(msgspec.Struct, frozen=True, tag="receipt_submit"):
 
 
 class Drain(msgspec.Struct, frozen=True, tag="drain"):
-    """Ours: the worker finishes what it has and takes nothing new."""
+    """Extension: the worker finishes its jobs and accepts no new ones."""
 
     reason: str = ""
 
@@ -138,7 +138,7 @@ class ProviderHeartbeatAck(msgspec.Struct, frozen=True, tag="heartbeat_ack"):
 
 
 class JobCancel(msgspec.Struct, frozen=True, tag="job_cancel"):
-    """Ours: nobody waits for the job any more."""
+    """Extension: the job is cancelled."""
 
     job_id: JobIdText
     lease: Lease = 0
@@ -150,7 +150,7 @@ class ErrorMessage(msgspec.Struct, frozen=True, tag="error"):
 
 
 class CoordinatorMessage(msgspec.Struct, frozen=True):
-    """Any message of a coordinator, as a worker reads it: it may be anything."""
+    """Any message of a coordinator as a worker decodes it; fields have any type."""
 
     type: Any = None
     status: Any = None
@@ -163,7 +163,7 @@ class CoordinatorMessage(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class InvalidMessage:
-    """What is wrong with a message; ``about`` is its type, if that is known."""
+    """The error of an invalid message; ``about`` is the message type, if known."""
 
     code: DispatchErrorCode
     text: str
@@ -171,9 +171,9 @@ class InvalidMessage:
 
 
 def decode(data: Data) -> FromWorker | InvalidMessage:
-    """Decode a worker's message, or say what is wrong with it.
+    """Decode a worker's message, or return why it is invalid.
 
-    The original treats text and binary frames alike.
+    Text and binary frames are equivalent, as in the original.
     """
     try:
         message: FromWorker = _messages.decode(
@@ -205,7 +205,7 @@ _known = frozenset(
 
 
 def _diagnose(data: Data, error: Exception) -> FromWorker | InvalidMessage:
-    """Find out slowly what is wrong, if anything is: half a character is not."""
+    """Slow path: find the error, or decode a message that has lone surrogates."""
     try:
         value = parse(data)
     except NotJson:
@@ -213,7 +213,7 @@ def _diagnose(data: Data, error: Exception) -> FromWorker | InvalidMessage:
     except PeerError as limit:
         return InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, str(limit))
     if value is None:
-        # The original dies of it.
+        # It crashes the original coordinator.
         return InvalidMessage(
             DispatchErrorCode.INVALID_MESSAGE, "expected an object, got null"
         )
@@ -239,11 +239,11 @@ def _invalid(kind: str, error: msgspec.ValidationError) -> InvalidMessage:
 
 
 def decode_coordinator_message(data: Data) -> tuple[CoordinatorMessage, str]:
-    """Read a coordinator's message; return it and the text that it was.
+    """Decode a coordinator's message; return it and its text.
 
-    Half a character, which original coordinators pass on, becomes U+FFFD.
+    Lone surrogates, which original coordinators pass on, become U+FFFD.
 
-    Raises PeerError if it is no object.
+    Raises PeerError if it is not an object.
     """
     try:
         text = data if isinstance(data, str) else data.decode()
@@ -259,7 +259,7 @@ def decode_coordinator_message(data: Data) -> tuple[CoordinatorMessage, str]:
 
 
 def unknown_type(kind: str) -> InvalidMessage:
-    """Say, in the original's words, that there is no such type."""
+    """Return the error for an unknown type, worded as in the original."""
     return InvalidMessage(
         DispatchErrorCode.UNKNOWN_MSG, f"Unknown type: {kind[:QUOTED_MAX]}"
     )

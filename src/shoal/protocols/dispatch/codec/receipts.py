@@ -1,7 +1,7 @@
-"""What a worker signs about a job: made by one end, read by the other.
+"""Receipts: a worker signs one per job, and the coordinator decodes it.
 
-Source: the WebSocket protocol document, "receipt_submit"; what is signed is the receipt
-as JavaScript writes it, its keys in the order in which they came.
+Source: the WebSocket protocol document, "receipt_submit".  The signature covers the
+receipt as JavaScript serializes it, with its keys in the order received.
 """
 
 import base64
@@ -22,11 +22,11 @@ from shoal.protocols.dispatch.codec.messages import JobIdText, ReceiptSubmit
 SIGNATURE_TEXT_MAX = 128  # characters; 64 bytes take 88
 
 UNREADABLE = SignedReceipt(b"", b"")
-"""Stands for a receipt that was there, and was none."""
+"""Stands for a receipt that is present but invalid."""
 
 
 class DispatchReceipt(msgspec.Struct, frozen=True):
-    """The five fields, in their order."""
+    """The five fields of a receipt, in their order on the wire."""
 
     job_id: JobIdText
     provider_pubkey: str
@@ -45,7 +45,7 @@ _texts = msgspec.json.Decoder(str | None)
 
 
 def hash_of(output: bytes) -> str:
-    """Return the hash of an output that is written as JavaScript would."""
+    """Return the hash of an output, given as JavaScript serializes it."""
     return hashlib.sha256(output).hexdigest()
 
 
@@ -56,7 +56,7 @@ def sign(
     at: float,
     sign_with: Callable[[bytes], bytes],
 ) -> tuple[bytes, str]:
-    """Return a receipt, as it is signed and sent, and its signature in base64.
+    """Return a receipt as it is signed and sent, and its signature in base64.
 
     ``at`` is in seconds since the epoch.
     """
@@ -71,9 +71,9 @@ def sign(
 def read_bundled(
     receipt: Raw | UnsetType, signature: Raw | UnsetType
 ) -> SignedReceipt | None:
-    """Read what came with an answer; None if the receipt or its signature is missing.
+    """Decode the receipt in an answer; None if it or its signature is missing.
 
-    One that cannot be read is ``UNREADABLE``.
+    Returns ``UNREADABLE`` if it is invalid.
     """
     if isinstance(receipt, UnsetType) or isinstance(signature, UnsetType):
         return None
@@ -87,9 +87,9 @@ def read_bundled(
 
 
 def read_submitted(message: ReceiptSubmit) -> tuple[JobId, SignedReceipt]:
-    """Read a receipt that came by itself, and for which job it is.
+    """Decode a receipt that arrived separately; return its job and the receipt.
 
-    Raises PeerError naming the field that is no good.
+    Raises PeerError that names the invalid field.
     """
     body = _body(bytes(message.receipt))
     try:
@@ -102,11 +102,11 @@ def read_submitted(message: ReceiptSubmit) -> tuple[JobId, SignedReceipt]:
 
 
 def _body(raw: bytes) -> bytes:
-    """Return a receipt as it was signed.  Raises PeerError if it cannot be one."""
+    """Return a receipt in its signed form.  Raises PeerError if it is invalid."""
     if len(raw) > RECEIPT_SIZE_MAX:
         raise PeerError(f"receipt of {len(raw)} bytes exceeds {RECEIPT_SIZE_MAX}")
     try:
-        # Nearly all are these five texts, written as they were signed.
+        # Fast path: nearly all have just the five fields, in the signed form.
         if msgspec.json.encode(_exact_receipts.decode(raw)) == raw:
             return raw
     except (msgspec.DecodeError, UnicodeError):
@@ -118,7 +118,7 @@ def _body(raw: bytes) -> bytes:
 
 
 def signature_of(text: str) -> bytes:
-    """Read base64: the padding may be missing.  What cannot be read is empty."""
+    """Decode base64 with or without padding; return b"" if it is invalid."""
     if len(text) > SIGNATURE_TEXT_MAX:
         return b""
     try:
