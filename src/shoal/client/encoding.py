@@ -20,13 +20,13 @@ from shoal.tasks.schemas import result_converter
 from shoal.tasks.values import NO_KWARGS, PackedValue, ValueReader, load_pickle, pack
 
 ReadResult: TypeAlias = Callable[[bytes], object]
-"""Returns the value that is written in MessagePack.  Raises InvalidRequest."""
+"""Decodes a value in MessagePack.  Raises InvalidRequest."""
 
 
 def result_reader(
     name: str, function: Callable[..., object], *, trust: bool
 ) -> ReadResult:
-    """Return what reads the results of a task, and makes of them what its hint says."""
+    """Return a decoder of a task's results that applies its return hint."""
     read, rebuild = plain_result_reader(trust=trust), result_converter(function)
     if rebuild is None:
         return read
@@ -41,7 +41,7 @@ def result_reader(
 
 
 def plain_result_reader(*, trust: bool) -> ReadResult:
-    """Return what reads values as they are; with ``trust`` they may be pickled."""
+    """Return a decoder of values; with ``trust`` they may be pickled."""
     return ValueReader(unpickle=_unpickled if trust else _not_unpickled).read
 
 
@@ -49,7 +49,7 @@ def _unpickled(data: memoryview) -> object:
     try:
         return load_pickle(data)
     except Exception as error:
-        # Whatever comes of running what a worker wrote.
+        # Unpickling runs arbitrary code of the worker.
         raise InvalidRequest(f"the result cannot be unpickled: {error!r}") from error
 
 
@@ -64,26 +64,26 @@ def _not_unpickled(data: memoryview) -> object:
 NO_ARGS = b"\x90"
 """An empty array."""
 
-FUNCTIONS_MAX = 1024  # by name, of which it is remembered how results are read
-SMALL_DEPTH = 3  # levels of values in values that are looked at
-SMALL_ITEMS = 16  # in each
+FUNCTIONS_MAX = 1024  # whose result decoders are cached
+SMALL_DEPTH = 3  # nesting levels to inspect
+SMALL_ITEMS = 16  # per container
 SMALL_BYTES = 1 << 14
 
-_FIXED_MAX = 15  # items of an array whose length is part of its first byte
+_FIXED_MAX = 15  # items of a fixarray: the first byte holds the length
 _SHORT_MAX = (1 << 16) - 1
 
 _SIMPLE = frozenset({type(None), bool, int, float, str})
-"""What is always plain and never large, but for long texts."""
+"""Types that are always plain, and small except for long texts."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFunction:
-    """What is called: by its ``name``, or sent along as ``code``.
+    """A function to call: by its ``name``, or sent as ``code``.
 
-    ``code`` is a value in MessagePack; empty: workers have it.  ``read`` makes a result
-    of what comes back.  ``home`` is the module here that has it; empty: none is known.
+    ``code`` is a value in MessagePack; empty: workers have the function.  ``read``
+    decodes results.  ``home`` is the local module that defines it; empty: unknown.
     """
 
     name: str
@@ -95,9 +95,9 @@ class RemoteFunction:
 
 @dataclass(frozen=True, slots=True)
 class EncodedArguments:
-    """The arguments of a call, what a worker must know to read them, and large ones.
+    """The arguments of a call, the features that they need, and their blobs.
 
-    ``digests`` also has those of values that were put before.
+    ``digests`` includes those of values uploaded earlier by ``put``.
     """
 
     args: bytes
@@ -110,12 +110,12 @@ class EncodedArguments:
 def remote_function(
     function: Callable[..., object] | str, *, trust: bool
 ) -> RemoteFunction:
-    """Return how workers come by a function.
+    """Return a function in the form in which it is called remotely.
 
-    A text is the name of one; so is a ``shoal.task``.  Anything else is sent along.
-    With ``trust``, results may be pickled.
+    A string is a task name, and a ``shoal.task`` is called by its name.  Any other
+    function is sent as code.  With ``trust``, results may be pickled.
 
-    Raises InvalidRequest if it is nothing to be called, or cannot be sent along.
+    Raises InvalidRequest if it is not callable or cannot be pickled.
     """
     if isinstance(function, str):
         return _named(function, trust)
@@ -132,14 +132,14 @@ def remote_function(
 def encode_arguments(
     function: RemoteFunction, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> EncodedArguments:
-    """Write the arguments of a call.
+    """Encode the arguments of a call.
 
-    Raises InvalidRequest naming the one that cannot be sent, TooLarge.
+    Raises InvalidRequest naming the argument that cannot be sent, TooLarge.
     """
     if not function.code and not kwargs and _SIMPLE.issuperset(map(type, args)):
         with suppress(
             OverflowError, UnicodeEncodeError
-        ):  # what cannot be is said below
+        ):  # the general path below raises the error
             if len(simple := _encode(args)) <= BLOB_MIN:
                 return EncodedArguments(simple, NO_KWARGS)
     large = _Large()
@@ -167,7 +167,7 @@ def encode_arguments(
 
 
 def encode_value(value: object) -> Blob:
-    """Write one value, to be given to the coordinator once and for all.
+    """Encode one value as a blob for the coordinator to store.
 
     Raises InvalidRequest naming the part that cannot be sent, TooLarge.
     """
@@ -175,7 +175,7 @@ def encode_value(value: object) -> Blob:
 
 
 def is_small(value: object, depth: int = SMALL_DEPTH) -> bool:
-    """Say whether a value is surely written in no time: few numbers and short texts."""
+    """Return whether a value encodes quickly: few numbers and short texts."""
     match value:
         case None | bool() | int() | float():
             return True
@@ -195,7 +195,7 @@ def is_small(value: object, depth: int = SMALL_DEPTH) -> bool:
 
 
 class _Large:
-    """Collects large values, by their digests."""
+    """Collects blobs, by their digests."""
 
     def __init__(self) -> None:
         self.blobs: dict[bytes, Blob] = {}
@@ -236,7 +236,7 @@ def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
     try:
         pickled = cloudpickle.dumps(function)
     except Exception as error:
-        # Whatever the objects raise that the function refers to.
+        # Objects that the function refers to may raise anything.
         raise InvalidRequest(
             f"{name} cannot be sent along, for what it refers to cannot be pickled: "
             f"{error}"
@@ -251,12 +251,12 @@ def _code(function: Callable[..., object], read: ReadResult) -> RemoteFunction:
 
 
 def _spliced(first: bytes, others: int, array: bytes) -> bytes:
-    """Put an item before those of an array of ``others`` items."""
+    """Prepend an item to an encoded array of ``others`` items."""
     return _head(others + 1) + first + array[len(_head(others)) :]
 
 
 def _head(items: int) -> bytes:
-    """Return what an array begins with (MessagePack specification, array family)."""
+    """Return the header of an array (MessagePack specification, array family)."""
     if items <= _FIXED_MAX:
         return bytes((0x90 | items,))
     if items <= _SHORT_MAX:

@@ -1,8 +1,8 @@
-"""Why a call has no value: the coordinator's answer as a Python exception.
+"""Converts the errors of calls to Python exceptions.
 
-An exception class of the program's own is found in the module of the function that was
-called, which the program has imported already, and in the modules that are named there:
-a worker cannot have anything imported, and no code of the class runs.
+User-defined exception classes are looked up in the module of the called function, which
+the program has already imported, and in the modules that it refers to.  A worker cannot
+cause an import, and no code of the class runs.
 """
 
 import ast
@@ -33,9 +33,9 @@ NOWHERE = ModuleType("nowhere")
 
 
 def home_module(name: str, function: object = None) -> str:
-    """Return the module of a function that is called by a name; empty: not known here.
+    """Return the module of a task's function; empty: unknown.
 
-    Without the function it is the module that the name begins with, if that has one.
+    Without the function, it is the module named in the task name, if that defines it.
     """
     known: object = getattr(function, "__module__", None)
     if isinstance(known, str):
@@ -46,7 +46,7 @@ def home_module(name: str, function: object = None) -> str:
 
 
 def tasks_argument(home: str) -> str:
-    """Return what ``--tasks`` takes for a module; empty: it has no file."""
+    """Return the ``--tasks`` argument for a module; empty: it has no file."""
     if home != MAIN:
         return home
     file = getattr(sys.modules.get(MAIN), "__file__", None)
@@ -54,9 +54,9 @@ def tasks_argument(home: str) -> str:
 
 
 def own_exception(home: str, name: str, text: str) -> Exception | None:
-    """Return an exception of the class that a traceback names, or None.
+    """Return an exception of the class named in a traceback, or None.
 
-    It is made without its ``__init__``: it has its text, and no fields of its own.
+    Its ``__init__`` is not called: it has its text, but none of its own attributes.
     """
     found = _find_class(home, name)
     if found is None:
@@ -88,11 +88,11 @@ def _find_class(home: str, name: str) -> type[Exception] | None:
 
 
 def _namespace(module: ModuleType) -> Mapping[str, object]:
-    return vars(module)  # not getattr, which may run code of the module
+    return vars(module)  # not getattr, which may run the module's code
 
 
 def _names(kind: type) -> tuple[str, ...]:
-    """Return what tracebacks call a class, here and where its module is imported."""
+    """Return the names of a class in tracebacks, local and remote."""
     if kind.__module__ == MAIN:
         return kind.__qualname__, f"{_main_stem()}.{kind.__qualname__}"
     return (f"{kind.__module__}.{kind.__qualname__}",)
@@ -113,10 +113,10 @@ _SHOAL_ERRORS = "shoal.domain.errors."
 
 
 class RemoteTraceback(ShoalError):
-    """The traceback on the worker: the ``__cause__`` of what a function raised."""
+    """The worker's traceback: the ``__cause__`` of an exception of a call."""
 
     def __str__(self) -> str:
-        # As Python's own process pools show it: apart from the traceback around it.
+        # Formatted like concurrent.futures.process._RemoteTraceback.
         return f'\n"""\n{self.args[0]}"""'
 
 
@@ -156,23 +156,22 @@ class ConnectionLost(Unavailable, ConnectionError):
 def call_error(
     kind: str, text: str, meta: Mapping[str, object], home: str = ""
 ) -> ShoalError | Exception:
-    """Return the exception for a call that failed; ``kind`` is the wire's word.
+    """Return the exception for a failed call; ``kind`` is its code on the wire.
 
-    ``home`` is the module here that has the function; empty: none is known.
+    ``home`` is the local module that defines the function; empty: unknown.
 
-    Raises PeerError if there is no such kind.
+    Raises PeerError if the kind is unknown.
     """
     if (make := _KINDS.get(kind)) is None:
-        raise PeerError(f"a call failed in a way that is not known: {kind!r}")
+        raise PeerError(f"a call failed with an unknown error kind: {kind!r}")
     return make(text, _job(meta), home)
 
 
 def rebuild_exception(traceback: str, job_id: str = "", home: str = "") -> Exception:
-    """Return what a function raised, as far as the last lines of its traceback tell.
+    """Rebuild a function's exception from the last lines of its traceback.
 
-    Only classes that Python, Shoal itself or the function's own module ``home`` has are
-    built again: nothing is imported because a peer names it.  Anything else is a
-    TaskError.
+    Only classes from Python, Shoal and the function's module ``home`` are rebuilt: a
+    peer cannot cause an import.  Any other exception becomes a TaskError.
     """
     error = _named(_last(traceback), home) or TaskError(
         _last(traceback) or "the function failed without a word", traceback, job_id
@@ -186,7 +185,7 @@ def _job(meta: Mapping[str, object]) -> str:
 
 
 def _last(traceback: str) -> str:
-    """Return the lines that name the exception: all after the last stack."""
+    """Return the lines after the last stack, which name the exception."""
     _, heading, stack = traceback.rpartition(HEADING)
     lines = stack.splitlines()
     if not heading:
@@ -199,7 +198,7 @@ def _named(last: str, home: str) -> Exception | None:
     if (found := _NAMED.fullmatch(last)) is None:
         return None
     name, text = found["name"], found["text"]
-    # A KeyError shows its key as Python would write it.
+    # The text of a KeyError is its key's repr.
     arguments = (
         () if text is None else (_literal(text) if name == "KeyError" else text,)
     )
@@ -208,7 +207,7 @@ def _named(last: str, home: str) -> Exception | None:
         return own_exception(home, name, text or "")
     try:
         return class_(*arguments)
-    except TypeError:  # it takes more than a text
+    except TypeError:  # its constructor needs other arguments
         return None
 
 
@@ -219,7 +218,7 @@ def _class(name: str) -> type[Exception] | None:
         else getattr(builtins, name, None)
     )
     if not isinstance(known, type) or not issubclass(known, Exception):
-        return None  # SystemExit and the like end a process, and not this one
+        return None  # SystemExit and similar would end this process
     if issubclass(known, StopIteration | StopAsyncIteration):
         return None  # a future cannot raise them
     return known

@@ -1,8 +1,7 @@
-"""joblib's batches, and so scikit-learn's, on the workers of a pool.
+"""Runs joblib's batches, and so scikit-learn's, on the workers of a pool.
 
-A batch is a function that is sent along, so that workers have to be started with
-``--trust-code``.  What it returns or raises is pickled there and unpickled here: to use
-this is to trust the workers as well.
+A batch is sent as code, so workers need ``--trust-code``.  The client unpickles its
+result or exception, so this backend also requires trust in the workers.
 """
 
 import io
@@ -24,9 +23,9 @@ from shoal.tasks.limits import BLOB_MIN
 from shoal.tasks.values import Ref
 
 NAME = "shoal"
-AT_ONCE_MIN = 2  # with one job at a time joblib would do them all in this process
+AT_ONCE_MIN = 2  # with one job at a time joblib runs all of them in this process
 
-NUMBERS = "biufc"  # NumPy's kinds of types that arrays are sent apart in
+NUMBERS = "biufc"  # NumPy dtype kinds whose large arrays are sent as blobs
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Batch: TypeAlias = Callable[[], list[Any]]
@@ -51,9 +50,9 @@ def register_joblib() -> None:
 
 
 def run_batch(pickled: bytes, *arrays: Array) -> bytes:
-    """Run a batch, on its worker; return what it returned or raised, pickled.
+    """Run a batch on a worker; return its pickled result or exception.
 
-    ``arrays`` are what was large in it, and cannot be written to.
+    ``arrays`` are its large arrays, which are read-only.
     """
     batch = _Unpickler(io.BytesIO(pickled), arrays).load()
     try:
@@ -62,22 +61,22 @@ def run_batch(pickled: bytes, *arrays: Array) -> bytes:
         try:
             return bytes(cloudpickle.dumps((None, error, traceback.format_exc())))
         except Exception:
-            raise error from None  # only its text can travel
+            raise error from None  # unpicklable: only its text is sent
 
 
 # joblib has no type hints.
 class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
-    """A backend as joblib wants it: batches go to a pool.
+    """A joblib backend that submits batches to a pool.
 
-    Large arrays are sent once in a call of ``joblib.Parallel``, so that they must not
-    be changed while it runs.
+    Large arrays are sent once per call of ``joblib.Parallel``, so they must not change
+    while it runs.
 
     Raises ConfigError as ``shoal.Pool`` does.
     """
 
     supports_retrieve_callback = True
     default_n_jobs = -1
-    # Batches that are too small cost more on their way than in their work.
+    # Small batches cost more in transit than in computation.
     MIN_IDEAL_BATCH_DURATION = 0.2  # seconds
     MAX_IDEAL_BATCH_DURATION = 2.0
 
@@ -94,7 +93,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._pool = Pool(**pool_options) if pool is None else pool
         self._open: set[Future[bytes]] = set()
         self._arrays = _Arrays(self._pool)
-        # What joblib does with a result, and the next batch, hold nothing else up.
+        # joblib's callbacks run here, so they do not block the pool's thread.
         self._returning = ThreadPoolExecutor(1, "shoal-joblib")
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -117,7 +116,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
         self._arrays = _Arrays(self._pool)
 
     def stop_call(self) -> None:
-        self._arrays = _Arrays(self._pool)  # the old ones are not held any longer
+        self._arrays = _Arrays(self._pool)  # releases the arrays of the last call
 
     def submit(self, func: Batch, callback: Callback | None = None) -> Future[bytes]:
         pickled = io.BytesIO()
@@ -147,9 +146,9 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):  # type: ignore[misc]
 
 
 class _Arrays:
-    """Large arrays that workers get at by reference, each given to them once.
+    """Large arrays that are sent by reference, each uploaded once.
 
-    They are known again by identity, and so held on to.
+    They are identified by ``id``, so they are kept alive here.
     """
 
     def __init__(self, pool: Pool) -> None:
@@ -164,7 +163,7 @@ class _Arrays:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hints
-    """Pickles a batch but for large arrays, which are numbered as in ``refs``."""
+    """Pickles a batch; large arrays are replaced by their index in ``refs``."""
 
     def __init__(self, file: io.BytesIO, arrays: _Arrays) -> None:
         super().__init__(file)
@@ -184,7 +183,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # it has no type hin
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads what a ``_Pickler`` wrote."""
+    """Unpickles the output of ``_Pickler``."""
 
     def __init__(self, file: io.BytesIO, arrays: Sequence[Array]) -> None:
         super().__init__(file)

@@ -1,6 +1,6 @@
-"""The results of a ``map``, with a bounded number of calls ahead of those taken.
+"""The results of a ``map``, with a bounded number of outstanding calls.
 
-Leaving them before their end cancels what is left.
+Closing an iterator before its end cancels the remaining calls.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ R = TypeVar("R")
 def in_order(
     ahead: deque[Future[R]], submitted: Iterator[Future[R]]
 ) -> Generator[Future[R], None, None]:
-    """Yield futures as they were submitted, and submit another for each."""
+    """Yield futures in submission order; submit another for each."""
     try:
         while ahead:
-            yield ahead[0]  # which is cancelled as well if that is the last
+            yield ahead[0]  # still in the deque, so an early close cancels it
             ahead.popleft()
             ahead.extend(islice(submitted, 1))
     finally:
@@ -39,7 +39,7 @@ def in_order(
 def as_done(
     ahead: deque[Future[R]], submitted: Iterator[Future[R]], deadline: float | None
 ) -> Generator[Future[R], None, None]:
-    """Yield futures when they are done, and submit another for each.
+    """Yield futures in completion order; submit another for each.
 
     Raises TimeoutError.
     """
@@ -67,7 +67,7 @@ def as_done(
 def results(
     window: Generator[Future[R], None, None], deadline: float | None
 ) -> Iterator[R]:
-    """Yield results.  Raises what a call raised, and TimeoutError."""
+    """Yield results.  Raises the exception of a call, or TimeoutError."""
     with closing(window):
         for future in window:
             yield future.result(_left(deadline))
@@ -76,13 +76,13 @@ def results(
 def outcomes(
     window: Generator[Future[R], None, None], deadline: float | None
 ) -> Iterator[R | Exception]:
-    """Yield results, or what calls raised.  Raises TimeoutError."""
+    """Yield results or exceptions of calls.  Raises TimeoutError."""
     with closing(window):
         for future in window:
             try:
                 yield future.result(_left(deadline))
             except Exception as error:
-                if not future.done():  # it was waited for too long
+                if not future.done():  # the wait timed out
                     raise
                 yield error
 
@@ -93,7 +93,7 @@ def _left(deadline: float | None) -> float | None:
 
 T = TypeVar("T")
 
-AHEAD_MAX = 8192  # calls that are out, beyond those whose results were had
+AHEAD_MAX = 8192  # outstanding calls beyond the results already read
 
 
 class AsyncResults(Generic[T]):
@@ -116,13 +116,13 @@ class AsyncResults(Generic[T]):
 async def async_in_order(
     submitted: Iterator[Awaitable[asyncio.Future[R]]],
 ) -> AsyncGenerator[asyncio.Future[R], None]:
-    """Yield futures as they are submitted, and submit another for each."""
+    """Yield futures in submission order; submit another for each."""
     ahead: deque[asyncio.Future[R]] = deque()
     try:
         for each in islice(submitted, AHEAD_MAX):
             ahead.append(await each)
         while ahead:
-            yield ahead[0]  # which is cancelled as well if that is the last
+            yield ahead[0]  # still in the deque, so an early close cancels it
             ahead.popleft()
             for each in islice(submitted, 1):
                 ahead.append(await each)
@@ -134,7 +134,7 @@ async def async_in_order(
 async def async_as_done(
     submitted: Iterator[Awaitable[asyncio.Future[R]]],
 ) -> AsyncGenerator[asyncio.Future[R], None]:
-    """Yield futures when they are done, and submit another for each."""
+    """Yield futures in completion order; submit another for each."""
     out: set[asyncio.Future[R]] = set()
     done: asyncio.Queue[asyncio.Future[R]] = asyncio.Queue()
 
@@ -159,7 +159,7 @@ async def async_as_done(
 async def async_outcomes(
     window: AsyncGenerator[asyncio.Future[R], None], *, return_exceptions: bool
 ) -> AsyncGenerator[R | Exception, None]:
-    """Yield results, or what calls raised; without ``return_exceptions`` raise it."""
+    """Yield results, and with ``return_exceptions`` exceptions; else raise them."""
     async with aclosing(window):
         async for future in window:
             try:

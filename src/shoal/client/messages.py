@@ -1,7 +1,7 @@
 """The messages of the WebSocket of calls; ``docs/tasks.md`` describes them.
 
-Each message is one MessagePack array of items, and each item an array that begins with
-what it is and the number of a call.
+Each message is a MessagePack array of items.  Each item is an array that begins with
+its kind and the number of a call.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from shoal.domain.errors import PeerError
 
 PATH: Final = "/v1/calls"
 MESSAGE_MAX: Final = 64 << 20  # bytes of a message from the coordinator
-REFUSALS: Final = (1007, 1009)  # codes of closing: what was sent is wrong, too much
+REFUSALS: Final = (1007, 1009)  # close codes: invalid data, message too big
 CALL: Final = 1
 CANCEL: Final = 2
 ACCEPTED: Final = 1
@@ -24,22 +24,22 @@ STARTED: Final = 5
 
 
 class CallAccepted(NamedTuple):
-    """The coordinator has the call on disk."""
+    """The coordinator has stored the call."""
 
     number: int
     job_id: str
 
 
 class CallDone(NamedTuple):
-    """A call's value, in MessagePack; ``blob`` is where it is if it is large."""
+    """The result of a call in MessagePack, or the digest of a large one."""
 
     number: int
     value: bytes
-    blob: str  # the SHA-256 digest in hex; empty: the value is here
+    blob: str  # SHA-256 digest in hex; empty: the result is in ``value``
 
 
 class CallFailed(NamedTuple):
-    """A call has no value; ``meta`` may name its job."""
+    """A call failed; ``meta`` may name its job."""
 
     number: int
     kind: str
@@ -48,7 +48,7 @@ class CallFailed(NamedTuple):
 
 
 class CallAdvanced(NamedTuple):
-    """How far a call has come, from 0 to 1, and what it says about that."""
+    """Progress of a call: a share from 0 to 1, and a remark."""
 
     number: int
     share: float | None
@@ -56,7 +56,7 @@ class CallAdvanced(NamedTuple):
 
 
 class CallStarted(NamedTuple):
-    """A worker has the call; ``attempt`` counts them from 1."""
+    """A worker has the call; ``attempt`` counts from 1."""
 
     number: int
     attempt: int
@@ -73,12 +73,12 @@ _decoder = msgspec.msgpack.Decoder(list[list[Any]])
 def call_item(
     number: int, name: str, args: bytes, kwargs: bytes, options: WireOptions
 ) -> tuple[object, ...]:
-    """Return the item that asks for a call."""
+    """Return the item that requests a call."""
     return CALL, number, name, args, kwargs, options
 
 
 def cancel_item(number: int) -> tuple[object, ...]:
-    """Return the item that says that nobody waits for a call any more."""
+    """Return the item that cancels a call."""
     return CANCEL, number
 
 
@@ -88,11 +88,11 @@ def encode(items: Iterable[tuple[object, ...]]) -> bytes:
 
 
 def decode(message: bytes) -> list[CallEvent]:
-    """Return what a message of the coordinator says.
+    """Decode a message of the coordinator.
 
-    Items of kinds that are not known are skipped: a newer coordinator may have more.
+    Items of unknown kinds are skipped: a newer coordinator may send more kinds.
 
-    Raises PeerError if it is no such message.
+    Raises PeerError if the message is invalid.
     """
     try:
         return [

@@ -1,8 +1,8 @@
-"""Decodes a server's answers: streamed pieces, and embeddings.
+"""Decodes a server's responses: streamed pieces, and embeddings.
 
 Source: OpenAI API reference, "Streaming" and "Create embeddings".  Embeddings are
-requested in base64, a quarter of the work; a server that does not know that form sends
-numbers.
+requested in base64, which takes a quarter of the time; a server without support for it
+sends numbers.
 """
 
 import base64
@@ -28,18 +28,18 @@ from shoal.engines.stream_chunks import (
 
 TRUNCATED = "the server's answer ended in the middle"
 
-# llama-server sends null where it reads one of several prompts.
+# llama-server sends null while it reads one of several prompts.
 _decoder: msgspec.json.Decoder[StreamChunk | None] = msgspec.json.Decoder(
     StreamChunk | None
 )
 
 
 class AnswerReader:
-    """Reads one answer; ``done`` once nothing follows.
+    """Decodes one answer; ``done`` once it is complete.
 
     Args:
-        choices: to each of the ``prompts``.
-        secret: kept out of whatever the server says went wrong.
+        choices: for each of the ``prompts``.
+        secret: text removed from the server's error messages.
     """
 
     def __init__(self, choices: int = 1, prompts: int = 1, secret: str = "") -> None:
@@ -53,11 +53,10 @@ class AnswerReader:
         self._finish_reason: str | None = None
 
     def feed(self, data: bytes) -> list[AnswerPiece]:
-        """Take a read; return what it completes, as few pieces as keep the order.
+        """Decode received bytes; return the complete pieces, joined where possible.
 
-        Raises JobError if the server breaks the format, and whatever ``stream_error``
-        makes
-        of an error that it reports.
+        Raises JobError if the format is invalid, and the result of ``stream_error`` if
+        the server reports an error.
         """
         batch = PieceBatch()
         try:
@@ -69,9 +68,9 @@ class AnswerReader:
         return batch.pieces()
 
     def finished(self) -> Finished:
-        """Say how the answer ended.
+        """Return how the answer ended.
 
-        Raises Unavailable if it only broke off, and JobError if choices are missing.
+        Raises Unavailable if the stream broke off, and JobError if choices are missing.
         """
         if not self.done and len(self._ended) < self._choices:
             raise Unavailable(TRUNCATED)
@@ -110,9 +109,9 @@ class AnswerReader:
 
 
 class PieceBatch:
-    """Pieces in their order, with neighbours joined that go on with the same text.
+    """Pieces in order; adjacent pieces of the same text are joined.
 
-    To whoever passes them on, a piece costs far more than a character.
+    The cost of forwarding depends on the number of pieces far more than on their size.
     """
 
     def __init__(self) -> None:
@@ -154,7 +153,7 @@ class PieceBatch:
         self._texts_of = None
 
 
-EMBEDDINGS_MAX = 256 * 1024 * 1024  # bytes: 2048 inputs of 4096 numbers, written out
+EMBEDDINGS_MAX = 256 * 1024 * 1024  # bytes: 2048 inputs of 4096 numbers, as text
 FLOAT_SIZE = 4  # bytes
 
 
@@ -171,11 +170,10 @@ class EmbeddingList(msgspec.Struct, frozen=True):
 def decode_embeddings(
     body: bytes, inputs: int, secret: str = ""
 ) -> tuple[list[Delta], Usage | None]:
-    """Return a piece for each of so many ``inputs``, in their order.
+    """Return a piece for each of the ``inputs``, in their order.
 
-    Raises JobError if these are no such vectors, and whatever ``stream_error`` makes
-    of an
-    error in their place.
+    Raises JobError if the vectors are invalid, and the result of ``stream_error`` if
+    the response is an error.
     """
     try:
         answer = msgspec.json.decode(body, type=EmbeddingList)
@@ -196,9 +194,9 @@ def decode_embeddings(
 
 
 def encode_vector(vector: list[float] | str) -> str:
-    """Return float32 numbers, little-endian, in base64.
+    """Return little-endian float32 numbers in base64.
 
-    Raises JobError if the text is not that, or there are no numbers.
+    Raises JobError if the text is not in that format, or the vector is empty.
     """
     if isinstance(vector, str):
         try:

@@ -1,8 +1,8 @@
-"""Detects what kind of server answers, and lists its models.
+"""Detects the kind of a server and lists its models.
 
-Source: the documentation of each server's own endpoints, and their answers:
+Source: the documentation of each server's own endpoints, and their responses:
 Ollama's ``/api/tags`` and ``/api/show``, llama-server's ``/props``, LM Studio's
-``/api/v0/models``; else ``GET /v1/models`` with what vLLM and others add to it.
+``/api/v0/models``; else ``GET /v1/models`` with the fields that vLLM and others add.
 """
 
 from collections.abc import Awaitable, Callable
@@ -29,18 +29,18 @@ from shoal.engines.server_kinds import (
     guess_kinds,
 )
 
-MODELS_MAX = 256  # models of one server that are looked at
+MODELS_MAX = 256  # models listed per server
 CONTEXT_MAX = 2**31 - 1  # tokens
-NAME_MAX = 256  # characters; wires carry no longer names
+NAME_MAX = 256  # characters; the limit of the wires
 
 
 class ListEntry(msgspec.Struct, frozen=True):
-    """A model in the list that all servers have; most tell no more than its name."""
+    """A model in the list that all servers have; most give only its name."""
 
     id: str
     owned_by: Any = None
     max_model_len: Any = None
-    context_window: Any = None  # so Groq, Together and others
+    context_window: Any = None  # Groq, Together and others
     type: Any = None
     loaded_context_length: Any = None
     capabilities: Any = None
@@ -65,7 +65,7 @@ class LlamaSettings(msgspec.Struct, frozen=True):
 
 
 class LlamaProps(msgspec.Struct, frozen=True):
-    """What llama-server says of itself."""
+    """Properties that llama-server reports."""
 
     default_generation_settings: LlamaSettings
     total_slots: int = 0
@@ -74,22 +74,22 @@ class LlamaProps(msgspec.Struct, frozen=True):
 
 
 def is_valid_name(name: str) -> bool:
-    """Say whether a model can be offered under this name."""
+    """Return whether a model can be offered under this name."""
     return 0 < len(name) <= NAME_MAX and name.isprintable()
 
 
 def file_stem(name: str) -> str:
-    """Return the name of a model that is called by the path of its file."""
+    """Return the model name in the path of its file."""
     if not name.endswith(".gguf"):
         return name
     return name.replace("\\", "/").rpartition("/")[2].removesuffix(".gguf") or name
 
 
 def context_length(entry: ListEntry) -> int:
-    """Return the tokens of a context, as far as the server is sure of them.
+    """Return the context length in tokens, if the server reports it reliably.
 
-    LM Studio's ``max_context_length`` is what the model was made for; it is loaded with
-    less, and says with how much once it is.
+    LM Studio's ``max_context_length`` is the model's maximum.  The loaded context is
+    smaller, and is only reported once the model is loaded.
     """
     told = (entry.max_model_len, entry.context_window, entry.loaded_context_length)
     return next((tokens for each in told if (tokens := token_count(each))), 0)
@@ -101,9 +101,9 @@ def token_count(number: Any) -> int:
 
 
 def ollama_context(parameters: Any) -> int:
-    """Read the context from Ollama's parameters of a model, one a line.
+    """Parse the context length from Ollama's model parameters, one per line.
 
-    Where it is not set there, it depends on the server's settings, which nothing tells.
+    If it is not set there, it depends on the server's settings, which are not exposed.
     """
     lines = parameters.splitlines() if isinstance(parameters, str) else ()
     for line in lines:
@@ -120,17 +120,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ServerReply:
-    """A server's answer, or its beginning."""
+    """A server's response, possibly truncated."""
 
     status: int
     body: bytes
     content_type: str = ""
-    server: str = ""  # the header of that name
+    server: str = ""  # the Server header
 
 
 @dataclass(frozen=True, slots=True)
 class ServerQuery:
-    """A request; ``native`` means a path of the server's own, beside OpenAI's."""
+    """A request; ``native``: the path is outside the OpenAI API."""
 
     path: str
     body: bytes | None = None  # None: GET
@@ -138,12 +138,12 @@ class ServerQuery:
 
 
 QueryServer = Callable[[ServerQuery], Awaitable[ServerReply]]
-"""Asks the server.  Raises Unavailable if there is no answer."""
+"""Queries the server.  Raises Unavailable if it does not respond."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model, and what the server calls it."""
+    """A model, and its name on the server."""
 
     model: ServedModel
     id: str
@@ -151,22 +151,22 @@ class ListedModel:
 
 @dataclass(slots=True)
 class ServerCatalog:
-    """What is known of one server.
+    """The known properties of one server.
 
-    ``slots`` is how many jobs it does at a time, once ``refresh`` has asked.
+    ``slots`` is its number of concurrent jobs, once ``refresh`` has queried it.
     """
 
     ask: QueryServer
     server_kind: ServerKind | None = None
     slots: int = UNKNOWN.slots
     _shown: dict[str, ServedModel] = field(default_factory=dict)  # by Ollama's digest
-    _embeds: bool | None = None  # whether a llama-server makes embeddings
+    _embeds: bool | None = None  # whether a llama-server supports embeddings
     _contexts: dict[str, int] = field(default_factory=dict)  # LM Studio's, by model
 
     async def refresh(self) -> list[ListedModel]:
-        """Return the models that the server has now.
+        """Return the current models of the server.
 
-        Raises Unavailable if it has no list of them.
+        Raises Unavailable if it does not list them.
         """
         listed = await self._listed()
         if self.server_kind is None:
@@ -217,7 +217,7 @@ class ServerCatalog:
         typed = await self._own("/api/v0/models", ServerModelList)
         if typed is not None and any(each.type for each in typed.data or ()):
             return LM_STUDIO
-        # mlx_lm.server is Python's own server, and names no owners.
+        # mlx_lm.server runs on Python's http.server, and its models have no owners.
         if reply.server.startswith("BaseHTTP") and owners == {str(None)}:
             return MLX
         return UNKNOWN
@@ -225,7 +225,7 @@ class ServerCatalog:
     async def _own(
         self, path: str, type_: type[T], body: bytes | None = None
     ) -> T | None:
-        """Ask for something of the server's own; None if it has no such thing."""
+        """Query an endpoint outside the OpenAI API; None if it does not exist."""
         reply = await self.ask(ServerQuery(path, body, native=True))
         if reply.status != 200:
             return None
@@ -238,7 +238,7 @@ class ServerCatalog:
         tags = await self._own("/api/tags", OllamaTags)
         if tags is None:
             raise Unavailable("it has no list of models any more")
-        # Its cloud models are listed too: they run elsewhere, at their user's cost.
+        # Skip its cloud models: they run elsewhere, at the user's cost.
         here = [each for each in tags.models or () if not each.remote_host]
         shown = {}
         for tag in here[:MODELS_MAX]:
@@ -269,7 +269,7 @@ class ServerCatalog:
     async def _llama_server(self, entries: tuple[ListEntry, ...]) -> list[ListedModel]:
         props = await self._own("/props", LlamaProps)
         if props is None or len(entries) != 1:
-            # A router in front of several: each model is a server of its own.
+            # A router in front of several servers: each model has its own.
             return [
                 ListedModel(describe_model(LLAMA_SERVER, e.id), e.id) for e in entries
             ]
@@ -307,7 +307,7 @@ class ServerCatalog:
         for each in typed.data or ():
             if not is_valid_name(each.id):
                 continue
-            # Told only while the model is loaded; as it was, it is loaded again.
+            # Reported only while the model is loaded; a reload uses the same value.
             if context := context_length(each):
                 self._contexts[each.id] = context
             can = each.capabilities
@@ -325,7 +325,7 @@ class ServerCatalog:
 
 
 class NoModelList(Unavailable):
-    """The server has no list of models where it should be."""
+    """The server does not list its models."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

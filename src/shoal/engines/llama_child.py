@@ -1,9 +1,9 @@
-"""The child process of the embedded engine: llama.cpp, apart from everything else.
+"""The child process of the embedded engine, which runs llama.cpp in isolation.
 
 A fault in native code ends this process and not the worker.  The engine starts it as
 ``python -m shoal.engines.llama_child``; it reads orders from standard input and exits
-when that is closed, so that it never outlives the engine.  One thread reads the
-orders, one more does each job; llama.cpp batches the jobs that run together.
+when that is closed, so it never outlives the engine.  One thread reads the orders, and
+each job has a thread of its own; llama.cpp batches concurrent jobs.
 """
 
 import http.client
@@ -51,7 +51,7 @@ from shoal.engines.stream_chunks import (
 
 
 def problem_in(answer: Any) -> ServerProblem | None:
-    """Return the error in what llama.cpp answered, if it is one."""
+    """Return the error in an answer of llama.cpp, if it is one."""
     if isinstance(answer, dict) and "error" in answer:
         return msgspec.convert(answer["error"], ServerProblem)
     return None
@@ -63,7 +63,7 @@ def refusal_of(id: int, problem: ServerProblem) -> JobRefused:
 
 
 class ChunkForwarder:
-    """Passes on what llama.cpp calls back with, and remembers how it ended."""
+    """Forwards the chunks of llama.cpp's callback, and records how they ended."""
 
     def __init__(
         self, run: StartJob, abort: threading.Event, send: Callable[[ToEngine], None]
@@ -78,9 +78,9 @@ class ChunkForwarder:
         self._refused: JobRefused | None = None
 
     def on_chunk(self, data: Any) -> bool:
-        """Take a chunk; return whether to stop.
+        """Handle a chunk; return whether to stop.
 
-        llama.cpp's binding stops silently at an exception, so none is raised.
+        llama.cpp's binding swallows exceptions, so none is raised.
         """
         try:
             self._pass_on(data)
@@ -89,7 +89,7 @@ class ChunkForwarder:
         return self._refused is not None or self._abort.is_set()
 
     def finish(self, begun: int) -> AnswerEnded | JobRefused:
-        """Say how it ended; ``begun`` tokens of the prompt belong to the answer."""
+        """Return the end; ``begun`` tokens of the prompt belong to the answer."""
         if self._refused is not None:
             return self._refused
         if self._finish_reason is None or self._abort.is_set():
@@ -103,7 +103,7 @@ class ChunkForwarder:
 
     def _pass_on(self, data: Any) -> None:
         if data is None or self._abort.is_set():
-            return  # it calls without a chunk when it reads several prompts
+            return  # llama.cpp calls back without a chunk when it reads several prompts
         if (problem := problem_in(data)) is not None:
             self._refused = refusal_of(self._id, problem)
             return
@@ -133,7 +133,7 @@ COUNT_LIMIT = 60.0  # seconds for llama.cpp to count tokens, which takes millise
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; when to end is the engine's decision.
+    # Ctrl-C reaches the whole process group; the engine decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders, replies = claim_pipes()
     link = EngineLink(orders, replies)
@@ -147,15 +147,15 @@ def main() -> None:
         sys.exit(1)
     link.send(ModelOpened(llama.context(), llama.embeddings))
     serve(llama, link)
-    # Threads may be deep in native code: there is nothing to wait for.
+    # Threads may be blocked in native code, so do not wait for them.
     os._exit(0)
 
 
 def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Return the pipes to the engine, and keep everything else off them.
+    """Return the pipes to the engine, and reserve them for its messages.
 
-    Native code prints as it likes.  From here on its standard output is standard error,
-    and its standard input is empty.
+    Native code may print.  From here on, standard output is redirected to standard
+    error, and standard input is empty.
     """
     orders = os.fdopen(os.dup(0), "rb")
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
@@ -175,7 +175,7 @@ class EngineLink:
         self._sending = threading.Lock()
 
     def receive(self) -> ToChild | None:
-        """Wait for the next order; None when the engine has gone."""
+        """Wait for the next order; None when the engine has closed the pipe."""
         header = self._orders.read(SIZE.size)
         if len(header) < SIZE.size:
             return None
@@ -183,7 +183,7 @@ class EngineLink:
         return decode_to_child(data) if len(data) == size else None
 
     def send(self, message: ToEngine) -> None:
-        """Send, waiting for an engine that reads slowly; end if it has gone."""
+        """Send, blocking while the pipe is full; exit if the engine has gone."""
         unsent = memoryview(encode_message(message))
         with self._sending:
             try:
@@ -194,16 +194,16 @@ class EngineLink:
 
 
 def serve(llama: "Llama", link: EngineLink) -> None:
-    """Carry out orders until there are no more."""
+    """Carry out orders until the engine closes the pipe."""
     aborts: dict[int, threading.Event] = {}
 
     def answer(run: StartJob, abort: threading.Event) -> None:
         try:
             last: ToEngine = llama.answer(run, abort, link)
-        # What the binding raises for a request that makes no sense.
+        # The binding raises this for an invalid request.
         except (ValueError, RuntimeError) as error:
             last = JobRefused(run.id, str(error), 400)
-        # Whatever goes wrong ends this job only: the others share the process.
+        # Any error ends this job only: other jobs share the process.
         except Exception as error:
             last = JobRefused(run.id, str(error) or type(error).__name__)
         del aborts[run.id]
@@ -226,32 +226,32 @@ def serve(llama: "Llama", link: EngineLink) -> None:
 class Llama:
     """A loaded model.  Raises RuntimeError if llama.cpp cannot open it.
 
-    Opening it holds the interpreter's lock: orders are read only afterwards.
+    Loading it holds the GIL, so orders are read only afterwards.
     """
 
     def __init__(self, load: OpenModel) -> None:
-        import xllamacpp  # 100 MB of native code, not wanted by who imports this module
+        import xllamacpp  # 100 MB of native code: only the child loads it
 
         params = xllamacpp.CommonParams()
         params.model.path = load.path
         params.n_parallel = load.slots
-        # Of the whole, each slot gets its share, cut to what the model was trained for.
+        # Divided among slots; llama.cpp limits each to the model's training size.
         params.n_ctx = load.slots * load.context
         params.n_batch = params.n_ubatch = BATCH
         self.embeddings = params.embedding = is_embedding_model(Path(load.path))
         if self.embeddings:
-            # Each input is read as a whole.
+            # Each input must fit into one batch.
             params.n_batch = params.n_ubatch = load.context
         params.cpuparams.n_threads = load.threads
         params.cpuparams_batch.n_threads = load.threads
         params.verbosity = LOG_VERBOSITY
         params.warmup = False
-        # Else finished prompts would be kept in up to 8 GiB of memory.
+        # Otherwise llama.cpp caches finished prompts in up to 8 GiB of memory.
         params.cache_ram_mib = 0
-        # Text as it was generated: only that can be continued elsewhere.
+        # Raw generated text: only that can be continued by another worker.
         formats = xllamacpp.common_reasoning_format
         params.reasoning_format = formats.COMMON_REASONING_FORMAT_NONE
-        # It insists on a port; nobody else shall find anything behind it.
+        # llama.cpp requires a port; no other program must be able to use it.
         self._key = secrets.token_urlsafe(32)
         params.api_keys = [self._key]
         params.endpoint_slots = False
@@ -261,19 +261,19 @@ class Llama:
         self._address: str = urlsplit(self._server.listening_address).netloc
 
     def context(self) -> int:
-        """Return the tokens of a slot, as they came out."""
+        """Return the actual context of a slot, in tokens."""
         return int(self._ask("/props")["default_generation_settings"]["n_ctx"])
 
     def answer(
         self, run: StartJob, abort: threading.Event, link: EngineLink
     ) -> AnswerEnded | JobRefused:
-        """Send the pieces of an answer; return how it ended."""
+        """Send the pieces of an answer; return its end."""
         if run.kind is JobKind.EMBEDDING:
             return self._embed(run, link)
         request = run.request | {
             "stream": True,
             "stream_options": {"include_usage": True},
-            # Progress is a reason to be called, and so to learn of an abort.
+            # Progress callbacks let an abort take effect while a prompt is read.
             "return_progress": True,
         }
         begun = prompt_tokens = 0
@@ -307,7 +307,7 @@ class Llama:
         return AnswerEnded(run.id, "stop", usage.prompt_tokens if usage else 0, 0)
 
     def _prompt_tokens(self, request: dict[str, Any]) -> int:
-        """Count the tokens of the prompt, with the beginning that its end may hold."""
+        """Count the tokens of the prompt, a prefilled beginning included."""
         prompt = request.get("prompt")
         if prompt is None:
             prompt = self._ask("/apply-template", request)["prompt"]
@@ -315,7 +315,7 @@ class Llama:
         return len(self._ask("/tokenize", ask)["tokens"])
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Ask at llama.cpp's own port: its Python interface cannot tokenise."""
+        """Query llama.cpp's HTTP port: its Python interface cannot tokenise."""
         connection = http.client.HTTPConnection(self._address, timeout=COUNT_LIMIT)
         try:
             headers = {
@@ -335,9 +335,9 @@ class Llama:
 
 
 def prefill_answer(request: dict[str, Any], beginning: str) -> None:
-    """Change the request so that llama.cpp goes on after ``beginning``.
+    """Change the request so that llama.cpp continues after ``beginning``.
 
-    It continues a last message that is the assistant's, and accepts only one such.
+    llama.cpp continues a final assistant message, and accepts only one.
     """
     if "prompt" in request:
         request["prompt"] += beginning

@@ -1,7 +1,7 @@
-"""The embedded engine: llama.cpp in a child process of its own.
+"""The embedded engine: llama.cpp in a child process.
 
-A crash in native code costs the jobs that were running, never the worker: they fail
-as unavailable, and the next job finds a new child.
+A crash in native code ends the running jobs, never the worker: they fail as
+unavailable, and the next job starts a new child.
 """
 
 import asyncio
@@ -35,11 +35,11 @@ from shoal.engines.server_kinds import EMBEDDINGS, TEXT
 from shoal.engines.stream_chunks import ServerProblem, known_finish_reason
 
 CONTEXT = 4096  # tokens of each slot, unless the model was trained for fewer
-JOBS_PER_SLOT = 4  # that llama.cpp may hold, aborted ones that wind down included
+JOBS_PER_SLOT = 4  # that llama.cpp may hold, including aborted jobs that have not ended
 RESTART_DELAY_MAX = 60.0  # seconds
 
-# What was tried with it.  Tools are not: whether a model's calls are recognised depends
-# on its template, and none at hand has one for them.
+# The tested features.  Tools are not among them: whether llama.cpp recognises a model's
+# tool calls depends on the model's template, and no tested model has one for tools.
 FEATURES = frozenset(
     {
         *(Feature.CONTINUE, Feature.OPTIONS, Feature.STOP),
@@ -52,11 +52,11 @@ class LlamaEngine:
     """Runs a GGUF file.
 
     Args:
-        model: the name that users ask for.
+        model: name that clients request.
         path: the GGUF file.
-        slots: jobs that run at the same time; each has its own share of memory.
-        context: tokens that a prompt and its answer may have together.
-        threads: processor threads; None: as many as do not slow each other down.
+        slots: concurrent jobs; each has its own share of memory.
+        context: maximum tokens of a prompt and its answer together.
+        threads: CPU threads; None: the engine's choice for this machine.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class LlamaEngine:
         self._process: LlamaProcess | None = None
         self._loaded: ModelOpened | None = None
         self._closed = False
-        self._failures = 0  # processes lost since one last finished a job
-        self._restart_at = 0.0  # on the loop's clock
+        self._failures = 0  # processes lost since the last finished job
+        self._restart_at = 0.0  # event loop time
         self._why_restart = ""
-        # Jobs that come while there is no process wait for the same new one.
+        # Jobs that arrive without a process wait for the same new one.
         self._starting = asyncio.Lock()
 
     @property
     def pid(self) -> int | None:
-        """The process that does the work, for whoever watches it."""
+        """Process ID of the child, for monitoring."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
@@ -109,7 +109,7 @@ class LlamaEngine:
     async def refresh(self) -> None:
         if self._closed:
             raise Unavailable(CLOSED)
-        # A process that has gone is replaced when there is a job for it.
+        # A lost process is replaced when the next job arrives.
         wait = self._restart_at - asyncio.get_running_loop().time()
         if wait > 0:
             raise Unavailable(self._why_restart, retry_after=math.ceil(wait))
@@ -160,10 +160,10 @@ class LlamaEngine:
             await self._process.close()
 
     async def _running(self) -> LlamaProcess:
-        """Return a process with the model loaded, a new one if need be.
+        """Return a process with the model loaded; start one if there is none.
 
-        Raises ConfigError if the model cannot be loaded, and Unavailable if processes
-        end one after the other: they are not restarted in a tight loop.
+        Raises ConfigError if the model cannot be loaded, and Unavailable during the
+        restart delay after repeated failures.
         """
         async with self._starting:
             now = asyncio.get_running_loop().time()
@@ -186,7 +186,7 @@ class LlamaEngine:
             process = await LlamaProcess.spawn()
         except OSError as error:
             raise Unavailable(f"cannot start a process: {error}") from error
-        # Known from here on, so that close() can end it while it loads.
+        # Set before it loads, so that close() can end it.
         self._process = process
         try:
             if self._closed:
@@ -206,9 +206,9 @@ class LlamaEngine:
 
 
 def restart_delay(failures: int) -> float:
-    """Return how long to wait, in seconds, after so many processes lost in a row.
+    """Return the delay in seconds after consecutive lost processes.
 
-    The first is replaced at once: most crashes are a matter of one odd chat.
+    The first is replaced at once: most crashes are caused by one unusual request.
     """
     if failures <= 1:
         return 0.0
@@ -216,7 +216,7 @@ def restart_delay(failures: int) -> float:
 
 
 def check_installed(path: Path) -> None:
-    """Raise ConfigError if the engine or the model file is plainly not there."""
+    """Raise ConfigError if the engine or the model file is missing."""
     if find_spec("xllamacpp") is None:
         raise ConfigError(
             "the embedded engine is not installed: pip install 'shoal[llm]'"

@@ -1,7 +1,7 @@
 """The messages between the embedded engine and its child process.
 
-Messages are msgpack, each after its size as four bytes, most significant first.  Both
-ends are of one version, so there is nothing to negotiate.
+Messages are MessagePack, each prefixed with its size as four big-endian bytes.  Both
+ends are the same version, so there is no negotiation.
 """
 
 import struct
@@ -13,7 +13,7 @@ from shoal.domain.errors import LimitExceeded, PeerError
 from shoal.domain.work import JobKind
 
 SIZE = struct.Struct("!I")
-MESSAGE_MAX = 16 * 1024 * 1024  # bytes; the largest of contexts is a tenth of it
+MESSAGE_MAX = 16 * 1024 * 1024  # bytes; ten times the largest context
 
 
 # To the child.
@@ -24,12 +24,12 @@ class OpenModel(msgspec.Struct, frozen=True, tag=True):
 
     path: str
     slots: int
-    context: int  # tokens of each slot
+    context: int  # tokens per slot
     threads: int
 
 
 class StartJob(msgspec.Struct, frozen=True, tag=True):
-    """Do a job.  ``request`` is in OpenAI's form, without the beginning."""
+    """Start a job.  ``request`` is in OpenAI's format, without the beginning."""
 
     id: int
     kind: JobKind
@@ -40,7 +40,7 @@ class StartJob(msgspec.Struct, frozen=True, tag=True):
 
 
 class AbortJob(msgspec.Struct, frozen=True, tag=True):
-    """Stop working; an Ended or Refused still follows."""
+    """Abort a job; an AnswerEnded or JobRefused still follows."""
 
     id: int
 
@@ -52,9 +52,9 @@ ToChild: TypeAlias = OpenModel | StartJob | AbortJob
 
 
 class ModelOpened(msgspec.Struct, frozen=True, tag=True):
-    """Jobs are welcome: texts, or ``embeddings`` and nothing else.
+    """The model is loaded: for text generation, or for ``embeddings`` only.
 
-    ``context`` is in tokens, of each slot.
+    ``context`` is in tokens per slot.
     """
 
     context: int
@@ -62,7 +62,7 @@ class ModelOpened(msgspec.Struct, frozen=True, tag=True):
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The child ends now; what llama.cpp says of it is on its standard error."""
+    """Loading failed and the child exits; llama.cpp logs why to standard error."""
 
     reason: str
 
@@ -85,7 +85,7 @@ class FieldsPiece(msgspec.Struct, frozen=True, tag=True):
 
 
 class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
-    """The answer is over; tokens are counted as the Engine port wants them."""
+    """The answer is complete; tokens are counted as the Engine port requires."""
 
     id: int
     finish_reason: str
@@ -94,7 +94,7 @@ class AnswerEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class JobRefused(msgspec.Struct, frozen=True, tag=True):
-    """The job cannot be done, or was aborted; ``code`` is as in HTTP."""
+    """The job failed or was aborted; ``code`` is an HTTP status."""
 
     id: int
     reason: str
@@ -111,7 +111,7 @@ _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 
 
 def encode_message(message: ToChild | ToEngine) -> bytes:
-    """Return the message with its size in front.
+    """Encode a message with its size prefix.
 
     Raises LimitExceeded if it is larger than the other end accepts.
     """
@@ -121,9 +121,9 @@ def encode_message(message: ToChild | ToEngine) -> bytes:
 
 
 def message_size(header: bytes) -> int:
-    """Return the size announced by the four bytes of ``header``.
+    """Decode the size prefix of a message.
 
-    Raises LimitExceeded if so large a message is not accepted.
+    Raises LimitExceeded if the message is too large.
     """
     (size,) = SIZE.unpack(header)
     assert isinstance(size, int)
@@ -137,7 +137,7 @@ def check_size(size: int) -> None:
 
 
 def decode_to_child(data: bytes) -> ToChild:
-    """Decode what the engine sent.  Raises PeerError if it is none of its messages."""
+    """Decode a message of the engine.  Raises PeerError if it is invalid."""
     try:
         return _to_child.decode(data)
     except msgspec.MsgspecError as error:
@@ -145,7 +145,7 @@ def decode_to_child(data: bytes) -> ToChild:
 
 
 def decode_to_engine(data: bytes) -> ToEngine:
-    """Decode what the child sent.  Raises PeerError if it is none of its messages."""
+    """Decode a message of the child.  Raises PeerError if it is invalid."""
     try:
         return _to_engine.decode(data)
     except msgspec.MsgspecError as error:

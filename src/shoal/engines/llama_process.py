@@ -31,13 +31,13 @@ from shoal.engines.llama_messages import (
 
 EXIT_LIMIT = 2.0  # seconds for a process to end by itself, then again when terminated
 CLOSED = "the engine was closed"
-LOG_MAX = 8192  # bytes of its standard error that are kept, for messages
+LOG_MAX = 8192  # bytes of its standard error that are kept for error texts
 
 
 class JobOutput:
-    """What has come of one job and is not yet read.
+    """The unread output of one job.
 
-    Unread pieces are joined.  They cannot pile up: an answer ends where the context of
+    Unread pieces are joined.  Their size is bounded: an answer ends when the context of
     its slot is full.
     """
 
@@ -54,7 +54,7 @@ class JobOutput:
         self._news.set()
 
     async def read(self) -> list[AnswerPiece] | AnswerEnded | JobRefused:
-        """Wait for more.  Raises Unavailable when all is read and the process gone."""
+        """Wait for output.  Raises Unavailable after the last of a lost process."""
         await self._news.wait()
         if pieces := self._unread.pieces():
             self._unread = PieceBatch()
@@ -68,11 +68,10 @@ class JobOutput:
 
 
 class LlamaProcess:
-    """A running child.  ``close`` it, however it went.
+    """A running child process; its owner must always ``close`` it.
 
-    ``loaded`` says what it has, once it has that; ``exit_reason`` why it ended, and is
-    None
-    for as long as it has not.
+    ``loaded`` describes its model once that is loaded.  ``exit_reason`` is None while
+    the process runs.
     """
 
     def __init__(self, process: Process) -> None:
@@ -84,21 +83,21 @@ class LlamaProcess:
         self.pid = process.pid
         self._process = process
         self._orders = process.stdin
-        # Jobs stay here until the child says that they are over, aborted ones too:
-        # they still hold a slot.
+        # Jobs stay here until the child reports their end, even after an abort: they
+        # still hold a slot.
         self._jobs: dict[int, JobOutput] = {}
         self._last_id = 0
-        self._settled = asyncio.Event()  # the model is loaded, or will never be
+        self._settled = asyncio.Event()  # the model is loaded or cannot be
         self._load_failure: str | None = None
         self._closing = False
         self._log = b""
-        # They live as long as the process does, and are awaited in close().
+        # Run until the process ends; awaited in close().
         self._keeping_log = asyncio.create_task(self._keep_log(process.stderr))
         self._following = asyncio.create_task(self._follow(process.stdout))
 
     @classmethod
     async def spawn(cls) -> "LlamaProcess":
-        """Start a child that has no model yet."""
+        """Start a child without a model."""
         return cls(
             await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "shoal.engines.llama_child"),
@@ -110,7 +109,7 @@ class LlamaProcess:
 
     @property
     def jobs(self) -> int:
-        """How many jobs it is busy with."""
+        """Number of unfinished jobs."""
         return len(self._jobs)
 
     async def open(self, load: OpenModel) -> None:
@@ -128,9 +127,9 @@ class LlamaProcess:
             raise Unavailable(CLOSED)
 
     def run(self, job: StartJob) -> tuple[int, JobOutput]:
-        """Begin a job, whose number is given here; return that and the answer.
+        """Start a job; return its assigned number and its output.
 
-        Raises LimitExceeded if the job is too large to be sent.
+        Raises LimitExceeded if the job is too large to send.
         """
         self._last_id += 1
         order = encode_message(msgspec.structs.replace(job, id=self._last_id))
@@ -143,12 +142,12 @@ class LlamaProcess:
         return self._last_id, answer
 
     def abort(self, id: int) -> None:
-        """Stop a job, if it still runs."""
+        """Abort a job, if it still runs."""
         if id in self._jobs:
             self._write(encode_message(AbortJob(id)))
 
     async def close(self) -> None:
-        """End the process, by force if it must be, and wait for its end."""
+        """End the process, killing it if necessary, and wait for its end."""
         self._closing = True
         self._orders.close()
         try:
@@ -165,15 +164,15 @@ class LlamaProcess:
             await self._orders.wait_closed()
 
     def _write(self, data: bytes) -> None:
-        """Send an order.  To a child that has gone it is lost: ``_lose`` says so.
+        """Send an order; after the end of the child it is dropped.
 
-        Not drained: the child reads at once, and the jobs are few.
+        There is no drain: the child reads at once, and the jobs are few.
         """
         if not self._orders.is_closing():
             self._orders.write(data)
 
     async def _follow(self, replies: asyncio.StreamReader) -> None:
-        """Take the child's messages until it ends."""
+        """Handle the child's messages until it ends."""
         nonsense = ""
         try:
             while True:
@@ -205,7 +204,7 @@ class LlamaProcess:
                 self.loaded = message
                 self._settled.set()
             case LoadFailed(reason):
-                # The child ends now, and its log will explain more.
+                # The child exits after this, and its log has the details.
                 self._load_failure = reason
             case TextPiece(id, text):
                 self._jobs[id].put(text)
@@ -215,7 +214,7 @@ class LlamaProcess:
                 self._jobs.pop(id).put(message)
 
     def _lose(self, how: str) -> None:
-        """Tell everyone who waits that there is nothing to wait for."""
+        """Fail all jobs and waiters: the process has ended."""
         log = self._log.decode(errors="replace")
         if self._load_failure is not None:
             self._load_failure = first_error(log) or self._load_failure
@@ -230,13 +229,13 @@ class LlamaProcess:
 
 
 def first_error(log: str) -> str | None:
-    """Return the first error in llama.cpp's log: those that follow say less."""
+    """Return the first error in llama.cpp's log, the most specific one."""
     found = re.search(r"^\S+ E +[^:]*: (?:error loading model: )?(.*)$", log, re.M)
     return found[1] if found else None
 
 
 def last_words(log: str) -> str:
-    """Return, after a colon, the last line that is no routine entry of the log.
+    """Return, after a colon, the last line that is not a regular log entry.
 
     It may be a failed assertion or a missing library.
     """
@@ -245,7 +244,7 @@ def last_words(log: str) -> str:
 
 
 def describe_exit(code: int) -> str:
-    """Say what an exit code means, as the end of a sentence."""
+    """Describe an exit code, as the end of a sentence."""
     if code >= 0:
         return f"ended with status {code}"
     try:

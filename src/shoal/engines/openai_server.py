@@ -1,4 +1,4 @@
-"""The engine of a model server: anything that speaks OpenAI's protocol.
+"""The engine for a model server with an OpenAI-compatible API.
 
 Source: OpenAI API reference, "Create chat completion", "Create completion", "Create
 embeddings", "Streaming" and "List models".
@@ -50,14 +50,14 @@ from shoal.engines.server_kinds import UNKNOWN, ServerKind, describe_model
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the base URL, and the user and password that stood in it.
+    """Return the base URL, and the user and password in it.
 
-    Raises ConfigError if it cannot be asked.
+    Raises ConfigError if the URL is invalid.
     """
     expected = "expected http://HOST:PORT/v1"
     try:
         parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port  # the port raises if it is none
+        host, _ = parts.hostname, parts.port  # an invalid port raises
     except ValueError as error:
         raise ConfigError(f"engine URL: {error}; {expected}") from error
     if parts.scheme not in ("http", "https") or not host:
@@ -77,39 +77,39 @@ async def read_prefix(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def describe_client_error(error: aiohttp.ClientError) -> str:
-    """Return why a server could not be asked."""
+    """Describe why a request to a server failed."""
     if isinstance(error, aiohttp.ClientConnectorError) and isinstance(
         error.os_error, ConnectionRefusedError
     ):
-        return "connection refused"  # the commonest, which aiohttp makes a puzzle of
+        return "connection refused"  # aiohttp's own text is obscure
     return str(error)
 
 
 CONNECT_LIMIT = 10.0  # seconds
-LIST_LIMIT = 30.0  # seconds for the first look at a server, which may be busy
+LIST_LIMIT = 30.0  # seconds for the first list of a server, which may be busy
 TRIAL_LIMIT = 3.0  # seconds
 LIST_MAX = 4 * 1024 * 1024  # bytes
-REPLY_MAX = 64 * 1024  # bytes of a refusal that are read
-KEEPALIVE = 2.0  # seconds a connection is kept for the next job: less than servers do
-STALE_MAX = 2  # kept connections in a row that may turn out to be closed
-DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded beside the loop
+REPLY_MAX = 64 * 1024  # bytes of an error response that are read
+KEEPALIVE = 2.0  # seconds an idle connection is kept: less than servers keep it
+STALE_MAX = 2  # consecutive kept connections that may turn out to be closed
+DECODE_INLINE_MAX = 1024 * 1024  # bytes that are decoded in the event loop's thread
 
-LATEST = ":latest"  # Ollama answers to a name without it
+LATEST = ":latest"  # Ollama accepts names without it
 
 NO_LIST_STATUSES = frozenset({404, 405})  # a small server may not list its models
 JSON_HEADERS = {"Content-Type": "application/json"}
 
 
 class OpenAIEngine:
-    """Passes jobs on to a server.
+    """Forwards jobs to a server.
 
     Args:
-        url: what comes before ``/chat/completions``; ``/v1`` is added to a URL without
-            a path, as that is where servers have it.  A user and password in it are
-            sent as such, and shown nowhere.
-        names: the models of a server that has no list of them.
-        slots: jobs that the server is sent at the same time; 0: what it does well.
-        api_key: sent as a bearer token; empty: none is sent.
+        url: base URL before ``/chat/completions``; ``/v1`` is appended to a URL without
+            a path.  A user and password in it are sent as basic authentication, and
+            never shown.
+        names: models of a server that does not list them.
+        slots: concurrent jobs; 0: the default for this kind of server.
+        api_key: bearer token; empty: none.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class OpenAIEngine:
 
     @property
     def server_kind(self) -> ServerKind | None:
-        """What kind of server it is, once that is known."""
+        """The kind of server, once it is known."""
         return self._catalog.server_kind if self._catalog is not None else None
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
             headers=self._headers,
-            # How long an answer may take is for whoever waits for it to say.
+            # The caller limits the time of an answer.
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_LIMIT),
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE),
         )
@@ -176,7 +176,7 @@ class OpenAIEngine:
                 ListedModel(describe_model(UNKNOWN, name), name) for name in self._names
             ]
         except BaseException:
-            # What answers there next may be another server.
+            # Another server may answer at this address next.
             self._catalog = None
             raise
         self._catalog = catalog
@@ -212,8 +212,8 @@ class OpenAIEngine:
                         if answer.done:
                             break
                 finally:
-                    # Hanging up is how a server learns to stop, and what a server
-                    # sends after the end may never come.
+                    # A disconnect stops the server, and some servers never end the
+                    # response after the last event.
                     if not response.content.at_eof():
                         response.close()
         except NotServed as error:
@@ -231,7 +231,7 @@ class OpenAIEngine:
             self._session = None
 
     def _find(self, name: str) -> ListedModel | None:
-        """Return the model that the server takes ``name`` for."""
+        """Return the model that ``name`` refers to on the server."""
         return self._listed.get(name) or self._listed.get(name + LATEST)
 
     async def _vectors(
@@ -251,10 +251,10 @@ class OpenAIEngine:
     async def _post(
         self, session: aiohttp.ClientSession, request: EngineRequest
     ) -> aiohttp.ClientResponse:
-        """Send a job; return the answer's head.
+        """Send a job; return the response, with its body unread.
 
-        A server may close a connection that was kept just when it is used again; then
-        the job is sent again on another, for at worst a model has begun it twice.
+        A server may close a kept connection just as it is reused.  The job is then sent
+        again on another: at worst, a model starts it twice.
         """
         for tries_left in range(STALE_MAX, -1, -1):
             try:
@@ -265,14 +265,14 @@ class OpenAIEngine:
                     allow_redirects=False,
                 )
             except aiohttp.ClientConnectorError:
-                raise  # there was no connection to be closed
+                raise  # no connection was made, so none was stale
             except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError):
                 if not tries_left:
                     raise
         raise AssertionError("the last try returns or raises")
 
     async def _check(self, response: aiohttp.ClientResponse, expected: str) -> None:
-        """Let only an answer of the type that is expected pass."""
+        """Raise unless the response is OK and of the expected content type."""
         type_ = response.content_type
         if response.status != 200:
             raise refusal_error(
@@ -315,7 +315,7 @@ class OpenAIEngine:
             ) from error
 
     async def _try_doubtful(self) -> None:
-        """Find out whether what was refused lately works now."""
+        """Retry refused work with minimal jobs."""
         self._doubts.retain(self._listed)
         for name, kind in self._doubts.due():
             self._doubts.add(name, (kind,))
@@ -326,7 +326,7 @@ class OpenAIEngine:
                 ):
                     await anext(items)
             except (InvalidRequest, TimeoutError):
-                # What it lacks it refuses at once; a model that it has is loaded first.
+                # A server rejects a missing model at once; it loads others first.
                 self._doubts.remove(name, kind)
             except ShoalError:
                 continue

@@ -17,19 +17,19 @@ from shoal.engines.server_kinds import ServerKind
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """What is posted: the path below the base URL, and the body."""
+    """A POST request: the path below the base URL, and the body."""
 
     path: str
     body: bytes
 
 
 def openai_request(work: Inference, model: str) -> EngineRequest:
-    """Return the job as a request to ``model``, streamed if it can be."""
+    """Return the job as a request to ``model``, streamed if possible."""
     body: dict[str, object] = {**work.options, "model": model}
     match work:
         case Embedding():
-            # The other form is far larger, and servers that do not know this one send
-            # the other.
+            # Lists of numbers are far larger; servers without support for base64 send
+            # those instead.
             body |= {"input": work.inputs, "encoding_format": "base64"}
             return EngineRequest("/embeddings", msgspec.json.encode(body))
         case Chat():
@@ -47,13 +47,13 @@ def openai_request(work: Inference, model: str) -> EngineRequest:
 
 
 def choice_count(options: Mapping[str, JSON]) -> int:
-    """Return how many answers to each prompt are asked for."""
+    """Return the number of requested choices per prompt."""
     n = options.get("n")
     return n if isinstance(n, int) and n > 1 else 1
 
 
 def prompt_count(work: Inference) -> int:
-    """Return how many prompts there are: a list of numbers is one, in tokens."""
+    """Return the number of prompts; a list of numbers is one, in tokens."""
     prompt = work.prompt if isinstance(work, Completion) else ""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         texts = [part for part in prompt if not isinstance(part, int)]
@@ -62,14 +62,14 @@ def prompt_count(work: Inference) -> int:
 
 
 def reject_ignored_options(work: Inference, flavour: ServerKind) -> None:
-    """Raise InvalidRequest for an option that the server would pass over in silence."""
+    """Raise InvalidRequest for an option that the server silently ignores."""
     for option in flavour.ignores & work.options.keys():
         value = work.options[option]
         if value is True or value not in (None, False, "", 1, {}):
             raise InvalidRequest(f"{flavour.name} does not know {option!r}", option)
 
 
-# What the engine decides; an option of that name would contradict it.
+# Fields that the engine sets; an option must not override them.
 RESERVED = frozenset(
     {
         *("messages", "prompt", "input", "model", "stream", "stream_options"),
@@ -78,14 +78,14 @@ RESERVED = frozenset(
         *("encoding_format",),
     }
 )
-# What llama.cpp passes over in silence, so that it would answer another request.
+# Options that llama.cpp silently ignores.
 UNSUPPORTED = ("tools", "functions", "echo", "suffix", "best_of", "dimensions")
 
 
 def llama_request(work: Inference) -> dict[str, Any]:
-    """Return the job as llama.cpp wants it, but for its limit of tokens.
+    """Return the job as a request to llama.cpp, without its token limit.
 
-    Raises InvalidRequest for what it cannot do.
+    Raises InvalidRequest for an unsupported request.
     """
     for option in UNSUPPORTED:
         if work.options.get(option) not in (None, False, "", []):
@@ -103,7 +103,7 @@ def llama_request(work: Inference) -> dict[str, Any]:
         case Completion():
             request["prompt"] = work.prompt
     if work.options.get("logprobs") is True:
-        request.setdefault("top_logprobs", 1)  # its own default is 20
+        request.setdefault("top_logprobs", 1)  # llama.cpp's default is 20
     if work.temperature is not None:
         request["temperature"] = work.temperature
     return request
@@ -112,8 +112,7 @@ def llama_request(work: Inference) -> dict[str, Any]:
 def plain_message(message: Mapping[str, JSON]) -> dict[str, JSON]:
     """Return the message with its parts joined to one text.
 
-    Raises InvalidRequest if a part is none: to leave it out would answer another
-    question.
+    Raises InvalidRequest if a part is not text: omitting it would change the question.
     """
     content = message.get("content")
     if isinstance(content, Sequence) and not isinstance(content, str):

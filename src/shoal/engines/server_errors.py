@@ -1,7 +1,7 @@
-"""What a server's error means: whose fault it is, and what is not offered after it.
+"""Classifies a server's errors, and records the work that a server refuses.
 
-Source: the answers of real servers.  llama-server, vLLM, SGLang and LM Studio were read
-in their sources or issue trackers, where their wordings are quoted.
+Source: responses of real servers.  The wordings of llama-server, vLLM, SGLang and LM
+Studio are from their sources or issue trackers.
 """
 
 import asyncio
@@ -25,12 +25,12 @@ from shoal.engines.stream_chunks import ERROR_MAX, ServerProblem
 
 RETRY_AFTER_MAX = 600  # seconds
 
-# What msgspec raises, which includes what is no UTF-8 or nested too deeply.
+# Errors of msgspec, including invalid UTF-8 and excessive nesting.
 DECODE_ERRORS = (ValueError, RecursionError)
 
 INVALID = frozenset({400, 413, 422})
 FORBIDDEN = frozenset({401, 403})
-# Too slow, too many requests, no capacity, still loading, a proxy whose server is away.
+# Timeout, rate limit, no capacity, still loading, a proxy without its server.
 BUSY = frozenset({408, 425, 429, 502, 503, 504, 529})
 NOT_FOUND = frozenset({404, 405, 501})
 
@@ -55,7 +55,7 @@ _NO_MODEL = re.compile(
     r"|no models? (is |are )?loaded|invalid model identifier",
     re.IGNORECASE | re.DOTALL,
 )
-# A server that says 500 for what another machine, or a later time, may do.
+# Status 500 for a job that may succeed on another worker, or later.
 _DOWN = re.compile(
     r"loading model|model is loading|requires more system memory|out of memory"
     r"|runner process (has terminated|no longer running)|engine ?core|engine.{0,20}dead"
@@ -65,7 +65,7 @@ _DOWN = re.compile(
 
 
 class NotServed(Unavailable):
-    """The server lacks the model, or else this ``kind`` of work: others may do it."""
+    """The server lacks the model, or this ``kind`` of work; others may have it."""
 
     def __init__(self, message: str, *, model: bool) -> None:
         super().__init__(message)
@@ -75,12 +75,12 @@ class NotServed(Unavailable):
 def refusal_error(
     status: int, content_type: str, body: bytes, *, retry_after: str = "", secret: str
 ) -> ShoalError:
-    """Return the error for an answer that is none.
+    """Return the error for a response with an error status.
 
     Args:
-        body: the answer, or its beginning.
-        retry_after: the header of that name; seconds count, dates do not.
-        secret: text that is taken out of what the server says.
+        body: response body, possibly truncated.
+        retry_after: Retry-After header; only seconds are used, not dates.
+        secret: text removed from the server's error message.
     """
     problem = parse_problem(body, secret)
     if problem is None and "html" in content_type:
@@ -95,18 +95,18 @@ def refusal_error(
 
 
 def stream_error(event: bytes, secret: str) -> ShoalError:
-    """Return the error for one that a server reports in the middle of an answer."""
+    """Return the error for an error event in a stream."""
     return error_for(parse_problem(event, secret) or ServerProblem())
 
 
 def error_for(problem: ServerProblem) -> ShoalError:
-    """Return the error for a problem; its code counts if it is an HTTP status."""
+    """Return the error for a problem; its code is used if it is an HTTP status."""
     status = problem.code if isinstance(problem.code, int) else 500
     return _error(status if 400 <= status < 600 else 500, problem, in_stream=True)
 
 
 def parse_problem(body: bytes, secret: str = "") -> ServerProblem | None:
-    """Read an error in one of the forms that servers use; None if it is in none.
+    """Decode an error in one of the known formats; None if it is in none.
 
     OpenAI: ``{"error": {"message": …}}``; Ollama: ``{"error": "…"}``; an older vLLM:
     ``{"object": "error", "message": …}``; FastAPI: ``{"detail": …}``.
@@ -160,7 +160,7 @@ def _error(status: int, problem: ServerProblem, in_stream: bool = False) -> Shoa
 
 
 def _detail(detail: Any) -> str:
-    """Return FastAPI's word on what is wrong, which may be a list with places."""
+    """Return the text of FastAPI's ``detail``, which may be a list with locations."""
     if isinstance(detail, list) and detail and isinstance(detail[0], dict):
         where = detail[0].get("loc")
         place = ".".join(map(str, where)) + ": " if isinstance(where, list) else ""
@@ -178,40 +178,40 @@ def _seconds(header: str, default: int) -> int:
     return default
 
 
-RETRY_AFTER = 60.0  # seconds between trials of something that was refused
-REFUSED_MAX = 1024  # beyond the models of one server, times what can be done with them
+RETRY_AFTER = 60.0  # seconds between retries of refused work
+REFUSED_MAX = 1024  # more than the models of one server times the kinds of work
 
 
 class RefusedWork:
-    """Models, and kinds of work with them, that a server refused lately."""
+    """Models, and kinds of work with them, that a server has refused."""
 
     def __init__(self) -> None:
-        self._again: dict[tuple[str, JobKind], float] = {}  # on the loop's clock
+        self._again: dict[tuple[str, JobKind], float] = {}  # event loop time
 
     def add(self, name: str, kinds: Iterable[JobKind]) -> None:
-        """Doubt what was just refused."""
+        """Record a refusal."""
         again = asyncio.get_running_loop().time() + RETRY_AFTER
         for kind in kinds:
             if len(self._again) < REFUSED_MAX or (name, kind) in self._again:
                 self._again[name, kind] = again
 
     def remove(self, name: str, kind: JobKind) -> None:
-        """Believe it again."""
+        """Forget a refusal, because the work succeeded."""
         self._again.pop((name, kind), None)
 
     def retain(self, names: Collection[str]) -> None:
-        """Forget about models that are not there any more."""
+        """Forget models that the server no longer lists."""
         for name, kind in list(self._again):
             if name not in names:
                 del self._again[name, kind]
 
     def due(self) -> list[tuple[str, JobKind]]:
-        """Return what should be tried again now."""
+        """Return the refused work that is due for a retry."""
         now = asyncio.get_running_loop().time()
         return [each for each, again in self._again.items() if again <= now]
 
     def supported(self, model: ServedModel) -> ServedModel | None:
-        """Return the model with what is left of it; None if that is nothing."""
+        """Return the model without refused work; None if nothing is left."""
         doubted = {kind for name, kind in self._again if name == model.name}
         if not doubted & model.kinds:
             return model
@@ -220,7 +220,7 @@ class RefusedWork:
 
 
 def minimal_job(name: str, kind: JobKind) -> Inference:
-    """Return the least job of a kind."""
+    """Return a minimal job of a kind."""
     match kind:
         case JobKind.CHAT:
             return Chat(name, ({"role": "user", "content": "a"},), max_tokens=1)

@@ -1,4 +1,4 @@
-"""What each kind of server supports, and what a model's name says about it.
+"""Features of each kind of server, and guesses from a model's name.
 
 Source: the servers' documentation, in ``docs/engines.md``.
 """
@@ -21,20 +21,19 @@ _FULL_TEXT = _BASIC | {
     Feature.CHOICES,
 }
 MULTIMODAL = frozenset({Feature.IMAGES, Feature.AUDIO})
-"""What a model must be made for, whatever the server can do."""
+"""Features that depend on the model, not only on the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
     """A kind of server.
 
-    ``ignores`` are options that it passes over in silence, so that its answer would be
-    to another request.
+    ``ignores`` are options that it silently ignores.
     """
 
     name: str
     features: frozenset[Feature]
-    slots: int = 4  # jobs at a time as it is delivered; more wait in its own queue
+    slots: int = 4  # concurrent jobs by default; it queues the rest
     ignores: frozenset[str] = frozenset()
 
 
@@ -61,8 +60,8 @@ MLX = ServerKind(
     _BASIC | {Feature.TOOLS},
     ignores=frozenset({"echo", "best_of", "suffix"}),
 )
-# Whoever names a server as OpenAI-compatible is believed: what it refuses is passed on,
-# and choices that it leaves out are noticed.
+# An unknown server is assumed to be fully OpenAI-compatible: its refusals are passed
+# on, and missing choices are detected.
 UNKNOWN = ServerKind("OpenAI-compatible", _FULL_TEXT | MULTIMODAL)
 
 OWNERS = {
@@ -72,9 +71,9 @@ OWNERS = {
     "library": OLLAMA,
     "organization_owner": LM_STUDIO,
 }
-"""Flavours by the ``owned_by`` that they write into their lists of models."""
+"""Kinds of servers, by ``owned_by`` in their model lists."""
 
-# Names of models that are made for it, as their publishers choose them.
+# Common parts of the names of models with that feature.
 _EMBEDS = re.compile(
     r"embed|(^|[-_/.:])(bge|e5|gte|minilm|jina-v|nomic-v)(?![a-z])", re.IGNORECASE
 )
@@ -87,12 +86,12 @@ _HEARS = re.compile(r"audio|omni|voxtral|ultravox", re.IGNORECASE)
 
 
 def guess_kinds(name: str) -> frozenset[JobKind]:
-    """Guess what a model is for."""
+    """Guess the kinds of work of a model from its name."""
     return EMBEDDINGS if _EMBEDS.search(name) else TEXT
 
 
 def guess_modalities(name: str) -> frozenset[Feature]:
-    """Guess what a model takes beyond text."""
+    """Guess the input types of a model beyond text from its name."""
     senses = {Feature.IMAGES: _SEES, Feature.AUDIO: _HEARS}
     return frozenset(each for each, names in senses.items() if names.search(name))
 
@@ -106,9 +105,9 @@ def describe_model(
     senses: Iterable[Feature] | None = None,
     context: int = 0,
 ) -> ServedModel:
-    """Describe a model of a server; what is not told is guessed from its name.
+    """Describe a model of a server; unreported features are guessed from its name.
 
-    ``lacks`` is what the server could do with another model; ``context`` as in Model.
+    ``lacks`` are features of the server that this model lacks.
     """
     told = frozenset(kinds) if kinds is not None else guess_kinds(name)
     if told <= EMBEDDINGS:

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import asyncio
 
 RAISED, REFUSED, BLOB_MISSING = range(3)
-"""Why nothing came of a call: by itself, for what it is, or for what is not here."""
+"""Why a call failed: it raised, was refused, or lacked a blob."""
 
 
 class InvocationResult(NamedTuple):
-    """What came of a call: a value in MessagePack, or why there is none."""
+    """The result of a call: a value in MessagePack, or an error."""
 
     value: bytes
     error: str = ""
@@ -30,13 +30,13 @@ class InvocationResult(NamedTuple):
 
 Data: TypeAlias = bytes | memoryview
 Invoke: TypeAlias = Callable[[Data, Data], InvocationResult]
-"""Makes one call of a function, with its arguments in MessagePack; never raises."""
+"""Calls a function with arguments in MessagePack; never raises."""
 
 
 def load_tasks(modules: list[str]) -> dict[str, float | None]:
-    """Import modules; return their tasks by name, with the timeouts that they have.
+    """Import modules; return the timeouts of their tasks, by name.
 
-    Raises ConfigError, with the traceback of what a module does when it is imported.
+    Raises ConfigError with the traceback if an import fails.
     """
     import_tasks(modules)
     return {name: task.timeout for name, task in TASKS.items()}
@@ -46,23 +46,23 @@ class FunctionInvoker:
     """The functions of this process.
 
     Args:
-        blob: where large arguments are had; may raise Unavailable.
-        trust: call functions that are sent along.
+        blob: returns large arguments; may raise Unavailable.
+        trust: whether to call functions that clients send.
     """
 
     def __init__(self, blob: GetBlob, *, trust: bool) -> None:
         self._trust = trust
         self._reader = ValueReader(blob)
         self._code_reader = ValueReader(blob, unpickle=self._unpickle)
-        self._functions: dict[bytes, Any] = {}  # that were sent along, by digest
-        self._expecting = False  # whether what is unpickled next is the function
+        self._functions: dict[bytes, Any] = {}  # sent by clients, by digest
+        self._expecting = False  # whether the next pickle is the function
         self._steps: dict[str, Invoke] = {}
         self._loop: asyncio.Runner | None = None
 
     def invoker(self, name: str, *, code: bool) -> Invoke:
-        """Return what calls a function.
+        """Return an ``Invoke`` for a function.
 
-        ``code``: it is the first of its arguments, and its name is for people alone.
+        With ``code``, the function is the first argument, and the name is only a label.
         """
         if code:
             return self._sent_along if self._trust else _refuse(CODE_NOT_TRUSTED)
@@ -81,7 +81,7 @@ class FunctionInvoker:
             if isinstance(given, InvocationResult):
                 return given
             positional, named = given
-            # A task is somebody else's code, and may raise or end whatever it likes.
+            # A task is user code: it may raise anything, SystemExit included.
             try:
                 if bind is not None:
                     positional, named = bind(positional, named)
@@ -125,11 +125,11 @@ class FunctionInvoker:
         except Unavailable as error:
             return InvocationResult(b"", str(error), BLOB_MISSING)
         except Exception as error:
-            # What is unpickled runs code of its own.
+            # Unpickling runs arbitrary code.
             return InvocationResult(b"", format_task_error(error))
 
     def _unpickle(self, data: memoryview) -> object:
-        """Return what was pickled; a function is kept, for it mostly comes again."""
+        """Unpickle a value; functions are cached, because most are called again."""
         if not self._expecting:
             return load_pickle(data)
         self._expecting = False
@@ -137,17 +137,17 @@ class FunctionInvoker:
         function = self._functions.pop(digest, None)
         if function is None:
             function = load_pickle(data)
-        self._functions[digest] = function  # the latest is last
+        self._functions[digest] = function  # most recently used last
         if len(self._functions) > FUNCTIONS_MAX:
             del self._functions[next(iter(self._functions))]
         return function
 
     def _blocking(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that returns its value, also for one that is awaited."""
+        """Return a blocking function; a coroutine function is wrapped."""
         if not inspect.iscoroutinefunction(function):
             return function
 
-        # Only here: with what it imports it is a fifth of what a process takes.
+        # Imported late: asyncio is a fifth of the cost of a process.
         import asyncio
 
         def run(*args: Any, **kwargs: Any) -> Any:

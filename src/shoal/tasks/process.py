@@ -23,83 +23,83 @@ from shoal.tasks.limits import (
 )
 
 Timeouts: TypeAlias = Mapping[str, float | None]
-"""The names of the tasks, and for how long each may run if its caller does not say."""
+"""Task names, each with its default timeout in seconds."""
 
 CHILD_MODULE = "shoal.tasks.child"
 CLOSED = "the worker is stopping"
 _STDERR = 2
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""The variables by which numeric libraries are told how many threads to use."""
+"""Environment variables that set the thread count of numeric libraries."""
 
 _ROUTINE = re.compile(
     rf'\s*$|Extension modules: |  File "({re.escape(TASKS_FOLDER)}|<frozen runpy>)'
 )
-"""What ``faulthandler`` writes beside the lines of a task."""
+"""Lines of a ``faulthandler`` traceback that do not come from a task."""
 
 _timeouts = msgspec.msgpack.Decoder(dict[str, float | None])
 
 
 class ProcessUser(Protocol):
-    """What a process works for."""
+    """Receives the messages and the exit of a process."""
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
-        """Take a message; its head begins with its code."""
+        """Handle a message; its head begins with its code."""
         ...
 
     def on_exit(self, why: str) -> None:
-        """Learn that the process has ended, and how."""
+        """Handle the end of the process; ``why`` describes its exit."""
         ...
 
 
 class CallProcess(Protocol):
-    """Makes one call at a time for a user: a process, or what behaves like one."""
+    """Makes one call at a time for a user: a child process or an equivalent."""
 
     user: ProcessUser | None
 
     @property
     def announces_start(self) -> bool:
-        """Whether it says by itself when what it is sent begins."""
+        """Whether it sends STARTED when a call begins."""
         ...
 
     @property
     def timeouts(self) -> Timeouts:
-        """The tasks that it has."""
+        """Its tasks, with their default timeouts."""
         ...
 
     def send(self, head: tuple[Any, ...], *tail: bytes) -> None:
-        """Send a message.  To one that has ended it is lost: ``on_exit`` is told."""
+        """Send a message; after the end of the process it is dropped."""
         ...
 
     def kill(self) -> None:
-        """End it at once, with what it has started; whoever began it is told."""
+        """Kill the process and its children; its owner is notified."""
         ...
 
     async def wait_closed(self) -> None:
-        """Wait until it has ended."""
+        """Wait for the process to end."""
         ...
 
 
 class ChildProcess(asyncio.SubprocessProtocol):
-    """A child process, which is a ``CallProcess``; ``start`` makes one.
+    """A ``CallProcess`` that is a child process; ``start`` creates it.
 
     Args:
-        ended: called once it has ended.
+        ended: called when the process has ended.
     """
 
     def __init__(self, ended: Callable[["ChildProcess"], None]) -> None:
         self.timeouts: Timeouts = {}
         self.announces_start = False
-        self.slots = 0  # how many calls it makes at a time
+        self.slots = 0  # concurrent calls
         self.user: ProcessUser | None = None
-        self.killed = False  # by us: what it says from then on is not heard
+        self.killed = False  # by the worker; later messages are ignored
         self.pid = 0
         self._on_end = ended
         self._transport: asyncio.SubprocessTransport | None = None
         self._orders: asyncio.WriteTransport | None = None
-        self._chunks: list[bytes] = []  # of a message that is not whole
-        self._size = 0  # bytes of them
-        self._awaited = 0  # bytes that they have to be
-        self._log = b""  # what the call that runs has printed
+        self._chunks: list[bytes] = []  # of an incomplete message
+        self._size = 0  # bytes in _chunks
+        self._awaited = 0  # bytes of the complete message
+        self._log = b""  # standard error of the running call
         self._ready: asyncio.Future[Timeouts] = (
             asyncio.get_running_loop().create_future()
         )
@@ -116,25 +116,26 @@ class ChildProcess(asyncio.SubprocessProtocol):
         program: Sequence[str] = (CHILD_MODULE,),
         within: float = START_TIMEOUT,
     ) -> "ChildProcess":
-        """Start a process and have it import its modules.
+        """Start a process that imports ``modules``.
 
-        ``program`` is a module that carries out orders, and what else it is given.
+        ``program`` is the module to run, with its further arguments.
 
-        Raises ConfigError with the traceback if it cannot, Unavailable if it ends or
-        takes too long.  If it is cancelled, the process has ended before it returns.
+        Raises ConfigError with the traceback if an import fails, Unavailable if the
+        process ends or exceeds ``within`` seconds.  On cancellation, the process has
+        ended before this returns.
         """
         loop = asyncio.get_running_loop()
         environment = dict.fromkeys(THREAD_VARIABLES, str(threads)) | os.environ
         process = cls(ended)
         started = False
         try:
-            # Cancelled while it opens the pipes, asyncio would leave some open.
+            # A cancelled subprocess_exec can leak open pipes.
             await _uninterrupted(
                 loop.subprocess_exec(
                     lambda: process,
                     *(sys.executable, "-m", program[0], str(os.getpid()), *program[1:]),
                     env=environment,
-                    # Its own group, to be killed with the processes that tasks start.
+                    # Own process group: a kill includes processes that tasks start.
                     start_new_session=os.name == "posix",
                 )
             )
@@ -148,7 +149,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             ) from error
         finally:
             if not started and process._transport is not None:
-                process._ready.cancel()  # nobody awaits it any more
+                process._ready.cancel()  # has no awaiter left
                 process.kill()
                 await _uninterrupted(process.wait_closed())
         return process
@@ -163,7 +164,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             self._orders.writelines((begin, *tail))
 
     def close_input(self) -> None:
-        """Let it end by itself, for there are no more orders."""
+        """Close standard input, so that the process exits by itself."""
         if self._orders is not None:
             self._orders.close()
 
@@ -180,10 +181,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
     async def wait_closed(self) -> None:
         await asyncio.shield(self._over)
 
-    # What follows is called by the event loop.
+    # Callbacks of the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # What it is called with is such a transport, if only in its behaviour.
+        # Any event loop's transport has this interface, whatever its base class.
         self._transport = cast(asyncio.SubprocessTransport, transport)
         self.pid = self._transport.get_pid()
         orders_to = self._transport.get_pipe_transport(0)
@@ -206,7 +207,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
         self._cut(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Learn that it has ended and that all of its words are there."""
+        """Handle the end of the process, after all of its output."""
         if self._over.done():
             return
         self._over.set_result(None)
@@ -225,8 +226,8 @@ class ChildProcess(asyncio.SubprocessProtocol):
         if self.killed:
             self._transport.close()
         else:
-            # What it said last is still to be read, but not for as long as processes
-            # that it has started hold its pipes.
+            # Drain its output, but with a limit: processes that it has started may
+            # keep its pipes open.
             loop = asyncio.get_running_loop()
             loop.call_later(OUTPUT_DRAIN_TIMEOUT, self._transport.close)
 
@@ -275,7 +276,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
 
 async def _uninterrupted(work: Awaitable[object]) -> None:
-    """Wait for what takes little time, even if cancelled, and be cancelled after it."""
+    """Finish a short operation even if cancelled; then raise CancelledError."""
     future = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not future.done():
@@ -289,6 +290,6 @@ async def _uninterrupted(work: Awaitable[object]) -> None:
 
 
 def last_lines(log: str) -> list[str]:
-    """Return the last lines of a log that are not about how a task is called."""
+    """Return the last lines of a log, without those of the call machinery."""
     lines = [line for line in log.splitlines() if not _ROUTINE.match(line)]
     return lines[-STDERR_LINES_MAX:]

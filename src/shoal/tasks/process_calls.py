@@ -23,27 +23,27 @@ from shoal.tasks.process import CallProcess
 
 OnReturned = Callable[[list[CallResult]], None]
 
-TOO_MANY_CALLS = f"more than {STREAM_CALLS_MAX} calls wait in the lane"
+TOO_MANY_CALLS = f"more than {STREAM_CALLS_MAX} calls wait in the call stream"
 
 _encode = msgspec.msgpack.Encoder().encode
 _returns = msgspec.msgpack.Decoder(list[CallResult])
 
 
 def timeout_message(timeout: float) -> str:
-    """Return the error of a call that took longer than it may, as all peers have it."""
+    """Return the error text of a timed-out call, identical on all peers."""
     return f"Task timed out after {timeout or 0}s"
 
 
 class ProcessCallStream:
-    """Keeps one process busy.
+    """Runs the calls of one call stream on one process.
 
-    A process that has to be killed, or dies, is replaced: of the calls that it had,
-    the one to blame returns an error, and the others are made again.
+    A process that is killed or dies is replaced.  The call that ran on it returns an
+    error; its other calls are made again.
 
     Args:
-        want: has a process given to it as soon as there is one.
-        give_back: takes it back; True: it is busy, and to be killed.
-        blob: gives a process what it lacks.
+        want: requests a process; calls its argument with it.
+        give_back: returns the process; True: it is busy and must be killed.
+        blob: sends a blob to a process.
         closed: called when the slot is free again.
     """
 
@@ -67,14 +67,14 @@ class ProcessCallStream:
         self._process: CallProcess | None = None
         self._wanting = False
         self._closed = False
-        # Whether each return is to be told before the next call begins.
+        # Whether the process sends each result before it begins the next call.
         self._at_once = timeout is not None
         self._queue: deque[StreamedCall] = deque()
-        self._sent: dict[int, StreamedCall] = {}  # in the order in which they are made
+        self._sent: dict[int, StreamedCall] = {}  # in call order
         self._sent_bytes = 0
         self._recalled: set[int] = set()
-        self._late = False  # whether the first of them has not begun
-        self._began = 0.0  # when the first of those that were sent did, about
+        self._late = False  # whether the first sent call has yet to begin
+        self._began = 0.0  # approximate start of the first sent call
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -117,9 +117,7 @@ class ProcessCallStream:
             self._began = asyncio.get_running_loop().time()
             self._watch()
             return
-        assert head[0] == process_messages.RETURNS, (
-            "a process in a lane says nothing else"
-        )
+        assert head[0] == process_messages.RETURNS, "unexpected message from a process"
         returns = _returns.decode(tail)
         for number, *_ in returns:
             self._forget(number)
@@ -137,14 +135,14 @@ class ProcessCallStream:
         if not self._sent:
             return
         if len(self._sent) > 1 and not self._at_once:
-            # It may have finished the first ones without having told.
+            # It may have finished calls whose results it had not sent.
             self._at_once = True
             self._again()
         else:
             self._fail_first(why)
 
     def _fail_first(self, why: str) -> None:
-        """End the call that runs with an error, and make the others again."""
+        """Fail the running call and make the others again."""
         first = next(iter(self._sent))
         self._forget(first)
         recalled = first in self._recalled
@@ -165,7 +163,7 @@ class ProcessCallStream:
         self._pump()
 
     def _pump(self) -> None:
-        """Have the process make more calls, if it has room for them."""
+        """Send queued calls to the process, up to its limits."""
         if not self._queue or self._closed:
             return
         if self._process is None:
@@ -189,7 +187,7 @@ class ProcessCallStream:
             self._watch()
 
     def _got(self, process: CallProcess | Unavailable) -> None:
-        """Take a process, or learn that there is none and why."""
+        """Use the process, or fail the queued calls if there is none."""
         self._wanting = False
         if isinstance(process, Unavailable):
             failed, self._queue = self._queue, deque()
@@ -219,7 +217,7 @@ class ProcessCallStream:
         self._sent_bytes -= len(call.args) + len(call.kwargs)
 
     def _watch(self) -> None:
-        """Look at the running call when it is due to have ended, if it is."""
+        """Schedule a check of the running call for its deadline, if it has one."""
         limit = RECALL_GRACE if self._recalled else self._timeout
         if limit is None or self._closed or self._late or not self._sent:
             return
@@ -251,7 +249,7 @@ _ERRORS: dict[int, type[ShoalError]] = {
 
 
 class ProcessCall:
-    """A call that a process makes, until it returns."""
+    """One call that a process is making."""
 
     def __init__(
         self, number: int, remark: OnProgress, blob: Callable[[bytes], None]
@@ -268,7 +266,7 @@ class ProcessCall:
         if code == process_messages.BLOB_NEEDED:
             self._blob(about)
         elif about != self.number:
-            return  # progress of a thread that the one before has left
+            return  # progress of a thread that an earlier call left running
         elif code == process_messages.PROGRESS:
             self._remark(*head[2:])
         elif code == process_messages.STARTED:

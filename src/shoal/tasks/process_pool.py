@@ -1,4 +1,4 @@
-"""Calls functions in processes that are started ahead, one for each slot."""
+"""Calls functions in a pool of prestarted processes, one per slot."""
 
 import asyncio
 import logging
@@ -36,9 +36,9 @@ class ProcessPool:
     """A ``ResultListener`` whose calls run on this machine.
 
     Args:
-        modules: what has the tasks; see ``import_tasks``.
-        threads: what each process tells numeric libraries to use.
-        start: starts what behaves like a process, elsewhere, and tells when it ends.
+        modules: modules that define the tasks; see ``import_tasks``.
+        threads: thread count of numeric libraries in each process.
+        start: starts a ``CallProcess`` elsewhere; calls its argument when it ends.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ProcessPool:
         self._waiting: deque[OnProcess] = deque()
         self._lanes = 0
         self._number = 0
-        self._why_none = ""  # why none could be started lately
+        self._why_none = ""  # why the last start failed
         self._closing = False
         self._tasks: set[asyncio.Task[None]] = set()  # awaited in close()
 
@@ -75,7 +75,7 @@ class ProcessPool:
                 ]
         except ExceptionGroup as group:
             await self.close()
-            error = group.exceptions[0]  # they have one cause
+            error = group.exceptions[0]  # all have the same cause
             if isinstance(error, Unavailable):
                 raise ConfigError(
                     f"the processes for tasks cannot be started: {error}"
@@ -153,7 +153,7 @@ class ProcessPool:
         self._lanes -= 1
 
     def _check(self, work: Call | CallStream) -> None:
-        """Raise NotFound or InvalidRequest for what is not called here."""
+        """Raise NotFound or InvalidRequest if this pool cannot make the call."""
         if Feature.CODE in work.needs:
             if not self.trusts_code:
                 raise InvalidRequest(CODE_NOT_TRUSTED)
@@ -166,7 +166,7 @@ class ProcessPool:
         return self._timeouts[work.name]
 
     async def _free(self) -> CallProcess:
-        """Wait for a process.  Raises Unavailable if there will be none."""
+        """Wait for an idle process.  Raises Unavailable if none can start."""
         if self._idle and not self._waiting:
             return self._idle.popleft()
         if len(self._waiting) >= WAITING_MAX:
@@ -177,7 +177,7 @@ class ProcessPool:
             if isinstance(process, Unavailable):
                 if not got.done():
                     got.set_exception(process)
-            elif got.done():  # whoever waited does so no more
+            elif got.done():  # the waiting call was cancelled
                 self._give(process)
             else:
                 got.set_result(process)
@@ -199,7 +199,7 @@ class ProcessPool:
             self._waiting.append(give)
 
     def _give(self, process: CallProcess) -> None:
-        """Pass a process on to who waits longest."""
+        """Pass a process to the longest waiting call, or mark it idle."""
         if process not in self._all:
             return  # it has just ended
         if self._waiting:
@@ -210,12 +210,12 @@ class ProcessPool:
     def _give_back(self, process: CallProcess, busy: bool) -> None:
         process.user = None
         if busy:
-            process.kill()  # which has it replaced
+            process.kill()  # its end starts a replacement
         else:
             self._give(process)
 
     def _blob(self, process: CallProcess, digest: bytes, fetch: FetchBlob) -> None:
-        """Let a process have what it lacks."""
+        """Fetch a blob and send its path, or the error, to a process."""
 
         async def find() -> None:
             try:
@@ -233,7 +233,7 @@ class ProcessPool:
 
     def _ended(self, process: CallProcess) -> None:
         if process not in self._all:
-            return  # it never was ready
+            return  # it ended during its start
         self._all.discard(process)
         with suppress(ValueError):
             self._idle.remove(process)
@@ -241,13 +241,13 @@ class ProcessPool:
             self._spawn(self._replace())
 
     async def _replace(self) -> None:
-        """Start a process in the place of one that has ended."""
+        """Start a replacement for a process that has ended."""
         while not self._closing:
             try:
                 process = await self._started()
             except ShoalError as error:
                 self._why_none = str(error)
-                log.error("no process for tasks could be started: %s", error)
+                log.error("task process failed to start: %s", error)
                 if not self._all:
                     self._fail_waiting(self._why_none)
                 await asyncio.sleep(RESTART_DELAY)

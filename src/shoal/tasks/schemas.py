@@ -1,7 +1,7 @@
-"""Makes the arguments that a function wants of those that were sent.
+"""Converts received arguments to the types of a function's hints.
 
-Dataclasses, Structs and Pydantic's models travel as maps of their fields, tuples and
-sets as lists: what they were is known from the function's type hints.
+Dataclasses, Structs and Pydantic models are sent as maps of their fields, tuples and
+sets as lists.  The function's type hints restore the original types.
 """
 
 import inspect
@@ -23,7 +23,7 @@ from shoal.tasks.registry import RegisteredTask
 
 Bound: TypeAlias = tuple[list[Any], dict[str, Any]]
 Bind: TypeAlias = Callable[[list[Any], dict[str, Any]], Bound]
-"""Makes the arguments of a call, of those that were sent, which it may change."""
+"""Converts received arguments for a call; may change them in place."""
 
 _REBUILT = (tuple, set, frozenset, datetime, date, time, timedelta, UUID, Decimal)
 _PLAIN = (
@@ -34,17 +34,16 @@ _BYTES = (bytes, bytearray, memoryview)
 _AS_THEY_ARE = (*_BYTES, *_REBUILT[3:])
 
 _ALIASES: tuple[Any, ...] = ()
-"""What a ``type`` statement makes (PEP 695), from Python 3.12 on."""
-if sys.version_info >= (3, 12):  # where NDArray is one, from NumPy 2.5 on
+"""The type of ``type`` aliases (PEP 695), from Python 3.12 on."""
+if sys.version_info >= (3, 12):  # NDArray is such an alias from NumPy 2.5 on
     _ALIASES = (typing.TypeAliasType,)
 
 
 def binder(task: RegisteredTask) -> Bind | None:
-    """Return what makes a function's arguments; None if it takes them as they come.
+    """Return a converter of a function's arguments; None if it needs no conversion.
 
-    That raises ValueError naming the argument that does not fit, or whatever error of
-    its own a Pydantic model has for that; TypeError if a schema is given something else
-    than one map.
+    The converter raises ValueError, or a Pydantic model's own error, naming the
+    argument that does not fit, and TypeError if a schema gets anything but one map.
     """
     if task.schema is not None:
         return _by_schema(task.name, _rebuild(task.schema))
@@ -52,12 +51,12 @@ def binder(task: RegisteredTask) -> Bind | None:
 
 
 def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
-    """Return what makes a function's arguments of what its type hints say."""
+    """Return a converter of arguments to a function's type hints."""
     try:
         hints = typing.get_type_hints(function)
         parameters = inspect.signature(function).parameters
     except (NameError, TypeError, ValueError, AttributeError):
-        return None  # hints that cannot be looked up here say nothing
+        return None  # ignore hints that cannot be resolved here
     how = {
         name: _rebuild(hint)
         for name, hint in hints.items()
@@ -92,9 +91,9 @@ def binder_by_hints(function: Callable[..., Any]) -> Bind | None:
 
 
 def result_converter(function: Callable[..., Any]) -> Callable[[Any], Any] | None:
-    """Return what makes a function's result of what came back; None: it is as it is.
+    """Return a converter of a function's result; None if it needs no conversion.
 
-    That raises ValueError if what came does not fit the hint.
+    The converter raises ValueError if the value does not fit the hint.
     """
     try:
         hint = typing.get_type_hints(function).get("return")
@@ -130,7 +129,7 @@ def _rebuilt(rebuild: Callable[[Any], Any], value: Any, name: str) -> Any:
 
 
 def _rebuild(hint: Any) -> Callable[[Any], Any]:
-    """Return what makes a value of such a type."""
+    """Return a converter to a type."""
     if _is_model(hint):
         return lambda value: value if isinstance(value, hint) else _model(hint, value)
     return lambda value: _convert(hint, value)
@@ -142,22 +141,22 @@ def _convert(hint: Any, value: Any) -> Any:
             value, hint, builtin_types=_AS_THEY_ARE, dec_hook=_foreign
         )
     except msgspec.ValidationError as error:
-        # Models write dates and the like as texts.
+        # Pydantic models encode dates and similar types as text.
         with suppress(msgspec.ValidationError):
             return msgspec.convert(value, hint, builtin_types=_BYTES, dec_hook=_foreign)
         raise error from None
 
 
 def _says_more(hint: Any) -> bool:
-    """Say whether a hint names a type that values do not have when they come.
+    """Return whether values must be converted to fit a hint.
 
-    Only if all of it is known: what a function's author wrote for people, or for
-    another checker, is not enforced.
+    Only if every part of the hint is known: hints written for readers, or for another
+    checker, are not enforced.
     """
     try:
         leaves = list(_leaves(hint))
     except (NameError, TypeError):
-        return False  # an alias for what is not there, or of nothing with parameters
+        return False  # an unresolvable alias, or one with invalid parameters
     rebuilt = [*map(_is_rebuilt, leaves)]
     known = (
         there or leaf in _PLAIN for there, leaf in zip(rebuilt, leaves, strict=True)
@@ -167,16 +166,16 @@ def _says_more(hint: Any) -> bool:
     try:
         msgspec.convert(None, hint, dec_hook=_foreign)
     except TypeError:
-        return False  # a union of which msgspec cannot tell one from another
+        return False  # a union whose members msgspec cannot distinguish
     except msgspec.ValidationError:
         pass
     return True
 
 
 def _leaves(hint: Any, within: tuple[Any, ...] = ()) -> Iterator[Any]:
-    """Yield the classes that a hint is made of.
+    """Yield the classes in a hint.
 
-    ``within`` are the aliases around it; one that is part of itself is left as it is.
+    ``within`` are the aliases around it; a recursive alias is yielded unexpanded.
     """
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     alias = hint if origin is None else origin
@@ -211,7 +210,7 @@ def _is_rebuilt(hint: Any) -> bool:
 
 
 def _foreign(hint: Any, value: Any) -> Any:
-    """Make a value of a type that msgspec does not know."""
+    """Convert a value to a type that msgspec does not know."""
     kind = typing.get_origin(hint) or hint
     if isinstance(kind, type) and isinstance(value, kind):
         return value
@@ -227,7 +226,7 @@ def _foreign(hint: Any, value: Any) -> Any:
 
 
 def _is_model(hint: Any) -> bool:
-    """Say whether a type is a Pydantic model, without importing Pydantic."""
+    """Return whether a type is a Pydantic model, without importing Pydantic."""
     pydantic = sys.modules.get("pydantic")
     return (
         pydantic is not None

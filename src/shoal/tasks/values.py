@@ -1,4 +1,4 @@
-"""Encodes Python's values in MessagePack, and decodes them (``docs/tasks.md``)."""
+"""Encodes Python values in MessagePack and decodes them (``docs/tasks.md``)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
@@ -26,7 +26,7 @@ from shoal.tasks.extension_types import (
 from shoal.tasks.limits import BLOB_MIN, DEPTH_MAX, RESULT_MAX
 
 StoreApart: TypeAlias = Callable[[bytes], bytes]
-"""Takes a large value in MessagePack, to be sent apart; returns its SHA-256 digest."""
+"""Stores a large value in MessagePack as a blob; returns its SHA-256 digest."""
 
 NO_KWARGS = b"\x80"
 """An empty map."""
@@ -44,10 +44,9 @@ class Ref:
 class PackedValue:
     """A value in MessagePack.
 
-    ``first_extension`` is where in it the first value is that only our own peers know;
-    empty: all
-    is plain.  ``pickled`` says whether something of it is pickled, and ``blobs`` names
-    what of it is sent apart.
+    ``first_extension`` is the path of the first value that uses one of Shoal's
+    extension types; empty: all values are plain.  ``pickled`` is whether any part is
+    pickled, and ``blobs`` are the digests of its blobs.
     """
 
     data: bytes
@@ -64,20 +63,20 @@ def pack(
     pickles: bool = False,
     apart: StoreApart | None = None,
 ) -> PackedValue:
-    """Write a value; ``root`` is what it is called in errors.
+    """Encode a value; ``root`` is its name in errors.
 
-    Tuples become lists, and dataclasses, Structs and Pydantic's models maps of their
-    fields.  With ``pickles``, what is of no known type is pickled.  Arrays, bytes and
-    what is pickled are given to ``apart``, if they are large.
+    Tuples become lists; dataclasses, Structs and Pydantic models become maps of their
+    fields.  With ``pickles``, values of unknown types are pickled.  Large arrays, bytes
+    and pickles are passed to ``apart``.
 
-    Raises InvalidRequest naming the part that cannot be written, TooLarge if the whole
+    Raises InvalidRequest naming the part that cannot be encoded, TooLarge if the result
     is larger than ``size_max`` bytes.
     """
     packing = _Packing(pickles, apart)
     try:
         data = _encode(packing.plain(value, (None, root)))
     except OverflowError:
-        # Looking for such numbers beforehand would cost all others.
+        # Checking for such integers first would slow down all other values.
         packing = _Packing(pickles, apart, wide=True)
         data = _encode(packing.plain(value, (None, root)))
     except UnicodeEncodeError as error:
@@ -94,30 +93,30 @@ _SCALARS = frozenset({type(None), bool, int, float, str})
 _SIMPLE: tuple[type[Any], ...] = (int, float, str, list, tuple, dict)
 
 _Path: TypeAlias = tuple[Any, object]
-"""The path to what holds a value, or None, and its name or number there."""
+"""The path of the container or None, and the key or index in it."""
 
 
 class _Packing:
-    """Makes what MessagePack has of one value."""
+    """Converts one value to types that MessagePack has."""
 
     def __init__(
         self, pickles: bool, apart: StoreApart | None, *, wide: bool = False
     ) -> None:
         self._pickles = pickles
         self._apart = apart
-        self._wide = wide  # whether whole numbers of more than 64 bits are looked for
+        self._wide = wide  # whether to check for integers of more than 64 bits
         self._depth = 0
         self.rich = ""
         self.pickled = False
         self.blobs: list[bytes] = []
 
     def plain(self, value: Any, path: _Path) -> Any:
-        """Return a value as the encoder takes it."""
+        """Return a value in the form that the encoder accepts."""
         kind = type(value)
         if kind in _SCALARS and not self._wide:
             return value
         if kind is list or kind is tuple:
-            # Most lists are of one simple type, and long ones need not be walked.
+            # Fast path: most lists hold only scalars.
             if not self._wide and _SCALARS.issuperset(map(type, value)):
                 return value
             return self._within(
@@ -150,7 +149,7 @@ class _Packing:
         return walked
 
     def _other(self, value: Any, kind: type, path: _Path) -> Any:
-        """Return what is not made of lists, maps, texts and numbers."""
+        """Convert a value that is not a list, map, text or number."""
         match value:
             case bytes() | bytearray() | memoryview():
                 return self._or_apart(bytes(value))
@@ -181,7 +180,7 @@ class _Packing:
             )
             return msgspec.msgpack.Ext(TAGGED, _encode((tag, parts)))
         for simple in _SIMPLE:
-            if isinstance(value, simple):  # of a class made from it
+            if isinstance(value, simple):  # a subclass
                 return self.plain(simple(value), path)
         return self._pickle(value, kind, path)
 
@@ -208,7 +207,10 @@ class _Packing:
         return self._or_apart(_encode(pickled), raw=True)
 
     def _or_apart(self, data: bytes, *, raw: bool = False) -> Any:
-        """Return bytes, or with ``raw`` MessagePack, as it is or by a reference."""
+        """Return the data, or a reference to it if it is stored as a blob.
+
+        ``raw`` data is already MessagePack.
+        """
         if self._apart is None or len(data) < BLOB_MIN:
             return msgspec.Raw(data) if raw else data
         digest = self._apart(data if raw else _encode(data))
@@ -221,7 +223,7 @@ class _Packing:
 
 
 def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
-    """Return the fields of what has fields, by name."""
+    """Return the fields of a structured value, by name; None if it has none."""
     if is_dataclass(kind):
         return {each.name: getattr(value, each.name) for each in fields(kind)}
     if isinstance(value, msgspec.Struct):
@@ -230,14 +232,14 @@ def _members(value: Any, kind: type) -> Mapping[str, Any] | None:
         dumped: Mapping[str, Any]
         try:
             dumped = value.model_dump(mode="json")
-        except ValueError:  # it holds what JSON has no word for, such as an array
+        except ValueError:  # a field that JSON cannot represent, such as an array
             dumped = value.model_dump()
         return dumped
     return None
 
 
 def format_path(path: _Path) -> str:
-    """Return a path as people write it: ``args[0].epochs``."""
+    """Return a path in Python notation: ``args[0].epochs``."""
     within, name = path
     if within is None:
         return str(name)
@@ -252,24 +254,24 @@ def format_path(path: _Path) -> str:
 DIGEST_SIZE = 32  # bytes of SHA-256
 
 GetBlob: TypeAlias = Callable[[bytes], memoryview | bytes]
-"""Returns what was sent apart, by its digest."""
+"""Returns a blob by its digest."""
 
 Unpickle: TypeAlias = Callable[[memoryview], object]
-"""Returns what was pickled."""
+"""Unpickles a value."""
 
 
 def reject_blobs(digest: bytes) -> memoryview:
-    """Refuse what refers to a value that was sent apart."""
+    """Reject a reference to a blob."""
     raise InvalidRequest("a value refers to another one that is not here")
 
 
 class ValueReader:
-    """Reads values.
+    """Decodes values.
 
     Args:
-        blob: where those are that were sent apart.
-        unpickle: reads what is pickled.  ``load_pickle`` does, for whoever trusts the
-            writer; if nothing is said, it is refused.
+        blob: returns blobs.
+        unpickle: unpickles values; ``load_pickle`` if the sender is trusted.  The
+            default rejects them.
     """
 
     def __init__(
@@ -281,12 +283,12 @@ class ValueReader:
         self._decode_shared = msgspec.msgpack.Decoder(ext_hook=self._shared).decode
 
     def read(self, data: bytes | bytearray | memoryview) -> Any:
-        """Return a value.
+        """Decode a value.
 
-        Arrays can be written to, and lie on ``data`` if that can, and copies elsewhere;
-        those of blobs lie on the blob, and are read-only.
+        Arrays are writable: views of ``data`` if that is writable, otherwise copies.
+        Arrays of blobs are read-only views of the blob.
 
-        Raises InvalidRequest if it is none, or not to be read here.
+        Raises InvalidRequest if the data is invalid or must not be read here.
         """
         return self._read(self._decode, data)
 
@@ -328,16 +330,15 @@ class ValueReader:
 
 
 def load_pickle(data: memoryview) -> object:
-    """Return what was pickled: this runs whatever its writer wants."""
+    """Unpickle a value: this runs arbitrary code of its sender."""
     import cloudpickle
 
     return cloudpickle.loads(data)
 
 
 def reject_pickle(data: memoryview) -> object:
-    """Raise InvalidRequest saying how to trust whoever wrote it."""
+    """Raise InvalidRequest with the option that trusts the sender."""
     raise InvalidRequest(
-        "a value is pickled, and reading it runs code of whoever wrote it: it is not "
-        "read here; for workers that are to do so, start them with `shoal join "
-        "--trust-code`"
+        "a value is pickled, and reading it runs code of its sender: it is not read "
+        "here; to allow this on a worker, start it with `shoal join --trust-code`"
     )
