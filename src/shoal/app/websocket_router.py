@@ -19,18 +19,18 @@ from shoal.protocols.seam.relay import RelayRoute
 from shoal.transports import websocket
 from shoal.transports.clock import Clock
 
-CLOSE_TIMEOUT = 3.0  # seconds that workers' connections get to end
-RELAYED_IDLE_MAX = 120.0  # seconds that a switched connection may be silent
+CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
+RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
 STOPPING = "the coordinator is stopping"
 
 log = logging.getLogger("shoal.upgrades")
 
 
 class WebSocketRouter:
-    """All WebSocket connections, from the request that opens one to its end.
+    """Serves all WebSocket connections, from the opening request to the end.
 
     Args:
-        endpoints: all endpoints, each with its wire's name.  Only routes are used.
+        endpoints: all endpoints, each with its wire's name; only routes are used.
         serve: runs a session over its link until the connection ends.
     """
 
@@ -55,7 +55,7 @@ class WebSocketRouter:
             ],
             key=lambda route: route[1].rank,
         )
-        # By their place, for routes need not be hashable.
+        # By index in `_routes`, because routes need not be hashable.
         self._relays = {
             place: RelayRunner(wire, route.relay, clock)
             for place, (wire, route) in enumerate(self._routes)
@@ -63,31 +63,31 @@ class WebSocketRouter:
         }
 
     def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Take connections from now on, each served by one of ``tasks``."""
+        """Accept connections from now on, each served by a task in ``tasks``."""
         self._tasks = tasks
-        for place, switching in self._relays.items():
+        for place, relay in self._relays.items():
             wire, route = self._routes[place]
-            assert isinstance(route, RelayRoute), "others have no switching"
+            assert isinstance(route, RelayRoute), "only relay routes have runners"
             if route.local_member is not None:
                 own = run_relay_member(
-                    switching, wire, route.local_member, self._serve, self._clock
+                    relay, wire, route.local_member, self._serve, self._clock
                 )
                 self._relay_members.append(tasks.create_task(own))
 
     async def close(self) -> None:
-        """Take no more connections; give those that are ending a moment for it."""
+        """Accept no more connections, and give open ones time to close."""
         self._tasks = None
-        for residing in self._relay_members:
-            residing.cancel()
-        for switching in self._relays.values():
-            switching.disconnect_all(STOPPING)
+        for member in self._relay_members:
+            member.cancel()
+        for relay in self._relays.values():
+            relay.disconnect_all(STOPPING)
         if self._serving:
             await asyncio.wait(self._serving, timeout=CLOSE_TIMEOUT)
         for serving in self._serving:
             serving.cancel()
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
-        """Answer a request that would open a WebSocket.
+        """Handle a request that opens a WebSocket.
 
         Raises TooManyFailures, StoreError, or an HTTPException.
         """
@@ -103,8 +103,8 @@ class WebSocketRouter:
                 continue
             if isinstance(route, WebSocketRoute):
                 return await self._accept(request, hello, wire, route, self._tasks)
-            switching = self._relays[place]
-            return await self._relay(request, hello, route, switching, self._tasks)
+            relay = self._relays[place]
+            return await self._relay(request, hello, route, relay, self._tasks)
         raise web.HTTPNotFound(text="no worker protocol answers at this address\n")
 
     async def _accept(
@@ -118,14 +118,14 @@ class WebSocketRouter:
         try:
             accepted = route.accept(hello, self._clock.now())
         except Refused as refused:
-            # Browsers and most clients see a close code, but no HTTP status.
+            # Browsers and most clients expose the close code, but not the HTTP status.
             link, response = await websocket.accept(request, {}, route.message_max)
             await link.close(refused.code, str(refused))
             log.warning(
                 "refused wire=%s peer=%s reason=%r", wire, link.peer, str(refused)
             )
             return response
-        # Before the answer, so that a client gets an HTTP error if the store fails.
+        # Before the response, so that a client gets an HTTP error if the store fails.
         await self._admission.record_use(accepted.grant)
         link, response = await websocket.accept(
             request, accepted.headers, route.message_max
@@ -150,8 +150,8 @@ class WebSocketRouter:
     async def _run_in_task(
         self, serve: Coroutine[Any, Any, object], tasks: asyncio.TaskGroup
     ) -> None:
-        # A task of its own, for a handler is cancelled when its connection is lost,
-        # and what the peer said last has yet to be read.
+        # In a separate task, because aiohttp cancels a handler whose connection is
+        # lost, before the peer's last messages are read.
         serving = tasks.create_task(serve)
         self._serving.add(serving)
         serving.add_done_callback(self._serving.discard)

@@ -1,4 +1,4 @@
-"""Which connection stands for which worker."""
+"""Maps workers to their connections."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class WorkerConnection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PeerRoute:
-    """Which peer has a worker's model, and who else can read what it is told."""
+    """The peer that runs a worker's model, and the encryption on the way to it."""
 
     name: str
     protection: Protection
@@ -32,9 +32,9 @@ class PeerRoute:
 
 @dataclass(slots=True)
 class WorkerRegistration:
-    """What is known of a peer: little, until it has joined.
+    """A connection and its worker, if that has joined.
 
-    ``via`` is there where a peer is more than one worker.
+    ``via`` is set if the worker is a model of a peer.
     """
 
     connection: WorkerConnection
@@ -46,24 +46,23 @@ class WorkerRegistration:
 class WorkerConnections:
     """The connections of all workers.
 
-    What is heard runs ahead of what the pool knows by what is being stored at the
-    moment.  Words are taken from the newest connection of a worker, but commands go to
-    the one that the pool's worker stands for: a newer process of the same name has
-    none of its jobs.
+    Connections change before the pool does, because the facts are stored first.  Events
+    are accepted from the newest connection of a worker, but commands go to the
+    connection of the worker in the pool: a newer process of the same name has none of
+    its jobs.
     """
 
     def __init__(self) -> None:
-        self._newest: dict[WorkerId, WorkerRegistration] = {}  # as heard
-        self._arriving: deque[WorkerRegistration] = (
-            deque()
-        )  # heard, not yet in the pool
+        self._newest: dict[WorkerId, WorkerRegistration] = {}
+        # Joined, but not in the pool yet.
+        self._arriving: deque[WorkerRegistration] = deque()
         self._in_pool: dict[WorkerId, WorkerRegistration] = {}
 
     def __iter__(self) -> Iterator[WorkerConnection]:
         return iter([connection.connection for connection in self._newest.values()])
 
     def register(self, connection: WorkerRegistration, name: str) -> WorkerId:
-        """Take ``connection`` as a worker's; an older one under its name is told."""
+        """Register a worker's connection; dismiss an older one of the same name."""
         worker_id = WorkerId(f"{connection.wire}:{name}")
         older = self._newest.get(worker_id)
         if older is not None:
@@ -74,36 +73,36 @@ class WorkerConnections:
         return worker_id
 
     def worker_of(self, connection: WorkerRegistration) -> WorkerId | None:
-        """Return whom ``connection`` speaks for; nobody, once it has been replaced."""
+        """Return the worker of ``connection``; None once it is replaced."""
         worker_id = connection.worker_id
         if worker_id is None or self._newest.get(worker_id) is not connection:
             return None
         return worker_id
 
     def unregister(self, connection: WorkerRegistration) -> WorkerId | None:
-        """Forget a connection; return the worker that has gone with it, if one has."""
+        """Remove a connection; return the worker that left with it, if any."""
         worker_id = self.worker_of(connection)
         if worker_id is not None:
             del self._newest[worker_id]
         return worker_id
 
-    # In step with the pool.
+    # From the pool.
 
     def on_worker_joined(self, worker_id: WorkerId) -> None:
-        """Note that the worker which joined first of those arriving is in the pool."""
+        """Move the first of the arriving workers into the pool."""
         self._in_pool[worker_id] = self._arriving.popleft()
 
     def on_worker_left(self, worker_id: WorkerId) -> None:
-        """Note that the pool has lost the worker."""
+        """Remove a worker that left the pool."""
         del self._in_pool[worker_id]
 
     def connection_of(self, worker_id: WorkerId) -> WorkerConnection:
-        """Return the connection that the pool's worker stands for."""
+        """Return the connection of the worker in the pool."""
         return self._in_pool[worker_id].connection
 
     def route_of(self, worker_id: WorkerId) -> PeerRoute | None:
-        """Return which peer the pool's worker is a part of, if it is one of several."""
-        entered = self._in_pool.get(worker_id)  # None: it is being stored
+        """Return the peer that the worker is a model of, if it is one."""
+        entered = self._in_pool.get(worker_id)  # None: not in the pool yet
         return None if entered is None else entered.via
 
 

@@ -43,7 +43,7 @@ from shoal.transports.clock import Clock
 
 
 class WorkerEvents:
-    """Listens to all workers, and posts what the hub has to decide about."""
+    """Receives events of all workers, and posts inputs to the hub."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class WorkerEvents:
         post: Callable[[HubMail], None],
     ) -> None:
         self.health: dict[WorkerId, MachineHealth] = {}
-        """How the workers' machines are, as far as they say so."""
+        """The health of workers' machines, if they report it."""
 
         self._pool = pool
         self._answers = answers
@@ -64,7 +64,7 @@ class WorkerEvents:
         self._conditions = LoadReports(clock, post)
 
     def on_event(self, connection: WorkerRegistration, event: Event) -> None:
-        """Take what the worker at the other end says."""
+        """Process an event from a connection."""
         if isinstance(event, AnswerChunk):
             self._progress(event)
             return
@@ -76,7 +76,7 @@ class WorkerEvents:
             return
         speaker = self._peers.worker_of(connection)
         if speaker is None:
-            return  # replaced by a newer connection, and not gone yet
+            return  # replaced by a newer connection, but still open
         if isinstance(event, CallsReturned):
             self._returned(event)
             return
@@ -94,7 +94,7 @@ class WorkerEvents:
             case CallProgress():
                 self._advanced(event)
             case OffersChanged() | CallMessage() | ModelMessage():
-                pass  # said of a peer as a whole
+                pass  # about a peer as a whole
             case ReceiptSent(job_id, receipt):
                 worker = self._pool.workers.get(speaker)
                 if worker is not None and worker.offer.public_key:
@@ -102,14 +102,14 @@ class WorkerEvents:
                     self._post(PresentedReceipt(speaker, key, job_id, receipt))
 
     def on_disconnect(self, connection: WorkerRegistration, reason: str) -> None:
-        """Take note that a connection has ended."""
+        """Handle the end of a connection."""
         if (worker_id := self._peers.unregister(connection)) is not None:
             self.health.pop(worker_id, None)
             self._conditions.forget(worker_id)
             self._post(WorkerDisconnected(worker_id, reason))
 
     def _progress(self, event: AnswerChunk) -> None:
-        # The path of every token: no task, no lock, no fact but for the first.
+        # The hot path, once per token: no task, no lock, and a fact only for the first.
         answer = self._answers.get(event.job_id)
         if answer is None or answer.ended or not answer.accepts_lease(event.lease):
             return
@@ -123,7 +123,7 @@ class WorkerEvents:
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
 
     def _returned(self, event: CallsReturned) -> None:
-        # The path of every call in a lane: no fact, no task, no lock.
+        # The hot path of a call stream, once per call: no fact, no task, no lock.
         answer = self._answers.get(event.job_id)
         if answer is not None and answer.lease == event.lease:
             answer.deliver_results(event.results)
@@ -149,7 +149,7 @@ class WorkerEvents:
             return
         try:
             if event.rest:
-                # That it began need not be told: the end is on its way.
+                # No FirstOutput: the result follows.
                 answer.append(event.rest, self._clock.now())
             answer.check_complete()
         except ReaderTooSlow:
@@ -157,7 +157,7 @@ class WorkerEvents:
                 self._post(Cancellation(event.job_id, "the client reads too slowly"))
         except UnusableOutput as spoilt:
             self._post(AnswerRejected(event.job_id, str(spoilt), spoilt.lost))
-        # Said in any case, for it is what frees the slot on a wire that cannot cancel.
+        # Posted even so: on a wire that cannot cancel, only the result frees the slot.
         outcome = answer.assemble(event.finish_reason, event.usage)
         if event.output:
             outcome = replace(outcome, output=event.output)
@@ -169,16 +169,16 @@ class WorkerEvents:
 
 
 class WorkerPort:
-    """Where one connection's driver reports to."""
+    """Receives the events and the end of one connection."""
 
     def __init__(self, hearing: WorkerEvents, connection: WorkerRegistration) -> None:
         self._hearing = hearing
         self._connection = connection
 
     def on_event(self, event: Event) -> None:
-        """Take what the worker says."""
+        """Process an event of the worker."""
         self._hearing.on_event(self._connection, event)
 
     def on_disconnect(self, reason: str) -> None:
-        """Take note that the connection has ended."""
+        """Handle the end of the connection."""
         self._hearing.on_disconnect(self._connection, reason)

@@ -1,4 +1,4 @@
-"""Serves connections that carry several peers, and announces our own offers to them."""
+"""Serves connections to peers, and announces the pool's own offers to them."""
 
 import asyncio
 import logging
@@ -39,9 +39,9 @@ from shoal.transports.driver import ConnectionEnd, Driver
 from shoal.transports.link import Link
 from shoal.transports.local_link import LocalLink
 
-ANNOUNCE_INTERVAL = 1.0  # seconds from one word about ourselves to the next
+ANNOUNCE_INTERVAL = 1.0  # minimum seconds between announcements of the own state
 OWN_STATE = frozenset({OffersChanged, LoadChanged, Draining})
-PEERS_MAX = 4096  # peers of one connection
+PEERS_MAX = 4096  # peers per connection
 REPLACED = "replaced by a newer connection"
 RENAME = f"{REPLACED} of this name: choose another --name"
 INTERNAL_ERROR = ConnectionEnd(
@@ -52,10 +52,10 @@ log = logging.getLogger("shoal.crowd")
 
 
 class PeerConnections:
-    """All connections with several peers each, and who is met on them.
+    """All connections to peers, and the peers on them.
 
-    Peers are told what we can run for them, and how busy we are, when that changes.
-    ``share`` answers what they say about models to be copied.
+    Announces to peers what this pool can run for them, and its load, on every change.
+    ``share`` answers their messages about copies of models.
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class PeerConnections:
         self.context = PeerContext(hub, share or NoModelSharing(), house, restocking)
         self.clock = clock
         self.admission = door
-        self.rejoining: set[RemotePeer] = set()  # with models that are to join anew
+        self.rejoining: set[RemotePeer] = set()  # with models that wait to rejoin
         self._connections: set[_PeerConnection] = set()
-        self._audience: set[_PeerConnection] = set()  # that can be told about us
+        self._audience: set[_PeerConnection] = set()  # that accept announcements
         self._peers: dict[str, RemotePeer] = {}  # by wire and name
         self._draining: Draining | None = None
-        self._offered: OffersChanged | None = None  # None: has to be found out
+        self._offered: OffersChanged | None = None  # None: outdated
         self._announced: tuple[Event, ...] = ()
         self._announce_from = clock.now()
         self._timer: Timer | None = None
@@ -84,64 +84,63 @@ class PeerConnections:
     async def serve(
         self, wire: str, session: MultiPeerSession, link: Link
     ) -> ConnectionEnd:
-        """Run a session until its connection ends; return why it did.
+        """Run a session until its connection ends; return the reason.
 
-        Raises nothing but CancelledError: a bug in the session, or here, ends the
-        connection.
+        Raises only CancelledError: a bug in the session, or here, ends the connection.
         """
-        crowd = _PeerConnection(self, wire, session, link)
-        # Where nothing can be said, nobody is met: it is over before one has looked.
-        # And what the coordinator says to itself is no news.
+        connection = _PeerConnection(self, wire, session, link)
+        # A session that accepts nothing carries no peers, only a short exchange; a
+        # local link is the coordinator's own.  Neither is worth an INFO line.
         news = session.accepts and not isinstance(link, LocalLink)
         level = logging.INFO if news else logging.DEBUG
         log.log(level, "connected wire=%s peer=%s", wire, link.peer)
         end = ConnectionEnd("cut off")
-        self._connections.add(crowd)
+        self._connections.add(connection)
         if not OWN_STATE.isdisjoint(session.accepts):
-            self._audience.add(crowd)
+            self._audience.add(connection)
         try:
-            end = await crowd.run()
+            end = await connection.run()
         except Exception:
-            # It must not take the other connections with it.
+            # A bug in one session must not end the other connections.
             end = INTERNAL_ERROR
             log.exception("broken wire=%s peer=%s", wire, link.peer)
             await link.close(end.code, end.text)
         finally:
-            self._connections.discard(crowd)
-            self._audience.discard(crowd)
+            self._connections.discard(connection)
+            self._audience.discard(connection)
             reason = end.reason
             parted = "disconnected wire=%s peer=%s reason=%r"
             log.log(level, parted, wire, link.peer, reason)
         return end
 
     def drain(self, reason: str) -> None:
-        """Tell all peers that nothing new is taken; the hub refuses it in any case."""
+        """Announce to all peers that new jobs are refused; the hub refuses them."""
         self._draining = Draining(reason)
-        for crowd in self._audience:
-            crowd.broadcast(self._draining)
+        for connection in self._audience:
+            connection.broadcast(self._draining)
 
     def disconnect_all(self, reason: str) -> None:
-        """End all connections; whoever is at the other end may come back."""
-        for crowd in self._connections:
-            crowd.driver.disconnect(reason, CloseCode.GOING_AWAY, reason)
+        """Close all connections; peers may reconnect."""
+        for connection in self._connections:
+            connection.driver.disconnect(reason, CloseCode.GOING_AWAY, reason)
 
     # For the connections.
 
     def admit(self, guest: RemotePeer) -> None:
-        """Let a peer in, in the place of an older one of its name."""
+        """Admit a peer; it replaces an older one of its name."""
         if (older := self._peers.get(guest.name)) is not None:
             older.dismiss(REPLACED if guest.identity.sole_worker else RENAME)
         self._peers[guest.name] = guest
         guest.admit()
 
     def on_left(self, guest: RemotePeer) -> None:
-        """Forget a peer that has gone."""
+        """Remove a peer that left."""
         self.rejoining.discard(guest)
         if self._peers.get(guest.name) is guest:
             del self._peers[guest.name]
 
     def own_state(self) -> tuple[Event, ...]:
-        """Return what a peer has to know of us."""
+        """Return the events that describe this pool to peers."""
         pool = self.context.hub.pool
         if self._offered is None:
             self._offered = OffersChanged(own_offers(pool))
@@ -151,14 +150,14 @@ class PeerConnections:
     # From the hub.
 
     def _on_fact(self, fact: Fact) -> None:
-        for guest in [guest for guest in self.rejoining if guest.rejoin_models()]:
-            self.rejoining.discard(guest)
+        for peer in [peer for peer in self.rejoining if peer.rejoin_models()]:
+            self.rejoining.discard(peer)
         if isinstance(fact, WorkerLoadChanged):
             return
         if isinstance(fact, WorkerFact):
             self._offered = None
         if self._timer is None and self._audience:
-            # Later than the facts of the same batch, at any rate.
+            # A timer, so that one announcement covers all facts of the same batch.
             when = max(self.clock.now(), self._announce_from)
             self._timer = self.clock.call_at(when, self._announce)
 
@@ -166,10 +165,10 @@ class PeerConnections:
         self._timer = None
         self._announce_from = self.clock.now() + ANNOUNCE_INTERVAL
         before, self._announced = self._announced, self.own_state()
-        for word in self._announced:
-            if word not in before:
-                for crowd in self._audience:
-                    crowd.broadcast(word)
+        for event in self._announced:
+            if event not in before:
+                for connection in self._audience:
+                    connection.broadcast(event)
 
 
 class _PeerConnection:
@@ -183,15 +182,15 @@ class _PeerConnection:
         )
         self._connections = crowds
         self._wire = wire
-        self._peers: dict[str, RemotePeer] = {}  # by what the session calls them
+        self._peers: dict[str, RemotePeer] = {}  # by the session's keys
         self._admitting: dict[RemotePeer, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
 
     async def run(self) -> ConnectionEnd:
-        """Serve until the connection ends; return why it did."""
+        """Serve the connection until it ends; return the reason."""
         reason = "cut off"
         async with self._tasks:
-            # Its first turn comes when the session has opened.
+            # The task first runs when the session is open.
             if not OWN_STATE.isdisjoint(self.driver.accepts):
                 self._tasks.create_task(self._introduce())
             try:
@@ -206,26 +205,26 @@ class _PeerConnection:
         return end
 
     def broadcast(self, word: Event) -> None:
-        """Tell all peers something, if the wire can express it."""
+        """Send an event to all peers, if the wire can encode it."""
         if type(word) in self.driver.accepts:
             self.driver.send(ToPeer(ALL_PEERS, word))
 
     async def _introduce(self) -> None:
-        for word in self._connections.own_state():
-            self.broadcast(word)
+        for event in self._connections.own_state():
+            self.broadcast(event)
 
     def _on_message(self, said: PeerMessage) -> None:
         match said.message:
-            case AnswerChunk() as chunk:  # first: there is one for each token
-                if (guest := self._peers.get(said.peer)) is not None:
-                    guest.on_message(chunk)
+            case AnswerChunk() as chunk:  # first: one per token
+                if (peer := self._peers.get(said.peer)) is not None:
+                    peer.on_message(chunk)
             case PeerJoined():
                 self._on_joined(said.peer, said.message)
             case PeerLeft(reason):
                 self._remove(said.peer, reason)
-            case word:
-                if (guest := self._peers.get(said.peer)) is not None:
-                    guest.on_message(word)
+            case message:
+                if (peer := self._peers.get(said.peer)) is not None:
+                    peer.on_message(message)
 
     def _on_joined(self, key: str, met: PeerJoined) -> None:
         self._remove(key, "met anew")
@@ -254,24 +253,24 @@ class _PeerConnection:
         if not met.sole_worker and not 0 < len(met.name) <= NAME_MAX:
             return f"a peer's name has 1 to {NAME_MAX} characters"
         if len(self._peers) >= PEERS_MAX:
-            return f"{PEERS_MAX} peers are on this connection already"
+            return f"this connection already has {PEERS_MAX} peers"
         return None
 
     async def _admit(self, guest: RemotePeer) -> None:
-        """Let a peer in once that is stored, for as long as its token holds."""
+        """Admit a peer after its token use is stored; track it until it leaves."""
         try:
             await self._connections.admission.record_use(guest.identity.grant)
             with self._connections.admission.track(guest.identity.grant, guest):
                 self._connections.admit(guest)
-                # Until it leaves, which cancels this.
+                # Wait until the peer leaves, which cancels this task.
                 await asyncio.get_running_loop().create_future()
         except (NotAdmitted, StoreError) as error:
             log.warning("refused peer=%r: %s", guest.name, error)
             await guest.close(CloseCode.POLICY_VIOLATION, str(error))
 
     def _remove(self, key: str, reason: str) -> None:
-        if (guest := self._peers.get(key)) is not None:
-            guest.leave(reason)
+        if (peer := self._peers.get(key)) is not None:
+            peer.leave(reason)
 
     def _on_left(self, guest: RemotePeer, reason: str) -> None:
         level = logging.DEBUG if guest.identity.sole_worker else logging.INFO

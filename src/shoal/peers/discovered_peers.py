@@ -1,4 +1,4 @@
-"""Dials the services found on the local network, for as long as they are announced."""
+"""Dials services discovered on the local network while they are announced."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from shoal.protocols.seam.endpoints import (
     ServiceBrowser,
 )
 
-DISCOVERED_MAX = 256  # services of one browser that are called; anybody can invent more
+DISCOVERED_MAX = 256  # services dialled per browser; announcements can be forged
 
 log = logging.getLogger("shoal.calling")
 
 
 class DiscoveryTarget:
-    """A service as it was seen last, as something to be called: an ``Aim``."""
+    """The last announcement of a service, as a ``DialTarget``."""
 
     def __init__(self, browser: ServiceBrowser, sighting: DiscoveredService) -> None:
         self.changed = asyncio.Event()
@@ -27,11 +27,11 @@ class DiscoveryTarget:
 
     @property
     def wanted(self) -> bool:
-        """Whether it is there."""
+        """Whether the service is announced."""
         return self._sighting is not None
 
     def next_attempt(self, now: float) -> OutgoingConnection | None:
-        """Return how to connect, with another of its addresses first each time."""
+        """Return how to connect; each attempt starts with the next address."""
         sighting = self._sighting
         if sighting is None or not sighting.addresses:
             return None
@@ -41,14 +41,14 @@ class DiscoveryTarget:
         return self._browser.on_found(replace(sighting, addresses=addresses), now)
 
     def update(self, sighting: DiscoveredService | None) -> None:
-        """Take note of how it is now; None: it has gone."""
+        """Replace the announcement; None: the service is gone."""
         self._sighting = sighting
         self._tries = 0
         self.changed.set()
 
 
 class DiscoveredPeers:
-    """The services that one browser has seen, by name."""
+    """The services that one browser discovered, by name."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DiscoveredPeers:
         self.connections: set[asyncio.Task[None]] = set()
 
     def on_found(self, sighting: DiscoveredService) -> None:
-        """Call a service that has come, and take note of one that has changed."""
+        """Dial a new service, or update a known one."""
         known = self._seen.get(sighting.name)
         if known is not None:
             known.update(sighting)
@@ -75,18 +75,18 @@ class DiscoveredPeers:
             task.add_done_callback(self.connections.discard)
 
     def on_lost(self, name: str) -> None:
-        """Call a service no more.  A connection that is there goes on."""
+        """Stop dialling a service; an open connection stays open."""
         if (known := self._seen.get(name)) is not None:
             known.update(None)
 
     def on_all_lost(self) -> None:
-        """Take note that nothing is seen any more."""
+        """Stop dialling every service; open connections stay open."""
         for known in self._seen.values():
             known.update(None)
 
     async def _meet(self, sighting: DiscoveredService) -> None:
-        aim = self._seen[sighting.name] = DiscoveryTarget(self.browser, sighting)
+        target = self._seen[sighting.name] = DiscoveryTarget(self.browser, sighting)
         try:
-            await self._outbound.maintain(self.wire, aim)
+            await self._outbound.maintain(self.wire, target)
         finally:
             del self._seen[sighting.name]

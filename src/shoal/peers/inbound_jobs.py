@@ -1,4 +1,4 @@
-"""Runs the jobs that a peer submits, and sends it the answers."""
+"""Runs jobs that a peer submits, and sends back the answers."""
 
 import asyncio
 import json
@@ -48,25 +48,25 @@ from shoal.domain.work import (
 from shoal.ledger.prices import PriceList
 from shoal.pool.functions import call_limits
 
-JOBS_MAX = 64  # jobs of one peer that are open at a time
-CALLS_MAX = 4096  # the same, where all of them are calls of functions
+JOBS_MAX = 64  # open jobs per peer
+CALLS_MAX = 4096  # open jobs per peer, for function calls
 FILTERED_OUTCOME = Outcome("", "content_filter")
 
 WaitForRoom: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until a peer has read most of what it was told, or is gone."""
+"""Waits until a peer has read most of what was sent to it, or has left."""
 
 StartTask: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
-"""Starts a task that ends with the peer's connection at the latest."""
+"""Starts a task that ends no later than the peer's connection."""
 
 log = logging.getLogger("shoal.neighbours")
 
 
 @dataclass(frozen=True, slots=True)
 class PeerJobPolicy:
-    """What holds for the jobs of all peers.
+    """The policy for jobs of all peers.
 
-    ``limits`` are how long they may take, ``prices`` what they cost, and ``moderation``
-    what neither they nor their answers may match.
+    ``limits`` are their time limits, ``prices`` their prices, and ``moderation`` is
+    applied to their requests and answers.
     """
 
     limits: TimeLimits = TimeLimits()  # noqa: RUF009  # it is frozen
@@ -78,12 +78,14 @@ DEFAULT_POLICY = PeerJobPolicy()
 
 
 class InboundJobs:
-    """A peer that asks.
+    """The open jobs of one peer.
 
-    Its jobs are numbered by itself; here they have numbers of ours, and ``owner`` as
-    their owner.  They are not given to other pools, so no job ever goes in a circle.
+    The peer chooses the job ids on its wire; in the hub the jobs have new ids, and
+    ``owner`` as their owner.  They never run on other pools, so that no job loops
+    between pools.
 
-    ``say`` tells the peer something, and ``peer`` is who is given large values.
+    ``say`` sends an event to the peer, and ``peer`` is the connection that large values
+    are sent on.
     """
 
     def __init__(
@@ -107,10 +109,10 @@ class InboundJobs:
         self._open: dict[tuple[JobId, LeaseNumber], asyncio.Task[None]] = {}
 
     def start(self, asked: RunJob) -> None:
-        """Begin with a job; what comes of it is said as it comes."""
+        """Start a job; its answer is sent to the peer as it is produced."""
         number = (asked.job_id, asked.lease)
         if number in self._open:
-            return  # said twice: it has its answer under way
+            return  # a duplicate: the job is already running
         if (reason := self._why_refused(asked)) is not None:
             self._send(Rejected(*number, reason))
             return
@@ -118,23 +120,23 @@ class InboundJobs:
         task.add_done_callback(lambda _: self._open.pop(number, None))
 
     def cancel(self, word: CancelJob) -> None:
-        """Stop working on a job, if it is still open; nothing more is said about it."""
+        """Cancel a job if it is open; nothing more is sent about it."""
         if (task := self._open.get((word.job_id, word.lease))) is not None:
             task.cancel()
 
     def close(self) -> None:
-        """Stop working on everything: the peer has gone."""
+        """Cancel all jobs: the peer has left."""
         for task in self._open.values():
             task.cancel()
 
     def _why_refused(self, asked: RunJob) -> str | None:
         if isinstance(asked.work, CallStream):
-            return "lanes are between a pool and its own workers"
+            return "call streams run only between a pool and its own workers"
         most = CALLS_MAX if isinstance(asked.work, Call) else JOBS_MAX
         if len(self._open) >= most:
-            return f"{most} jobs of this peer are open here already"
+            return f"this peer already has {most} open jobs here"
         if asked.continues:
-            return "an answer that has begun cannot be gone on with here"
+            return "this pool cannot continue an answer that another pool began"
         return None
 
     async def _answer(self, asked: RunJob) -> None:
@@ -144,8 +146,9 @@ class InboundJobs:
         try:
             watch = self._moderated(asked.work)
             if isinstance(asked.work, Call):
-                # Who maps a function asks for many at once.  The place is taken as the
-                # job is submitted, which is before anything else is waited for.
+                # A peer that maps a function submits many calls at once, so they wait
+                # for room in the queue.  The job is submitted before the next await, so
+                # the place can be released at once.
                 (await self._backlog.reserve(number)).release()
             async with self._hub.run_job(job) as reader:
                 while pieces := await reader.read():
@@ -171,9 +174,9 @@ class InboundJobs:
         self._hub.blobs.send(self._peer, digests)
 
     def _moderated(self, work: Work) -> AnswerModerator | None:
-        """Begin to watch an answer, if that is wanted.
+        """Return a moderator for the answer; None without moderation.
 
-        Raises InvalidRequest if what is asked is on the list itself.
+        Raises InvalidRequest if the request itself matches the moderation list.
         """
         moderation = self._policy.moderation
         if moderation is None:
@@ -199,7 +202,7 @@ class InboundJobs:
 
 
 def moderated_texts(work: Work) -> list[str]:
-    """Return what moderation has to look at."""
+    """Return the texts of a request that moderation checks."""
     match work:
         case Chat():
             return [message_text(message) for message in work.messages]
@@ -214,9 +217,9 @@ def moderated_texts(work: Work) -> list[str]:
 
 
 def rejection_of(asked: RunJob, error: ShoalError) -> Rejected | Failed:
-    """Return what a peer is told instead of an answer.
+    """Return the event that ends a failed job.
 
-    Whatever might go well elsewhere is rejected, so that the peer asks another.
+    A job that may succeed elsewhere is rejected, so that the peer tries another worker.
     """
     number = (asked.job_id, asked.lease)
     match error:

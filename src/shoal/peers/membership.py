@@ -1,7 +1,7 @@
 """Runs a wire's membership protocol: short probe exchanges and lasting connections.
 
-A probe has a connection of its own and ends before anything else knows of it; a node
-that the protocol wants to keep is dialled and served like any other peer.
+A probe has its own connection, which carries no peers; a node that the protocol wants
+to keep is dialled and served like any other peer.
 """
 
 import asyncio
@@ -20,14 +20,14 @@ from shoal.transports.clock import Clock
 from shoal.transports.driver import Driver
 from shoal.transports.link import LinkClosed
 
-EXCHANGES_MAX = 64  # exchanges; others wait for one of them to end
-CHECK_INTERVAL = 1.0  # seconds at most until it is seen that a deadline has moved
+EXCHANGES_MAX = 64  # concurrent probes; further ones wait
+CHECK_INTERVAL = 1.0  # maximum seconds until a moved deadline takes effect
 
 log = logging.getLogger("shoal.rounds")
 
 
 class KeptConnection:
-    """A connection that is kept up until it is let go: an ``Aim``."""
+    """A ``DialTarget`` that is dialled until it is released."""
 
     def __init__(self, outgoing: OutgoingConnection) -> None:
         self.changed = asyncio.Event()
@@ -39,13 +39,13 @@ class KeptConnection:
         return self._outgoing
 
     def release(self) -> None:
-        """Call no more.  A connection that is there goes on."""
+        """Stop dialling; an open connection stays open."""
         self.wanted = False
         self.changed.set()
 
 
 class MembershipRunner:
-    """One endpoint's rounds; ``calling`` are the connections that are kept up."""
+    """Runs one endpoint's prober; ``connections`` are the tasks of kept connections."""
 
     def __init__(
         self,
@@ -63,20 +63,20 @@ class MembershipRunner:
         self._dial = dial
         self._clock = clock
         self._tasks = tasks
-        self._kept: dict[int, KeptConnection] = {}  # by the identity of what is called
+        self._kept: dict[int, KeptConnection] = {}  # by `id` of its OutgoingConnection
         self._room = asyncio.Semaphore(EXCHANGES_MAX)
-        self._news = asyncio.Event()  # an exchange has ended
+        self._news = asyncio.Event()  # a probe ended
         self._listed: Mapping[str, ListedNode] = {}
 
     async def run(self) -> None:
-        """Make the rounds until cancelled."""
-        async with asyncio.TaskGroup() as asking:
+        """Run the prober until cancelled."""
+        async with asyncio.TaskGroup() as probes:
             while True:
                 self._news.clear()
                 for each in self._prober.tick(self._clock.now()):
                     match each:
                         case Probe():
-                            asking.create_task(self._exchange_in_turn(each))
+                            probes.create_task(self._exchange_in_turn(each))
                         case OutgoingConnection():
                             self._keep_up(each)
                 for outgoing in self._prober.dropped():
@@ -86,12 +86,14 @@ class MembershipRunner:
                 await self._pause()
 
     async def _pause(self) -> None:
-        """Wait until a tick is due."""
+        """Wait until a tick is due or a probe ends."""
         while True:
             deadline = self._prober.deadline
             left = CHECK_INTERVAL if deadline is None else deadline - self._clock.now()
             if left <= 0:
-                await asyncio.sleep(0)  # what is always due is not all there is to do
+                await asyncio.sleep(
+                    0
+                )  # a deadline that is always due must not block other tasks
                 return
             try:
                 async with asyncio.timeout(min(left, CHECK_INTERVAL)):
@@ -101,7 +103,7 @@ class MembershipRunner:
             self._news.clear()
 
     async def _exchange_in_turn(self, exchange: Probe) -> None:
-        """Make one connection, and tell why it ended."""
+        """Run one probe, and report why it ended."""
         reason = "cut off"
         try:
             async with self._room:
@@ -132,7 +134,7 @@ class MembershipRunner:
         except TimeoutError:
             return f"no answer from {outgoing.url} within {exchange.timeout:g} s"
         except Exception:
-            # A bug in the session: it must not take the other connections with it.
+            # A bug in one session must not end the other connections.
             log.exception("broken wire=%s peer=%s", self._wire, outgoing.url)
             return "internal error"
 
@@ -143,7 +145,7 @@ class MembershipRunner:
         task.add_done_callback(self.connections.discard)
 
     def _log_changes(self) -> None:
-        """Log whose state has changed."""
+        """Log nodes whose state changed."""
         before = self._listed
         self._listed = {
             each.name or each.address: each for each in self._prober.nodes()
@@ -151,7 +153,7 @@ class MembershipRunner:
         for name, each in self._listed.items():
             known = before.get(name)
             if known is None or known.state != each.state:
-                # One without an address is this machine, which is no news to it.
+                # A node without an address is this machine: log it at DEBUG only.
                 log.log(
                     logging.INFO if each.address else logging.DEBUG,
                     "node wire=%s name=%r address=%s state=%r remark=%r",
@@ -164,5 +166,5 @@ class MembershipRunner:
 
 
 def _expect_no_peer(said: PeerMessage) -> None:
-    """Take what a session of an exchange says, which is to be nothing."""
-    raise AssertionError(f"nobody is met in an exchange: {said}")
+    """Fail: the session of a probe reports no peers."""
+    raise AssertionError(f"a probe's session reported a peer: {said}")

@@ -1,8 +1,8 @@
 """Limits how often peers may change their offers.
 
-Each model that comes or goes is a fact to be stored, and a peer may have hundreds of
-models and change them at any rate.  A burst of changes passes at once; later changes
-are delayed, and the last offer counts.
+Each model that is added or removed is a stored fact, and a peer may have hundreds of
+models and change them at any rate.  A burst of changes applies at once; later changes
+are delayed, and the latest offers replace earlier ones.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from typing import TypeAlias
 from shoal.domain.worker import Offer
 from shoal.transports.clock import Clock, Timer
 
-CHANGES_AT_ONCE = 512  # models that come or go
-CHANGES_EVERY = 1 / 32  # seconds from one of them to the next in the long run
-PEERS_FIRST = 64  # peers at which those that may change again are looked for
+CHANGES_AT_ONCE = 512  # models added or removed in one burst
+CHANGES_EVERY = 1 / 32  # seconds per change in the long run
+PEERS_FIRST = 64  # peers at which states that no longer limit are first evicted
 
 ApplyOffers: TypeAlias = Callable[[tuple[Offer, ...]], int]
-"""Takes offers; returns how many models have changed by them."""
+"""Applies offers; returns the number of models that changed."""
 
 
 @dataclass(slots=True)
 class _OfferState:
-    """What a peer said since it was heard last.
+    """The rate limit of one peer, and the offers that wait for it.
 
-    ``spent_until`` is when all its changes would have come, had they come one by one.
+    ``spent_until`` is when all changes so far would be done at the long-term rate.
     """
 
     spent_until: float = 0.0
@@ -33,7 +33,7 @@ class _OfferState:
 
 
 class OfferRateLimiter:
-    """All peers, by their names: one that comes back goes on where it was."""
+    """The limits of all peers, by name: reconnecting does not reset a limit."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,20 +41,18 @@ class OfferRateLimiter:
         self._clear_at = PEERS_FIRST
 
     def submit(self, peer: str, offers: tuple[Offer, ...], take: ApplyOffers) -> None:
-        """Pass on what a peer offers, now or as soon as it may change that."""
+        """Apply a peer's offers now, or as soon as its limit permits."""
         self._clear()
         stock = self._stocks.setdefault(peer, _OfferState())
         stock.offers = offers
-        heard_from = stock.spent_until - CHANGES_AT_ONCE * CHANGES_EVERY
-        if self._clock.now() >= heard_from:
+        due = stock.spent_until - CHANGES_AT_ONCE * CHANGES_EVERY
+        if self._clock.now() >= due:
             self._pass_on(stock, take)
         elif stock.timer is None:
-            stock.timer = self._clock.call_at(
-                heard_from, lambda: self._pass_on(stock, take)
-            )
+            stock.timer = self._clock.call_at(due, lambda: self._pass_on(stock, take))
 
     def on_peer_left(self, peer: str) -> None:
-        """Forget what a peer said last: it has gone."""
+        """Drop the pending offers of a peer that left."""
         stock = self._stocks.get(peer)
         if stock is not None and stock.timer is not None:
             stock.timer.cancel()
@@ -70,7 +68,7 @@ class OfferRateLimiter:
         stock.spent_until = begin + max(1, take(offers)) * CHANGES_EVERY
 
     def _clear(self) -> None:
-        # Only now and then: it looks at all of them.
+        # Rarely, because it iterates over all peers.
         if len(self._stocks) < self._clear_at:
             return
         now = self._clock.now()

@@ -1,4 +1,4 @@
-"""Keeps outbound connections open: dials, and dials again with backoff."""
+"""Keeps outbound connections open: dials, and redials with backoff."""
 
 import asyncio
 import logging
@@ -12,9 +12,9 @@ from shoal.protocols.seam.endpoints import OutgoingConnection
 from shoal.transports.clock import Clock
 from shoal.transports.link import Link, LinkClosed
 
-RETRY_FIRST = 0.5  # seconds before a peer is called again
-RETRY_MAX = 30.0
-STEADY_AFTER = 10.0  # seconds of connection after which retries begin anew
+RETRY_FIRST = 0.5  # seconds before the first redial
+RETRY_MAX = 30.0  # seconds
+STEADY_AFTER = 10.0  # seconds of connection after which the backoff resets
 
 log = logging.getLogger("shoal.calling")
 
@@ -33,23 +33,23 @@ class Dial(Protocol):
 
 
 class DialTarget(Protocol):
-    """What is to be connected to, for as long as it is ``wanted``."""
+    """A target to keep connected while it is ``wanted``."""
 
     changed: asyncio.Event
-    """Set when that has become something else, or nothing."""
+    """Set when the target changes or is no longer wanted."""
 
     @property
     def wanted(self) -> bool:
-        """Whether there is still a point in it."""
+        """Whether to keep dialling."""
         ...
 
     def next_attempt(self, now: float) -> OutgoingConnection | None:
-        """Return how to connect; None: for now not at all."""
+        """Return how to connect; None: not now."""
         ...
 
 
 class FixedTarget:
-    """An aim that stays as it is."""
+    """A target that never changes."""
 
     wanted = True
 
@@ -63,7 +63,7 @@ class FixedTarget:
 
 
 class OutboundConnections:
-    """Connections that we open, and open again when they end."""
+    """Connections that Shoal dials, and redials when they end."""
 
     def __init__(
         self, serve: ServeSession, dial: Dial, clock: Clock, random: Random
@@ -76,15 +76,15 @@ class OutboundConnections:
         self._stopping = False
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Stop dialling; open connections stay open."""
         self._stopping = True
         for aim in self._aims:
             aim.changed.set()
 
     async def maintain(self, wire: str, aim: DialTarget) -> None:
-        """Keep a connection up until that is not wanted, or ``stop`` is called.
+        """Keep a connection open until it is not wanted, or ``stop`` is called.
 
-        One that is there then goes on until it ends by itself.
+        A connection that is open by then is served until it ends.
         """
         self._aims.add(aim)
         try:
@@ -94,29 +94,29 @@ class OutboundConnections:
 
     async def _keep_up(self, wire: str, aim: DialTarget) -> None:
         delay = RETRY_FIRST
-        told = False  # that nobody answers, which is said once and not for each try
+        warned = False  # log a failure once, and not for each attempt
         while aim.wanted and not self._stopping:
             began = self._clock.now()
             if (outgoing := aim.next_attempt(began)) is not None:
                 failure = await self._connect(wire, outgoing)
-                if failure is not None and not told:
+                if failure is not None and not warned:
                     log.warning(
-                        "unreached wire=%s reason=%r; trying again", wire, failure
+                        "unreachable wire=%s reason=%r; retrying", wire, failure
                     )
-                told = failure is not None
+                warned = failure is not None
             if self._clock.now() - began > STEADY_AFTER:
                 delay = RETRY_FIRST
             if await self._pause(aim, delay):
                 delay = RETRY_FIRST
                 if self._stopping:
                     return
-                # Who changes all the time is not called all the time.
+                # Limits the dial rate for a target that changes continually.
                 await asyncio.sleep(delay * self._random.uniform(0.5, 1.0))
             else:
                 delay = min(delay * 2, RETRY_MAX)
 
     async def _connect(self, wire: str, outgoing: OutgoingConnection) -> str | None:
-        """Connect, and serve until the end; say why it did not come about, if so."""
+        """Connect and serve until the end; return why dialling failed, if it did."""
         try:
             async with self._dial(
                 outgoing.url,
@@ -133,11 +133,11 @@ class OutboundConnections:
             return str(closed)
 
     async def _pause(self, aim: DialTarget, delay: float) -> bool:
-        """Wait about so many seconds; return early with True if the aim changes."""
+        """Wait for about ``delay`` seconds; return True early if the target changes."""
         if self._stopping:
             return False
         aim.changed.clear()
-        # Spread out, for a peer that restarts sees all the others at once.
+        # Jitter: after a restart of a peer, all its peers redial it.
         pause = delay * self._random.uniform(0.5, 1.0)
         with suppress(TimeoutError):
             async with asyncio.timeout(pause):

@@ -1,9 +1,9 @@
 """The models of one peer, each of which is a worker of the pool.
 
-A peer has one number of slots for all its models, but no wire says so.  Jobs that run
-under one model therefore count as load of the others, as do the jobs that other
-coordinators have there: a busy peer gets a second job only if no other worker is free,
-and then queues or rejects it.
+A peer shares its slots between all its models, but no wire reports that.  A job that
+runs on one model therefore counts as load of the others, as do jobs of other
+coordinators: a busy peer gets a second job only if no other worker is free, and then
+queues or rejects it.
 """
 
 import logging
@@ -34,9 +34,9 @@ from shoal.domain.vocabulary import (
 from shoal.domain.work import ANY_MODEL, NamedWork
 from shoal.domain.worker import Offer, WorkerLoad
 
-MODELS_MAX = 256  # models of one peer; more are left out
-NAME_MAX = 256  # characters of a peer's name, and of a model's
-ENDED_MAX = 256  # jobs of a peer that ended last, for receipts that come after them
+MODELS_MAX = 256  # models per peer; further ones are ignored
+NAME_MAX = 256  # characters of the name of a peer or a model
+ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
 UNLOADED = "not loaded any more"
 
@@ -44,16 +44,16 @@ log = logging.getLogger("shoal.crowd")
 
 
 class PeerModel:
-    """One model of a peer, as the hub sees a worker's connection."""
+    """One model of a peer; for the hub, it is a worker's connection."""
 
     def __init__(self, name: str, models: "PeerModels", offer: Offer) -> None:
         self.accepts = models.peer.accepts
         self.id = WorkerId(f"{models.wire}:{name}")
-        self.wanted_offer: Offer | None = offer  # None: it is to leave
-        self.load = WorkerLoad()  # as the pool was told
+        self.wanted_offer: Offer | None = offer  # None: it leaves
+        self.load = WorkerLoad()  # as last reported to the pool
         self._name = name
         self._models = models
-        self._offer = offer  # that it has joined with
+        self._offer = offer  # the offer that it joined with
         self._retired = False
         self.port: WorkerPort = models.hub.connect(self, models.wire, models.via)
 
@@ -64,7 +64,7 @@ class PeerModel:
         self._models.peer.disconnect(reason, code, text)
 
     def with_model_name(self, job: RunJob) -> RunJob:
-        """Return a job for any model as one for this: the peer may have others."""
+        """Name this model in a job for any model: the peer may have others."""
         if self._models.is_sole_worker:
             return job
         work, models = job.work, self._offer.models
@@ -75,24 +75,24 @@ class PeerModel:
 
     @property
     def is_current(self) -> bool:
-        """Whether the pool knows it as it wants to be known."""
+        """Whether the pool has the latest offer of this model."""
         return self._offer == self.wanted_offer and not self._retired
 
     def join(self, offer: Offer) -> None:
-        """Come into the pool, or come in anew."""
+        """Join the pool, or rejoin it with another offer."""
         self._offer = self.wanted_offer = offer
         self._retired = False
         self.load = WorkerLoad()
         self.port.on_event(Joined(self._name, offer))
 
     def update_load(self, condition: WorkerLoad) -> None:
-        """Tell the pool how much it can take, if that has changed."""
+        """Report the load to the pool, if it changed."""
         if condition is not self.load and condition != self.load:
             self.load = condition
             self.port.on_event(LoadChanged(condition))
 
     def drain(self) -> None:
-        """Take nothing new, and leave when there is nothing left to do."""
+        """Refuse new jobs, and leave when the running ones end."""
         self.wanted_offer = None
         if not self._retired:
             self._retired = True
@@ -100,11 +100,11 @@ class PeerModel:
 
 
 class PeerModels:
-    """All models of one peer; ``name`` is the peer's, as it stands in workers' names.
+    """All models of one peer; ``name`` is the peer's name within worker names.
 
-    ``via`` is None for a peer that is one worker itself: it has one offer, and what it
-    says is about that, also if its job was given to another connection.  Messages of
-    the hub to any model go to ``peer``.
+    ``via`` is None for a peer that is a single worker: it has one offer, and all its
+    messages are about that, even if another connection got the job.  Commands of the
+    hub to any model go to ``peer``.
     """
 
     def __init__(
@@ -124,22 +124,22 @@ class PeerModels:
         self._changed = changed
         self._models: dict[str, PeerModel] = {}
         self._running: dict[tuple[JobId, LeaseNumber], PeerModel] = {}
-        self._ended: dict[JobId, PeerModel] = {}  # the oldest first
+        self._ended: dict[JobId, PeerModel] = {}  # oldest first
         self._load = WorkerLoad()
         self._draining: Draining | None = None
         self._warned = False
 
     @property
     def is_sole_worker(self) -> bool:
-        """Whether the peer is one worker, rather than one for each model."""
+        """Whether the peer is a single worker, and not one worker per model."""
         return self.via is None
 
     # From the peer.
 
     def on_offers(self, offers: tuple[Offer, ...]) -> int:
-        """Take what the peer can run from now on; return how many models changed.
+        """Replace the peer's offers; return the number of models that changed.
 
-        A model that is busy goes on with what it has before it leaves, or joins anew.
+        A busy model finishes its jobs before it leaves or rejoins.
         """
         wanted = self._usable(offers)
         changes = 0
@@ -160,26 +160,26 @@ class PeerModels:
         return changes
 
     def on_chunk(self, word: AnswerChunk) -> None:
-        """Take a piece of an answer: the path of every token."""
+        """Route a piece of an answer: the hot path, once per token."""
         model = self._running.get((word.job_id, word.lease))
         if model is not None:
             model.port.on_event(word)
 
     def on_call_message(self, word: CallsReturned | CallProgress) -> None:
-        """Take what is said of calls: the path of every call in a lane."""
+        """Route an event about function calls: the hot path of a call stream."""
         model = self._running.get((word.job_id, word.lease))
         if model is not None:
             model.port.on_event(word)
 
     def on_result(self, word: Completed | Rejected | Failed) -> None:
-        """Take the end of a job, or what is said of one that was cancelled."""
+        """Route the end of a job, which may have been cancelled."""
         number = (word.job_id, word.lease)
         model = self._end(*number) or self._recent(word.job_id)
         if model is not None:
             model.port.on_event(word)
 
     def on_receipt(self, word: ReceiptSent) -> None:
-        """Take a receipt that comes apart from its answer."""
+        """Route a receipt that is separate from its answer."""
         job_id = word.job_id
         running = (m for (job, _), m in self._running.items() if job == job_id)
         model = next(running, None) or self._recent(job_id)
@@ -187,22 +187,22 @@ class PeerModels:
             model.port.on_event(word)
 
     def on_load(self, condition: WorkerLoad) -> None:
-        """Take how much the peer can take."""
+        """Update the load of the peer."""
         self._load = condition
         self._update_loads()
 
     def on_draining(self, word: Draining) -> None:
-        """Let all models take nothing new, also those that join later."""
+        """Let all models refuse new jobs, including models that join later."""
         self._draining = word
         self.broadcast(word)
 
     def broadcast(self, event: Event) -> None:
-        """Take something that holds for all models."""
+        """Pass an event to all models."""
         for model in self._models.values():
             model.port.on_event(event)
 
     def close(self, reason: str) -> None:
-        """Let all models go with their peer."""
+        """Disconnect all models: the peer has left."""
         for model in self._models.values():
             model.port.on_disconnect(reason)
         self._models.clear()
@@ -212,7 +212,7 @@ class PeerModels:
     # From the hub.
 
     def send(self, model: PeerModel, message: Command) -> bool:
-        """Tell the peer something that is meant for one of its models."""
+        """Send the peer a command for one of its models."""
         if isinstance(message, RunJob):
             message = model.with_model_name(message)
         if not self.peer.send(message):
@@ -221,12 +221,12 @@ class PeerModels:
             self._running[message.job_id, message.lease] = model
             self._update_loads()
         elif isinstance(message, CancelJob) and CancelJob in self.peer.accepts:
-            # Of others it is still to be heard that they are done.
+            # Otherwise the peer cannot cancel, and reports the end of the job.
             self._end(message.job_id, message.lease)
         return True
 
     def rejoin(self) -> bool:
-        """Let models leave or join anew that can by now; say whether all have."""
+        """Let idle models leave or rejoin; return whether all are up to date."""
         for name, model in list(self._models.items()):
             worker = self.hub.pool.workers.get(model.id)
             if model.is_current or (worker is not None and worker.leases):
@@ -238,28 +238,28 @@ class PeerModels:
                 self._join(model, model.wanted_offer)
         return all(model.is_current for model in self._models.values())
 
-    # How it is done.
+    # Internals.
 
     def _usable(self, offers: tuple[Offer, ...]) -> dict[str, Offer]:
-        """Return what can be used of some offers, by the name within the wire."""
+        """Return the valid offers by worker name, without the wire's prefix."""
         if self.is_sole_worker:
             (offer,) = offers
             return {self._name: offer}
-        sound: dict[str, Offer] = {}
+        usable: dict[str, Offer] = {}
         for offer in offers:
             model = ",".join(sorted(offer.models))
-            if len(model) <= NAME_MAX and len(sound) < MODELS_MAX:
+            if len(model) <= NAME_MAX and len(usable) < MODELS_MAX:
                 name = f"{self._name}/{model}" if model else self._name
-                sound.setdefault(name, offer)
-        left_out = len(offers) - len(sound)
+                usable.setdefault(name, offer)
+        left_out = len(offers) - len(usable)
         if left_out and not self._warned:
-            self._warned = True  # it may say so with every heartbeat
+            self._warned = True  # offers may repeat with every heartbeat
             log.warning(
-                "left out peer=%r offers=%d: too many, twice, or names too long",
+                "ignored peer=%r offers=%d: too many, duplicate, or names too long",
                 f"{self.wire}:{self._name}",
                 left_out,
             )
-        return sound
+        return usable
 
     def _join(self, model: PeerModel, offer: Offer) -> None:
         model.join(offer)
@@ -268,8 +268,8 @@ class PeerModels:
         self._update_loads()
 
     def _update_loads(self) -> None:
-        """Tell the pool what has changed of how much each model can take."""
-        if len(self._models) == 1:  # there is nothing beside
+        """Report changed loads of models to the pool."""
+        if len(self._models) == 1:  # no other model adds load
             for model in self._models.values():
                 model.update_load(self._load)
             return
@@ -280,13 +280,13 @@ class PeerModels:
             model.update_load(replace(self._load, queued=queued))
 
     def _recent(self, job_id: JobId) -> PeerModel | None:
-        """Return the model that a job was for which ran here before."""
+        """Return the model of a job that ended recently."""
         if self.is_sole_worker:
             return self._models.get(self._name)
         return self._ended.get(job_id)
 
     def _end(self, job_id: JobId, lease: LeaseNumber) -> PeerModel | None:
-        """Note that a job is over at the peer; return the model that it was for."""
+        """Record that a job ended at the peer; return its model."""
         model = self._running.pop((job_id, lease), None)
         if model is None:
             return None

@@ -25,14 +25,14 @@ log = logging.getLogger("shoal.switching")
 
 
 class RelayLink(Link, Protocol):
-    """A link that takes many messages at once, without waiting."""
+    """A link that writes many messages at once, without waiting."""
 
     def pack(self, data: Data) -> Data:
-        """Return a message as ``write`` takes it: the same for all links of a type."""
+        """Encode a message for ``write``; the result fits all links of this type."""
         ...
 
     def write(self, packs: Sequence[Data]) -> None:
-        """Write messages together; what there is no room for is kept.
+        """Write messages together; what does not fit is buffered.
 
         Raises LinkClosed if the link has ended.
         """
@@ -40,27 +40,27 @@ class RelayLink(Link, Protocol):
 
     @property
     def unread(self) -> int:
-        """How many bytes are kept until there is room for them."""
+        """Number of buffered bytes."""
         ...
 
     def abort(self) -> None:
-        """End the link at once, with what is kept for it."""
+        """Close the link at once and discard its buffer."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _RelayedLink:
-    """A link that is open until ``ended`` says why not."""
+    """A link of the relay; ``ended`` gets the reason when it ends."""
 
     link: RelayLink
     ended: asyncio.Future[ConnectionEnd]
 
 
 class RelayRunner:
-    """A switch and its links.
+    """A relay machine and its links.
 
-    Each link has a task that reads; what comes of it is written at once, one write for
-    each link that gets something.  A link that does not read is cut off.
+    Each link has a task that reads; the outputs of the machine are written at once, in
+    one write per receiving link.  A link that stops reading is disconnected.
     """
 
     def __init__(self, wire: str, switch: RelayMachine, clock: Clock) -> None:
@@ -68,7 +68,7 @@ class RelayRunner:
         self._machine = switch
         self._clock = clock
         self._lines: dict[int, _RelayedLink] = {}
-        self._gone: list[int] = []  # of which the switch does not know yet
+        self._gone: list[int] = []  # closed links that the machine does not know of yet
         self._numbers = count(1)
         self._timer: Timer | None = None
         self._timer_due = 0.0
@@ -77,14 +77,14 @@ class RelayRunner:
         return len(self._lines)
 
     async def serve(self, link: RelayLink, hello: UpgradeRequest) -> ConnectionEnd:
-        """Switch for a link until it ends; return why it did.
+        """Relay for a link until it ends; return the reason.
 
-        Raises nothing but CancelledError: a bug in the switch ends the link.
+        Raises only CancelledError: a bug in the machine ends the link.
         """
         number = next(self._numbers)
         ended = asyncio.get_running_loop().create_future()
         self._lines[number] = line = _RelayedLink(link, ended)
-        # That the coordinator takes part itself is no news.
+        # A local link is the coordinator itself: log it at DEBUG only.
         level = logging.DEBUG if isinstance(link, LocalLink) else logging.INFO
         log.log(level, "connected wire=%s peer=%s", self._wire, link.peer)
         end = ConnectionEnd("cut off")
@@ -104,7 +104,7 @@ class RelayRunner:
         return end
 
     def disconnect_all(self, reason: str) -> None:
-        """End all links; whoever is at the other end may come back."""
+        """Disconnect all links; peers may reconnect."""
         for line in list(self._lines.values()):
             _set_end(line, ConnectionEnd(reason, CloseCode.GOING_AWAY, reason))
 
@@ -125,12 +125,12 @@ class RelayRunner:
                     self._perform(switch.receive(number, batch, time))
                     if (pause := switch.read_delay(number, time)) > 0:
                         await asyncio.sleep(pause)
-                # A link that always has something never waits, and so never yields.
+                # Yield: a link that always has data never waits.
                 await asyncio.sleep(0)
         except LinkClosed as closed:
             _set_end(line, _connection_lost(closed))
         except Exception:
-            # The switch's bug, or ours: it must not take the other links with it.
+            # A bug in the machine, or here, must not end the other links.
             log.exception("broken wire=%s peer=%s", self._wire, link.peer)
             _set_end(
                 line,
@@ -140,13 +140,13 @@ class RelayRunner:
             )
 
     def _perform(self, outputs: Sequence[RelaySend | RelayBroadcast]) -> None:
-        """Write what is to be written, end what is to be ended, and what follows."""
+        """Write outputs, end links, and report ended links to the machine."""
         self._write_outputs(outputs)
         while self._gone:
             try:
                 outputs = self._machine.link_closed(self._gone.pop(), self._clock.now())
             except Exception:
-                # Nobody is left whose end it could be.
+                # The link is closed already, so there is none to end.
                 log.exception("broken wire=%s", self._wire)
             else:
                 self._write_outputs(outputs)
@@ -194,19 +194,19 @@ class RelayRunner:
             self._end(number, STOPPED_READING)
 
     def _end(self, number: int, end: ConnectionEnd) -> None:
-        """Take a link away from the switch; who serves it closes it."""
+        """Remove a link from the relay; `serve` closes it."""
         line = self._lines.pop(number, None)
         if line is not None:
             _set_end(line, end)
             self._gone.append(number)
 
     def _set_timer(self) -> None:
-        """Have the switch ticked at its deadline."""
+        """Set the timer to the machine's deadline."""
         deadline = self._machine.deadline
         if deadline is None:
             return
         if self._timer is not None:
-            # The deadline mostly moves away: the timer finds that out when it fires.
+            # The deadline usually moves later: the timer checks it when it fires.
             if self._timer_due <= deadline:
                 return
             self._timer.cancel()
@@ -222,7 +222,7 @@ class RelayRunner:
 
 
 def _set_end(line: _RelayedLink, end: ConnectionEnd) -> None:
-    """Record the first reason to stop."""
+    """Record why the link ends; the first reason counts."""
     if not line.ended.done():
         line.ended.set_result(end)
 
@@ -231,12 +231,12 @@ def _connection_lost(closed: LinkClosed) -> ConnectionEnd:
     return ConnectionEnd(str(closed), closed.code, closed.text, by_peer=True)
 
 
-RESTART_AFTER = 1.0  # seconds after which a session that has ended is begun anew
+RESTART_AFTER = 1.0  # seconds until an ended session restarts
 
 ServeSession: TypeAlias = Callable[
     [str, MultiPeerSession, Link], Coroutine[Any, Any, ConnectionEnd]
 ]
-"""Takes the wire, a session and its link; runs it until it ends."""
+"""Takes the wire, a session and its link; runs the session until it ends."""
 
 
 async def run_relay_member(
@@ -246,10 +246,10 @@ async def run_relay_member(
     serve: ServeSession,
     clock: Clock,
 ) -> None:
-    """Take part until cancelled."""
+    """Run the coordinator's own session on a relay until cancelled."""
     while True:
-        ours, theirs = local_links("coordinator", "switch")
+        local, remote = local_links("coordinator", "switch")
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(switching.serve(theirs, UpgradeRequest(path="")))
-            await serve(wire, begin(clock.now()), ours)
+            tasks.create_task(switching.serve(remote, UpgradeRequest(path="")))
+            await serve(wire, begin(clock.now()), local)
         await asyncio.sleep(RESTART_AFTER)

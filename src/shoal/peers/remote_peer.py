@@ -1,4 +1,4 @@
-"""One peer, which runs jobs for this coordinator and may submit jobs to it."""
+"""A remote peer, which runs jobs for this coordinator and may submit jobs to it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,21 +38,21 @@ from shoal.protocols.seam.multi_peer import PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import CloseCode
 from shoal.transports.driver import Driver
 
-PENDING_MAX = 64  # said by a peer while it is stored that it was let in
+PENDING_MAX = 64  # messages held while the peer's admission is stored
 
 PEER_COMMANDS: frozenset[type] = frozenset(
     {RunJob, Dismiss, PushCalls, CancelCalls, SendBlob}
 )
-"""What every peer may be told, if its wire can express it."""
+"""The commands for every peer, if its wire can encode them."""
 
 MAY_NOT_SUBMIT = (
-    "this peer may not ask for work here, for it was let in as a worker: let it "
-    "present the passcode of the cluster"
+    "this peer may not submit jobs here, because it was admitted as a worker: to "
+    "submit jobs, it must present the passcode of the cluster"
 )
 
 
 class ModelSharing(Protocol):
-    """Answers what peers say about models to be copied."""
+    """Answers messages of peers about copies of models."""
 
     def on_message(
         self,
@@ -61,20 +61,20 @@ class ModelSharing(Protocol):
         say: Callable[[ModelMessage], bool],
         room: WaitForRoom,
     ) -> None:
-        """Take a word, and never wait.
+        """Process a message without waiting.
 
-        ``peer`` tells peers apart.  ``say`` tells it something, unless it has gone, and
-        ``room`` waits until it has read most of that.
+        ``peer`` identifies the peer.  ``say`` sends it a message, unless it has left,
+        and ``room`` waits until it has read most of what was sent.
         """
         ...
 
     def on_peer_left(self, peer: str) -> None:
-        """Take note that a peer has left."""
+        """End the transfers of a peer that left."""
         ...
 
 
 class NoModelSharing:
-    """Says that there are no models to be copied here."""
+    """Answers that no models are available here."""
 
     def on_message(
         self,
@@ -92,7 +92,7 @@ class NoModelSharing:
 
 @dataclass(frozen=True, slots=True)
 class PeerContext:
-    """What all peers have to do with."""
+    """What all remote peers share."""
 
     hub: Hub
     sharing: ModelSharing
@@ -101,11 +101,11 @@ class PeerContext:
 
 
 class RemotePeer:
-    """A peer that was met, until it has left.
+    """A peer, from the time it joins until it leaves.
 
-    ``name`` is its identity, ``key`` what its connection calls it, and ``begin`` starts
-    tasks of the connection.  ``changed`` is called when ``renew`` is wanted, and
-    ``left`` once with the reason.
+    ``name`` is its identity, ``key`` its key in the session, and ``begin`` starts tasks
+    of the connection.  ``changed`` requests calls of ``rejoin_models``; ``left`` is
+    called once, with the reason.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class RemotePeer:
         self._driver = driver
         self._left = left
         self._gone = False
-        self._pending: list[Event | Command] = []  # until it is let in
+        self._pending: list[Event | Command] = []  # until it is admitted
         self._models = PeerModels(
             around.hub,
             wire,
@@ -155,14 +155,14 @@ class RemotePeer:
         )
 
     def admit(self) -> None:
-        """Let it in: what it has said since it was met counts from now on."""
+        """Admit the peer, and process the messages that were held."""
         self.admitted = True
-        unheard, self._pending = self._pending, []
-        for word in unheard:
-            self.on_message(word)
+        pending, self._pending = self._pending, []
+        for message in pending:
+            self.on_message(message)
 
     def on_message(self, word: Event | Command) -> None:
-        """Take what the peer says."""
+        """Process a message of the peer."""
         if not self.admitted:
             self._hold(word)
             return
@@ -199,18 +199,18 @@ class RemotePeer:
             case BlobMissing(digest):
                 self._blobs.resend(self, digest)
             case CallMessage():
-                pass  # lanes are for our own workers
+                pass  # call streams are for Shoal's own workers
             case ModelMessage():
                 self._sharing.on_message(
                     self.name, word, self._send, self._driver.wait_for_room
                 )
 
     def rejoin_models(self) -> bool:
-        """Let models join anew that can by now; say whether all have."""
+        """Let idle models rejoin; return whether all are up to date."""
         return not self.admitted or self._models.rejoin()
 
     def leave(self, reason: str) -> None:
-        """Take note that the peer has gone, or has to be taken as gone."""
+        """Remove the peer: it left, or is treated as if it had."""
         if self._gone:
             return
         self._gone = True
@@ -224,7 +224,7 @@ class RemotePeer:
         self._left(self, reason)
 
     def dismiss(self, reason: str) -> None:
-        """Send the peer away."""
+        """Dismiss the peer."""
         if not self._gone:
             self._driver.send(ToPeer(self.key, Dismiss(reason)))
             self.leave(reason)
@@ -239,14 +239,14 @@ class RemotePeer:
     # From the hub.
 
     def send(self, message: Command) -> bool:
-        """Tell the peer something."""
+        """Send a command to the peer."""
         if isinstance(message, Dismiss):
             self.dismiss(message.reason)
             return True
         return self._send(message)
 
     def disconnect(self, reason: str, code: int, text: str) -> None:
-        """Send the peer away; or end its connection, if everybody is to go for now."""
+        """Dismiss the peer; if the coordinator is going away, close its connection."""
         if code == CloseCode.GOING_AWAY:
             self._driver.disconnect(reason, code, text)
         else:
@@ -256,7 +256,7 @@ class RemotePeer:
         if self._gone:
             return
         if len(self._pending) >= PENDING_MAX:
-            self.dismiss(f"said more than {PENDING_MAX} things before it was let in")
+            self.dismiss(f"said more than {PENDING_MAX} things before it was admitted")
         else:
             self._pending.append(word)
 

@@ -1,1 +1,1 @@
-"""The seam between worker protocols and the rest: what every wire has."""
+"""The interface between worker protocols and the rest: what every wire has."""

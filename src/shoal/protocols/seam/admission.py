@@ -1,4 +1,4 @@
-"""What a worker presents to join, and what decides whether it may."""
+"""What a worker presents to join, and the check of it."""
 
 import hashlib
 import hmac
@@ -12,10 +12,10 @@ from shoal.domain.errors import NotAdmitted
 
 @dataclass(frozen=True, slots=True)
 class TokenProof:
-    """What shows that a peer has a token, without the token itself.
+    """Proof that a peer has a token, without the token itself.
 
-    ``hint`` is the beginning of ``hint_of`` the token, and ``made_with`` says whether
-    it was made with the token of this SHA-256 digest.
+    ``hint`` is the ``token_hint`` of the token, and ``matches`` returns whether the
+    proof was made with the token of this SHA-256 digest.
     """
 
     hint: bytes
@@ -26,13 +26,13 @@ TOKEN_HINT_SIZE = 8  # bytes
 
 
 def token_hint(digest: bytes) -> bytes:
-    """Return what tells which token is meant, of its digest, and nothing more."""
+    """Return a prefix that identifies a token by its digest, but reveals no more."""
     return hashlib.sha256(b"shoal token hint v1\n" + digest).digest()[:TOKEN_HINT_SIZE]
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """A worker that wants to join: what it presents, and what it would bring."""
+    """A worker that wants to join: its token, name, models and address."""
 
     token: str | TokenProof
     name: str
@@ -42,9 +42,9 @@ class JoinRequest:
 
 @dataclass(frozen=True, slots=True)
 class AdmissionGrant:
-    """Leave to join, by the join token of this id; empty: by none of them.
+    """Permission to join by the join token of this id; empty: by no join token.
 
-    ``worker`` is who is bound to a token that only so many may use.
+    ``worker`` is the worker to bind to a token with limited uses.
     """
 
     token_id: str = ""
@@ -54,14 +54,14 @@ class AdmissionGrant:
 NO_JOIN_TOKEN = AdmissionGrant()
 
 AdmissionCheck: TypeAlias = Callable[[JoinRequest], AdmissionGrant]
-"""Decides whether a worker may join; raises NotAdmitted, saying why not."""
+"""Decides whether a worker may join; raises NotAdmitted with the reason."""
 
 
 WRONG_TOKEN = "Invalid token"
 
 
 def require_token(token: str) -> AdmissionCheck:
-    """Let in whoever presents ``token``; if that is empty, everybody."""
+    """Return a check that requires ``token``; an empty one admits every worker."""
 
     def admit(applicant: JoinRequest) -> AdmissionGrant:
         if proves_token(applicant.token, token):
@@ -72,32 +72,32 @@ def require_token(token: str) -> AdmissionCheck:
 
 
 def token_matches(presented: str, token: str) -> bool:
-    """Say whether what was presented will do; if ``token`` is empty, anything does."""
+    """Return whether a presented token is ``token``, or ``token`` is empty."""
     given, wanted = (each.encode(errors="replace") for each in (presented, token))
     return not token or hmac.compare_digest(given, wanted)
 
 
 def proves_token(presented: str | TokenProof, token: str) -> bool:
-    """Say whether what was presented, or what was proved to be there, will do."""
+    """Return whether a token or a proof matches ``token``, or ``token`` is empty."""
     if isinstance(presented, TokenProof):
         return not token or presented.matches(digest_of(token))
     return token_matches(presented, token)
 
 
 class Throttle(Protocol):
-    """Counts the wrong secrets that come from an address."""
+    """Counts wrong secrets per address."""
 
     def check(self, address: str) -> None:
-        """Raise Unavailable if there were too many for another to be looked at now."""
+        """Raise Unavailable if the address had too many failures recently."""
         ...
 
     def failed(self, address: str) -> None:
-        """Count one."""
+        """Count a wrong secret."""
         ...
 
 
 class NoThrottle:
-    """Lets everybody guess."""
+    """Does not limit attempts."""
 
     def check(self, address: str) -> None:
         pass

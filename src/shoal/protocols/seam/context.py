@@ -1,4 +1,4 @@
-"""What a wire's endpoints are given of the coordinator or the worker around them."""
+"""What a coordinator or a worker provides to a wire's endpoints."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from shoal.protocols.seam.session import WorkerEnd
 
 
 class Identity(Protocol):
-    """The key pair that a machine is known by, on wires that know machines by keys.
+    """A machine's key pairs, on wires that identify machines by keys.
 
-    ``public_key`` is Ed25519's, ``exchange_key`` X25519's; both have 32 bytes.
+    ``public_key`` is an Ed25519 key, ``exchange_key`` an X25519 key, of 32 bytes each.
     """
 
     public_key: bytes
     exchange_key: bytes
 
     def sign(self, message: bytes) -> bytes:
-        """Return the signature, of 64 bytes."""
+        """Return the signature, 64 bytes."""
         ...
 
     def exchange(self, public_key: bytes) -> bytes:
-        """Return what is shared with the owner of an X25519 key: 32 bytes, unhashed.
+        """Return the secret shared with the owner of an X25519 key, 32 bytes, unhashed.
 
-        Raises ValueError for a key that shares the same with everybody.
+        Raises ValueError for a key of low order, whose shared secret is public.
         """
         ...
 
@@ -43,15 +43,15 @@ def _ignore(text: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolContext:
-    """What a protocol's endpoints have to know of the coordinator around them.
+    """What a coordinator provides to a protocol's endpoints.
 
-    ``start`` is in milliseconds since the epoch, and grows with every start.  ``draw``
-    returns that many random bytes.  ``verifies`` says whether a signature (second) of a
-    message (third) was made by the owner of a public key (first).  ``epoch`` is as in
-    ``Member``, and ``name`` is what the machine is called.  ``guesses`` counts wrong
-    secrets that are not presented to ``admission``, and ``token`` is what workers
-    present where theirs has none.  ``warn`` tells people what they had better know, and
-    ``contacts`` are peers that may speak any wire.
+    ``start`` is in milliseconds since the epoch, and grows with every start.
+    ``random_bytes`` returns that many random bytes.  ``verify`` takes a public key, a
+    signature and a message.  ``epoch`` is as in ``WorkerProfile``, and ``name`` is the
+    name of the machine.  ``throttle`` counts wrong secrets that are not presented to
+    ``admission``, and ``token`` is the token of workers on wires that configure none.
+    ``warn`` logs a warning for the operator, and ``peer_addresses`` are peers that may
+    speak any wire.
     """
 
     start: int
@@ -69,19 +69,19 @@ class ProtocolContext:
 
 
 def _no_randomness(size: int) -> bytes:
-    raise AssertionError("a member that draws secrets was given no source of them")
+    raise AssertionError("this worker profile has no source of random bytes")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerProfile:
     """How a worker presents itself to a coordinator, for one model.
 
-    ``only_for`` names the keys that it works for; empty: all.  ``identity`` is there
-    where the wire ``signs``.  ``epoch`` is the Unix time at which the clock passed as
-    ``now`` was at 0.  ``offers`` is what it can run when it begins, where one
-    connection stands for all models, and ``direct`` an address at which the coordinator
-    says that it can be reached without HTTP (``tcp://HOST:PORT``).  ``draw`` returns
-    that many random bytes, and ``passcode`` is the cluster's, where a wire has such.
+    ``only_for`` names the keys that it works for; empty: all.  ``identity`` is set if
+    the wire ``signs``.  ``epoch`` is the Unix time at which the clock passed as ``now``
+    was at 0.  ``offers`` lists what the worker can run at the start, if one connection
+    carries all models.  ``direct_url`` is an address without HTTP that the coordinator
+    advertises (``tcp://HOST:PORT``).  ``random_bytes`` returns that many random bytes,
+    and ``passcode`` is the cluster's, on wires that have one.
     """
 
     name: str
@@ -89,7 +89,7 @@ class WorkerProfile:
     slots: int
     token: str = ""
     only_for: frozenset[str] = frozenset()
-    tasks: frozenset[str] = frozenset()  # names of tasks that it does as well
+    tasks: frozenset[str] = frozenset()  # names of tasks that it also runs
     device: DeviceKind = DeviceKind.DESKTOP
     identity: Identity | None = None
     epoch: float = 0.0  # seconds
@@ -101,10 +101,10 @@ class WorkerProfile:
 
 
 class Dialer(Protocol):
-    """A worker's way into one coordinator, across all its connections to it.
+    """A worker's state towards one coordinator, across all connections to it.
 
-    What a worker still runs when a connection breaks lives here, so that the next
-    connection can go on with it.
+    Jobs that still run when a connection breaks are kept here, so that the next
+    connection can continue them.
     """
 
     url: str
@@ -112,9 +112,9 @@ class Dialer(Protocol):
     message_max: int  # bytes
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
-        """Return the session for a new connection, given the headers of the answer."""
+        """Return the session for a new connection; takes the response headers."""
         ...
 
     def why_final(self, code: int, text: str) -> str | None:
-        """Say why there is no point in dialling again after this close, or None."""
+        """Return why redialling is pointless after this close; None: redial."""
         ...

@@ -1,4 +1,4 @@
-"""Ways to connect to peers: what a wire declares, and the program opens."""
+"""Ways to connect to peers: a wire declares them, and the program opens them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,19 +11,19 @@ from shoal.protocols.seam.multi_peer import MultiPeerSession
 
 @dataclass(frozen=True, slots=True)
 class UpgradeRequest:
-    """How a connection introduced itself.  Header names are lower case."""
+    """The request that opens a WebSocket.  Header names are lower case."""
 
     path: str
     query: str = ""  # as sent, without the question mark
     headers: Mapping[str, str] = field(default_factory=dict)
-    address: str = ""  # where it comes from, as the network has it
+    address: str = ""  # network address of the client
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedConnection:
-    """A session for a new connection, and the headers of the answer that opens it.
+    """A session for a new connection, and the response headers.
 
-    A use of a join token that ``admitted`` stands for is to be stored before that.
+    The use of the join token in ``grant`` must be stored before the response is sent.
     """
 
     session: MultiPeerSession
@@ -33,20 +33,20 @@ class AcceptedConnection:
 
 @dataclass(frozen=True, slots=True)
 class WebSocketRoute:
-    """A claim on WebSocket connections.  Of several claims the lowest ``rank`` wins."""
+    """A claim on WebSocket connections; of several, the lowest ``rank`` wins."""
 
     rank: int
     claims: Callable[[UpgradeRequest], bool]
     accept: Callable[[UpgradeRequest, float], AcceptedConnection]
-    """Takes the hello and the time; raises Refused with the wire's close code."""
+    """Takes the request and the time; raises Refused with the wire's close code."""
     message_max: int  # bytes
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecord:
-    """What a listener is announced as on the local network (RFC 6763, DNS-SD).
+    """The announcement of a listener on the local network (RFC 6763, DNS-SD).
 
-    ``kind`` is as in ``_http._tcp``, and ``text`` what its TXT record says.
+    ``kind`` is a service type such as ``_http._tcp``, and ``text`` the TXT record.
     """
 
     kind: str
@@ -55,29 +55,27 @@ class ServiceRecord:
 
 
 class ListenerTls(Enum):
-    """Whether a listener speaks TLS, and who vouches for its certificate."""
+    """Whether a listener uses TLS, and with which certificate."""
 
     NONE = "tcp"
-    COORDINATOR = "tls"  # the coordinator's; without one there is no such listener
-    SELF_SIGNED = (
-        "own tls"  # one that is made at each start, and that nobody vouches for
-    )
+    COORDINATOR = "tls"  # the coordinator's; without one, the listener is not opened
+    SELF_SIGNED = "own tls"  # self-signed, and created at each start
 
 
 class ConnectionGate(Protocol):
-    """Whoever decides about connections before anything is read of them."""
+    """Accepts, delays or rejects connections before they are read."""
 
     def delay(self, address: str, now: float) -> float | None:
-        """Return for how many seconds to leave a connection unread; None: hang up."""
+        """Return the delay in seconds before the first read; None: disconnect."""
         ...
 
     def failed(self, address: str, now: float) -> None:
-        """Take note of a connection that ended before it became one: no TLS."""
+        """Count a connection whose TLS handshake failed."""
         ...
 
 
 class NoGate:
-    """Lets everybody in at once."""
+    """Accepts every connection without delay."""
 
     def delay(self, address: str, now: float) -> float | None:
         return 0.0
@@ -91,25 +89,25 @@ def _ignore_port(port: int) -> None:
 
 
 def plain_label(label: str) -> str:
-    """Return what a listener without TLS is told as."""
+    """Return the advertised label of a listener without TLS."""
     return f"{label}:{ListenerTls.NONE.value}"
 
 
 def bare_label(told: str) -> str:
-    """Return the label in what a listener is told as."""
+    """Return the label within an advertised label."""
     return told.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A TCP port of its own.
+    """A separate TCP port.
 
-    ``port`` is 0 where the system is to choose, and ``spare`` says that it may choose
-    if the port is taken.  ``accept`` takes where a connection comes from, and the time.
-    ``label`` tells a wire's listeners apart, and ``flag`` sets the port.
-    ``handshake_within`` is how many seconds TLS may take to begin, and ``subject`` what
-    a certificate of its own calls it.  ``bound`` is told which port it got, before
-    anything is announced or anybody comes.
+    ``port`` 0 lets the system choose; with ``falls_back`` it also chooses if the port
+    is taken.  ``accept`` takes the client's address and the time.  ``label``
+    distinguishes a wire's listeners, and ``flag`` is the command-line flag that sets
+    the port.  ``tls_timeout`` limits the TLS handshake in seconds, and ``subject`` is
+    the subject of a self-signed certificate.  ``on_bound`` is called with the port
+    before the listener is announced or accepts connections.
     """
 
     port: int
@@ -126,9 +124,9 @@ class Listener:
 
     @property
     def advertised_label(self) -> str:
-        """What it is told as to those who look for its port.
+        """The label under which the coordinator advertises the port.
 
-        Workers see by it whether TLS is spoken there.
+        It tells workers whether the listener uses TLS.
         """
         if not self.label:
             return self.security.value
@@ -138,10 +136,10 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingConnection:
-    """A connection that we keep up: ``tcp://HOST:PORT``, ``tls://..``, or a WebSocket.
+    """A connection to keep open: ``tcp://HOST:PORT``, ``tls://..``, or a WebSocket.
 
-    ``open`` takes the time, once for each time that the connection is made.
-    ``fingerprint`` is that of the certificate that the other end must have.
+    ``new_session`` takes the time, and is called once per connection.  ``fingerprint``
+    is that of the certificate that the server must present.
     """
 
     url: str
@@ -153,10 +151,10 @@ class OutgoingConnection:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A connection that is made once, for a question and its answer.
+    """A connection for one request and its response.
 
-    ``within`` is how many seconds it may take in all.  ``over`` takes why it ended, and
-    the time; it is called once, also if the connection did not come about.
+    ``timeout`` limits the whole exchange in seconds.  ``on_end`` takes the reason for
+    the end and the time; it is called once, even if the connection failed.
     """
 
     outgoing: OutgoingConnection
@@ -166,12 +164,11 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class ListedNode:
-    """A node that a wire keeps an eye on, for people to read.
+    """A node that a wire monitors, for status output.
 
-    ``state`` is in the wire's own words, and ``since`` when it came about, if that is
-    known.  ``rank`` is None for one that does not count for now, and ``weight`` is its
-    share of the work.  ``name`` is empty where it is not known who is there, and
-    ``remark`` says why.
+    ``state`` is in the wire's own terms, and ``since`` is when it began, if known.
+    ``rank`` is None for a node that is not ranked now, and ``weight`` is its share of
+    the work.  ``name`` is empty if the node is unidentified; ``note`` says why.
     """
 
     name: str
@@ -187,33 +184,33 @@ class ListedNode:
 
 @runtime_checkable
 class MembershipProber(Protocol):
-    """Decides whom to call, as time passes: a state machine without I/O.
+    """Decides which nodes to dial, and when: a state machine without I/O.
 
-    An ``Exchange`` is made at once, beside others; an ``Outgoing`` is kept up until it
-    is among those that ``unwanted`` returns.
+    A ``Probe`` starts at once and runs concurrently with others; an
+    ``OutgoingConnection`` is kept open until ``dropped`` returns it.
     """
 
     @property
     def deadline(self) -> float | None:
-        """When ``tick`` is next due; it may change with what sessions hear."""
+        """When ``tick`` is next due; sessions may change it."""
         ...
 
     def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
-        """Return whom to call from now on."""
+        """Return new probes to run and connections to keep open."""
         ...
 
     def dropped(self) -> Sequence[OutgoingConnection]:
-        """Return whom to call no more, of those that ``tick`` returned."""
+        """Return connections from ``tick`` that are no longer wanted."""
         ...
 
     def nodes(self) -> Sequence[ListedNode]:
-        """Return all nodes that it knows of, ourselves among them."""
+        """Return all known nodes, including this one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredService:
-    """A service that was found on the local network."""
+    """A service discovered on the local network."""
 
     name: str
     addresses: tuple[str, ...]
@@ -223,11 +220,11 @@ class DiscoveredService:
 
 @dataclass(frozen=True, slots=True)
 class ServiceBrowser:
-    """A look for services of a kind.
+    """A search for services of a kind.
 
-    ``meet`` takes the time as well; it says how to connect, or None if that is not to
-    be for now, as with one that is connected already.  ``shy`` is one that looks only
-    where what we announce is found by others in their turn.
+    ``on_found`` takes a service and the time, and returns how to connect, or None for
+    not now, for example if the peer is already connected.  A ``reciprocal`` browser
+    runs only if other nodes can find one of Shoal's own announcements.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Layers between a session and a byte stream: they have a session's own methods."""
+"""Layers between a session and a byte stream, with the interface of a session."""
 
 import struct
 from collections.abc import Callable, Sequence
@@ -22,12 +22,10 @@ Heard = TypeVar("Heard", covariant=True)
 
 LENGTH = struct.Struct(">I")
 PREFIX_SIZE = LENGTH.size
-COALESCE_BELOW = (
-    4 << 10
-)  # bytes: smaller pieces are put together, for each takes memory besides
-COPY_BELOW = (
-    64 << 10
-)  # bytes of a message that is not copied to have its length before it
+# Bytes: smaller pieces are joined, because each has a memory overhead.
+COALESCE_BELOW = 4 << 10
+# Bytes: larger messages are not copied to prepend their length.
+COPY_BELOW = 64 << 10
 
 OTHER_PROTOCOLS = {
     b"HTTP": "an answer of HTTP",
@@ -36,16 +34,16 @@ OTHER_PROTOCOLS = {
     b"HEAD": "a request of HTTP",
     b"\x16\x03": "TLS",  # RFC 8446, section 5.1
 }
-"""What else may come where a length is expected, by how it begins."""
+"""What other protocols send where a length is expected, by prefix."""
 
 _size_at = LENGTH.unpack_from
 
 
 class FramedMessage(NamedTuple):
-    """A message that was read into a buffer of its own; ``body`` comes after ``head``.
+    """A message that was read into its own buffer; ``body`` comes after ``head``.
 
-    The buffer is the reader's from now on.  ``checksum`` is the body's, where the link
-    has had it computed while the body came: then it need not be gone through again.
+    The receiver owns the buffer.  ``checksum`` is that of the body, if the link
+    computed it while reading; then the receiver need not compute it again.
     """
 
     head: bytes
@@ -55,67 +53,70 @@ class FramedMessage(NamedTuple):
 
 @runtime_checkable
 class FramedSession(Protocol[Heard]):
-    """A session on a byte stream whose messages a link can cut.
+    """A session on a byte stream that a link can split into messages.
 
-    Each body then is read straight into where it stays.  Where a link does not do that,
-    ``receive`` is given pieces of the stream instead; a connection has only one of
-    both.
+    Such a link reads each body directly into its final buffer.  Any other link passes
+    pieces of the stream to ``receive``; one connection never mixes the two.
     """
 
     head_size: int
-    """Bytes that a message begins with, which tell how many follow."""
+    """Size in bytes of the head of a message, which has the size of its body."""
 
     def body_size(self, head: bytes) -> int:
-        """Return how many bytes follow a head, before any of them is waited for.
+        """Return the size of the body after a head; called before it is read.
 
-        Raises PeerError if they are too many, or it is no head.  It is asked again once
-        the messages before are taken, for they may allow more.
+        Raises PeerError if the size exceeds the limit or the head is invalid.  It is
+        called again after earlier messages are processed, because they may raise the
+        limit.
         """
         ...
 
     def buffer_for(
         self, head: bytes, allocate: Callable[[int], memoryview]
     ) -> memoryview | None:
-        """Return where a large body is to be read to; None: to memory of its own.
+        """Return the buffer for a large body; None: the link allocates one.
 
-        It is asked once of each such body, in order and before the messages before are
-        taken.  ``take`` returns memory of so many bytes, whatever is in it.
+        Called once per large body, in order, and before earlier messages are processed.
+        ``allocate`` returns uninitialized memory of that many bytes.
         """
         ...
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
-        """Return the checksum of a body up to the end of a piece; it begins with 0.
+        """Return the checksum of a body up to the end of a piece; it starts at 0.
 
-        Large bodies go through it piece by piece as they come.
+        Called piece by piece while a large body is read.
         """
         ...
 
     def on_open(self, certificate: bytes) -> None:
-        """Take note of what protects the link, before anything else.
+        """Record the link's protection; called before any other method.
 
-        ``certificate`` is the SHA-256 fingerprint of the server's; empty: no TLS.
+        ``certificate`` is the SHA-256 fingerprint of the server's certificate; empty
+        without TLS.
         """
         ...
 
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
     ) -> Sequence[Heard | Output]:
-        """Take messages that arrived together, as ``Session.receive`` does."""
+        """Process messages that arrived together, as ``Session.receive`` does."""
         ...
 
 
 class LengthPrefixed(Generic[In, Out]):
-    """Puts a big-endian 32-bit length before each message of the session inside.
+    """Prefixes each message of the inner session with a big-endian 32-bit length.
 
-    Reads may be of any size.  Memory is bounded by ``message_max`` bytes plus one read,
-    and every byte is copied once, or twice where reads are small.
+    Reads may have any size.  Memory is bounded by ``message_max`` bytes plus one read.
+    Each byte is copied once, or twice if reads are small.
     """
 
     def __init__(self, inner: Session[In, Out], message_max: int) -> None:
         self._inner = inner
         self._message_max = message_max
-        self._partial: list[bytes | bytearray] = []  # of a message, or of its length
-        self._missing = 0  # bytes of it
+        self._partial: list[
+            bytes | bytearray
+        ] = []  # pieces of an incomplete message or length
+        self._missing = 0  # bytes until it is complete
         self._in_message = False
         self._closed = False
         self.accepts = inner.accepts
@@ -125,14 +126,14 @@ class LengthPrefixed(Generic[In, Out]):
         return None if self._closed else self._inner.deadline
 
     def set_message_max(self, message_max: int) -> None:
-        """Take messages of so many bytes from now on."""
+        """Set the size limit of later messages, in bytes."""
         self._message_max = message_max
 
     def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
-        """Cut what arrived into messages and hand them on, all that are whole at once.
+        """Split a batch into messages, and pass all complete ones on together.
 
-        A message that breaks the protocol raises PeerError, but if others came before
-        it, what they meant is returned, and a Close with the reason.
+        An invalid message raises PeerError; if valid messages precede it, returns their
+        outputs and a Close with the reason instead.
         """
         if self._closed:
             return ()
@@ -178,7 +179,7 @@ class LengthPrefixed(Generic[In, Out]):
         end, limit = len(data), self._message_max
         while end - at >= PREFIX_SIZE:
             (size,) = _size_at(data, at)
-            # Refuse before holding: the size is the peer's word, not a fact.
+            # Check the size before buffering: the peer may claim any size.
             if size > limit:
                 raise _too_large(size, limit)
             begin = at + PREFIX_SIZE
@@ -207,7 +208,7 @@ class LengthPrefixed(Generic[In, Out]):
         for output in outputs:
             if isinstance(output, Send):
                 data = output.data
-                assert isinstance(data, bytes), "text has no place on a byte stream"
+                assert isinstance(data, bytes), "text message on a byte stream"
                 size = LENGTH.pack(len(data))
                 if len(data) < COPY_BELOW:
                     wrapped.append(Send(size + data))
@@ -221,7 +222,7 @@ class LengthPrefixed(Generic[In, Out]):
 
 
 def _too_large(size: int, limit: int) -> PeerError:
-    """Return what is wrong with a message, and what is more likely with its port."""
+    """Return the error for a size; names another protocol if the bytes match one."""
     head = LENGTH.pack(size)
     for begin, other in OTHER_PROTOCOLS.items():
         if head.startswith(begin):

@@ -1,8 +1,8 @@
-"""The session of every endpoint: each message names the peer that it is from or for.
+"""The session type of every endpoint: each message names its peer.
 
 A connection may be one worker (see ``sole_worker``), a peer that offers many models and
-submits jobs as well, or a relay with many peers.  Where peers do both, the session is
-the same for both ends.
+also submits jobs, or a relay with many peers.  If peers offer and submit, both ends use
+the same session.
 """
 
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ ALL_PEERS = ""
 
 
 class Protection(Enum):
-    """Who else can read what is said to a peer."""
+    """How messages to a peer are encrypted."""
 
-    PLAIN = "plain"  # whoever carries it
+    PLAIN = "plain"  # readable on the network
     NOISE = "noise"
     TEALE = "teale"  # the encrypted channel of some wires' own peers
     TLS = "tls"
@@ -28,15 +28,15 @@ class Protection(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PeerJoined:
-    """A peer is there, and was let in.  The first that is heard of it.
+    """A peer joined and is authorized; the first message from it.
 
-    ``name`` is its identity, unique within its wire: of two peers with one name the
-    newer takes the older's place.  ``cancels`` says whether it can be told to stop, and
-    ``submits_jobs`` whether it may submit jobs.
+    ``name`` is its identity, unique within its wire: a newer peer replaces an older one
+    of the same name.  ``cancels`` says whether it can cancel jobs, and ``submits_jobs``
+    whether it may submit jobs.
 
-    A ``sole_worker`` has the connection for itself: it is one worker of the pool, which
-    has its name, and ``Joined`` with its offer comes next.  Of other peers each model
-    is a worker, and ``OffersChanged`` lists them.
+    A ``sole_worker`` is the only peer of its connection: it is one worker of the pool,
+    with the same name, and ``Joined`` with its offer comes next.  Each model of any
+    other peer is a worker, and ``OffersChanged`` lists them.
     """
 
     name: str
@@ -49,7 +49,7 @@ class PeerJoined:
 
 @dataclass(frozen=True, slots=True)
 class PeerLeft:
-    """A peer has left a connection that goes on."""
+    """A peer left; the connection stays open."""
 
     reason: str
 
@@ -58,9 +58,8 @@ class PeerLeft:
 class PeerMessage:
     """A message from a peer.
 
-    Its events are about jobs that it was given, and its commands are what it asks of
-    us: the jobs in them are numbered by the peer.  Not frozen, for there is one for
-    each token.
+    Its events are about jobs that it runs; its commands are about jobs that it submits,
+    with job ids that the peer chose.  Not frozen, because there is one per token.
     """
 
     peer: str
@@ -71,10 +70,8 @@ class PeerMessage:
 class ToPeer:
     """A message for one peer, or for ALL_PEERS.
 
-    ``OffersChanged`` lists what this pool can run itself.
-
-    ``Dismiss`` ends what we have to do with the peer.  Not frozen, for there is one for
-    each token.
+    ``OffersChanged`` lists what this pool can run itself, and ``Dismiss`` removes the
+    peer.  Not frozen, because there is one per token.
     """
 
     peer: str

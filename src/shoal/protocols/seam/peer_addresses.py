@@ -1,7 +1,7 @@
-"""Addresses that somebody has typed in, without saying which wire is spoken there.
+"""Configured addresses of peers whose wire is not known yet.
 
-A wire whose peers take offence at others' words has to be asked first: until it is,
-the others wait.
+Peers of some wires penalise messages of other wires.  Such a wire probes the address
+first, and the other wires wait.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ from shoal.protocols.seam.multi_peer import (
 )
 from shoal.protocols.seam.session import Batch, Output
 
-CHECK_INTERVAL = 1.0  # seconds until it is seen that a wire has asked
+CHECK_INTERVAL = 1.0  # seconds until the end of a probe takes effect
 
 
 @dataclass(slots=True, eq=False)
 class PeerAddress:
-    """HOST:PORT; ``wire`` is what is spoken there, once that is known.
+    """HOST:PORT; ``wire`` is the peer's wire once it is known.
 
-    ``first`` has the wires that want to ask before others do, and have not yet.
+    ``probing`` has the wires that have yet to probe before others may dial.
     """
 
     address: str
@@ -31,14 +31,14 @@ class PeerAddress:
     probing: set[str] = field(default_factory=set)
 
     def may_dial(self, wire: str) -> bool:
-        """Say whether a wire may call there now."""
+        """Return whether a wire may dial the address now."""
         return self.wire == wire or not (self.wire or self.probing - {wire})
 
 
 class AddressDialer:
-    """The ``Rounds`` of a wire that lets others ask first: it calls who is left.
+    """The ``MembershipProber`` of a wire that dials addresses after others have probed.
 
-    ``call`` says how an address is called.
+    ``call`` returns how to connect to an address.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class AddressDialer:
 
 
 class _Claiming:
-    """A session that says so when it has met somebody."""
+    """A session that claims its address when a peer joins."""
 
     def __init__(self, inner: MultiPeerSession, claim: Callable[[], None]) -> None:
         self._inner = inner

@@ -27,15 +27,15 @@ Endpoint: TypeAlias = (
     | ServiceBrowser
     | MembershipProber
 )
-"""A way to come to peers; whoever runs one kind leaves the others to others."""
+"""A way to connect to peers; each runner handles one endpoint kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorProbe:
-    """What coordinators of a wire that are not ours answer over HTTP.
+    """An HTTP request that recognises other implementations' coordinators.
 
-    ``path`` is asked for below the coordinator's URL, and ``is_theirs`` says whether
-    the JSON that comes is theirs.
+    ``path`` is relative to the coordinator's URL, and ``is_theirs`` returns whether the
+    JSON response is from such a coordinator.
     """
 
     path: str
@@ -44,11 +44,11 @@ class CoordinatorProbe:
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """How a worker becomes one that a user trusts, by a code that the user was given.
+    """How a worker is paired with a user, by a code of that user.
 
-    What ``claim`` makes of a code and a public key is posted to ``path`` below the
-    coordinator's URL.  ``user`` reads from the answer whom the worker is paired with;
-    it raises NotAdmitted, saying why not.
+    ``claim`` takes the code and a public key, and returns the body to post to ``path``,
+    relative to the coordinator's URL.  ``user`` reads the paired user from the
+    response; raises NotAdmitted with the reason.
     """
 
     path: str
@@ -58,13 +58,13 @@ class Pairing:
 
 @dataclass(frozen=True, slots=True)
 class FleetAccess(Generic[C]):
-    """How machines are let into a fleet of a wire: by its token, and its name.
+    """How machines join a fleet of a wire: by its token and its name.
 
-    ``invite`` makes a URL of both, for other machines to scan, and ``read`` reads it;
-    ``check`` looks at a token.  All raise ConfigError for what is no good.  Other
-    programs of the wire keep the token in ``file``, below the user's home folder, or
-    are given it by ``variable``, of the environment.  ``within`` puts a fleet's name
-    into a peer's URL; None: the URL says that the peer is of another fleet, or of one
+    ``invite`` encodes both in a URL, for other machines to scan, and ``read`` decodes
+    it; ``check`` validates a token.  All raise ConfigError for invalid input.  Other
+    programs of the wire read the token from ``file``, relative to the user's home
+    folder, or from the environment variable ``variable``.  ``within`` adds a fleet's
+    name to a peer's URL; None: by its URL, the peer is in another fleet, or in one
     without a token.
     """
 
@@ -81,7 +81,7 @@ class FleetAccess(Generic[C]):
     is_open: Callable[[C], bool]
     """Whether a configuration is for a fleet without a token."""
     port: int = 0
-    """At which nodes of a fleet are usually found."""
+    """The default port of a fleet's nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,56 +89,56 @@ class WireProtocol(Generic[C]):
     """A worker protocol, with a configuration of its own type.
 
     ``config`` is a frozen dataclass whose fields become the section, the flags and the
-    variables of that name; each field's metadata holds its ``help``.  Nobody else reads
-    them: what others must know of a configuration is a function here that takes it.
+    variables of that name; each field's metadata has its ``help``.  Only the wire reads
+    the fields; the functions below give others access to a configuration.
     """
 
     name: str
     config: type[C]
     endpoints: Callable[[C, ProtocolContext], Sequence[Endpoint]]
-    """Takes the configuration, and what is around."""
+    """Takes the configuration and the context."""
     token: Callable[[C], str]
-    """What workers present as their token; empty: the coordinator's join token."""
+    """The token that workers present; empty: the coordinator's join token."""
     schemes: frozenset[str]
-    """The URL schemes for which this wire is taken when none is named."""
+    """The URL schemes that select this wire if none is named."""
     dial: Callable[[str, WorkerProfile], Dialer]
-    """Takes the coordinator's URL; raises ConfigError if it is no good."""
+    """Takes the coordinator's URL; raises ConfigError if it is invalid."""
     kinds: frozenset[JobKind] = INFERENCE_KINDS | {JobKind.TASK}
-    """The kinds of jobs that it can carry."""
+    """The kinds of jobs that the wire supports."""
     models_max: int | None = None
-    """How many models one worker can offer; None: any, with a connection each."""
+    """Maximum models per worker; None: unlimited, with one connection per model."""
     signs: bool = False
-    """Whether a worker is known by a key, and signs what it did."""
+    """Whether workers are identified by keys and sign receipts."""
     face: CoordinatorProbe | None = None
-    """Tells coordinators that speak this wire alone from ours, which speak them all."""
+    """Recognises coordinators that speak only this wire; Shoal's speak all wires."""
     pairing: Pairing | None = None
     joint: bool = False
-    """Whether a worker has one connection for all its models: ``Member.offers``."""
+    """Whether a worker has one connection for all models: ``WorkerProfile.offers``."""
     preferred: bool = False
-    """Whether our own coordinators are joined by it, if nothing else is said."""
+    """Whether workers join Shoal's coordinators by this wire by default."""
     service: str = ""
-    """The kind of service that its coordinators are announced as, where they are."""
+    """The service type that announces its coordinators; empty: none."""
     address: Callable[[str, Mapping[str, int]], str] | None = None
-    """Where one of our coordinators has this wire, if it has ports of its own.
+    """The address of this wire at a Shoal coordinator, if the wire has its own ports.
 
-    Takes its host, and its ports by their labels; returns the URL to dial, and "" if
-    the port is not among them.
+    Takes the host, and the ports by label; returns the URL to dial, or "" if the port
+    is not among them.
     """
     peering: Callable[[str, WorkerProfile], OutgoingConnection] | None = None
-    """How to call on a peer, to ask and not to serve, where peers share models.
+    """How to dial a peer as a client only, if peers share models.
 
-    Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is no good.
+    Takes its address, such as ``tcp://HOST:PORT``; raises ConfigError if it is invalid.
     """
     fleets: FleetAccess[C] | None = None
     anonymous_http: Callable[[C], bool] | None = None
-    """Whether clients of this wire's own HTTP API need no API key there.
+    """Whether this wire's own HTTP API accepts clients without an API key.
 
-    None: it has no such API, or always asks for a key.
+    None: the wire has no such API, or it always requires a key.
     """
 
 
 AnyWireProtocol: TypeAlias = WireProtocol[Any]
 """A worker protocol, as the rest of the program sees it.
 
-Its functions take the configuration that its ``config`` makes, and no other.
+Its functions take only a configuration of the type in its ``config``.
 """

@@ -10,32 +10,32 @@ from shoal.protocols.seam.session import Data
 
 
 class RelayMachine(Protocol):
-    """Carries messages between connections, none of which are to workers of ours.
+    """Relays messages between connections that are not worker connections.
 
-    A state machine without I/O, like a session, but with many links: each is named by
-    a number, and outputs say which link they are for.
+    A state machine without I/O, like a session, but with many links: a number
+    identifies each link, and each output names its link.
     """
 
     def link_opened(
         self, link: int, hello: UpgradeRequest, now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
-        """Take note of a new link."""
+        """Add a link."""
         ...
 
     def receive(
         self, link: int, batch: Sequence[Data], now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
-        """Take what arrived together on a link."""
+        """Process data that arrived together on a link."""
         ...
 
     def read_delay(self, link: int, now: float) -> float:
-        """Say for how many seconds nothing more is to be read from a link."""
+        """Return the delay in seconds before the next read from a link."""
         ...
 
     def link_closed(
         self, link: int, now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
-        """Take note that a link has ended, or is no longer written to."""
+        """Remove a link that ended, or that the relay no longer writes to."""
         ...
 
     @property
@@ -44,15 +44,15 @@ class RelayMachine(Protocol):
         ...
 
     def tick(self, now: float) -> Sequence["RelaySend | RelayBroadcast"]:
-        """Act on time passing."""
+        """Run what is due at this time."""
         ...
 
 
 @dataclass(slots=True)
 class RelaySend:
-    """Data for a link; or, with a ``close`` code, its end, for which ``data`` says why.
+    """Data for a link; with a ``close`` code, closes it, and ``data`` is the reason.
 
-    Not frozen, for there is one for each message.
+    Not frozen, because there is one per message.
     """
 
     link: int
@@ -62,9 +62,9 @@ class RelaySend:
 
 @dataclass(frozen=True, slots=True)
 class RelayBroadcast:
-    """Messages for many links: each gets those from some place in them on.
+    """Messages for many links, each of which gets a suffix of them.
 
-    ``links`` has the links, and for each of them that place.
+    ``links`` has pairs of a link and the index of its first message.
     """
 
     messages: tuple[Data, ...]
@@ -73,10 +73,10 @@ class RelayBroadcast:
 
 @dataclass(frozen=True, slots=True)
 class RelayRoute:
-    """A claim on WebSocket connections for a switch; see ``WebSocketRoute``.
+    """A claim on WebSocket connections for a relay; see ``WebSocketRoute``.
 
-    ``resident`` is how the coordinator itself takes part, over a link that never
-    leaves the process; None: it does not.
+    ``local_member`` creates the coordinator's own session on the relay, over a link
+    within the process; None: the coordinator is not a member.
     """
 
     rank: int

@@ -1,4 +1,4 @@
-"""The seam between worker protocols and the rest of the program.
+"""The interface between worker protocols and the rest of the program.
 
 A session is one connection to one peer, as a state machine: bytes and messages go in,
 bytes and messages come out, and it never performs I/O, reads a clock or logs.
@@ -19,9 +19,9 @@ Out = TypeVar("Out", contravariant=True)
 Data: TypeAlias = bytes | str  # a WebSocket text message is a str
 
 Batch: TypeAlias = list[Data] | tuple[Data, ...]
-"""What one read brought: messages, or pieces of a byte stream.
+"""The result of one read: messages, or pieces of a byte stream.
 
-No Sequence, which a single text would be as well.
+Not a Sequence, because a str is one too.
 """
 
 
@@ -33,14 +33,14 @@ class CloseCode(IntEnum):
     PROTOCOL_ERROR = 1002
     POLICY_VIOLATION = 1008
     INTERNAL_ERROR = 1011
-    MOVED = 3999  # Shoal's own: the worker reconnects elsewhere, at once
+    MOVED = 3999  # Shoal's own: the worker reconnects elsewhere at once
 
 
 @dataclass(slots=True)
 class Send:
-    """Write this to the peer.
+    """Write data to the peer.
 
-    Not frozen, for there is one for each message.
+    Not frozen, because there is one per message.
     """
 
     data: Data
@@ -48,9 +48,9 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close the connection once what was sent before is written; send nothing after.
+    """Close the connection after earlier data is written; send nothing afterwards.
 
-    ``code`` and ``text`` are what a WebSocket peer reads; ``reason`` is for us.
+    A WebSocket peer gets ``code`` and ``text``; ``reason`` is for the log.
     """
 
     reason: str
@@ -60,19 +60,19 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something odd that a person may want to read in the log; nothing else happens."""
+    """An unusual event to log; it has no other effect."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """Write these one after the other: a message that is large, on a byte stream.
+    """Write the parts of a large message in order, on a byte stream.
 
-    What is sent after it may go out before it, but between its parts only where one is
-    empty.  An iterator makes the parts as they are written; then ``size`` says how many
-    bytes they are together.  It may yield empty ones before the first, between steps
-    of what takes long, such as a checksum.
+    Later output may be written before it, but between its parts only at an empty part.
+    An iterator creates the parts as they are written; ``size`` is then their total size
+    in bytes.  It may yield empty parts before the first, between steps of a long
+    computation such as a checksum.
     """
 
     parts: tuple[bytes | memoryview, ...] | Iterator[bytes | memoryview]
@@ -83,14 +83,14 @@ Output: TypeAlias = Send | Bulk | Close | Notice
 
 
 def protocol_error(error: PeerError) -> Close:
-    """Return how to end a connection whose peer broke the protocol."""
+    """Return the Close for a peer that violated the protocol."""
     return Close(f"protocol error: {error}", CloseCode.PROTOCOL_ERROR, str(error))
 
 
 def without_calls(work: Work) -> JsonWork:
-    """Return work as it is, for a wire that calls no functions.
+    """Return work unchanged, for a wire without function calls.
 
-    Raises Unsupported if it is a call of one.
+    Raises Unsupported if it is a function call or a call stream.
     """
     if isinstance(work, Call | CallStream):
         raise Unsupported("this wire calls no functions")
@@ -100,8 +100,8 @@ def without_calls(work: Work) -> JsonWork:
 class Session(Protocol[In, Out]):
     """Speaks one protocol in one role.
 
-    ``Session[Event, Command]`` is the coordinator's end, ``Session[Command, Event]``
-    the worker's: what one end issues, the other receives, and ``Welcome`` besides.
+    ``Session[Event, Command]`` is the coordinator's end and ``Session[Command, Event]``
+    the worker's, which may also receive ``Admitted``.
     """
 
     @property
@@ -115,10 +115,10 @@ class Session(Protocol[In, Out]):
         ...
 
     def receive(self, batch: Batch, now: float) -> Sequence[In | Output]:
-        """Take what arrived together; return what it meant and what to answer.
+        """Process data that arrived together; return decoded messages and outputs.
 
-        If the peer breaks the protocol, a Close with the reason comes after what
-        it had said before; with nothing before it, PeerError may be raised.
+        If the peer violates the protocol, a Close with the reason follows the messages
+        before the violation; if there are none, it may raise PeerError.
         """
         ...
 
@@ -130,7 +130,7 @@ class Session(Protocol[In, Out]):
         ...
 
     def tick(self, now: float) -> Sequence[In | Output]:
-        """Act on time passing.
+        """Run what is due at this time.
 
         Called once when the connection is open, and then at or after ``deadline``.
         """
@@ -139,20 +139,20 @@ class Session(Protocol[In, Out]):
 
 @runtime_checkable
 class HandlesConnectionLoss(Protocol):
-    """A session that has to know that its peer has hung up, and may still answer."""
+    """A session that handles the loss of its connection."""
 
     def connection_lost(self, now: float) -> Sequence[Output]:
-        """Take note that nothing more will come; the last call, unless it closed.
+        """Handle the end of input; the last call, unless the session closed.
 
-        It is also told of a connection that broke, of a peer that stopped reading, and
-        of bytes that its link refused: that a connection ends because of the peer.
+        Called whenever a connection ends because of the peer: it disconnected, the
+        connection broke, it stopped reading, or the link rejected its bytes.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """A worker was let in; wires with one connection for all models say so."""
+    """The worker was admitted; for wires with one connection for all models."""
 
 
 CoordinatorEnd: TypeAlias = Session[Event, Command]

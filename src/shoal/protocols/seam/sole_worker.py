@@ -1,7 +1,7 @@
 """The coordinator's end of a wire on which a connection is one worker.
 
-Such a wire's session speaks of no peers: it yields the worker's events and takes
-commands for it.  Here it becomes a session with peers, of which there is one.
+Such a wire's session names no peers: it yields the worker's events and accepts commands
+for it.  This module adapts it to a session with a single peer.
 """
 
 from collections.abc import Sequence
@@ -21,15 +21,15 @@ from shoal.protocols.seam.session import (
 )
 
 THE_WORKER = ""
-"""What the connection calls its one peer."""
+"""The key of the single peer."""
 
 
 class SoleWorkerSession:
-    """Names the one peer of a connection in every message.
+    """Adds the key of the single peer to every message.
 
     Args:
         worker: the wire's session.  It may change ``accepts`` until the worker joins.
-        grant: what the worker was admitted by.
+        grant: the permission that the worker was admitted by.
     """
 
     def __init__(self, worker: CoordinatorEnd, grant: AdmissionGrant) -> None:
@@ -60,7 +60,7 @@ class SoleWorkerSession:
         named: list[PeerMessage | Output] = []
         for output in outputs:
             match output:
-                case AnswerChunk():  # first: there is one for each token
+                case AnswerChunk():  # first: one per token
                     named.append(PeerMessage(THE_WORKER, output))
                 case Send() | Bulk() | Close() | Notice():
                     named.append(output)

@@ -1,7 +1,7 @@
-"""The worker's end of a wire on which all peers are alike.
+"""The worker's end of a wire on which all peers have the same role.
 
-A worker accepts jobs from any peer that may submit them and submits none itself.  It
-therefore ignores what peers offer, and treats jobs alike, whichever peer they are from.
+A worker accepts jobs from any peer that may submit jobs, and submits none itself.  It
+therefore ignores offers of peers, and treats jobs of all peers alike.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ from shoal.protocols.seam.session import (
     Send,
 )
 
-JOBS_MAX = 4096  # that peers may have at a worker at a time
+JOBS_MAX = 4096  # open jobs per worker, for all peers
 
 _EVENTS = frozenset(
     {
@@ -72,7 +72,7 @@ _EVENTS = frozenset(
 
 @dataclass(slots=True)
 class PeerJob:
-    """A job that a worker has: which peer's, and as the peer asked for it."""
+    """A job of a worker: its peer, and the peer's request."""
 
     peer: str
     request: RunJob
@@ -82,7 +82,7 @@ class PeerJob:
 class AcceptedJobs:
     """A worker's jobs, across its connections to one coordinator.
 
-    No two have the same name, whatever their peers call them.
+    Each has a unique id on the worker, even if peers use the same id.
     """
 
     held: dict[JobId, PeerJob] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class AcceptedJobs:
     _count: int = 0
 
     def add(self, peer: str, asked: RunJob) -> JobId | None:
-        """Note a job; return our name for it, or None if the peer has it here."""
+        """Add a job; return its id on the worker, or None for a duplicate."""
         theirs = (peer, asked.job_id, asked.lease)
         if theirs in self._named:
             return None
@@ -103,11 +103,11 @@ class AcceptedJobs:
     def find(
         self, peer: str, word: CancelJob | PushCalls | CancelCalls
     ) -> JobId | None:
-        """Return our name for what a peer speaks of."""
+        """Return the worker's id of the job that a peer's message is about."""
         return self._named.get((peer, word.job_id, word.lease))
 
     def remove(self, job_id: JobId) -> None:
-        """Forget a job that is over."""
+        """Remove a job that ended."""
         held = self.held.pop(job_id)
         del self._named[held.peer, held.request.job_id, held.request.lease]
 
@@ -118,9 +118,9 @@ class AcceptedJobs:
 
 @dataclass(slots=True)
 class MembershipState:
-    """What a worker's connections to one coordinator have in common.
+    """State that a worker's connections to one coordinator share.
 
-    ``welcome`` says whether somebody has let it in, and ``refusal`` why nobody will.
+    ``admitted`` says whether a peer admitted the worker, and ``refusal`` why none will.
     """
 
     jobs: AcceptedJobs = field(default_factory=AcceptedJobs)
@@ -132,12 +132,12 @@ AboutJob: TypeAlias = AnswerChunk | Completed | Rejected | Failed
 
 
 class MultiPeerWorkerSession:
-    """Puts a worker where a session with many peers wants one that hears them all.
+    """Adapts a session with many peers to a worker.
 
     Args:
-        begin: makes the session, given the time; ``accepts`` is what that will take.
-        stay: outlives the connection.  What ran when it broke has been given to others
-            by then, so that the next one begins by cancelling it.
+        begin: takes the time and creates the session; ``accepts`` is what it accepts.
+        stay: outlives the connection.  Jobs of a broken connection have been
+            reassigned, so the next connection starts by cancelling them.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class MultiPeerWorkerSession:
     def receive(
         self, batch: Batch, now: float
     ) -> Sequence[Command | Admitted | Output]:
-        assert self._inner is not None, "a session is ticked before it hears anything"
+        assert self._inner is not None, "a session is ticked before it receives data"
         return self.translate(self._inner.receive(batch, now), now)
 
     def send(self, message: Event, now: float) -> Sequence[Output]:
@@ -194,13 +194,13 @@ class MultiPeerWorkerSession:
             case CallMessage():
                 said = self._send_call_event(message, now)
             case Joined() | ReceiptSent():
-                raise AssertionError("nobody is told so on such a wire")
+                raise AssertionError("such a wire does not carry this event")
         return said
 
     def translate(
         self, outputs: Sequence[PeerMessage | Output], now: float
     ) -> list[Command | Admitted | Output]:
-        """Return what it means to the worker that peers say so."""
+        """Translate outputs of the inner session for the worker."""
         heard = [
             *chain.from_iterable(self._translate_one(each, now) for each in outputs)
         ]
@@ -228,12 +228,12 @@ class MultiPeerWorkerSession:
                 self._stay.admitted = True
                 return (Admitted(),)
             case PeerMessage():
-                return ()  # what a peer offers
+                return ()  # offers of a peer
             case Send() | Bulk() | Close() | Notice():
                 return (output,)
 
     def _send_call_event(self, word: CallMessage, now: float) -> Sequence[Output]:
-        assert self._inner is not None, "it has said what this is about"
+        assert self._inner is not None, "the job came from the inner session"
         match word:
             case CallProgress() | CallsReturned():
                 held = self._jobs.held.get(word.job_id)
@@ -256,13 +256,13 @@ class MultiPeerWorkerSession:
         self, peer: str, asked: RunJob, now: float
     ) -> Sequence[Command | Output]:
         if len(self._jobs.held) >= JOBS_MAX:
-            why = f"{JOBS_MAX} jobs are there already"
+            why = f"the worker already has {JOBS_MAX} jobs"
             rejected = Rejected(asked.job_id, asked.lease, why)
-            assert self._inner is not None, "it has just said so"
+            assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
         job_id = self._jobs.add(peer, asked)
         if job_id is None:
-            return (Notice(f"job {asked.job_id!a} came twice: one is ignored"),)
+            return (Notice(f"ignored duplicate job {asked.job_id!a}"),)
         return (replace(asked, job_id=job_id),)
 
     def _cancel(self, job_id: JobId) -> CancelJob:
@@ -272,23 +272,24 @@ class MultiPeerWorkerSession:
 
 
 def _renamed(event: AboutJob, held: PeerJob) -> AboutJob:
-    """Return an event under the name that the job has with its peer."""
+    """Return an event with the peer's id of the job."""
     job_id = held.request.job_id
     if isinstance(event, AnswerChunk):
-        return AnswerChunk(job_id, event.lease, event.pieces)  # one for each token
+        return AnswerChunk(job_id, event.lease, event.pieces)  # hot path: one per token
     return replace(event, job_id=job_id)
 
 
 class FramedMultiPeerSession(
     FramedSession[PeerMessage], HandlesConnectionLoss, Protocol
 ):
-    """A session with peers, as it is on a byte stream whose messages a link cuts."""
+    """A session with peers on a byte stream that a link splits into messages."""
 
 
 class FramedWorkerSession:
-    """Cuts messages for the session that ``worker`` begins.
+    """Lets a link split messages for the session that ``worker`` begins.
 
-    That has to be there before the time is known, for a link asks it first.
+    ``framed`` is that session; it exists before ``worker`` begins, because the link
+    calls it first.
     """
 
     def __init__(
