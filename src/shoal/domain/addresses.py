@@ -1,4 +1,4 @@
-"""Whose an address is, as far as it can be told from itself."""
+"""Classification of IP addresses by their text alone."""
 
 import ipaddress
 
@@ -6,7 +6,7 @@ NETWORK_OF_ONE = 64  # bits of an IPv6 address that its owner does not choose
 
 
 def is_loopback(address: str) -> bool:
-    """Say whether an address is this machine's own."""
+    """Return whether an address is a loopback address."""
     try:
         given = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
@@ -17,7 +17,7 @@ def is_loopback(address: str) -> bool:
 
 
 def network_key(address: str) -> str:
-    """Return what stands for whoever has an address: for IPv6, its whole network."""
+    """Return the key that groups a client's addresses: for IPv6, its network."""
     try:
         given = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

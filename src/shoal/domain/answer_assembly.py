@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from shoal.domain.outcome import AnswerPiece, Choice, Delta, Outcome, Usage
 from shoal.domain.work import JSON
 
-CHOICES_MAX = 2048  # answers to one question; embeddings have one for each input
+CHOICES_MAX = 2048  # choices of one answer; embeddings have one for each input
 CALLS_MAX = 1024  # tool calls in one answer
 
 
@@ -19,9 +19,9 @@ def assemble(
     finish_reason: str = "stop",
     usage: Usage | None = None,
 ) -> Outcome:
-    """Put an answer together.
+    """Assemble an answer.
 
-    ``finish_reason`` is that of choices which have none of their own.  What lies beyond
+    ``finish_reason`` applies to choices without one of their own.  Anything beyond
     ``CHOICES_MAX`` and ``CALLS_MAX`` is left out.
     """
     texts: list[str] = []
@@ -46,9 +46,10 @@ def assemble(
 
 
 def describe_invalid_fields(fields: Mapping[str, JSON]) -> str | None:
-    """Say what is wrong with the fields of a piece, or None.
+    """Return what is wrong with the fields of a piece, or None.
 
-    What has no meaning here may be anything; text and tool calls are put together.
+    Only text and tool calls, which are joined, are checked; other fields may have any
+    value.
     """
     content = fields.get("content")
     if not (content is None or isinstance(content, str)):
@@ -70,7 +71,7 @@ def describe_invalid_fields(fields: Mapping[str, JSON]) -> str | None:
 
 
 def disassemble(outcome: Outcome) -> list[AnswerPiece]:
-    """Return pieces that make this answer: one for each choice."""
+    """Return pieces that assemble to this answer: one for each choice."""
     if not outcome.choices:
         return [outcome.text] if outcome.text else []
     return [
@@ -81,7 +82,7 @@ def disassemble(outcome: Outcome) -> list[AnswerPiece]:
 
 @dataclass(slots=True)
 class _ToolCallDraft:
-    """A tool call in the making."""
+    """A partial tool call."""
 
     id: str = ""
     name: str = ""
@@ -95,7 +96,7 @@ class _ToolCallDraft:
 
 @dataclass(slots=True)
 class _ChoiceDraft:
-    """A choice in the making."""
+    """A partial choice."""
 
     content: list[str] = field(default_factory=list)
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class _ChoiceDraft:
             if not isinstance(call, Mapping):
                 continue
             index = call.get("index")
-            if index is None:  # some servers give each call whole, and no number
+            if index is None:  # some servers send each call whole, without an index
                 index = position
             if not isinstance(index, int) or not 0 <= index < CALLS_MAX:
                 continue
@@ -164,7 +165,7 @@ class _ChoiceDraft:
 
 
 def _streamed(fields: Mapping[str, JSON]) -> Mapping[str, JSON]:
-    """Give tool calls the index that they have only in a stream."""
+    """Add the index that tool calls have only in a stream."""
     calls = fields.get("tool_calls")
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         return fields

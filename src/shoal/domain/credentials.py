@@ -153,7 +153,7 @@ def tokens_to_read(work: Work) -> int:
 
 
 def partial_usage(work: Work, written: int) -> Usage | None:
-    """Estimate the usage of a job that was given up; None if it had no output.
+    """Estimate the usage of an unfinished job; None if it had no output.
 
     ``written`` is the number of characters of its answer.
     """

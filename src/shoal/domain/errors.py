@@ -1,4 +1,4 @@
-"""The exceptions that Shoal raises, named for whose fault they are."""
+"""The exceptions that Shoal raises, by the party at fault."""
 
 
 class ShoalError(Exception):
@@ -6,11 +6,11 @@ class ShoalError(Exception):
 
 
 class PeerError(ShoalError):
-    """The peer broke its protocol.  The connection cannot be trusted and is closed."""
+    """The peer violated its protocol.  The connection is closed."""
 
 
 class LimitExceeded(PeerError):
-    """The peer sent more than is held for it."""
+    """The peer exceeded a size limit."""
 
     def __init__(self, what: str, size: int, limit: int) -> None:
         super().__init__(f"{what} of {size} bytes exceeds the limit of {limit}")
@@ -19,11 +19,11 @@ class LimitExceeded(PeerError):
 
 
 class ClientError(ShoalError):
-    """The caller's fault: asking again the same way fails again."""
+    """The request is at fault: repeating it fails again."""
 
 
 class InvalidRequest(ClientError):
-    """The request makes no sense; ``field`` names the part that does not."""
+    """The request is invalid; ``field`` names the invalid part."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -31,43 +31,43 @@ class InvalidRequest(ClientError):
 
 
 class CannotDo(InvalidRequest):
-    """No worker with the model can do what ``field`` asks for."""
+    """No worker with the model supports ``field``."""
 
 
 class ContextExceeded(InvalidRequest):
-    """The request is longer than the model can read."""
+    """The request exceeds the model's context."""
 
 
 class KeyReused(ClientError):
-    """The idempotency key stands for another request already."""
+    """The idempotency key belongs to a different request."""
 
 
 class TooLarge(ClientError):
-    """The request is larger than is accepted."""
+    """The request exceeds the size limit."""
 
 
 class TooSlow(ClientError):
-    """The request did not come whole in time."""
+    """The request was not received completely in time."""
 
 
 class Unauthorized(ClientError):
-    """The request carries no valid key."""
+    """The request has no valid key."""
 
 
 class KeyExpired(Unauthorized):
-    """The key was good until it expired."""
+    """The key has expired."""
 
 
 class KeyRevoked(Unauthorized):
-    """The key was good until it was revoked."""
+    """The key was revoked."""
 
 
 class Forbidden(ClientError):
-    """The key is good, but not for this."""
+    """The key is valid but lacks the permission."""
 
 
 class BudgetSpent(ClientError):
-    """What is left of the key's budget is not enough."""
+    """The rest of the key's token budget is too small."""
 
 
 class InsufficientFunds(ClientError):
@@ -75,7 +75,7 @@ class InsufficientFunds(ClientError):
 
 
 class PaymentDue(ClientError):
-    """The request has to come with a payment; ``headers`` say which."""
+    """The request requires a payment; ``headers`` describe it."""
 
     def __init__(self, message: str, headers: dict[str, str]) -> None:
         super().__init__(message)
@@ -83,23 +83,23 @@ class PaymentDue(ClientError):
 
 
 class NotFound(ClientError):
-    """What the request names does not exist."""
+    """The resource that the request names does not exist."""
 
 
 class AlreadyEnded(ClientError):
-    """The job has ended, so that nothing about it can be changed."""
+    """The job has ended and can no longer be changed."""
 
 
 class UnknownModel(NotFound):
-    """No worker has this model, and none had it lately."""
+    """No worker offers this model, or offered it recently."""
 
 
 class UnknownTask(NotFound):
-    """No worker has a function of this name, and none had it lately."""
+    """No worker offers this function, or offered it recently."""
 
 
 class Unavailable(ShoalError):
-    """Nobody's fault: the same request may work after ``retry_after`` seconds."""
+    """A temporary condition: a retry after ``retry_after`` seconds may succeed."""
 
     def __init__(self, message: str, retry_after: int = 5) -> None:
         super().__init__(message)
@@ -107,15 +107,15 @@ class Unavailable(ShoalError):
 
 
 class PaymentsDown(Unavailable):
-    """Whoever collects payments cannot be asked, so that nothing can be paid."""
+    """The payment service is unreachable, so no payment can be made."""
 
 
 class RateLimited(Unavailable):
-    """The key has been used as much as it may be in a minute."""
+    """The key exceeded its rate per minute."""
 
 
 class DaySpent(Unavailable):
-    """What is left of the key's tokens for today is not enough."""
+    """The rest of the key's daily tokens is too small."""
 
 
 class TooManyFailures(Unavailable):
@@ -123,39 +123,39 @@ class TooManyFailures(Unavailable):
 
 
 class NoWorker(Unavailable):
-    """No worker could take the job while it was allowed to wait."""
+    """No worker became available before the job's time limit."""
 
 
 class QueueFull(Unavailable):
-    """More jobs wait than the queue holds."""
+    """The queue is full."""
 
 
 class WorkerLost(Unavailable):
-    """The workers that ran the job went away, and no other finished it."""
+    """The job's workers disconnected, and no other finished it."""
 
 
 class TimedOut(Unavailable):
-    """The job ran into one of its time limits after a worker had taken it."""
+    """The job exceeded a time limit after a worker had accepted it."""
 
 
 class NoFirstOutput(TimedOut):
-    """The worker took the job and said nothing for too long."""
+    """The worker accepted the job and sent no output in time."""
 
 
 class OutputStalled(TimedOut):
-    """The worker began to answer and then said nothing for too long."""
+    """The worker's output stalled for too long."""
 
 
 class TookTooLong(TimedOut):
-    """The answer was not whole when the job's time in all was over."""
+    """The answer was incomplete at the job's total time limit."""
 
 
 class StillRunning(Unavailable):
-    """The job whose result was asked for has not ended."""
+    """The job whose result was requested has not ended."""
 
 
 class ShuttingDown(Unavailable):
-    """The coordinator takes no new jobs because it is stopping."""
+    """The coordinator is shutting down and accepts no new jobs."""
 
 
 class JobError(ShoalError):
@@ -167,19 +167,19 @@ class Cancelled(JobError):
 
 
 class StoreError(ShoalError):
-    """The database failed; the hub takes no more work."""
+    """The database failed; the hub accepts no more jobs."""
 
 
 class ConfigError(ShoalError):
-    """A flag, variable or file says something that cannot be done."""
+    """An option, environment variable or file has an unusable value."""
 
 
 class NotAdmitted(ShoalError):
-    """A worker may not join by what it presented; the message is for its owner."""
+    """The worker's credentials do not admit it; the message is for its owner."""
 
 
 class Refused(ShoalError):
-    """A connection is not accepted; ``code`` is what the wire closes it with."""
+    """A connection is rejected; ``code`` is the wire's close code."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -187,4 +187,4 @@ class Refused(ShoalError):
 
 
 class Unsupported(AssertionError):
-    """A session was asked for something its wire cannot express: a bug here."""
+    """A session was given a command that its wire cannot express: a bug."""

@@ -1,4 +1,4 @@
-"""Names of jobs, workers and leases."""
+"""Identifiers of jobs, workers and leases."""
 
 from typing import NewType
 

@@ -2,14 +2,14 @@
 
 import re
 
-NESTING_MAX = 100  # lists and objects in each other; engines bear no more either
+NESTING_MAX = 100  # nested lists and objects; engines support no more either
 
-# Also one without an end, so that nothing is looked through twice.
+# Also matches an unterminated string, so that no text is scanned twice.
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 
 
 def is_too_deep(value: object) -> bool:
-    """Say whether a value is nested more deeply than ``NESTING_MAX``."""
+    """Return whether a value is nested more deeply than ``NESTING_MAX``."""
     level = [value]
     for _ in range(NESTING_MAX + 1):
         level = [
@@ -24,15 +24,15 @@ def is_too_deep(value: object) -> bool:
 
 
 def may_be_too_deep(text: str) -> bool:
-    """Say whether JSON can be that deep, by its brackets: quick, and seldom true."""
+    """Return whether JSON may be that deep, by its brackets: fast, and rarely true."""
     return text.count("[") + text.count("{") > NESTING_MAX
 
 
 def has_more_values(text: str, most: int) -> bool:
-    """Say whether JSON has more values than ``most``, before it is decoded.
+    """Return whether JSON has more than ``most`` values, before it is decoded.
 
-    Each has a comma or a bracket before it.  Strings may be long and full of those, so
-    they are skipped over, but never many: this takes time for ``most`` values, no more.
+    Each value follows a comma or a bracket.  Strings may be long and full of those, so
+    they are skipped, but only a bounded number: the time is proportional to ``most``.
     """
     if _marks(text, 0, len(text)) <= most:
         return False

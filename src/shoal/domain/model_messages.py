@@ -1,6 +1,6 @@
-"""Messages by which peers share the files of models.
+"""Messages that transfer the files of models between peers.
 
-Both ends query and both ends answer: the messages are the same in either direction.
+The protocol is symmetric: both ends query and answer.
 """
 
 from collections.abc import Awaitable, Callable
@@ -9,21 +9,21 @@ from typing import TypeAlias
 
 
 class ModelMessage:
-    """Any of what follows."""
+    """Base class of these messages."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ModelQuery(ModelMessage):
-    """Do you have this model, to be copied?"""
+    """Ask whether the peer can send a model."""
 
     model: str
 
 
 @dataclass(frozen=True, slots=True)
 class ModelAnswer(ModelMessage):
-    """Whether it is there, and how many bytes it has in all, about."""
+    """Whether the model is available, and its approximate size in bytes."""
 
     model: str
     available: bool
@@ -32,7 +32,7 @@ class ModelAnswer(ModelMessage):
 
 @dataclass(frozen=True, slots=True)
 class ModelRequest(ModelMessage):
-    """Send this model, under this number."""
+    """Request the transfer of a model under a number."""
 
     transfer_id: str
     model: str
@@ -40,9 +40,9 @@ class ModelRequest(ModelMessage):
 
 @dataclass(frozen=True, slots=True)
 class ModelChunk(ModelMessage):
-    """A piece of one of the model's files; ``offset`` is in bytes.
+    """A chunk of one of the model's files; ``offset`` is in bytes.
 
-    ``last`` is not to be relied on: peers differ in what it is the last of.
+    ``last`` is unreliable: peers disagree whether it ends a file or the model.
     """
 
     transfer_id: str
@@ -64,4 +64,4 @@ SendModelMessage: TypeAlias = Callable[[ModelMessage], bool]
 """Sends a message to a peer; returns False if its connection is closed."""
 
 WaitUntilWritable: TypeAlias = Callable[[], Awaitable[None]]
-"""Waits until a peer has read most of what was sent to it, or its connection closes."""
+"""Waits until a peer has read most of the data sent to it, or has disconnected."""

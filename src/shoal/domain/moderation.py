@@ -1,7 +1,7 @@
-"""A list of patterns that neither questions nor answers may match.
+"""A list of patterns that neither prompts nor answers may match.
 
 The patterns are Python's regular expressions, ignoring case.  Some expressions take
-exponential time on some texts; they are the operator's own, and so is their choice.
+exponential time on some texts; the operator is responsible for the list.
 """
 
 import re
@@ -11,19 +11,19 @@ from shoal.domain.errors import ConfigError
 from shoal.domain.outcome import AnswerPiece, Outcome
 from shoal.domain.work import JSON
 
-MESSAGES_CHECKED = 3  # the last ones of a conversation, which are looked at
-UNCHECKED_MAX = 50  # characters of an answer that may wait to be looked at
+MESSAGES_CHECKED = 3  # the last messages of a conversation, which are checked
+UNCHECKED_MAX = 50  # characters of an answer that may be unchecked
 BLOCKED = "the answer matches the moderation list"
-OVERLAP = 10  # characters looked at again, for words that are cut in two
+OVERLAP = 10  # characters checked twice, for matches across chunks
 
 
 class Moderation:
-    """The list."""
+    """A list of patterns."""
 
     def __init__(self, patterns: str) -> None:
-        """Take the text of the list: one pattern a line, empty lines ignored.
+        """Parse the list: one pattern a line; empty lines are ignored.
 
-        Raises ConfigError naming the line that is no regular expression.
+        Raises ConfigError that names an invalid line.
         """
         self._patterns = [
             _compiled(line, number)
@@ -32,43 +32,43 @@ class Moderation:
         ]
 
     def blocks(self, texts: Sequence[str]) -> bool:
-        """Say whether the last messages of a conversation match."""
+        """Return whether the last messages of a conversation match."""
         return any(self.matches(text) for text in texts[-MESSAGES_CHECKED:])
 
     def matches(self, text: str) -> bool:
         return any(pattern.search(text) for pattern in self._patterns)
 
     def blocks_outcome(self, outcome: Outcome) -> bool:
-        """Say whether any choice of an answer matches."""
+        """Return whether any choice of an answer matches."""
         return self.matches(outcome.text) or any(
             self.matches(_text_in(choice.fields)) for choice in outcome.choices
         )
 
     def blocks_value(self, value: JSON) -> bool:
-        """Say whether the texts in a value match, all together."""
+        """Return whether the joined texts of a value match."""
         return self.matches(_text_in(value))
 
     def moderate_answer(self) -> "AnswerModerator":
-        """Begin to look at an answer."""
+        """Return a moderator for one streamed answer."""
         return AnswerModerator(self)
 
 
 class AnswerModerator:
-    """Looks at an answer as it comes, each part once but for the overlap.
+    """Checks a streamed answer, each part once except for the overlap.
 
-    Text goes out before it is looked at, until there is enough of it to look at: a
-    match shorter than that may have been shown when it is found.
+    Text is passed on unchecked until there is enough of it to check, so part of a match
+    may have been shown when the match is found.
     """
 
     def __init__(self, moderation: Moderation) -> None:
         self.blocked = False
         self._moderation = moderation
-        self._before = ""  # the end of what was looked at
+        self._before = ""  # the end of the checked text
         self._fresh: list[str] = []
         self._size = 0
 
     def filter(self, pieces: Sequence[AnswerPiece]) -> Sequence[AnswerPiece]:
-        """Return the pieces that may be shown; ``refused`` says if that is the end."""
+        """Return the pieces to pass on; ``refused`` is set if the answer must end."""
         for index, piece in enumerate(pieces):
             text = piece if isinstance(piece, str) else _text_in(piece.fields)
             self._fresh.append(text)
@@ -78,7 +78,7 @@ class AnswerModerator:
         return pieces
 
     def blocks_end(self) -> bool:
-        """Look at what is left when the answer is whole; say whether it matches."""
+        """Check the rest of a complete answer; return whether it matches."""
         return self._look()
 
     def _look(self) -> bool:

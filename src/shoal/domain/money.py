@@ -1,4 +1,4 @@
-"""Money as whole micro-dollars, and as people write it."""
+"""Amounts in whole micro-dollars, and their text form."""
 
 import re
 from typing import NewType
@@ -13,17 +13,17 @@ DECIMALS_MAX = 6
 DECIMALS_MIN = 3  # as prices are written: $0.010
 
 DOLLARS_MAX = 1_000_000_000
-"""The largest sum that is read: sums of sums still fit into what JSON can carry."""
+"""The largest amount accepted: sums of many such amounts still fit into JSON."""
 
-# Not \d, which is any script's digits here.
+# Not \d, which matches the digits of every script.
 _DOLLARS = re.compile(r"\$?([0-9]+)(?:\.([0-9]+))?", re.ASCII)
-_SHOWN_MAX = 40  # characters of what cannot be read
+_SHOWN_MAX = 40  # characters of an invalid amount in errors
 
 
 def parse_dollars(text: str) -> Micros:
-    """Read a sum such as ``$0.010``, ``0.01`` or ``5``.
+    """Parse an amount such as ``$0.010``, ``0.01`` or ``5``.
 
-    Raises ConfigError, which shows what was written and what is expected.
+    Raises ConfigError with the text and the expected form.
     """
     shown = repr(text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "...")
     found = _DOLLARS.fullmatch(text)
@@ -45,7 +45,7 @@ def parse_dollars(text: str) -> Micros:
 
 
 def dollars(micros: int) -> str:
-    """Write a sum, with as many decimals as it has, and at least three."""
+    """Format an amount with as many decimals as it has, and at least three."""
     whole, rest = divmod(abs(micros), MICROS)
     decimals = f"{rest:06}".rstrip("0").ljust(DECIMALS_MIN, "0")
     return f"{'-' if micros < 0 else ''}${whole}.{decimals}"

@@ -29,7 +29,7 @@ class Feature(Enum):
     VALUES = "values"  # takes arrays and other values that only Shoal's peers know
     CODE = "code"  # runs functions that are sent along
 
-    __hash__ = object.__hash__  # members are singletons, and looked up for every job
+    __hash__ = object.__hash__  # members are singletons, hashed for every job
 
 
 class OptionType(Enum):
@@ -46,12 +46,12 @@ class OptionType(Enum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Option:
-    """An option, and what asking for it means.
+    """An option, and its requirements.
 
     ``minimum`` and ``maximum`` bound a number, or the numbers of ``NUMBERS``;
-    ``maximum`` also bounds the characters of a text.  A ``neutral`` value asks for
-    nothing and is never passed on.  A worker without the feature that an option
-    ``needs`` would give a wrong answer; other options only colour it.
+    ``maximum`` also bounds the length of a text.  A ``neutral`` value has no effect and
+    is never passed on.  A worker without the feature that an option ``needs`` would
+    give a wrong answer; other options only influence the style.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Option:
     completion: bool = True
 
     def is_requested(self, value: object) -> bool:
-        """Say whether a value asks for something: it is neither null nor neutral."""
+        """Return whether a value has an effect: it is neither null nor neutral."""
         return value is not None and not any(
             # 0 and 1 equal False and True, and mean something else.
             value == each and isinstance(value, bool) is isinstance(each, bool)

@@ -1,4 +1,4 @@
-"""What comes of a job: pieces of an answer, the whole, and what it took."""
+"""The result of a job: pieces of an answer, the whole, and the usage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from shoal.domain.work import JSON
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens read and written."""
+    """Prompt and completion tokens."""
 
     prompt_tokens: int
     completion_tokens: int
 
 
 class Fault(Enum):
-    """Whose fault it is that a job failed."""
+    """Why a job failed."""
 
     WORKER = "worker"
-    REQUEST = "request"  # no worker would do it as it is
-    CONTEXT = "context"  # it is longer than the model can read
+    REQUEST = "request"  # the request is invalid for every worker
+    CONTEXT = "context"  # the request exceeds the model's context
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Delta:
 
     @property
     def size(self) -> int:
-        """Characters, about, for limits: exact for the texts among the fields."""
+        """Approximate size in characters, for limits: exact for texts in the fields."""
         texts = [value for value in self.fields.values() if isinstance(value, str)]
         known = sum(map(len, texts))
         if len(texts) < len(self.fields):
@@ -53,7 +53,7 @@ AnswerPiece: TypeAlias = str | Delta
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One whole answer of several, or one that is more than text.
+    """A complete choice of several, or one that is more than text.
 
     ``fields`` are those of a message in OpenAI's form; see ``Delta``.
     """
@@ -65,17 +65,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a job that was done.
+    """The result of a completed job.
 
-    ``text`` is the text of the first choice; ``choices`` is empty if there is no more
-    to the answer.  ``output`` is the whole as JSON text, where the wire has a form for
-    it: what the worker's receipt is about.  ``value`` is what a function returned, in
+    ``text`` is the text of the first choice; ``choices`` is empty if the answer is only
+    that.  ``output`` is the whole as JSON text, where the wire has a form for it; the
+    worker's receipt is about it.  ``value`` is the return value of a function, in
     MessagePack, and ``blobs`` are as in ``Call``.
     """
 
     text: str
     finish_reason: str = "stop"
-    usage: Usage | None = None  # None where the wire cannot tell
+    usage: Usage | None = None  # None if the wire does not report it
     choices: tuple[Choice, ...] = ()
     output: str = ""
     value: bytes = b""

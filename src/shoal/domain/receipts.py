@@ -1,14 +1,14 @@
-"""What a worker signs about a job, and what its signature was found to be worth."""
+"""A worker's receipt for a job, and the verdict on it."""
 
 from dataclasses import dataclass
 from enum import Enum
 
 RECEIPT_SIZE_MAX = 65_536
-"""Bytes of a worker's receipt; real ones have some three hundred."""
+"""Maximum size of a worker's receipt in bytes; real ones have about 300."""
 
 
 class Verdict(Enum):
-    """What came of checking a worker's receipt; the value is for people to read."""
+    """The verdict on a worker's receipt; the value is for display."""
 
     VALID = "the worker signed this output of this job"
     UNSIGNED = "the worker's wire carries no receipts"
@@ -22,7 +22,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SignedReceipt:
-    """A worker's receipt; ``body`` holds exactly the bytes that were signed."""
+    """A worker's receipt; ``body`` holds exactly the signed bytes."""
 
     body: bytes
     signature: bytes

@@ -177,7 +177,7 @@ class Completed:
     job_id: JobId
     lease: LeaseNumber
     finish_reason: str = "stop"
-    usage: Usage | None = None  # None where the wire cannot tell
+    usage: Usage | None = None  # None if the wire does not report it
     rest: tuple[AnswerPiece, ...] = ()
     output: str = ""
     receipt: SignedReceipt | None = None

@@ -24,7 +24,7 @@ class JobKind(Enum):
     CALL = "call"  # one call of a Python function
     CALL_STREAM = "lane"  # a slot held for many calls of one function
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 class Policy(Enum):
@@ -33,7 +33,7 @@ class Policy(Enum):
     FAST = "fast"
     CHEAP = "cheap"
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 class Privacy(Enum):
@@ -42,7 +42,7 @@ class Privacy(Enum):
     PUBLIC = "public"
     PRIVATE = "private"  # only workers that the user trusts and that proved their key
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 INDIVISIBLE_FEATURES = frozenset(
@@ -307,7 +307,7 @@ class TimeLimit(Enum):
     SILENCE = "waiting for more output"
     TOTAL = "running in all"
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +327,7 @@ class Priority(Enum):
     NORMAL = 1
     HIGH = 2
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 PRIORITIES: Mapping[str, Priority] = {each.name.lower(): each for each in Priority}

@@ -1,4 +1,4 @@
-"""What a worker is willing to do."""
+"""The offer and load of a worker."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,10 +11,9 @@ CHAT_ONLY = frozenset({JobKind.CHAT})
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model that a worker has, and what can be done with it there.
+    """A model that a worker serves, and the features it supports.
 
-    ``context`` is how many tokens a question and its answer may have together; 0 where
-    nobody knows.
+    ``context`` is the limit of prompt and completion tokens together; 0: unknown.
     """
 
     name: str
@@ -24,7 +23,7 @@ class ServedModel:
 
 
 class DeviceKind(Enum):
-    """What sort of machine a worker is."""
+    """The device kind of a worker."""
 
     DESKTOP = "desktop"
     PHONE = "phone"
@@ -32,7 +31,7 @@ class DeviceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MachineHealth:
-    """How a machine is doing; None where nobody measured."""
+    """The health of a machine; None: not measured."""
 
     cpu: float | None = None  # percent of all processors
     memory: float | None = None  # percent
@@ -41,16 +40,16 @@ class MachineHealth:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """What a machine is made of, as far as it is known; sizes in GB of 10^9 bytes.
+    """The hardware of a machine, as far as known; sizes in GB of 10^9 bytes.
 
-    ``tier`` is 1 (a large server) to 4 (a small device), as some wires have it.
+    ``tier`` is 1 (a large server) to 4 (a small device), as some wires define it.
     """
 
     chip: str = "unknown"
     chip_family: str = "unknown"
     memory_gb: float = 0.0
     gpu_cores: int = 0
-    bandwidth_gb: float = 0.0  # per second, of the memory that models are in
+    bandwidth_gb: float = 0.0  # per second, of the memory that holds models
     tier: int = 4
     gpu_backend: str = ""  # cuda, metal, cpu and so on
     platform: str = ""  # linux, macOS, windows and so on
@@ -62,11 +61,11 @@ UNKNOWN_HARDWARE = Hardware()
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """How much a worker can take now beside what it was given here, in its own words.
+    """A worker's load besides this pool's jobs, as it reports it.
 
-    ``unfit`` says why it should get nothing for now; empty: it may.  ``queued`` counts
-    the jobs that others have there, and ``speed`` is the share of its full speed, above
-    0 and at most 1.
+    ``unfit`` is the reason why it gets no jobs for now; empty: it may get jobs.
+    ``queued`` counts the jobs of other pools, and ``speed`` is the share of its full
+    speed, above 0 and at most 1.
     """
 
     unfit: str = ""
@@ -79,13 +78,13 @@ class Offer:
     """What a worker will run, as it declared when it joined.
 
     ``context`` is as in ``ServedModel``.  ``only_for`` names the keys whose jobs it
-    takes; empty: all keys.  ``remark`` says what is odd about the declaration, for
-    users who ask why the worker gets no work.
+    accepts; empty: all keys.  ``remark`` describes oddities of the declaration, for
+    users who ask why the worker gets no jobs.
 
-    ``public_key`` is what the worker signs receipts with, in hexadecimal, and empty
-    where it has none; ``proven`` says that it has shown to have the other half, and
-    ``receipts`` whether its wire carries any.  ``neighbour`` says that it is a pool of
-    its own, which may ask others in its turn.
+    ``public_key`` verifies the worker's receipts, in hexadecimal; empty if it has
+    none.  ``proven`` means that the worker proved possession of the private key, and
+    ``receipts`` that its wire carries receipts.  ``neighbour`` means that it is a pool
+    of its own, which may forward jobs to other peers.
     """
 
     kinds: frozenset[JobKind]
@@ -96,21 +95,21 @@ class Offer:
     only_for: frozenset[str] = frozenset()
     remark: str = ""
     tasks: frozenset[str] = frozenset()  # names of tasks and functions; empty: any
-    streams: bool = True  # whether answers come piece by piece
+    streams: bool = True  # whether it streams answers
     device: DeviceKind | None = None
     public_key: str = ""
     proven: bool = False
-    price: str = ""  # what it would like to be paid, in its own words
+    price: str = ""  # the price that it asks for, as text
     neighbour: bool = False
     receipts: bool = True
 
     @property
     def queues(self) -> frozenset[str]:
-        """The models under which it is looked for, with what stands for others."""
+        """The models that it is indexed under, and the names that stand for others."""
         return _queues_of(self.models, self.kinds)
 
 
-# One set for all workers that are alike: thousands may be there.
+# Shared by all workers with the same offer: there may be thousands.
 @lru_cache(1024)
 def _queues_of(models: frozenset[str], kinds: frozenset[JobKind]) -> frozenset[str]:
     beyond = set()

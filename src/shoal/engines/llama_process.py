@@ -29,7 +29,7 @@ from shoal.engines.llama_messages import (
     message_size,
 )
 
-EXIT_LIMIT = 2.0  # seconds for a process to end by itself, then again when terminated
+EXIT_LIMIT = 2.0  # seconds for a process to exit by itself, and again after SIGTERM
 CLOSED = "the engine was closed"
 LOG_MAX = 8192  # bytes of its standard error that are kept for error texts
 

@@ -15,13 +15,13 @@ from shoal.engines.server_errors import DECODE_ERRORS
 
 PROBE_LIMIT = 2.0  # seconds for all of them together
 LOOPBACK = "127.0.0.1"
-SHOAL = "shoal"  # what a coordinator calls the owner of its models
+SHOAL = "shoal"  # the owner of a coordinator's models
 OLLAMA_PORT = 11434
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLocation:
-    """A port, and the base path of what listens there as it is delivered."""
+    """A port, and the base path of the server with that default port."""
 
     port: int
     servers: str
@@ -42,7 +42,7 @@ SERVER_LOCATIONS = (
 def server_locations(
     environment: Mapping[str, str] = os.environ,
 ) -> tuple[ServerLocation, ...]:
-    """Return where to look; Ollama's port can be set, and its servers know how."""
+    """Return the default locations of servers; Ollama's port is configurable."""
     return ServerLocation(
         ollama_port(environment.get("OLLAMA_HOST", "")), "Ollama"
     ), *SERVER_LOCATIONS
@@ -51,8 +51,8 @@ def server_locations(
 async def find_servers(places: Sequence[ServerLocation]) -> list[str]:
     """Return the base URLs of the servers that have models, in the order of places.
 
-    Only this machine is asked, all ports at once.  What answers must list models as
-    OpenAI does, so that another web server is not taken for one; nor is a coordinator.
+    Queries only this machine, all ports at once.  A server must list models as OpenAI
+    does, which excludes other web servers; coordinators are excluded as well.
     """
     timeout = aiohttp.ClientTimeout(total=PROBE_LIMIT)
     async with aiohttp.ClientSession(timeout=timeout) as session:
@@ -64,7 +64,7 @@ async def find_servers(places: Sequence[ServerLocation]) -> list[str]:
 def ollama_port(host: str) -> int:
     """Return the port in ``OLLAMA_HOST``: ``host``, ``host:port`` or a URL.
 
-    Another machine's address is not looked at: only ``--engine`` names those.
+    Other machines are not queried: they require ``--engine``.
     """
     try:
         parts = urlsplit(host if "//" in host else f"//{host}")

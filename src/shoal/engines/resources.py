@@ -1,4 +1,4 @@
-"""How much memory and how many threads a model may use."""
+"""The memory and the number of threads that a model may use."""
 
 import ctypes
 import os
@@ -10,9 +10,9 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> int | None:
-    """Return the bytes that can be used without swapping; None if nobody tells.
+    """Return the bytes that can be used without swapping; None if unknown.
 
-    Where only the whole is known (macOS), half of it counts as free.
+    Where only the total is known (macOS), half of it counts as free.
     """
     if sys.platform == "win32":
         return _windows()
@@ -39,7 +39,7 @@ def _available(proc: Path) -> int | None:
 
 
 def _room_in(cgroup: Path) -> int | None:
-    """Return what a container may still take; None if it is not limited."""
+    """Return the memory that a container may still allocate; None: unlimited."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = (cgroup / "memory.current").read_text().strip()
@@ -49,7 +49,7 @@ def _room_in(cgroup: Path) -> int | None:
 
 
 def _windows() -> int | None:
-    """Ask ``GlobalMemoryStatusEx``, whose structure is of 64 bytes."""
+    """Call ``GlobalMemoryStatusEx``, whose structure has 64 bytes."""
 
     class MemoryStatus(ctypes.Structure):
         _fields_ = (
@@ -68,17 +68,17 @@ def _windows() -> int | None:
 
 
 def threads_for(logical: int, physical: int) -> int:
-    """Return how many threads generate fastest beside everything else.
+    """Return the number of threads that generates fastest on a machine with other load.
 
     llama.cpp's threads wait for each other by spinning.  With one for each processor,
-    anything else that runs stops them all: with two processors and a busy neighbour,
-    two threads were measured at a sixth of the speed of one.
+    any other load stalls them all: with two processors and another busy process, two
+    threads were measured at a sixth of the speed of one.
     """
     return 1 if logical <= 2 else max(1, min(logical - 1, physical))
 
 
 def processors() -> tuple[int, int]:
-    """Return how many processors this process may use, and on how many cores."""
+    """Return the number of processors of this process, and of their cores."""
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
         siblings = {
@@ -87,12 +87,12 @@ def processors() -> tuple[int, int]:
         }
         return len(usable), len(siblings)
     logical = os.cpu_count() or 1
-    # Macs have one thread a core or count so; elsewhere two is the safe guess.
+    # Macs have one thread a core, or report it so; elsewhere, assume two.
     return logical, logical if sys.platform == "darwin" else max(1, logical // 2)
 
 
 def siblings_of(processor: Path) -> str:
-    """Return what the processors of one core have in common."""
+    """Return the key that the processors of one core share."""
     try:
         return (processor / "topology" / "thread_siblings_list").read_text()
     except OSError:

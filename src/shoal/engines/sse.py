@@ -1,7 +1,7 @@
-"""Cuts a stream of server-sent events into the data of each.
+"""Splits a stream of server-sent events into the data of each.
 
 Source: WHATWG HTML, 9.2.6 "Interpreting an event stream".  Only ``data`` is kept;
-names, ids and comments carry nothing that engines need.
+engines need no names, ids or comments.
 """
 
 import re
@@ -14,20 +14,20 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 
 
 class EventReader:
-    """Feed it reads of any size: it returns the data of each event that is whole.
+    """Incremental parser that returns the data of each complete event.
 
-    Most reads are whole events of one line each, which is looked for first.  Quadratic
-    in the reads that one line takes; lines are of a few hundred bytes.
+    The fast path handles reads of complete one-line events, which most are.  The time
+    is quadratic in the number of reads of one line; lines have a few hundred bytes.
     """
 
     def __init__(self) -> None:
         self._unfinished = b""
         self._data: list[bytes] = []
-        self._held = 0  # bytes of the event in hand
+        self._held = 0  # bytes of the incomplete event
         self._first = True
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Take a read.  Raises LimitExceeded if an event is too large to be held."""
+        """Feed received bytes.  Raises LimitExceeded if an event is too large."""
         clean = not (self._held or self._unfinished or self._first)
         if clean and (plain := _plain_events(data)) is not None:
             return plain
@@ -38,7 +38,7 @@ class EventReader:
         return events
 
     def _lines(self, data: bytes) -> list[bytes]:
-        # A carriage return at the very end may be half of a line's end: wait for more.
+        # A final carriage return may be half of a line ending: wait for more.
         if data.endswith(b"\r"):
             *lines, last = _LINE_END.split(data[:-1])
             return [*lines, last + b"\r"]
@@ -57,14 +57,14 @@ class EventReader:
         if name == b"data":
             value = value.removeprefix(b" ")
             self._data.append(value)
-            self._held += len(value) + 1  # an empty line is joined to the others too
+            self._held += len(value) + 1  # empty lines are joined as well
             if self._held > EVENT_MAX:
                 raise LimitExceeded("event", self._held, EVENT_MAX)
         return None
 
 
 def _plain_events(data: bytes) -> list[bytes] | None:
-    """Return the data of events that are whole and of one line; None if any is not."""
+    """Return the data of complete one-line events; None if any is different."""
     if not data.endswith(b"\n\n") or b"\r" in data or len(data) > EVENT_MAX:
         return None
     blocks = data[:-2].split(b"\n\n")

@@ -1,8 +1,8 @@
-"""OpenAI's streamed chunk, of a chat or a completion, as far as engines read it.
+"""OpenAI's streamed chunk of a chat or a completion, as far as engines need it.
 
 Source: OpenAI API reference, "The chat completion chunk object" and "The completion
-object".  Fields that are not declared here are skipped, but for those of a chat's
-delta, which are passed on whatever they are.
+object".  Undeclared fields are skipped, except those of a chat's delta, which are
+passed on.
 """
 
 from typing import Annotated, Any
@@ -14,16 +14,16 @@ from shoal.domain.errors import JobError
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 
 TOKENS_MAX = 2**31 - 1
-ERROR_MAX = 500  # characters of another program's message that are passed on
+ERROR_MAX = 500  # characters of a server's message that are passed on
 
 REASONS = frozenset({"stop", "length", "tool_calls", "content_filter", "function_call"})
 
-# What vLLM and SGLang say of an answer that they gave up.
+# Finish reasons of vLLM and SGLang for aborted answers.
 ABORTED = frozenset({"abort", "error"})
 
 
 class StreamChoice(msgspec.Struct, frozen=True):
-    """What a chunk brings of one choice: ``delta`` in a chat, ``text`` else."""
+    """The part of a chunk for one choice: ``delta`` in a chat, else ``text``."""
 
     index: Annotated[int, msgspec.Meta(ge=0, lt=CHOICES_MAX)] = 0
     delta: dict[str, Any] | None = None
@@ -38,14 +38,14 @@ class StreamUsage(msgspec.Struct, frozen=True):
 
     @property
     def plausible(self) -> bool:
-        """Whether these can be counts, which wires refuse if they cannot."""
+        """Whether these are valid counts, which wires require."""
         return all(
             0 <= n <= TOKENS_MAX for n in (self.prompt_tokens, self.completion_tokens)
         )
 
 
 class ServerProblem(msgspec.Struct, frozen=True):
-    """An error as OpenAI writes it; real servers fill in what they like."""
+    """An error in OpenAI's form; servers vary in their values."""
 
     message: str = "no message"
     code: Any = None
@@ -54,7 +54,7 @@ class ServerProblem(msgspec.Struct, frozen=True):
 
 
 class StreamChunk(msgspec.Struct, frozen=True):
-    """A piece of the answer, its usage, or why there is no more of it."""
+    """A piece of the answer, its usage, or an error."""
 
     choices: tuple[StreamChoice, ...] = ()
     usage: StreamUsage | None = None
@@ -63,7 +63,7 @@ class StreamChunk(msgspec.Struct, frozen=True):
 
     @property
     def is_error(self) -> bool:
-        """Whether this stands for an error."""
+        """Whether this is an error."""
         return self.error is not None or self.object == "error"
 
 
@@ -76,29 +76,29 @@ class UsageTally:
         self._counts: list[StreamUsage] = []
 
     def add(self, tokens: StreamUsage) -> None:
-        """Take what the server says, which counts if it is plausible."""
+        """Record the server's counts, if they are plausible."""
         if tokens.plausible and len(self._counts) < CHOICES_MAX:
             self._counts.append(tokens)
 
     def usage(self) -> Usage | None:
-        """Return the tokens of all choices, as far as they were told."""
+        """Return the tokens of all choices, as far as reported."""
         if not self._counts:
             return None
         if len(self._counts) != self._expected or self._expected == 1:
             last = self._counts[-1]
             return Usage(last.prompt_tokens, last.completion_tokens)
-        # llama.cpp counts each choice for itself, and the prompt with each.
+        # llama.cpp counts each choice separately, each including the prompt.
         read = sum(each.prompt_tokens for each in self._counts)
         written = sum(each.completion_tokens for each in self._counts)
         return Usage(read // self._choices, written)
 
 
 def piece_from_choice(choice: StreamChoice, several: bool) -> AnswerPiece | None:
-    """Return what a choice adds to the answer; None if that is nothing.
+    """Return the piece that a choice adds to the answer; None if none.
 
-    With ``several`` choices each says itself how it ends.
+    With ``several`` choices, each has its own finish reason.
 
-    Raises JobError if the text is none.
+    Raises JobError if the text is invalid.
     """
     delta, reason = choice.delta, choice.finish_reason if several else None
     if delta is None:
@@ -122,5 +122,5 @@ def piece_from_choice(choice: StreamChoice, several: bool) -> AnswerPiece | None
 
 
 def known_finish_reason(reason: str | None) -> str | None:
-    """Return the reason that an answer ended for, if it is one that clients know."""
+    """Return the finish reason, if it is one that clients know."""
     return reason if reason is None or reason in REASONS else "stop"

@@ -1,7 +1,7 @@
-"""Runs named tasks with a model that chats: classify, extract_json, summarize.
+"""Runs named tasks with a chat model: classify, extract_json, summarize.
 
-What can be computed is: words are counted, and a parser finds the JSON that stands in
-a text.  What the model adds is checked before it is passed on.
+Code does what it can: it counts words, and a parser finds the JSON in a text.  The
+model's output is validated before it is returned.
 """
 
 import asyncio
@@ -31,9 +31,10 @@ LABEL_MAX = 200  # characters
 
 
 async def classify(asker: Prompter, text: str, labels: Sequence[str]) -> str:
-    """Return ``{"sentiment": …, "confidence": …}``, of a text of any length.
+    """Return ``{"sentiment": …, "confidence": …}`` of a text of any length.
 
-    The first is one of the labels, whatever they are, and the second from 0 to 1.
+    The sentiment is one of the labels, whatever they are; the confidence is from 0 to
+    1.
 
     Raises InvalidRequest if there is no text.
     """
@@ -45,7 +46,7 @@ async def classify(asker: Prompter, text: str, labels: Sequence[str]) -> str:
         return _read_label(await asker.ask(question, part), labels)
 
     answers = await asker.map_parts(text.strip(), question.answer_tokens, ask)
-    # Of a long text every part has a vote, which weighs as much as it is sure.
+    # Each part of a long text has a vote, weighted by its confidence.
     votes = Counter(dict.fromkeys(labels, 0))
     for label, percent in answers:
         votes[label] += percent
@@ -53,15 +54,15 @@ async def classify(asker: Prompter, text: str, labels: Sequence[str]) -> str:
     if not votes[winner]:
         winner = answers[0][0]
     percent = round(votes[winner] / len(answers))
-    # As JavaScript writes it, who wrote the first clients.
+    # As JavaScript formats it, the language of the first clients.
     confidence = percent // 100 if percent in (0, 100) else percent / 100
     return to_json({"sentiment": winner, "confidence": confidence})
 
 
 def parse_labels(labels: JSON, name: str) -> Sequence[str]:
-    """Return what is to be chosen from, as the field of that name has it.
+    """Return the labels in the field ``name``.
 
-    Raises InvalidRequest if it is no good.
+    Raises InvalidRequest if they are invalid.
     """
     good = (
         isinstance(labels, Sequence)
@@ -107,11 +108,11 @@ def _read_label(answer: PromptReply, labels: Sequence[str]) -> tuple[str, int]:
         raise JobError("the model gave none of the labels")
     if not isinstance(percent, float) or not 0 <= percent <= 100:
         raise JobError("the model did not say how sure it is, from 0 to 100")
-    # Some give a share of 1.
+    # Some models answer with a fraction of 1.
     return str(label), round(percent * 100 if percent < 1 else percent)
 
 
-SEARCH_INLINE_MAX = 1 << 16  # characters that are searched beside the loop
+SEARCH_INLINE_MAX = 1 << 16  # characters that are searched on the event loop
 
 EXTRACT_PROMPT = StructuredPrompt(
     "Turn what the text that the user sends says into JSON objects, one for each thing "
@@ -130,9 +131,9 @@ _EXTRACTED = re.compile(r'\{\s*"extracted"\s*:\s*\[')
 
 
 async def extract_json(asker: Prompter, text: str) -> str:
-    """Return ``{"extracted": […], "count": …}``, of a text of any length.
+    """Return ``{"extracted": […], "count": …}`` of a text of any length.
 
-    Raises InvalidRequest if too much of it looks like JSON and is none.
+    Raises InvalidRequest if too much of it resembles JSON and is invalid.
     """
     try:
         if len(text) > SEARCH_INLINE_MAX:
@@ -148,14 +149,14 @@ async def extract_json(asker: Prompter, text: str) -> str:
 
         answers = await asker.map_parts(text.strip(), EXTRACT_PROMPT.answer_tokens, ask)
         found = [each for answer in answers for each in answer]
-    # Not decoded and written anew, which would change numbers.
+    # Not decoded and encoded again, which would change numbers.
     return f'{{"extracted":[{",".join(found)}],"count":{len(found)}}}'
 
 
 def _data_in(text: str) -> list[str]:
-    """Return the JSON in a text, as it stands there but for spaces.
+    """Return the JSON values in a text, verbatim except for spaces.
 
-    Lists of numbers do not count, unless they are all there is: "[1]" is a footnote.
+    Lists of numbers count only if there is nothing else: "[1]" is usually a footnote.
     """
     whole = text.strip()
     return [
@@ -194,14 +195,14 @@ SUMMARY_PROMPT = StructuredPrompt(
     512,
 )
 
-# A string that was not finished: as many of its characters as are whole.
+# An unterminated string: its complete characters.
 _TRUNCATED_SUMMARY = re.compile(
     r'\{\s*"summary"\s*:\s*"((?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*)'
 )
 
 
 async def summarize(asker: Prompter, text: str) -> str:
-    """Return ``{"summary": …, "word_count": …}``, of a text of any length."""
+    """Return ``{"summary": …, "word_count": …}`` of a text of any length."""
     summary = await _summary(asker, text.strip())
     return to_json({"summary": summary, "word_count": len(text.split())})
 
@@ -209,13 +210,13 @@ async def summarize(asker: Prompter, text: str) -> str:
 async def _summary(asker: Prompter, text: str) -> str:
     """Return a summary that is no longer than the text.
 
-    Of a long text, summaries of its parts are summarized.
+    For a long text, summarizes the summaries of its parts.
     """
 
     async def ask(part: str) -> str:
         summary = _read_summary(await asker.ask(SUMMARY_PROMPT, part))
         if len(part) < len(text):
-            # They are read together, and have to become fewer.
+            # They are read together, and must become fewer.
             return prefix(summary, max(1, len(part) // 4))
         return summary if len(summary) < len(text) else text
 
@@ -235,7 +236,7 @@ def _read_summary(answer: PromptReply) -> str:
         summary = json.loads(f'"{begun[1]}"', strict=False) + "…"
     if not isinstance(summary, str) or not summary.strip():
         raise JobError("the model gave no summary")
-    # It may have written half a character.
+    # It may have written half of a surrogate pair.
     text = summary.strip().encode("utf-16", "replace").decode("utf-16")
     if len(text) <= SUMMARY_MAX:
         return text
@@ -245,20 +246,20 @@ def _read_summary(answer: PromptReply) -> str:
 Payload: TypeAlias = Mapping[str, JSON]
 
 LABEL_FIELDS = ("labels", "categories")
-"""The fields of a payload that may say what to choose from."""
+"""The fields of a payload that may hold the labels."""
 
 
 class TaskRunner:
-    """Does what an engine does with one of its models, and tasks besides."""
+    """Runs the work of an engine's model, and text tasks."""
 
     def __init__(self, engine: Engine, model: ServedModel) -> None:
         self._engine = engine
         self._model = model
 
     def run(self, work: Work, continues: str = "") -> AsyncGenerator[Item, None]:
-        """Do ``work`` as ``Engine.run`` does; a task's answer is one piece, of JSON.
+        """Run ``work`` as ``Engine.run`` does; a task's answer is one piece, of JSON.
 
-        Raises InvalidRequest also for a task that is not known.
+        Also raises InvalidRequest for an unknown task.
         """
         if isinstance(work, Task):
             return _run(self._engine, self._model, work)

@@ -1,3 +1,1 @@
-"""Receipts, their Merkle log and double-entry accounts: proof of who did what, and
-for how much.
-"""
+"""Receipts, their Merkle log, and double-entry accounts: proof of work and prices."""

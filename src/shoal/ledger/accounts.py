@@ -1,8 +1,8 @@
-"""Accounts in double entry: what one gets, another gives, so that all sum to zero.
+"""Double-entry accounts: each transfer has two sides, so that all balances sum to zero.
 
-A job's price is reserved before the work: it goes from who asked to ``pool:held``.
-From there it goes to the worker and the pool's fees, or back; or to ``pool:unproven``,
-until the worker has proved that the work was its own.  Amounts are micro-dollars.
+A job's price is reserved before the work: it moves from the payer to ``pool:held``.
+From there it moves to the worker and the pool's fees, or back to the payer; or to
+``pool:unproven``, until the worker has proved its work.  Amounts are micro-dollars.
 """
 
 from collections import Counter
@@ -14,21 +14,21 @@ from shoal.domain.errors import InvalidRequest
 from shoal.domain.ids import JobId, WorkerId
 from shoal.domain.money import Micros, dollars
 
-HELD = "pool:held"  # what jobs that have not ended will cost
-FEES = "pool:fees"  # what the pool keeps
-UNPROVEN = "pool:unproven"  # what workers get once they have proved their work
-EXTERNAL = "world"  # whence credit comes
+HELD = "pool:held"  # reserved prices of open jobs
+FEES = "pool:fees"  # the pool's income
+UNPROVEN = "pool:unproven"  # owed to workers that have yet to prove their work
+EXTERNAL = "world"  # the source of credits
 
 _USER = "user:"
 _WORKER = "worker:"
 
 BASIS_POINTS = 10_000  # basis points
-USERS_MAX = 100_000  # sub-accounts of a key with something on them: all are in memory
+USERS_MAX = 100_000  # sub-accounts of a key with a balance: all are in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """An amount, more than zero, that goes from ``debit`` to ``credit``."""
+    """A positive amount that moves from ``debit`` to ``credit``."""
 
     debit: str
     credit: str
@@ -41,9 +41,9 @@ class Transfer:
 
 
 def user_account(key: str, sub: str = "") -> str:
-    """Return the account of a key, or of somebody for whom its owner asks.
+    """Return the account of a key, or the sub-account of one of its owner's users.
 
-    There are no slashes in the names of keys, and none in what comes of ``sub``.
+    Names of keys contain no slash, and neither do the names made from ``sub``.
     """
     if not sub:
         return f"{_USER}{key}"
@@ -56,7 +56,7 @@ def worker_account(worker_id: WorkerId) -> str:
 
 
 def parent(account: str) -> str | None:
-    """Return the key's account to which a sub-account belongs; None if it is none."""
+    """Return the key's account that a sub-account belongs to; None if it is none."""
     if not account.startswith(_USER):
         return None
     key, slash, _ = account.partition("/")
@@ -64,48 +64,48 @@ def parent(account: str) -> str | None:
 
 
 def fee_of(price: int, share: int) -> Micros:
-    """Return the pool's part of a price; ``share`` is in basis points.
+    """Return the pool's share of a price; ``share`` is in basis points.
 
-    What cannot be divided is the worker's.
+    The worker gets the remainder of the division.
     """
     assert 0 <= share <= BASIS_POINTS, f"a share of {share} basis points"
     return Micros(price * share // BASIS_POINTS)
 
 
 def reserve(job_id: JobId, payer: str, price: int) -> list[Transfer]:
-    """Set a job's price aside, before the work."""
+    """Reserve a job's price before the work."""
     return _transfers([(payer, HELD, price, "reserved")], job_id)
 
 
 def settle(job_id: JobId, worker: str, price: int, fee_share: int) -> list[Transfer]:
-    """Pay for a job that was done; ``fee_share`` is the pool's, in basis points."""
+    """Pay for a completed job; ``fee_share`` is the pool's, in basis points."""
     return _payment(HELD, job_id, worker, price, fee_of(price, fee_share))
 
 
 def withhold(job_id: JobId, price: int) -> list[Transfer]:
-    """Keep what a job costs until its worker has proved that the work was its own."""
+    """Withhold a job's price until its worker has proved its work."""
     return _transfers([(HELD, UNPROVEN, price, "withheld")], job_id)
 
 
 def pay_withheld(job_id: JobId, worker: str, price: int, fee: int) -> list[Transfer]:
-    """Pay for a job whose worker has proved its work since; see ``fee_of``."""
+    """Pay a withheld price after the worker proved its work; see ``fee_of``."""
     return _payment(UNPROVEN, job_id, worker, price, fee)
 
 
 def give_back(job_id: JobId, payer: str, price: int) -> list[Transfer]:
-    """Give back what a job cost whose worker turned out to have proved nothing."""
+    """Refund a withheld price: the worker did not prove its work."""
     return _transfers([(UNPROVEN, payer, price, "given back")], job_id)
 
 
 def release(job_id: JobId, payer: str, price: int) -> list[Transfer]:
-    """Give back what was set aside for a job that was not done."""
+    """Release the reserved price of a job that was not completed."""
     return _transfers([(HELD, payer, price, "released")], job_id)
 
 
 def credit(account: str, amount: int) -> list[Transfer]:
-    """Top up an account from outside.
+    """Credit an account from outside the pool.
 
-    Raises InvalidRequest for less than nothing.
+    Raises InvalidRequest for a negative amount.
     """
     if amount < 0:
         raise InvalidRequest(f"expected an amount above $0, got {dollars(amount)}")
@@ -132,45 +132,45 @@ def _transfers(
 
 
 class Books:
-    """What every account has, and how far below zero it may go.
+    """The balance and the overdraft limit (budget) of every account.
 
-    Accounts on which there is nothing take no room, whatever went through them.
-    A key's budget bounds the sum of its account and all its sub-accounts; a sub-account
-    may have one of its own as well, and is bound by both.  Without, there is no bound.
-    Budgets bind what is asked, not what is applied: they may change meanwhile.
+    Accounts with a zero balance use no memory.  A key's budget bounds the sum of its
+    account and all its sub-accounts; a sub-account may have a budget besides, and must
+    keep within both.  Without a budget, an account is unbounded.  Budgets restrict new
+    jobs, not transfers that are applied: they may change in between.
     """
 
     def __init__(
         self, balances: Mapping[str, int], budgets: Mapping[str, int] | None = None
     ) -> None:
         self._balances: dict[str, int] = {}
-        self._subs: dict[str, int] = {}  # what the sub-accounts of a key have in all
-        self._users: Counter[str] = Counter()  # how many those are
+        self._subs: dict[str, int] = {}  # the sum of a key's sub-accounts
+        self._users: Counter[str] = Counter()  # the number of a key's sub-accounts
         self._budgets = dict(budgets or {})
         for account, balance in balances.items():
             self._post(account, balance)
 
     def balance(self, account: str) -> Micros:
-        """Return what an account has."""
+        """Return the balance of an account."""
         return Micros(self._balances.get(account, 0))
 
     def total_of(self, account: str) -> Micros:
-        """Return what an account and all its sub-accounts have."""
+        """Return the balance of an account with all its sub-accounts."""
         return Micros(self.balance(account) + self._subs.get(account, 0))
 
     def budget(self, account: str) -> int | None:
-        """Return how far below zero ``standing`` may go; None: without bound."""
+        """Return how far below zero ``total_of`` may go; None: unbounded."""
         return self._budgets.get(account)
 
     def set_budget(self, account: str, budget: int | None) -> None:
-        """Give an account a budget; None: it has none any longer."""
+        """Set an account's budget; None removes it."""
         if budget is None:
             self._budgets.pop(account, None)
         else:
             self._budgets[account] = budget
 
     def account_names(self) -> list[str]:
-        """Return the accounts that have or owe something, or that are bounded."""
+        """Return the accounts with a balance or a budget."""
         return sorted(self._balances.keys() | self._budgets.keys())
 
     def total(self) -> int:
@@ -184,7 +184,7 @@ class Books:
             self._post(each.credit, each.amount)
 
     def why_unaffordable(self, payer: str, price: int) -> str | None:
-        """Say why ``payer`` cannot afford a price; None if it can.
+        """Return why ``payer`` cannot afford a price; None if it can.
 
         The wording reaches users.
         """
@@ -216,6 +216,6 @@ class Books:
 
 
 def _add(to: dict[str, int], name: str, amount: int) -> None:
-    """Add to what stands under a name; what comes to nothing is forgotten."""
+    """Add to the amount of a name; a name whose amount becomes zero is removed."""
     if there := to.pop(name, 0) + amount:
         to[name] = there

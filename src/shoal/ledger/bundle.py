@@ -1,7 +1,7 @@
-"""A receipt with all that is needed to verify it offline, as a file.
+"""A receipt with everything needed to verify it offline, as a file.
 
-Whoever verifies has to know the coordinator's public key from elsewhere: the one in the
-file only tells whose to ask for.
+The verifier must know the coordinator's public key from elsewhere: the key in the file
+only identifies the coordinator.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _WITHOUT_RECEIPT = frozenset({Verdict.UNSIGNED, Verdict.MISSING})
 
 @dataclass(frozen=True, slots=True)
 class ReceiptBundle:
-    """A receipt, and what proves it; the file has these very names.
+    """A receipt and its proof; the fields of the file have these names.
 
-    ``receipt`` is its body as text, ``path`` the proof that it is leaf ``index`` of the
-    log of the ``checkpoint``, ``output`` the JSON text of what the job came to, if it
-    is to go along.
+    ``receipt`` is its body as text, and ``path`` proves that it is leaf ``index`` of
+    the log of the ``checkpoint``.  ``output`` is the JSON text of the job's output, if
+    it is included.
     """
 
     coordinator_key: str  # hexadecimal, lower case
@@ -37,12 +37,12 @@ class ReceiptBundle:
 
 
 def write(bundle: ReceiptBundle) -> bytes:
-    """Write a bundle as a file."""
+    """Encode a bundle as a file."""
     return files.write(bundle)
 
 
 def read(data: bytes) -> ReceiptBundle:
-    """Read a bundle, without verifying it.
+    """Decode a bundle without verifying it.
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
@@ -50,10 +50,10 @@ def read(data: bytes) -> ReceiptBundle:
 
 
 def verify(data: bytes, public_key: bytes) -> list[StepResult]:
-    """Verify the file of a bundle, with the coordinator's key as known from elsewhere.
+    """Verify a bundle's file with the coordinator's key, which is known from elsewhere.
 
-    Returns the steps that were taken, in order; if one is wrong, it is the last.  A
-    worker's receipt that is no good is not wrong in itself, if the coordinator says so.
+    Returns the steps taken, in order; a failed step is the last.  An invalid worker
+    receipt is no failure if the coordinator's receipt reports it as invalid.
     """
     try:
         bundle = read(data)

@@ -1,10 +1,10 @@
-"""The one way in which each thing is written: JSON, base64, time.
+"""Canonical encodings of JSON, base64 and time.
 
-What is signed or hashed has to come out as the same bytes everywhere, and a file in
-which every bit counts must not be writable in two ways.
+Signed or hashed data must have the same bytes everywhere, and a verifiable file must
+have exactly one encoding.
 
-Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 4648, section 4 (base64), and
-ISO 8601 as JavaScript's ``toISOString`` writes it.
+Sources: RFC 8785 (JSON Canonicalization Scheme), RFC 4648, section 4 (base64), and ISO
+8601 as JavaScript's ``toISOString`` writes it.
 """
 
 import binascii
@@ -26,10 +26,10 @@ _TIME = re.compile(
 
 
 def encode(value: JSON) -> bytes:
-    """Write a JSON value after RFC 8785.
+    """Encode a JSON value by RFC 8785.
 
-    Raises ValueError for what it cannot write: numbers beyond 2**53 or not finite,
-    lone surrogates, and what is no JSON.
+    Raises ValueError for values without a canonical form: numbers beyond 2**53 or not
+    finite, lone surrogates, and values that are not JSON.
     """
     if _is_plain(value):
         return _sorted.encode(value)
@@ -38,10 +38,10 @@ def encode(value: JSON) -> bytes:
 
 
 def _is_plain(value: object) -> bool:
-    """Say whether msgspec, some eight times as fast, certainly writes the same.
+    """Return whether msgspec writes the same bytes, about eight times as fast.
 
-    It escapes as RFC 8785 does.  It writes floats otherwise, keeps large integers, and
-    sorts names by code point, not UTF-16 unit: that is the same for ASCII.
+    It escapes as RFC 8785 does.  It formats floats differently, keeps large integers,
+    and sorts names by code point instead of UTF-16 unit, which is the same for ASCII.
     """
     kind = type(value)
     if kind is str or value is None or kind is bool:
@@ -61,33 +61,33 @@ def _is_plain(value: object) -> bool:
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text that can be written: lone surrogates become U+FFFD."""
+    """Replace lone surrogates by U+FFFD, so that the text can be encoded."""
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def to_base64(data: bytes) -> str:
-    """Write bytes in base64, padded and in one line."""
+    """Encode bytes in base64, padded and on one line."""
     return binascii.b2a_base64(data, newline=False).decode("ascii")
 
 
 def from_base64(text: str) -> bytes:
-    """Read what ``to_base64`` writes; ValueError for any other way to write it."""
+    """Decode the output of ``to_base64``; ValueError for any other encoding."""
     data = binascii.a2b_base64(text)
-    # Bits that no byte has room for would be dropped, and so would odd characters.
+    # The decoder ignores excess bits and invalid characters.
     if to_base64(data) != text:
         raise ValueError("not in the one form of base64")
     return data
 
 
 def to_time(at: float) -> str:
-    """Write Unix seconds as ISO 8601, in UTC, with milliseconds.
+    """Format Unix seconds as ISO 8601, in UTC, with milliseconds.
 
     Raises ValueError outside the years 1 to 9999.
     """
     try:
-        # Not fromtimestamp: what is left of a second would be cut, not rounded.
+        # Not fromtimestamp: it truncates fractions of a second instead of rounding.
         moment = _EPOCH + timedelta(milliseconds=round(at * 1000))
     except OverflowError as error:
         raise ValueError(f"{at} is no time") from error
@@ -95,7 +95,7 @@ def to_time(at: float) -> str:
 
 
 def from_time(text: str) -> float:
-    """Read what ``to_time`` writes; ValueError for anything else."""
+    """Parse the output of ``to_time``; ValueError for anything else."""
     if _TIME.fullmatch(text) is None:
         raise ValueError(f"expected a time such as 2026-02-09T12:00:05.000Z: {text!r}")
     return (datetime.fromisoformat(text) - _EPOCH) / timedelta(seconds=1)

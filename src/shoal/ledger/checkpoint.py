@@ -1,8 +1,8 @@
-"""A signed statement of how large the log was at a time, and of its root.
+"""A signed statement of the log's size and root at a time.
 
-Sources: C2SP ``tlog-checkpoint`` for what it says, C2SP ``signed-note`` for how it is
-signed.  The name of a log is made from its key, so that a checkpoint says whose it is.
-An extension line, which the first source allows, has the time.
+Sources: C2SP ``tlog-checkpoint`` for the contents, C2SP ``signed-note`` for the
+signature.  The name of a log is derived from its key, so that a checkpoint identifies
+its log.  An extension line, which the first source allows, has the time.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from shoal.ledger import keys
 from shoal.ledger.canonical import from_base64, from_time, to_base64, to_time
 from shoal.ledger.keys import Signer
 
-_ED25519 = b"\x01"  # the sort of signature, as signed-note numbers them
+_ED25519 = b"\x01"  # signed-note's number of the signature type
 _ID_SIZE = 4  # bytes
 
 _NOTE = re.compile(
@@ -31,7 +31,7 @@ _NOTE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a checkpoint says; ``at`` is Unix seconds."""
+    """The contents of a checkpoint; ``at`` is Unix seconds."""
 
     size: int
     root: bytes
@@ -39,12 +39,12 @@ class Checkpoint:
 
 
 def name_of(public_key: bytes) -> str:
-    """Return what the log of a key is called."""
+    """Return the name of the log that a key signs."""
     return f"shoal/{hashlib.sha256(public_key).hexdigest()[:16]}"
 
 
 def make(signer: Signer, size: int, root: bytes, at: float) -> str:
-    """Write and sign a checkpoint; ``at`` is Unix seconds."""
+    """Encode and sign a checkpoint; ``at`` is Unix seconds."""
     name = name_of(signer.public_key)
     text = _text(name, size, root, at)
     signed = _key_id(name, signer.public_key) + signer.sign(text.encode())
@@ -52,12 +52,12 @@ def make(signer: Signer, size: int, root: bytes, at: float) -> str:
 
 
 def verify(note: str, public_key: bytes) -> Checkpoint:
-    """Read a checkpoint that the owner of the key signed.
+    """Decode a checkpoint that the owner of the key signed.
 
-    It has to be as ``make`` writes it, with this one signature: of any other nobody
-    could say here whether it is good.
+    It must be as ``make`` writes it, with this one signature: others could not be
+    verified here.
 
-    Raises InvalidRequest saying what is wrong.
+    Raises InvalidRequest with the reason.
     """
     name = name_of(public_key)
     found = _NOTE.fullmatch(note)

@@ -1,4 +1,4 @@
-"""What verifying consists of: steps in order, each with what is wrong, if anything."""
+"""The steps of a verification, in order, each with its failure, if any."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class VerificationStep(Enum):
-    """One thing that is looked at; the value says what holds if it is all right."""
+    """A step of a verification; the value is what holds if it succeeds."""
 
     FORM = "the file is whole and in its one form"
     KEY = "it is about the coordinator whose key was given"
@@ -26,7 +26,7 @@ class VerificationStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """A step that was taken; ``wrong`` is None if it is all right."""
+    """A step that was taken; ``problem`` is None if it succeeded."""
 
     step: VerificationStep
     problem: str | None = None
@@ -37,13 +37,13 @@ class StepResult:
 
 
 StepCheck: TypeAlias = Callable[[T, bytes], str | None]
-"""Takes what is verified and the coordinator's public key."""
+"""Arguments: the data to verify and the coordinator's public key."""
 
 
 def run_steps(
     steps: Iterable[tuple[VerificationStep, StepCheck[T]]], what: T, public_key: bytes
 ) -> list[StepResult]:
-    """Take steps until one is wrong: what comes after it would mean nothing."""
+    """Take steps until one fails: later results would be meaningless."""
     checks = [StepResult(VerificationStep.FORM)]
     for step, why_not in steps:
         checks.append(StepResult(step, why_not(what, public_key)))

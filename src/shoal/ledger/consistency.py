@@ -1,6 +1,6 @@
-"""A proof, as a file, that the log has only grown from one checkpoint to another.
+"""A proof, as a file, that the log only grew between two checkpoints.
 
-An auditor who keeps a checkpoint can later verify that no entry before it changed.
+An auditor who keeps a checkpoint can later verify that no earlier entry changed.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from shoal.ledger.checks import StepCheck, StepResult, VerificationStep, run_ste
 
 @dataclass(frozen=True, slots=True)
 class ConsistencyProof:
-    """Two checkpoints, and what proves it; the file has these very names."""
+    """Two checkpoints and their proof; the fields of the file have these names."""
 
     first: str
     second: str
@@ -23,12 +23,12 @@ class ConsistencyProof:
 
 
 def write(growth: ConsistencyProof) -> bytes:
-    """Write a proof as a file."""
+    """Encode a proof as a file."""
     return files.write(growth)
 
 
 def read(data: bytes) -> ConsistencyProof:
-    """Read a proof, without verifying it.
+    """Decode a proof without verifying it.
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """
@@ -36,9 +36,9 @@ def read(data: bytes) -> ConsistencyProof:
 
 
 def verify(data: bytes, public_key: bytes) -> list[StepResult]:
-    """Verify the file of a proof, with the coordinator's key as known from elsewhere.
+    """Verify a proof's file with the coordinator's key, which is known from elsewhere.
 
-    Returns the steps that were taken, in order; if one is wrong, it is the last.
+    Returns the steps taken, in order; a failed step is the last.
     """
     try:
         growth = read(data)

@@ -1,4 +1,4 @@
-"""Files that people take away to verify: JSON in one form, so that every bit counts."""
+"""Files for offline verification: canonical JSON, with exactly one encoding."""
 
 from typing import Any, TypeVar
 
@@ -9,11 +9,11 @@ from shoal.ledger.canonical import encode
 
 T = TypeVar("T")
 
-FILE_MAX = 32 * 2**20  # bytes; an output may have 10 MB, and escapes double some
+FILE_MAX = 32 * 2**20  # bytes; an output may have 10 MB, and escaping may double it
 
 
 def write(value: Any) -> bytes:
-    """Write a dataclass in canonical JSON, bytes in base64, with a newline at the end.
+    """Encode a dataclass in canonical JSON, bytes in base64, with a final newline.
 
     Raises ValueError as ``encode`` does.
     """
@@ -21,7 +21,7 @@ def write(value: Any) -> bytes:
 
 
 def read(data: bytes, type: type[T]) -> T:
-    """Read what ``write`` wrote.
+    """Decode the output of ``write``.
 
     Raises InvalidRequest for anything that ``write`` would not have written.
     """

@@ -1,9 +1,10 @@
-"""A Merkle tree that grows at its right, and proofs about it.
+"""An append-only Merkle tree, and proofs about it.
 
-Source: RFC 6962, section 2.1 (the hashes of RFC 9162 are the same).  A node is named by
-its level, 0 for leaves, and its position there; it is complete when it covers
-``2**level`` leaves, and then never changes.  Every hash that a proof needs is the hash
-of a range of leaves, which a few complete nodes cover: a store keeps only these.
+Source: RFC 6962, section 2.1 (the hashes of RFC 9162 are the same).  A node is
+identified by its level, 0 for leaves, and its position there; it is complete when it
+covers ``2**level`` leaves, and then never changes.  Every hash in a proof is the hash
+of a range of leaves that a few complete nodes cover, so a store keeps only complete
+nodes.
 """
 
 import hashlib
@@ -12,13 +13,13 @@ from functools import reduce
 from typing import TypeAlias
 
 NodePosition: TypeAlias = tuple[int, int]
-"""The level of a complete node, and its position there."""
+"""The level and position of a complete node."""
 
 MerkleNode: TypeAlias = tuple[int, int, bytes]
-"""A complete node: its level, its position there, its hash."""
+"""A complete node: level, position, hash."""
 
 LeafRange: TypeAlias = tuple[int, int]
-"""Leaves from one up to, and without, another."""
+"""A half-open range of leaves."""
 
 EMPTY_ROOT = hashlib.sha256(b"").digest()
 HASH_SIZE = 32  # bytes
@@ -30,19 +31,19 @@ def leaf_hash(data: bytes) -> bytes:
 
 
 def node_hash(left: bytes, right: bytes) -> bytes:
-    """Return the hash of the node over two others."""
+    """Return the hash of the parent of two nodes."""
     return hashlib.sha256(b"\x01" + left + right).digest()
 
 
 class Frontier:
-    """As much of a tree as is needed to go on with it.
+    """The part of a tree that is needed to append to it.
 
     ``hashes`` are those of the largest complete nodes that cover the ``size`` leaves,
     from the left: one for each bit of ``size``.
     """
 
     def __init__(self, size: int = 0, hashes: Sequence[bytes] = ()) -> None:
-        """Go on from ``size`` leaves; ValueError if these are not its hashes."""
+        """Continue from ``size`` leaves; ValueError for a wrong number of hashes."""
         if size < 0 or len(hashes) != size.bit_count():
             raise ValueError(f"{len(hashes)} hashes for a tree of {size} leaves")
         if any(len(each) != HASH_SIZE for each in hashes):
@@ -52,7 +53,7 @@ class Frontier:
 
     @property
     def size(self) -> int:
-        """How many leaves there are."""
+        """The number of leaves."""
         return self._size
 
     @property
@@ -60,7 +61,7 @@ class Frontier:
         return tuple(self._hashes)
 
     def copy(self) -> "Frontier":
-        """Return another that grows for itself."""
+        """Return an independent copy."""
         return Frontier(self._size, self._hashes)
 
     def root(self) -> bytes:
@@ -68,10 +69,10 @@ class Frontier:
         return _folded(self._hashes)
 
     def append(self, leaf_data: bytes) -> list[MerkleNode]:
-        """Add a leaf; return the nodes that became complete, the leaf's own first."""
+        """Append a leaf; return the nodes that became complete, the leaf first."""
         level, position, hash = 0, self._size, leaf_hash(leaf_data)
         nodes = [(level, position, hash)]
-        while position & 1:  # a right child: with it, its parent is complete
+        while position & 1:  # a right child completes its parent
             hash = node_hash(self._hashes.pop(), hash)
             level, position = level + 1, position >> 1
             nodes.append((level, position, hash))
@@ -81,7 +82,7 @@ class Frontier:
 
 
 def frontier_positions(size: int) -> list[NodePosition]:
-    """Return the nodes whose hashes make the frontier of a tree of ``size`` leaves."""
+    """Return the nodes of the frontier of a tree of ``size`` leaves."""
     return _cover(0, size)
 
 
@@ -95,7 +96,7 @@ def inclusion_path(
 ) -> list[bytes]:
     """Return the proof that a leaf is in the tree of the first ``size`` leaves.
 
-    ``node`` has the hash of a complete node, by level and position.
+    ``node`` returns the hash of a complete node, by level and position.
     """
     return [_hash_of(each, node) for each in _beside(index, size)]
 
@@ -115,7 +116,7 @@ def consistency_path(
 def root_from_inclusion(
     index: int, size: int, leaf_hash: bytes, path: Sequence[bytes]
 ) -> bytes | None:
-    """Return the root that a proof leads to; None if it cannot be one."""
+    """Return the root that a proof computes; None if the proof is malformed."""
     if not 0 <= index < size:
         return None
     ranges = _beside(index, size)
@@ -135,9 +136,9 @@ def verify_consistency(
     second_root: bytes,
     path: Sequence[bytes],
 ) -> bool:
-    """Say whether a proof shows that the second tree begins with all of the first.
+    """Return whether a proof shows that the second tree begins with all of the first.
 
-    The first has a leaf at least: of the empty one there is nothing to prove.
+    The first tree has at least one leaf: the empty tree needs no proof.
     """
     if not 0 < first <= second:
         return False
@@ -159,7 +160,7 @@ def verify_consistency(
 
 
 def _beside(index: int, size: int) -> list[LeafRange]:
-    """Return what lies beside the way from a leaf up to the root, in that order.
+    """Return the siblings on the path from a leaf to the root, in that order.
 
     RFC 6962, section 2.1.1, PATH.
     """
@@ -178,7 +179,7 @@ def _beside(index: int, size: int) -> list[LeafRange]:
 
 
 def _between(first: int, second: int) -> list[LeafRange]:
-    """Return what a proof of consistency consists of, in its order.
+    """Return the ranges of a consistency proof, in order.
 
     RFC 6962, section 2.1.2, PROOF.
     """
@@ -199,7 +200,7 @@ def _between(first: int, second: int) -> list[LeafRange]:
 
 
 def _split(begin: int, end: int) -> int:
-    """Return where a range of leaves divides: after the largest 2**n short of all.
+    """Return where a range of leaves splits: after the largest smaller power of two.
 
     RFC 6962, section 2.1.
     """
@@ -209,7 +210,7 @@ def _split(begin: int, end: int) -> int:
 def _cover(begin: int, end: int) -> list[NodePosition]:
     """Return the complete nodes that cover a range of a proof, from the left.
 
-    Such a range begins where a node as large as its largest part does.
+    Such a range begins at a multiple of the size of its largest node.
     """
     places = []
     while begin < end:
@@ -224,7 +225,7 @@ def _hash_of(leaves: LeafRange, node: Callable[[int, int], bytes]) -> bytes:
 
 
 def _folded(hashes: Sequence[bytes]) -> bytes:
-    """Return the hash over complete nodes, from the left, ever smaller ones."""
+    """Return the hash over complete nodes, from the left, in descending size."""
     if not hashes:
         return EMPTY_ROOT
     return reduce(lambda right, left: node_hash(left, right), reversed(hashes))

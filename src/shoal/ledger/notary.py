@@ -1,7 +1,7 @@
-"""Signing what happened: receipts, their place in the log, a checkpoint for the batch.
+"""Signs receipts in batches, appends them to the log, and signs a checkpoint.
 
-A batch is sealed, then stored by whoever asked, and only then the notary goes on from
-it: if it could not be stored, it never was.
+The caller stores a sealed batch, and then commits it here; a batch that could not be
+stored has no effect.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from shoal.ledger.receipts import Claims
 
 @dataclass(frozen=True, slots=True)
 class SealedReceipt:
-    """A signed receipt, and which leaf of the log its ``body`` is."""
+    """A signed receipt; ``body`` is the leaf of the log at its index."""
 
     job_id: JobId
     index: int
@@ -27,10 +27,10 @@ class SealedReceipt:
 
 @dataclass(frozen=True, slots=True)
 class SealedBatch:
-    """A batch to be stored as a whole: with the jobs, in one commit.
+    """A batch to be stored in one commit, together with the jobs.
 
-    ``nodes`` are those of the log that became complete, ``note`` is the checkpoint as
-    signed, ``frontier`` what the log goes on from.
+    ``nodes`` are the nodes of the log that became complete, ``note`` is the signed
+    checkpoint, ``frontier`` the frontier of the log after the batch.
     """
 
     receipts: tuple[SealedReceipt, ...]
@@ -41,7 +41,7 @@ class SealedBatch:
 
 
 class Notary:
-    """The one that signs receipts, one batch after the other."""
+    """Signs receipts, one batch at a time."""
 
     def __init__(
         self,
@@ -50,10 +50,10 @@ class Notary:
         checkpoint_size: int,
         checkpoint_root: bytes,
     ) -> None:
-        """Go on from a log and its last checkpoint.
+        """Continue a log from its last checkpoint.
 
-        Raises ValueError if they are not of the same log: there is a checkpoint for
-        each batch, so that it always covers the whole.
+        Raises ValueError if they do not match: each batch has a checkpoint, so the last
+        one covers the whole log.
         """
         if (frontier.size, frontier.root()) != (checkpoint_size, checkpoint_root):
             raise ValueError(
@@ -67,19 +67,19 @@ class Notary:
 
     @property
     def public_key(self) -> bytes:
-        """What receipts and checkpoints are verified with, 32 bytes."""
+        """The key that verifies receipts and checkpoints, 32 bytes."""
         return self._signer.public_key
 
     @property
     def size(self) -> int:
-        """How many receipts are in the log."""
+        """The number of receipts in the log."""
         return self._size
 
     def seal(self, claims: Sequence[Claims], at: float) -> SealedBatch:
-        """Sign a receipt for each, and log them; ``at``, Unix seconds, is for all.
+        """Sign and log a receipt for each claim; ``at``, Unix seconds, applies to all.
 
-        This changes nothing here: ``commit`` does.  It may run in a thread, as long as
-        no other batch is sealed meanwhile.
+        This does not change the notary; ``commit`` does.  It may run in a thread, as
+        long as no other batch is sealed at the same time.
         """
         frontier = self._frontier.copy()
         logged: list[SealedReceipt] = []
@@ -95,7 +95,7 @@ class Notary:
         return SealedBatch(tuple(logged), tuple(nodes), head, note, frontier)
 
     def commit(self, sealed: SealedBatch) -> None:
-        """Go on from a batch that has been stored."""
+        """Continue from a batch that has been stored."""
         begun = sealed.checkpoint.size - len(sealed.receipts)
         assert begun == self._size, f"sealed after {begun}, expected {self._size}"
         self._frontier = sealed.frontier.copy()

@@ -1,4 +1,4 @@
-"""What a job came to, as the bytes that receipts are about."""
+"""The output of a job, as the bytes that receipts hash."""
 
 from collections.abc import Mapping
 
@@ -19,15 +19,15 @@ from shoal.ledger.canonical import EXACT_MAX, encode, without_surrogates
 def output_of(work: Work, outcome: Outcome) -> bytes:
     """Return a job's output as JSON text in UTF-8.
 
-    It is what the worker gave, where its wire has a form for it; else canonical JSON
-    (RFC 8785) with the ``text`` and the ``model``, and the ``choices`` if there is more
-    to the answer than its text.  Integers beyond 2**53 in those are texts there.
+    It is the worker's own text, where its wire has a form for it; else canonical JSON
+    (RFC 8785) with the ``text`` and the ``model``, and the ``choices`` if the answer is
+    more than its text.  Integers beyond 2**53 in those are written as strings.
     """
     if outcome.output:
         return outcome.output.encode()
     match work:
         case Call() | CallStream():
-            # The value is what was asked for, so its digest is what a receipt is about.
+            # The value is the result, so the receipt is about its digest.
             return outcome.value
         case Task():
             return without_surrogates(outcome.text).encode()
@@ -61,6 +61,6 @@ def _canonical(value: JSON) -> JSON:
         case list() | tuple():
             return [_canonical(each) for each in value]
         case int() if abs(value) > EXACT_MAX:
-            return str(value)  # as a number it has no canonical form
+            return str(value)  # too large for a canonical number
         case _:
             return value

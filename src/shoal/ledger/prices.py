@@ -1,4 +1,4 @@
-"""What a job costs, by what it is and where it should rather go."""
+"""Prices of jobs, by kind and policy."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ CALL = Micros(0)
 class PriceList:
     """Prices of one job each, in micro-dollars.
 
-    A task is all that is neither inference nor a call of a function.
+    The price of a task applies to all jobs except inference and function calls.
     """
 
     fast_inference: Micros = FAST_INFERENCE
@@ -27,7 +27,7 @@ class PriceList:
     call: Micros = CALL
 
     def price(self, policy: Policy, kind: JobKind) -> Micros:
-        """Return what such a job costs."""
+        """Return the price of a job."""
         if kind in FUNCTION_KINDS:
             return self.call
         prices = {

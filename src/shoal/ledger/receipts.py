@@ -1,7 +1,7 @@
-"""The coordinator's own receipt of a job: what it says, and the bytes that are signed.
+"""The coordinator's receipt of a job: its contents, and the bytes that are signed.
 
-There is one for each job that was done, whatever the wire.  Where the worker signed as
-well, its receipt is inside; where it did not, the receipt says so.
+Each completed job has one, whatever the wire.  It includes the worker's receipt, or
+states that the worker sent none.
 """
 
 import re
@@ -25,7 +25,7 @@ from shoal.ledger.canonical import (
 from shoal.ledger.merkle import HASH_SIZE
 
 PREFIX = b"shoal receipt v1\n"
-"""Comes before the body in what is signed, so that it can be taken for nothing else.
+"""Prefix of the signed bytes, so that no other signed data can pass for a receipt.
 
 A checkpoint, which the same key signs, begins with ``shoal/``.
 """
@@ -35,10 +35,10 @@ VERSION = 1
 
 
 def has_receipt(job: Job) -> bool:
-    """Say whether there is to be a receipt of a job, if it is done.
+    """Return whether a job gets a receipt when it is completed.
 
-    Of a call of a function there is one if it costs something: a signature takes longer
-    than many functions do, and nothing is to be settled by it.
+    A free function call gets none: a signature takes longer than many functions do, and
+    there is nothing to settle.
     """
     terms = job.terms
     return terms.kept and (terms.price > 0 or not isinstance(job.work, Call))
@@ -50,11 +50,11 @@ _KEY = re.compile(r"[0-9a-f]{64}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """What the coordinator says about a job that was done.
+    """The coordinator's claims about a completed job.
 
     ``output_hash`` is ``sha256:`` and the hash of the output's JSON text, ``at`` the
     time in ISO 8601, UTC, with milliseconds.  ``price`` and ``fee``, which is part of
-    it, are in micro-dollars, and what was charged.  Tokens are None where nobody
+    it, are the amounts charged, in micro-dollars.  Tokens are None if they were not
     counted.  ``verdict`` is about ``worker_receipt``.
     """
 
@@ -74,7 +74,7 @@ class Claims:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a receipt says: the claims, and the last checkpoint before it."""
+    """The contents of a receipt: the claims, and the last checkpoint before it."""
 
     claims: Claims
     checkpoint_size: int
@@ -82,10 +82,10 @@ class Receipt:
 
 
 def body(claims: Claims, checkpoint_size: int, checkpoint_root: bytes) -> bytes:
-    """Write a receipt, in canonical JSON.
+    """Encode a receipt in canonical JSON.
 
-    What came from elsewhere never stops it: lone surrogates in a text become U+FFFD,
-    and a worker's key that is none is left out.
+    External data never prevents it: lone surrogates in a text become U+FFFD, and an
+    invalid worker key is left out.
     """
     key = keys.public_key_of(claims.worker_key or "")
     ref = claims.payment_ref
@@ -125,14 +125,14 @@ def _signed(receipt: SignedReceipt | None) -> JSON:
 
 
 def read(body: bytes) -> Receipt:
-    """Read a receipt.  Whether it is signed has to be asked apart.
+    """Decode a receipt without verifying its signature.
 
     Raises InvalidRequest for anything that ``body`` would not write.
     """
     try:
         receipt = _typed(_reader.decode(body))
-        # What is there beyond the fields, twice, or in another order or spelling, is
-        # not there any more: one receipt has one form.
+        # Unknown or repeated fields, and another order or spelling, do not survive
+        # this: a receipt has one encoding.
         if _rewritten(receipt) != body:
             raise ValueError("it is not in its one canonical form")
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -180,7 +180,7 @@ _reader = msgspec.json.Decoder(_Body)
 
 
 def _typed(body: _Body) -> Receipt:
-    """Check what the types do not say; raises ValueError."""
+    """Check constraints beyond the types; raises ValueError."""
     for name in ("prompt_tokens", "completion_tokens", "price", "fee"):
         if (getattr(body, name) or 0) < 0:
             raise ValueError(f"{name} is below zero")

@@ -1,7 +1,7 @@
-"""Checking a worker's receipt: ordered checks, one verdict, the bytes as signed.
+"""Verifies a worker's receipt: ordered checks, one verdict, the bytes as signed.
 
-Source: the receipts' document, and what real workers send: the output's hash with or
-without ``sha256:`` before it, fields in any order, and others beside them.
+Source: the receipts' document, and the receipts of real workers: the output's hash with
+or without the prefix ``sha256:``, fields in any order, and unknown fields.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ HASH = "sha256:"
 
 
 def output_hash_of(output_json: bytes) -> str:
-    """Return an output's hash, as the coordinator's receipts name it."""
+    """Return an output's hash in the form of the coordinator's receipts."""
     return HASH + hashlib.sha256(output_json).hexdigest()
 
 
@@ -41,7 +41,7 @@ def verify(
 def verify_output_hash(
     receipt: SignedReceipt, *, job_id: JobId, public_key: bytes, output_hash: str
 ) -> Verdict:
-    """Decide the same where of the output only ``hash_of`` it is at hand."""
+    """Do the same with only the hash of the output."""
     if (claims := _claims(receipt.body)) is None:
         return Verdict.MALFORMED
     named_job, named_worker, named_output = claims
@@ -49,7 +49,7 @@ def verify_output_hash(
         return Verdict.WRONG_JOB
     if keys.public_key_of(named_worker) != public_key:
         return Verdict.WRONG_WORKER
-    # The document writes "sha256:<hex>", its own workers send bare hex: take both.
+    # The document writes "sha256:<hex>", its own workers send bare hex: accept both.
     if named_output.removeprefix(HASH) != output_hash.removeprefix(HASH):
         return Verdict.WRONG_OUTPUT
     if not keys.verify(public_key, receipt.signature, receipt.body):
@@ -62,13 +62,13 @@ def _claims(body: bytes) -> tuple[str, str, str] | None:
     if len(body) > RECEIPT_SIZE_MAX:
         return None
     try:
-        # As text, since json would also guess at UTF-16.
+        # As text, since json would also detect UTF-16.
         text = body.decode("utf-8")
-        # Whoever reads it later has to come to the same: neither how deep a parser can
-        # go nor how many digits it bears may decide.
+        # Every verifier must reach the same verdict, whatever depth and number of
+        # digits its parser supports.
         if may_be_too_deep(text):
             return None
-        # Of a name that is there twice the last counts, as it does in JavaScript.
+        # The last of repeated names counts, as in JavaScript.
         claims = json.loads(text, parse_int=float)
         named = claims["job_id"], claims["provider_pubkey"], claims["output_hash"]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Why a worker cannot take a job, in words that reach users."""
+"""The reasons why a worker cannot take a job, worded for users."""
 
 from collections import defaultdict
 from itertools import islice
@@ -20,20 +20,20 @@ from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 LISTED_MAX = 8  # workers named in an explanation; the others are counted
-POINTS_MAX = 3  # points against a worker from which on it gets no work
-EXAMINED_MAX = 64  # workers asked one by one why they cannot take a job
+POINTS_MAX = 3  # points at which a worker gets no more jobs
+EXAMINED_MAX = 64  # workers examined for one explanation
 
 FEATURE_MESSAGES = {
     Feature.CODE: "runs no code that is sent along (`shoal join --trust-code` does)",
     Feature.VALUES: "takes plain values only",
 }
-"""What is said of workers without a feature, where that is more than its name."""
+"""Descriptions of workers without a feature, where its name is not enough."""
 
 
 def offers_task(offer: Offer, task: str) -> bool:
-    """Say whether a worker does a task, or has a function.
+    """Return whether a worker runs a task or has a function.
 
-    Who names none may have any; but our own workers name all that they have.
+    A worker that names none may have any; but Shoal's workers name all that they have.
     """
     if offer.tasks or Feature.VALUES in offer.features:
         return task in offer.tasks
@@ -41,7 +41,7 @@ def offers_task(offer: Offer, task: str) -> bool:
 
 
 def why_ineligible(job: OpenJob, worker: Worker) -> str | None:
-    """Say why ``worker`` cannot take ``job`` now, or None if it can.
+    """Return why ``worker`` cannot take ``job`` now, or None if it can.
 
     The wording reaches users: a 503 and ``explain`` show it.
     """
@@ -84,9 +84,9 @@ def why_ineligible(job: OpenJob, worker: Worker) -> str | None:
     if worker.free_slots <= 0 or (
         job.kind is not JobKind.CALL and len(worker.leases) >= offer.slots
     ):
-        return "all slots busy"  # but for calls, which may be given ahead
+        return "all slots busy"  # except for calls, which may be prefetched
     if job.job.id in worker.leases:
-        return "is at it already"  # perhaps under a lease that nobody could call back
+        return "is at it already"  # perhaps under a lease that could not be cancelled
     return None
 
 
@@ -95,7 +95,7 @@ def passed_over(
 ) -> tuple[PassedOver, ...]:
     """Group the workers that did not get ``job`` by reason.
 
-    In a large pool, only the first workers with the model are looked at one by one.
+    In a large pool, only the first workers with the model are examined.
     """
     with_model = pool.roster.with_model.get(job.model, {})
     reasons: dict[str, list[WorkerId]] = defaultdict(list)
@@ -116,7 +116,7 @@ def passed_over(
 
 
 def why_no_worker(pool: PoolState, job: OpenJob) -> str:
-    """Say in one line why nobody can take ``job`` now."""
+    """Return in one line why no worker can take ``job`` now."""
     if not pool.workers:
         return f"no worker for {describe_target(job.job.work)}: no worker is connected"
     groups = passed_over(pool, job)

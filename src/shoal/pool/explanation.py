@@ -1,4 +1,4 @@
-"""Tells a job's history in plain lines, from its recorded facts alone."""
+"""Explains a job's history in plain lines, from its recorded facts alone."""
 
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
@@ -45,7 +45,7 @@ class TimedFact(Protocol):
 
 
 def explain(history: Iterable[TimedFact]) -> list[str]:
-    """Tell a job's story in plain lines, each with its time, in UTC.
+    """Return a job's history in plain lines, each with its time, in UTC.
 
     Names workers and models; quotes no prompts and no answers.
     """
@@ -123,7 +123,7 @@ def _workers(group: PassedOver) -> str:
 
 
 def _last_line(error: str) -> str:
-    """Return the line of an error that says what it is: the last one of a traceback."""
+    """Return the last line of an error, which in a traceback names the exception."""
     return error.rstrip().rpartition("\n")[2].strip()
 
 

@@ -19,7 +19,7 @@ SESSION_COST_FACTOR = (
     1.5  # times the least cost that a worker with the session may have
 )
 CONTEXT_MATTERS_FROM = (
-    512  # tokens from which on a worker with enough context is looked for
+    512  # tokens from which a worker with enough context is preferred
 )
 
 PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
@@ -27,11 +27,11 @@ PREFERRED_DEVICE: Mapping[tuple[Policy, bool], DeviceKind] = {
     (Policy.FAST, True): DeviceKind.DESKTOP,
     (Policy.CHEAP, True): DeviceKind.PHONE,
 }
-"""The machine that a job should rather go to, by its policy, and if it is a task."""
+"""The preferred kind of device, by the job's policy and for tasks."""
 
 
 class PromisedSlots(defaultdict[WorkerId, int]):
-    """Slots given away in the plan so far; ``lanes`` are the workers with a lane."""
+    """Slots promised in the plan so far; ``streaming`` are those with a stream."""
 
     def __init__(self) -> None:
         super().__init__(int)
@@ -43,20 +43,20 @@ Preference: TypeAlias = Callable[[Worker], bool]
 
 @dataclass(slots=True)
 class _CostGroup:
-    """The free workers of one cost: those looked at and left, the others, and more.
+    """The free workers of one cost: those examined and left over, and the others.
 
     ``moved`` came here when they were promised a slot, so they come after the others.
-    With each worker stands what it had been promised then: if that is more by now, it
-    stands under a higher cost.
+    Each worker is stored with its promised slots at the time: if it has more by now, it
+    is also stored under a higher cost.
     """
 
     rest: Iterator[Worker]
-    exhausted: bool = False  # whether all of ``rest`` were looked at
+    exhausted: bool = False  # whether all of ``rest`` were examined
     seen: list[tuple[Worker, int]] = field(default_factory=list)
     moved: list[tuple[Worker, int]] = field(default_factory=list)
 
     def take(self, fits: Preference, promised: PromisedSlots) -> Worker | None:
-        """Take the first that fits."""
+        """Remove and return the first worker that fits."""
         return (
             _first(self.seen, fits, promised)
             or self._next(fits, promised)
@@ -75,7 +75,7 @@ class _CostGroup:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody is left in it."""
+        """Whether no worker is left in it."""
         return self.exhausted and not (self.seen or self.moved)
 
 
@@ -86,7 +86,7 @@ def _first(
     while index < len(workers):
         worker, then = workers[index]
         if promised.get(worker.id, 0) != then:
-            del workers[index]  # it stands elsewhere by now
+            del workers[index]  # it is stored elsewhere by now
         elif fits(worker):
             del workers[index]
             return worker
@@ -96,11 +96,11 @@ def _first(
 
 
 class FreeWorkers:
-    """The workers with a free slot for one model, as a plan goes on.
+    """The workers with a free slot for one model, as a plan proceeds.
 
     A worker moves to a higher cost with each slot it is promised for, so the first that
-    can take a job, from the lowest cost on, is the best.  Workers are looked at only as
-    far as jobs need: a pool may have thousands that are idle.
+    can take a job, from the lowest cost on, is the best.  Workers are examined only as
+    far as jobs need: a pool may have thousands of idle ones.
     """
 
     def __init__(self, pool: PoolState, model: str, promised: PromisedSlots) -> None:
@@ -130,7 +130,7 @@ class FreeWorkers:
         return self._count > 0
 
     def assign(self, job: OpenJob) -> tuple[Worker, str] | None:
-        """Promise a slot of the best worker for ``job``; say why it is best."""
+        """Promise a slot of the best worker for ``job``; return why it is best."""
         alike = job.matching_class
         if job.tokens_min >= self._unassignable.get(alike, math.inf):
             return None
@@ -142,12 +142,12 @@ class FreeWorkers:
                     self._promised.streaming.add(worker.id)
                 return worker, self._promise(worker, reason)
         self._stream_waits |= job.kind is JobKind.CALL_STREAM
-        if not job.last_lease:  # nobody has refused it, or is at it
+        if not job.last_lease:  # no worker has refused it or runs it
             self._unassignable[alike] = job.tokens_min
         return None
 
     def assign_idle(self, job: OpenJob) -> tuple[Worker, str] | None:
-        """Promise a slot of the best worker for ``job`` that has nothing to do."""
+        """Promise a slot of the best worker for ``job`` that is idle."""
 
         def idle(worker: Worker) -> bool:
             at_work = worker.leases or worker.load.queued
@@ -157,11 +157,11 @@ class FreeWorkers:
         return None if worker is None else (worker, self._promise(worker, "idle"))
 
     def _session_worker(self, job: OpenJob) -> Worker | None:
-        """Return the worker that had the session before, unless it is much too busy.
+        """Return the worker that had the session before, unless it is much busier.
 
-        It need not read the beginning again, which is worth a wait behind others.  A
-        session that still runs there is no conversation that goes on: then there are
-        several alike, better done side by side.
+        It has the beginning in its cache, which is worth a wait behind other jobs.  If
+        a job of the session still runs there, the session is no sequential
+        conversation: its jobs are better run in parallel.
         """
         known, last = self._pool.sessions.get(job.job.session, (None, None))
         if known is None or last in self._pool.jobs:
@@ -175,7 +175,7 @@ class FreeWorkers:
         return worker if self._cost(worker) <= dearest else None
 
     def _promise(self, worker: Worker, reason: str) -> str:
-        """Give a slot away; return the reason with the worker's state before."""
+        """Promise a slot; return the reason with the worker's previous state."""
         share = worker.utilization(self._promised[worker.id])
         self._promised[worker.id] += 1
         self._count -= 1
@@ -202,7 +202,7 @@ class FreeWorkers:
         return None
 
     def _has_room(self, job: OpenJob, worker: Worker) -> bool:
-        """Say whether a slot is left, or the job may be given ahead."""
+        """Return whether a slot is free, or the job may be prefetched."""
         slots = worker.offer.slots
         if len(worker.leases) + self._promised.get(worker.id, 0) < slots:
             return True
@@ -228,7 +228,7 @@ class FreeWorkers:
 def _preferences(
     job: OpenJob, pool: PoolState
 ) -> Iterator[tuple[Preference | None, str]]:
-    """Yield what is looked for in a worker, the best first, and how that is said."""
+    """Yield the preferences for a worker, the best first, with their descriptions."""
     device = PREFERRED_DEVICE.get((job.job.terms.policy, job.kind is JobKind.TASK))
     if device is not None and 0 < pool.roster.devices[device] < len(pool.workers):
         kind = f"is a {device.value}, as its policy prefers"
@@ -241,7 +241,7 @@ def _preferences(
 
 
 def _other_load(worker: Worker) -> str:
-    """Say what else its load comes from."""
+    """Describe the worker's load besides this pool's jobs."""
     condition = worker.load
     others = f", jobs of others there: {condition.queued}" if condition.queued else ""
     slow = f", at {condition.speed:.0%} of its speed" if condition.speed < 1 else ""

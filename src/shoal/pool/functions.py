@@ -1,4 +1,4 @@
-"""Function calls: which workers can make one, and how long it may take."""
+"""Function calls: the workers that support them, and their time limits."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,7 +12,7 @@ from shoal.pool.open_job import required_name
 from shoal.pool.state import PoolState
 from shoal.pool.suggestions import suggest_names
 
-WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
+WORKERS_EXAMINED_MAX = 256  # workers examined
 
 NO_FUNCTIONS = "none of those that are there has any function"
 ALL = "`shoal tasks ls`, pool.tasks() or GET /v1/tasks lists all"
@@ -36,7 +36,7 @@ def why_uncallable(pool: PoolState, job: Job, now: float) -> ShoalError | None:
     workers = pool.roster.with_model.get(CALL_QUEUE, {})
     for worker in islice(workers.values(), WORKERS_EXAMINED_MAX):
         if _can_call(worker.offer, job):
-            return None  # nearly always, so the rest may take its time
+            return None  # the common case, so the rest may be slow
     offers = [worker.offer for worker in islice(workers.values(), WORKERS_EXAMINED_MAX)]
     if job.terms.near:
         offers = [offer for offer in offers if not offer.neighbour]
@@ -73,20 +73,18 @@ def _can_call(offer: Offer, job: Job) -> bool:
 
 
 def _unknown_function(offers: Sequence[Offer], job: Job) -> str:
-    """Say that no worker has the function, and suggest others."""
+    """Return an error text for an unknown function, with suggestions."""
     known = frozenset[str]().union(*(offer.tasks for offer in offers))
     suggestion = suggest_names(required_name(job.work) or "", known, ALL)
     return f"no worker has {describe_target(job.work)}: {suggestion or NO_FUNCTIONS}"
 
 
-CALL_QUEUE_SECONDS = (
-    3600.0  # seconds that a call waits for a worker, unless its caller says else
-)
+CALL_QUEUE_SECONDS = 3600.0  # seconds that a call waits for a worker by default
 CALL_TOTAL_SECONDS = (
-    86_400.0  # seconds from when it was accepted, with all tries and waits
+    86_400.0  # seconds from its acceptance, with all attempts and waits
 )
 CALL_GRACE_SECONDS = (
-    30.0  # seconds over its timeout, after which its worker is not waited for
+    30.0  # seconds beyond its timeout until the worker counts as broken
 )
 
 
@@ -96,8 +94,8 @@ def call_limits(
 ) -> TimeLimits:
     """Return the limits of a call; both are in seconds.
 
-    A function says nothing until it returns, so silence means nothing; unless there is
-    a timeout, for then a worker that does not keep it is broken.
+    A function is silent until it returns, so silence has no meaning; but a worker that
+    exceeds the call's timeout is broken.
     """
     patience = (
         CALL_TOTAL_SECONDS

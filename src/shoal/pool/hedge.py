@@ -1,4 +1,4 @@
-"""Which silent job is given to a second worker as well, against the slow tail.
+"""Gives silent jobs to a second worker as well, against tail latency.
 
 Source: Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013: hedged requests.
 """
@@ -13,17 +13,15 @@ from shoal.pool.free_workers import FreeWorkers, PromisedSlots
 from shoal.pool.open_job import OpenJob
 from shoal.pool.state import PoolState
 
-HEDGED_SHARE = (
-    10  # one of so many running jobs may have a second worker, and one always
-)
-EXAMINED_MAX = 32  # jobs in one plan for which an idle worker is looked for
+HEDGED_SHARE = 10  # running jobs for each hedged job; one may always be hedged
+EXAMINED_MAX = 32  # jobs examined in one plan
 
 
 def hedges(pool: PoolState, now: float, after: float) -> list[JobHedged]:
-    """Give jobs that have been silent for ``after`` seconds to an idle worker, too.
+    """Lease jobs that have been silent for ``after`` seconds to an idle worker, too.
 
-    Only what nobody waits for is given away, if the plan was applied before.  Changes
-    nothing: the caller applies the facts.
+    If the plan was applied before, this takes only slots that no waiting job needs.
+    Changes nothing: the caller applies the facts.
     """
     room = max(1, (len(pool.jobs) - pool.queued) // HEDGED_SHARE) - pool.hedged
     found: list[JobHedged] = []
@@ -53,7 +51,7 @@ def _hedgeable(pool: PoolState, now: float, after: float) -> Iterator[OpenJob]:
     for job in pool.without_output.values():
         if job.leased_at + after > now:
             return
-        # Silence says nothing on a wire where an answer comes as a whole.
+        # Silence has no meaning on a wire that does not stream answers.
         if (
             job.kind in TEXT_KINDS
             and job.model in pool.roster.available

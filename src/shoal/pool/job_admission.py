@@ -1,4 +1,4 @@
-"""Rejects jobs at once that can never run, or that would wait in vain."""
+"""Rejects jobs at once that could never run, or would expire in the queue."""
 
 import math
 from itertools import islice
@@ -20,11 +20,11 @@ from shoal.pool.roster import SPECIAL_QUEUES
 from shoal.pool.state import PoolState
 from shoal.pool.suggestions import suggest_names
 
-WORKERS_EXAMINED_MAX = 256  # workers asked what they can do
+WORKERS_EXAMINED_MAX = 256  # workers examined
 SIZE_MAX = 256 << 20  # characters of all open jobs, which take a few bytes each
-RESERVE_SHARE = 8  # an eighth of both is kept for owners who have little of it
-RETRY_MAX = 60  # seconds: nobody knows the load further ahead
-RETRY_UNKNOWN = 5.0  # seconds that a job takes where none was measured yet
+RESERVE_SHARE = 8  # an eighth of both is reserved for owners who use little
+RETRY_MAX = 60  # seconds: a longer estimate would be unreliable
+RETRY_UNKNOWN = 5.0  # seconds of a job's duration before the first measurement
 
 FEATURE_FIELDS = {
     **{each.needs: each.name for each in OPTIONS if each.needs is not None},
@@ -140,7 +140,7 @@ def _owner_share(queue_max: int) -> int:
 
 
 def _jobs(count: int, doing: str, whose: str = "") -> str:
-    """Say of how many jobs it is that they are ``doing`` something."""
+    """Return a phrase with the number of jobs that are ``doing`` something."""
     jobs, are = ("job", "is") if count == 1 else ("jobs", "are")
     return f"{count} {jobs}{whose} {are} {doing}"
 
@@ -163,7 +163,7 @@ def _why_too_large(pool: PoolState, job: Job) -> str | None:
 
 
 def unknown_model(pool: PoolState, model: str) -> str:
-    """Say that no worker has the model, and suggest others."""
+    """Return an error text for an unknown model, with suggestions."""
     suggestion = suggest_names(model, pool.roster.models, "GET /v1/models lists all")
     return (
         f"no worker has the model {model}: {suggestion or 'no worker has joined yet'}"
@@ -171,6 +171,6 @@ def unknown_model(pool: PoolState, model: str) -> str:
 
 
 def _retry_after(pool: PoolState, model: str) -> int:
-    """Return how many seconds it takes about until a worker with the model is free."""
+    """Estimate the seconds until a worker with the model is free."""
     seconds = pool.speeds.job_seconds.get(model, RETRY_UNKNOWN)
     return max(1, min(RETRY_MAX, math.ceil(seconds / max(1, pool.roster.slots[model]))))

@@ -17,17 +17,17 @@ from shoal.domain.facts import (
 
 
 class JobState(Enum):
-    """Where a job is in its life."""
+    """The state of a job."""
 
     QUEUED = "queued"
-    LEASED = "leased"  # a worker has it, or two, and nobody has said anything yet
+    LEASED = "leased"  # one or two workers have it, without output yet
     STREAMING = "streaming"
     DONE = "done"
     FAILED = "failed"
     CANCELLED = "cancelled"
     EXPIRED = "expired"
 
-    __hash__ = object.__hash__  # each is one object, and asked for all the time
+    __hash__ = object.__hash__  # members are singletons, hashed very often
 
 
 _ = JobState
@@ -47,7 +47,7 @@ TRANSITIONS: dict[JobState, dict[type[JobFact], JobState]] = {
         JobCompleted: _.DONE,
         **_ENDS,
     },
-    # Back to the queue with the text so far: another worker goes on from there.
+    # Requeued with the text so far: another worker continues it.
     _.STREAMING: {JobRequeued: _.QUEUED, JobCompleted: _.DONE, **_ENDS},
     _.DONE: {},
     _.FAILED: {},
@@ -59,7 +59,7 @@ ENDED = frozenset(state for state, facts in TRANSITIONS.items() if not facts)
 
 
 class ImpossibleTransition(AssertionError):
-    """A fact that cannot follow from the job's state: a bug here, no peer's fault."""
+    """A fact that cannot follow from the job's state: a bug."""
 
 
 def after(state: JobState, fact: JobFact) -> JobState:

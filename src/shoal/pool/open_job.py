@@ -1,4 +1,4 @@
-"""A job that has not ended, and who works on it."""
+"""A job that has not ended, and its leases."""
 
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
@@ -9,8 +9,8 @@ from shoal.domain.work import Call, CallStream, Feature, Job, JobKind, Task, Wor
 from shoal.pool.lifecycle import JobState
 
 NO_LEASE = LeaseNumber(0)
-CHARACTERS_PER_TOKEN = 4  # where a wire counts no tokens; about right for English
-CHARACTERS_PER_TOKEN_MAX = 8  # characters: no text but odd ones has more in a token
+CHARACTERS_PER_TOKEN = 4  # where a wire reports no tokens; typical of English
+CHARACTERS_PER_TOKEN_MAX = 8  # characters; only unusual texts have more in a token
 
 MatchingClass: TypeAlias = tuple[
     str, JobKind, frozenset[Feature], str | None, str | None, frozenset[WorkerId], bool
@@ -18,7 +18,7 @@ MatchingClass: TypeAlias = tuple[
 
 
 def size_of(job: Job) -> int:
-    """Return about how much there is to remember of a job, in characters."""
+    """Estimate the memory of a job, in characters."""
     work = job.work
     if isinstance(work, Call):
         return len(work.args) + len(work.kwargs)
@@ -26,7 +26,7 @@ def size_of(job: Job) -> int:
 
 
 def required_name(work: Work) -> str | None:
-    """Return the name that a worker must know for some work; None: it need not."""
+    """Return the name that a worker must offer to run the work; None: any worker."""
     match work:
         case Task(name=name):
             return name
@@ -38,7 +38,7 @@ def required_name(work: Work) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class HedgeLease:
-    """A worker's lease on a job, and since when."""
+    """A worker's lease on a job, and its start."""
 
     worker_id: WorkerId
     lease: LeaseNumber
@@ -51,28 +51,28 @@ class OpenJob:
 
     job: Job
     submitted_at: float
-    since: float  # when it came into its present state
-    queued_at: float  # when it began to wait; a refusal does not begin it anew
-    leased_at: float = 0.0  # when its present worker was given it
+    since: float  # when its present state began
+    queued_at: float  # when it began to wait; a refusal does not reset it
+    leased_at: float = 0.0  # when its present lease began
     state: JobState = JobState.QUEUED
     worker_id: WorkerId | None = None
-    lease: LeaseNumber = NO_LEASE  # that of its present worker, or of the last one
+    lease: LeaseNumber = NO_LEASE  # the present or last lease
     last_lease: LeaseNumber = NO_LEASE  # the highest number of a lease so far
     hedge: HedgeLease | None = None  # a second worker, until one of the two begins
-    started: bool = False  # whether text has ever reached the client
-    lost: int = 0  # workers that went away with it
+    started: bool = False  # whether text has reached the client
+    lost: int = 0  # number of its workers that were lost
     refused_by: dict[WorkerId, str] = field(default_factory=dict)
     kind: JobKind = field(init=False)
     model: str = field(init=False)
-    characters: int = field(init=False)  # of what the model is to read
+    characters: int = field(init=False)  # of the prompt
     size: int = field(init=False)  # see ``size_of``
     needs: frozenset[Feature] = field(init=False)
-    task: str | None = field(init=False)  # see ``task_of``
+    task: str | None = field(init=False)  # see ``required_name``
     trusted_keys: Set[str] | None = None
-    """Public keys of the workers that may have it, which may grow; None: any may."""
+    """Public keys of the workers that may run it, which may grow; None: any may."""
 
     def __post_init__(self) -> None:
-        # Looked at for each worker while the job waits, and never changed.
+        # Read for each worker while the job waits, and never changed.
         self.kind = self.job.kind
         self.model = self.job.model
         self.characters = len(self.job.work.text)
@@ -82,7 +82,7 @@ class OpenJob:
 
     @property
     def matching_class(self) -> MatchingClass:
-        """What it has in common with jobs that the same workers can take."""
+        """The class of jobs that the same workers can take."""
         terms = self.job.terms
         private = None if self.trusted_keys is None else terms.user
         rest = (self.task, private, terms.avoid, terms.near)
@@ -90,18 +90,18 @@ class OpenJob:
 
     @property
     def tokens_min(self) -> int:
-        """Return how many tokens the model has to read at the least."""
+        """Return the least number of tokens that the prompt can have."""
         return self.characters // CHARACTERS_PER_TOKEN_MAX
 
     @property
     def tokens(self) -> int:
-        """Return how many tokens question and answer may have, as a guess."""
+        """Estimate the tokens of the prompt and the answer together."""
         wanted = getattr(self.job.work, "max_tokens", None) or 0
         return self.characters // CHARACTERS_PER_TOKEN + wanted
 
     @property
     def holders(self) -> Iterator[tuple[WorkerId, LeaseNumber]]:
-        """Yield who works on it, and under which lease: nobody, one worker or two."""
+        """Yield the workers that have it, each with its lease: none, one or two."""
         if self.worker_id is not None:
             yield self.worker_id, self.lease
         if self.hedge is not None:

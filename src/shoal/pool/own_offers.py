@@ -1,4 +1,4 @@
-"""What the pool as a whole can run for another pool."""
+"""The offers and the load of the whole pool, for other pools."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -11,22 +11,22 @@ from shoal.pool.state import PoolState
 from shoal.pool.worker import Worker
 
 MODELS_MAX = 256  # models that are offered; of more, the first by name
-SLOTS_MAX = 4096  # more jobs at a time are believed of nobody
+SLOTS_MAX = 4096  # the most slots that the pool declares
 
 NAMED_KINDS = SHARED_KINDS - INFERENCE_KINDS
 """Kinds that run without a model, by a name of their own."""
 
 NOT_OFFERED = frozenset({Feature.CONTINUE})
-"""What some workers can do, and the pool cannot: an answer here begins empty."""
+"""Features of some workers but not of the pool: an answer here starts empty."""
 
 
 def own_offers(pool: PoolState) -> tuple[Offer, ...]:
-    """Return an offer for each model that workers of our own have, by name.
+    """Return an offer for each model of this pool's own workers, by name.
 
-    Tasks without a model are offered as the model ''.  What other pools have is left
-    out, for they would be asked on our behalf; so is what is for certain keys only.  A
-    worker that is unfit for a while still counts: else every hot afternoon would have
-    all peers learn the models anew.
+    Tasks without a model are offered as the model ''.  Models of other pools are left
+    out, because their use would be forwarded; so are offers for certain keys only.  A
+    worker that is temporarily unfit still counts: otherwise all peers would get the
+    offers again whenever a worker's load changes.
     """
     offers: defaultdict[str, list[Offer]] = defaultdict(list)
     for worker in pool.workers.values():
@@ -37,7 +37,7 @@ def own_offers(pool: PoolState) -> tuple[Offer, ...]:
 
 
 def own_load(pool: PoolState) -> WorkerLoad:
-    """Return how busy the pool is: with all jobs that wait, or that a worker has."""
+    """Return the load of the pool: all jobs that wait or run."""
     return WorkerLoad(queued=len(pool.jobs))
 
 
@@ -51,7 +51,7 @@ def _is_unrestricted(worker: Worker) -> bool:
 
 
 def _merged(model: str, offers: list[Offer]) -> Offer:
-    """Return what can be relied on, whichever of the workers gets a job."""
+    """Return an offer that holds for whichever of the workers gets a job."""
     return Offer(
         kinds=frozenset().union(*(offer.kinds for offer in offers)) & SHARED_KINDS,
         models=frozenset({model}) if model else frozenset(),
@@ -66,6 +66,6 @@ def _merged(model: str, offers: list[Offer]) -> Offer:
 
 
 def _tasks(offers: Iterable[Offer]) -> frozenset[str]:
-    """Return the names of tasks that somebody does; none: any, or none at all."""
+    """Return the names of the tasks that workers offer; empty: any, or none at all."""
     named = [offer.tasks for offer in offers]
     return frozenset().union(*named) if all(named) else frozenset()

@@ -40,10 +40,10 @@ class Roster:
     """
 
     models_last_seen: dict[str, float] = field(default_factory=dict)
-    """When the last worker with a model went, or when it was first expected."""
+    """When the last worker with a model left, or when the model was first expected."""
 
     functions_last_seen: dict[str, float] = field(default_factory=dict)
-    """When a worker that does a task, or has a function, went last."""
+    """When a worker with a task or function last left."""
 
     @property
     def models(self) -> set[str]:
@@ -51,14 +51,14 @@ class Roster:
         return self.with_model.keys() - SPECIAL_QUEUES
 
     def knows_model(self, model: str, now: float) -> bool:
-        """Say whether some worker has the model, or had it a short while ago."""
+        """Return whether a worker has the model, or had it a short while ago."""
         if model in self.with_model:
             return True
         last = self.models_last_seen.get(model)
         return last is not None and now - last < MODEL_MEMORY
 
     def knows_function(self, task: str, now: float) -> bool:
-        """Say whether a worker that had a function left a short while ago."""
+        """Return whether a worker that had a function left a short while ago."""
         last = self.functions_last_seen.get(task)
         return last is not None and now - last < MODEL_MEMORY
 
@@ -124,7 +124,7 @@ class Roster:
         return gone
 
     def _count(self, worker: Worker, served: bool) -> None:
-        """Put a worker where it belongs that may have ``served`` before."""
+        """Update the slot counts and the index; ``served``: it accepted jobs before."""
         if change := worker.offer.slots * (worker.accepts_jobs - served):
             for model in worker.queues:
                 self.slots[model] += change

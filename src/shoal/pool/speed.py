@@ -8,7 +8,7 @@ from shoal.pool.open_job import CHARACTERS_PER_TOKEN, OpenJob
 from shoal.pool.worker import Worker
 
 NEWEST = 0.25  # the share that the newest measurement has in an average
-TOKENS_MIN = 8  # shorter answers say nothing about a worker's speed
+TOKENS_MIN = 8  # shorter answers do not measure a worker's speed
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class SpeedEstimates:
         answer in one piece at the end.
         """
         if job.kind is JobKind.CALL_STREAM:
-            return  # held for as long as there is something to call
+            return  # a stream's duration depends on its caller
         model = job.model
         seconds = now - job.leased_at
         before = self.job_seconds.get(model)

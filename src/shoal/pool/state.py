@@ -256,7 +256,7 @@ class PoolState:
         self._apply_penalty(mark, -mark.points)
 
     def _apply_penalty(self, mark: Penalty, points: int) -> None:
-        # Rare enough to look at all workers.
+        # Rare enough to examine all workers.
         for worker in self.workers.values():
             if mark.applies_to(worker):
                 worker.points += points
@@ -325,7 +325,7 @@ class PoolState:
     def _end_lease(self, worker_id: WorkerId, job_id: JobId, *, cut: bool) -> None:
         worker = self.workers[worker_id]
         if cut and not worker.cancels:
-            # It cannot be told to stop, so its slot stays taken until it answers or
+            # It cannot be cancelled, so its slot stays taken until it answers or
             # disconnects.
             return
         self._free_slot(worker, job_id)

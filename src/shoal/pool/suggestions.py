@@ -1,4 +1,4 @@
-"""What an error says of a name that no worker has: which names there are instead."""
+"""Suggestions for a name that no worker offers."""
 
 import difflib
 from collections.abc import Iterable

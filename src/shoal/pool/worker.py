@@ -7,7 +7,7 @@ from typing import TypeAlias
 from shoal.domain.ids import JobId, LeaseNumber, WorkerId
 from shoal.domain.worker import Offer, WorkerLoad
 
-LOAD_SLOTS_MAX = 256  # more slots than this say nothing about a worker's speed
+LOAD_SLOTS_MAX = 256  # more slots than this do not indicate a worker's speed
 PREFETCH_BELOW = 0.05  # seconds; workers prefetch calls that end sooner
 PREFETCH_MAX = 128  # calls that a worker may prefetch
 NO_LOAD = WorkerLoad()
@@ -51,14 +51,14 @@ class Worker:
     offer: Offer
     cancels: bool
     leases: dict[JobId, LeaseNumber] = field(default_factory=dict)
-    draining: str = ""  # why it takes nothing new
+    draining: str = ""  # why it takes no new jobs
     load: WorkerLoad = NO_LOAD
-    pace: float | None = None  # tokens per second of one answer, lately; None: unknown
+    pace: float | None = (
+        None  # tokens per second of one answer, recently; None: unknown
+    )
     points: int = 0  # against it; see ``PoolState.penalties``
     streams: set[JobId] = field(default_factory=set)  # the leases on call streams
-    prefetch_max: int = (
-        0  # calls that it may have beyond its slots; see ``record_call``
-    )
+    prefetch_max: int = 0  # calls it may have beyond its slots; see ``record_call``
     indexed_as: CostLevel | None = None  # its level in ``Roster.available``
     queues: frozenset[str] = field(init=False)  # cached from the offer
 

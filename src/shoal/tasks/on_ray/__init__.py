@@ -1,7 +1,7 @@
 """Calls of functions in a Ray cluster.
 
-``caller`` is the worker's end, and imports nothing of Ray.  It starts ``driver``, a
-process that is connected to the cluster, since such a process exits when the cluster
-does; ``executor`` runs in it.  ``remote`` is what runs in the cluster, with a mailbox
-by which calls ask for what they lack.
+``caller`` is the worker's end, and does not import Ray.  It starts ``driver``, which
+connects to the cluster in a process of its own, because such a process exits when the
+cluster does; ``executor`` runs in it.  ``remote`` runs in the cluster, with a mailbox
+in which calls request missing blobs.
 """

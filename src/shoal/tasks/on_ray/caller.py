@@ -1,4 +1,4 @@
-"""Calls functions in a Ray cluster, as if its processors were processes here."""
+"""Calls functions in a Ray cluster through the interface of local processes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,26 +22,26 @@ class SendToDriver(Protocol):
 
 
 class RaySlot:
-    """What stands for a process: a ``CallProcess``.
+    """A slot in the cluster, as a ``CallProcess``.
 
-    There is something in the cluster only while it has a user; a lane's actor goes with
-    the lane, so that others can have its processor.
+    It uses the cluster only while it has a user; a call stream's actor ends with the
+    stream, so that other work can use its processor.
 
     Args:
-        send: passes an order on.
-        ended: called soon after it was killed, or what ran there has ended by itself.
+        send: sends an order to the driver.
+        ended: called soon after the slot was killed, or its task or actor has ended.
     """
 
     def __init__(
         self, timeouts: Timeouts, send: SendToDriver, ended: Callable[["RaySlot"], None]
     ) -> None:
         self.timeouts = timeouts
-        # Ray may have calls wait, for a processor or a process of its own.
+        # Calls may wait in Ray for a processor or a process.
         self.announces_start = True
         self._send = send
         self._on_end = ended
         self._user: ProcessUser | None = None
-        self._call: int | None = None  # the number of the one that runs
+        self._call: int | None = None  # the number of the running call
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @property
@@ -69,7 +69,7 @@ class RaySlot:
         await asyncio.shield(self._over)
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
-        """Take what is said of what runs here."""
+        """Handle a message about the call or stream of this slot."""
         if head[0] == process_messages.LOST:
             user, self._user = self._user, None
             self._end()
@@ -79,19 +79,19 @@ class RaySlot:
             self._user.on_message(head, tail)
 
     def _is_of_user(self, head: Sequence[Any]) -> bool:
-        """Say whether it is not about a call that has been over for a moment.
+        """Return whether a message is not about a call that has just ended.
 
-        What calls say goes another way than what they return, and may come later.
+        Progress and results take different paths, so progress may arrive late.
         """
         if head[0] == process_messages.BLOB_NEEDED:
             return True
         return (head[1] if len(head) > 1 else None) == self._call
 
     def on_cluster_lost(self, why: str) -> None:
-        """Learn that the cluster is lost.
+        """Fail the slot's work, because the cluster is lost.
 
-        A call may be made elsewhere.  Who has a lane is to give that up by itself: its
-        calls are then given to others, which they are not if they return an error.
+        A single call may be retried elsewhere.  A call stream ends: its calls then go
+        to other workers, which they would not if they returned an error.
         """
         if self._user is not None and self._call is not None:
             self._user.on_message(
@@ -99,7 +99,7 @@ class RaySlot:
             )
 
     def _end(self) -> None:
-        """End after whoever calls this has done what it is about."""
+        """Report the end after the caller has finished its current step."""
         if not self._over.done():
             self._over.set_result(None)
             asyncio.get_running_loop().call_soon(self._on_end, self)
@@ -110,16 +110,15 @@ INSTALL = "pip install 'shoal[ray]'"
 
 
 class RayCaller:
-    """A ``ResultListener`` whose calls are tasks of a Ray cluster, and its lanes
-    actors there.
+    """A ``ResultListener`` that runs calls as Ray tasks, and call streams as actors.
 
-    It is of use until it loses the cluster; then another is to be made.
+    It cannot be used again after it has lost the cluster.
 
     Args:
-        modules: what has the tasks: files, which are sent, or names of what the
-            cluster's nodes have installed.
+        modules: the modules with the tasks: files, which are sent, or the names of
+            modules that the cluster's nodes have installed.
         address: the cluster's, as ``ray.init`` takes it.
-        slots: 0: as many as the cluster has processors now.
+        slots: concurrent calls; 0: the number of the cluster's processors now.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class RayCaller:
     async def start(self) -> None:
         """Connect.
 
-        Raises ConfigError if Ray is not installed, the cluster cannot be used, or the
+        Raises ConfigError if Ray is not installed, the cluster is unusable, or the
         modules cannot be imported there, Unavailable if it does not answer.
         """
         if find_spec("ray") is None:
@@ -167,7 +166,7 @@ class RayCaller:
         self.names = self._processes.names
 
     async def wait_lost(self) -> str:
-        """Wait until the cluster is lost; return why."""
+        """Wait until the cluster is lost; return the reason."""
         return await asyncio.shield(self._lost)
 
     async def call(self, call: Call, fetch: FetchBlob, remark: OnProgress) -> bytes:
@@ -201,7 +200,7 @@ class RayCaller:
             driver.kill()
             await driver.wait_closed()
 
-    # What follows is called by the driver's process.
+    # Called by the driver's process.
 
     def on_message(self, head: Sequence[Any], tail: bytes) -> None:
         code, number, *message = head
@@ -217,7 +216,7 @@ class RayCaller:
                 slot.on_cluster_lost(why)
 
     async def _slot(self, ended: Callable[[CallProcess], None]) -> CallProcess:
-        """Return a slot, in the place of a process."""
+        """Return a slot in place of a process."""
         driver = self._driver
         assert driver is not None, "it was started"
         timeouts: Timeouts = driver.timeouts
@@ -236,11 +235,11 @@ class RayCaller:
 
 
 def _nobody_minds(driver: ChildProcess) -> None:
-    """Do nothing at a driver's end, which its user is told of."""
+    """Ignore a driver's exit, which ``RayCaller`` handles."""
 
 
 def _found(module: str) -> str:
-    """Return a module as its driver takes it; raises ConfigError if it is no file."""
+    """Return a module in the driver's form; raises ConfigError if a file is missing."""
     if not module.endswith(".py"):
         return module
     file = Path(module).expanduser().resolve()

@@ -1,9 +1,8 @@
-"""A process that is connected to a Ray cluster, and passes calls on to it.
+"""A process that is connected to a Ray cluster, and forwards calls to it.
 
-Run by the worker as ``python -m shoal.tasks.on_ray.driver PARENT ADDRESS``, it takes
+The worker runs it as ``python -m shoal.tasks.on_ray.driver PARENT ADDRESS``.  It reads
 the orders of ``tasks.process_messages`` from standard input, each for one of the
-worker's slots,
-and ends when that is closed, or when the cluster is lost.
+worker's slots, and exits when standard input is closed or the cluster is lost.
 """
 
 import logging
@@ -25,13 +24,13 @@ from shoal.tasks.on_ray.executor import RayExecutor
 
 CONNECT_TIMEOUT = 10.0  # seconds
 UNUSABLE = (exceptions.RayError, OSError, ValueError, ImportError, RuntimeError)
-"""What connecting to a cluster is known to raise, if it is not one for us."""
+"""Errors of a connection to a cluster that is unusable."""
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; when to end is the worker's decision.
+    # Ctrl-C reaches the whole process group; the worker decides when to exit.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # A cluster that is started here would tell its makers that it is used.
+    # A cluster that is started here would report its usage to Ray's makers.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     pipes = claim_pipes()
     try:
@@ -53,7 +52,7 @@ def _serve(pipes: ChildPipes, address: str) -> None:
         ray.init(
             address,
             logging_level=logging.ERROR,
-            # Each file is sent to the nodes, by itself.
+            # Each file is sent to the nodes separately.
             runtime_env={"py_modules": files} if files else None,
         )
         known = ray.get(ray.remote(remote.list_tasks).remote(tasks))
@@ -69,14 +68,14 @@ def _serve(pipes: ChildPipes, address: str) -> None:
 
 
 def _reach(address: str) -> None:
-    """Raise OSError if nobody is at HOST:PORT: Ray would go on trying for minutes."""
+    """Raise OSError if HOST:PORT is unreachable: Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
         socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
 
 
 def _why_not(address: str, error: Exception) -> str:
-    """Say why a cluster cannot be used, and what is to be done."""
+    """Return why a cluster is unusable, and a remedy."""
     if "No module named 'shoal'" in str(error):
         return (
             f"the Ray cluster at {address} has no shoal to run calls: install it "

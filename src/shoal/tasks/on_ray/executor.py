@@ -1,6 +1,6 @@
-"""Executes the calls of a worker's slots in Ray, and returns their results.
+"""Runs the calls of a worker's slots in Ray, and returns their results.
 
-Large arguments are put into Ray's object store, each once.
+Large arguments are put into Ray's object store, once each.
 """
 
 import threading
@@ -31,12 +31,12 @@ class SendToWorker(Protocol):
 
 
 class RayBlobUploads:
-    """What has been put there; the one that was used least lately goes.
+    """The blobs in the object store; the least recently used are evicted first.
 
     Args:
-        desk: where the calls wait that lack something.
-        tell: tells the worker something about a slot.
-        when_done: calls something with a future when that is done, in our thread.
+        desk: the mailbox in which calls wait for missing blobs.
+        tell: sends the worker a message about a slot.
+        when_done: calls a function with a completed future, in the main thread.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class RayBlobUploads:
         self._desk = desk
         self._tell = tell
         self._when_done = when_done
-        self._lacking: dict[int, bytes] = {}  # what slots wait for
-        self._there: dict[bytes, tuple[Any, int]] = {}  # the latest used is last
+        self._lacking: dict[int, bytes] = {}  # the blobs that slots wait for
+        self._there: dict[bytes, tuple[Any, int]] = {}  # the most recently used is last
         self._size = 0
         self._putting = ThreadPoolExecutor(1)
 
     def request(self, slot: int, digest: bytes) -> None:
-        """Let a slot's call have something, or ask the worker for it."""
+        """Provide a slot's call with a blob, or request it from the worker."""
         if digest in self._there:
             self._give(digest)
         else:
@@ -62,7 +62,7 @@ class RayBlobUploads:
             self._tell(slot, process_messages.BLOB_NEEDED, digest)
 
     def receive(self, slot: int, path: str, why: str) -> None:
-        """Take the file with what a slot lacks, or learn why there is none."""
+        """Accept the file with a slot's missing blob, or why there is none."""
         digest = self._lacking.pop(slot, None)
         if digest is None:
             return  # its call was stopped
@@ -75,7 +75,7 @@ class RayBlobUploads:
             self._when_done(putting, lambda done: self._was_put(digest, done))
 
     def forget(self, slot: int) -> None:
-        """Learn that a slot's call has been stopped."""
+        """Forget the missing blob of a slot whose call was stopped."""
         self._lacking.pop(slot, None)
 
     def _was_put(self, digest: bytes, done: "Future[Any]") -> None:
@@ -97,9 +97,9 @@ class RayBlobUploads:
 
 
 def _put(path: str) -> tuple[Any, int]:
-    """Return a reference to what is in a file, and its size.
+    """Return a reference to the contents of a file, and their size.
 
-    Arrays are what all processes of a node are given without a copy.
+    All processes of a node share arrays without a copy.
     """
     data = np.fromfile(path, np.uint8)
     return ray.put(data), data.size
@@ -110,13 +110,13 @@ PROCESS_ERRORS = (
     exceptions.ActorDiedError,
     exceptions.OutOfMemoryError,
 )
-"""The ends of processes that may be the fault of what they called."""
+"""Errors of processes that ended, perhaps because of the called function."""
 
 _pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 
 
 class _RayTask:
-    """A call that runs as a task of Ray's."""
+    """A call that runs as a Ray task."""
 
     def __init__(self, number: int, reference: Any) -> None:
         self.number = number
@@ -127,7 +127,7 @@ class _RayTask:
 
 
 class _RayStream:
-    """A lane that has an actor; ``waiting`` are calls that are made one by one."""
+    """A call stream with its actor; ``waiting`` are calls that run one by one."""
 
     def __init__(self, actor: Any, at_once: bool) -> None:
         self.actor = actor
@@ -140,11 +140,11 @@ class _RayStream:
 
 
 class RayExecutor:
-    """Keeps each slot's call or lane in the cluster.
+    """Runs each slot's call or call stream in the cluster.
 
-    All is done by one thread.  Another reads orders, and Ray's own tell when something
-    is there; both only put it into a queue, which is no longer than what the worker
-    has asked for.
+    One thread does all the work.  Another reads orders, and Ray's threads report
+    completions; both only append to a queue, which is bounded by the number of the
+    worker's requests.
     """
 
     def __init__(self, pipes: ChildPipes, tasks: remote.RayTaskModules) -> None:
@@ -171,7 +171,7 @@ class RayExecutor:
         }
 
     def run(self) -> None:
-        """Carry out orders until there are no more.  Raises Gone at their end."""
+        """Carry out orders until their end.  Raises ParentExited then."""
         threading.Thread(target=self._read, daemon=True).start()
         self._when(self._desk.news.remote(), self._heard)
         while True:
@@ -192,7 +192,7 @@ class RayExecutor:
         self._orders[code](slot, about, tail)
 
     def _when(self, reference: Any, after: OnDone) -> None:
-        """Call ``after``, in our own thread, when there is what is referred to."""
+        """Call ``after`` in the main thread when the referenced object is available."""
         self._when_done(reference.future(), after)
 
     def _when_done(self, future: "Future[Any]", after: OnDone) -> None:
@@ -236,7 +236,7 @@ class RayExecutor:
             tail = f"Ray did not make the call: {error}".encode(errors="replace")
             self._tell(slot, process_messages.RAISED, number, BLOB_MISSING, tail=tail)
 
-    # Lanes.
+    # Call streams.
 
     def _open(self, slot: int, about: list[Any], tail: memoryview) -> None:
         name, code, at_once = about
@@ -286,19 +286,19 @@ class RayExecutor:
             lane.actor.push.remote(bytes(tail))
 
     def _make_next(self, slot: int, lane: _RayStream) -> None:
-        """Make one call, so that it is known which it was if the process ends."""
+        """Make one call at a time, so that a crash can be attributed to a call."""
         if lane.waiting and not lane.busy:
             lane.busy = True
             made = lane.actor.make.remote(*lane.waiting.popleft())
             self._when(made, lambda done: self._taken(slot, lane, done))
 
     def _stop(self, slot: int, about: list[Any], tail: memoryview) -> None:
-        """Stop what a slot does, if it does anything, whatever that is."""
+        """Stop the call or stream of a slot, if it has one."""
         self._freight.forget(slot)
         if (running := self._slots.pop(slot, None)) is not None:
             running.stop()
 
-    # What calls say while they run, and are told.
+    # Messages of running calls.
 
     def _give(self, slot: int, about: list[Any], tail: memoryview) -> None:
         path, why = about
@@ -306,11 +306,11 @@ class RayExecutor:
 
     def _heard(self, done: "Future[Any]") -> None:
         if done.exception() is not None:
-            # the cluster has lost the desk, or we have lost the cluster
+            # the mailbox or the connection to the cluster is lost
             raise ParentExited
         for slot, code, *about in done.result():
             if slot not in self._slots:
-                continue  # it has ended, and its last word was told with that
+                continue  # it has ended, and its last progress came with the result
             if code == process_messages.BLOB_NEEDED:
                 self._freight.request(slot, about[0])
             else:
@@ -319,7 +319,7 @@ class RayExecutor:
 
 
 def _ended(error: BaseException) -> str:
-    """Say that a process of the cluster has ended by itself."""
+    """Describe that a process of the cluster has ended by itself."""
     how = "it crashed, left, or was killed, which Ray's logs may tell more about"
     if isinstance(error, exceptions.OutOfMemoryError):
         how = "Ray ended it, as the node had no memory left"

@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: calls, call streams, and a mailbox."""
+"""Code that runs in a Ray cluster's processes: calls, call streams and a mailbox."""
 
 import asyncio
 import threading
@@ -24,9 +24,9 @@ from shoal.tasks.progress import set_progress_handler
 
 LastProgress: TypeAlias = tuple[float | None, str]
 
-MAILBOX = "shoal-desk"  # its name, which Ray keeps apart for each driver
+MAILBOX = "shoal-desk"  # its name, in the namespace of each driver
 
-RETURNS_GROUP = "telling"  # the threads of lanes that tell what has returned
+RETURNS_GROUP = "telling"  # the threads of call streams that return results
 
 _pushed = msgspec.msgpack.Decoder(list[tuple[int, bytes, bytes]])
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,7 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class RayTaskModules:
-    """Which functions there are to be, and whether others are called as well."""
+    """The modules with the tasks, and whether other functions may be called."""
 
     modules: tuple[str, ...]
     trust: bool
@@ -54,15 +54,15 @@ class RayCall(NamedTuple):
 
 @cache
 def _mailbox() -> Any:
-    """Return the desk of this worker, which is looked up only where it is needed.
+    """Return this worker's mailbox, which is looked up only when needed.
 
-    To be given it with each call would take longer than many a call does.
+    To pass it with each call would take longer than many calls do.
     """
     return ray.get_actor(MAILBOX)
 
 
 def list_tasks(tasks: RayTaskModules) -> dict[str, float | None] | str:
-    """Return the tasks, with the timeouts that they have, or why there are none."""
+    """Return the tasks with their timeouts, or why there are none."""
     if tasks.version != __version__:
         return (
             f"the Ray cluster has shoal {__version__}, and this is {tasks.version}; "
@@ -77,9 +77,9 @@ def list_tasks(tasks: RayTaskModules) -> dict[str, float | None] | str:
 def run_call(
     tasks: RayTaskModules, slot: int, work: RayCall
 ) -> tuple[InvocationResult, LastProgress | None]:
-    """Make one call; return also what it said last of its progress.
+    """Make one call; return also its last progress.
 
-    That may still be under way elsewhere when the call has returned.
+    The progress message may still be in transit when the call has returned.
     """
     said: LastProgress | None = None
 
@@ -98,10 +98,10 @@ def run_call(
 
 
 class RayCallStream:
-    """An actor that calls one function again and again.
+    """An actor that calls one function repeatedly.
 
-    ``push`` and ``take`` run at the same time: what has returned is told while the
-    next call runs, which may hold up nobody but itself.
+    ``push`` and ``take`` run concurrently: results are reported while the next call
+    runs.
     """
 
     def __init__(self, tasks: RayTaskModules, slot: int, name: str, code: bool) -> None:
@@ -113,7 +113,7 @@ class RayCallStream:
         """Return as soon as calls can be made."""
 
     def push(self, calls: bytes) -> None:
-        """Make calls, as they were pushed; ``take`` has what they return."""
+        """Make the calls of a push; ``take`` returns their results."""
         for number, args, kwargs in _pushed.decode(calls):
             value, error, _ = self._step(args, kwargs)
             with self._some:
@@ -122,14 +122,14 @@ class RayCallStream:
 
     @ray.method(concurrency_group=RETURNS_GROUP)  # type: ignore[untyped-decorator]  # Ray's
     def take(self) -> bytes:
-        """Wait until some have returned; return them all, in MessagePack."""
+        """Wait for results; return all of them, in MessagePack."""
         with self._some:
             self._some.wait_for(lambda: self._returns)
             returns, self._returns = self._returns, []
         return _encode(returns)
 
     def make(self, number: int, args: bytes, kwargs: bytes) -> bytes:
-        """Make a call, and return what it does as ``take`` would."""
+        """Make a call, and return its result in the form of ``take``."""
         value, error, _ = self._step(args, kwargs)
         return _encode([(number, value, error)])
 
@@ -138,13 +138,13 @@ def _step(tasks: RayTaskModules, slot: int, name: str, code: bool) -> Invoke:
     try:
         return _running(tasks, slot).invoker(name, code=code)
     except ConfigError as error:
-        # The node that was asked at first could import what this one cannot.
+        # The node of ``list_tasks`` could import modules that this one cannot.
         why = f"on this node of the Ray cluster: {error}"
         return lambda args, kwargs: InvocationResult(b"", why, BLOB_MISSING)
 
 
 def _running(tasks: RayTaskModules, slot: int) -> FunctionInvoker:
-    """Return the functions of this process, which takes calls for any slot."""
+    """Return the function invoker of this process, which serves every slot."""
     blobs = _blobs()
     blobs.slot = slot
     return _functions(tasks)
@@ -157,14 +157,14 @@ def _functions(tasks: RayTaskModules) -> FunctionInvoker:
 
 
 class RayBlobs:
-    """Large arguments that this process has used, which lie in Ray's object store."""
+    """Large arguments that this process has used, mapped from Ray's object store."""
 
     def __init__(self) -> None:
         self.slot: int | None = None
-        self._mapped: dict[bytes, memoryview] = {}  # the latest used is last
+        self._mapped: dict[bytes, memoryview] = {}  # the most recently used is last
 
     def get(self, digest: bytes) -> memoryview:
-        """Return a value in MessagePack; raises Unavailable if nobody gives it."""
+        """Return a value in MessagePack; raises Unavailable if it is not provided."""
         found = self._mapped.pop(digest, None)
         if found is None:
             found = self._ask(digest)
@@ -188,17 +188,17 @@ def _blobs() -> RayBlobs:
     return RayBlobs()
 
 
-MESSAGES_MAX = 4096  # that wait for the driver; of progress, more are dropped
+MESSAGES_MAX = 4096  # that wait for the driver; further progress is dropped
 
 MailboxMessage: TypeAlias = tuple[Any, ...]
-"""A slot, a code of ``orders``, and what follows it there."""
+"""A slot, a code of ``process_messages``, and the arguments of that message."""
 
 BlobLookup: TypeAlias = tuple[list[Any], str]
-"""A reference to a large argument, in a list so that it stays one, or why not."""
+"""A reference to a blob, in a list so that Ray keeps it one, or an error."""
 
 
 class RayMailbox:
-    """An actor; the driver cannot be asked, so it asks here for what is new."""
+    """An actor with the calls' messages; the driver, which has no actor, polls it."""
 
     def __init__(self) -> None:
         self._words: list[MailboxMessage] = []
@@ -206,32 +206,32 @@ class RayMailbox:
         self._awaited: dict[bytes, asyncio.Future[BlobLookup]] = {}
 
     async def news(self) -> list[MailboxMessage]:
-        """Wait until there is something, and return it all."""
+        """Wait for messages, and return all of them."""
         await self._news.wait()
         self._news.clear()
         words, self._words = self._words, []
         return words
 
     async def begin(self, slot: int, number: int) -> None:
-        """Take word that a call begins."""
+        """Report that a call begins."""
         self._put((slot, process_messages.STARTED, number))
 
     async def say(
         self, slot: int, number: int, share: float | None, remark: str
     ) -> None:
-        """Take word of a call's progress."""
+        """Report a call's progress."""
         if len(self._words) < MESSAGES_MAX:
             self._put((slot, process_messages.PROGRESS, number, share, remark))
 
     async def blob(self, slot: int, digest: bytes) -> BlobLookup:
-        """Wait until a large argument is given."""
+        """Wait until a blob is provided."""
         if digest not in self._awaited:
             self._awaited[digest] = asyncio.get_running_loop().create_future()
         self._put((slot, process_messages.BLOB_NEEDED, digest))
         return await asyncio.shield(self._awaited[digest])
 
     async def give(self, digest: bytes, found: BlobLookup) -> None:
-        """Answer all who wait for a large argument."""
+        """Answer all calls that wait for a blob."""
         awaited = self._awaited.pop(digest, None)
         if awaited is not None:
             awaited.set_result(found)
