@@ -35,15 +35,6 @@ TOKENS = tuple(4**power for power in range(14))
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4,
              0.5, 0.75, 1.0, 2.5)  # fmt: skip
 
-OPERATION_NAMES = {
-    JobKind.CHAT: "chat",
-    JobKind.COMPLETION: "text_completion",
-    JobKind.EMBEDDING: "embeddings",
-    JobKind.TASK: "task",
-    JobKind.CALL: "call",
-    JobKind.CALL_STREAM: "lane",
-}
-
 
 class PrometheusMetrics:
     """The metrics of one coordinator."""
@@ -128,7 +119,7 @@ class PrometheusMetrics:
         self._requests.labels(method, _route_label(request), status).observe(seconds)
         if record.kind is None:
             return
-        asked = (OPERATION_NAMES[record.kind], self._model(record.model, known))
+        asked = (_operation_name(record.kind), self._model(record.model, known))
         self._duration.labels(*asked, record.error).observe(seconds)
         if record.first_output is not None:
             self._first_output.labels(*asked).observe(
@@ -229,3 +220,20 @@ async def readyz(gateway: Gateway, request: web.Request) -> web.Response:
     if reason is None:
         return web.json_response({"status": "ready"})
     return web.json_response({"status": "not ready", "reason": reason}, status=503)
+
+
+def _operation_name(kind: JobKind) -> str:
+    """Return the value of the label ``operation`` for jobs of a kind."""
+    match kind:
+        case JobKind.CHAT:
+            return "chat"
+        case JobKind.COMPLETION:
+            return "text_completion"
+        case JobKind.EMBEDDING:
+            return "embeddings"
+        case JobKind.TASK:
+            return "task"
+        case JobKind.CALL:
+            return "call"
+        case JobKind.CALL_STREAM:
+            return "lane"

@@ -22,12 +22,13 @@ from shoal.gateway.http.request_record import record_of
 from shoal.gateway.http.responses import json_bytes_response, json_response
 from shoal.gateway.jobs.job_request import USER_MAX
 from shoal.gateway.jobs.job_view import (
-    JOB_TYPES,
     STATUSES,
+    STORED_KINDS,
     JobListEntry,
     JobStatus,
     JobType,
     encode_stored_job,
+    job_type_of,
     list_entry,
 )
 from shoal.pool.inputs import Cancellation
@@ -147,7 +148,7 @@ async def list_jobs(
         frozenset(state for state in JobState if STATUSES[state] == query.status),
         query.user_id if isinstance(query.user_id, str) else None,
         next(
-            (kind for kind, name in JOB_TYPES.items() if name == query.job_type), None
+            (each for each in STORED_KINDS if job_type_of(each) == query.job_type), None
         ),
         before,
     )

@@ -35,14 +35,6 @@ STATUSES: Mapping[JobState, JobStatus] = {
 
 JobType: TypeAlias = Literal["LLM_INFER", "TASK", "COMPLETION", "EMBEDDING", "CALL"]
 
-JOB_TYPES: Mapping[JobKind, JobType] = {
-    JobKind.CHAT: "LLM_INFER",
-    JobKind.TASK: "TASK",
-    JobKind.COMPLETION: "COMPLETION",
-    JobKind.EMBEDDING: "EMBEDDING",
-    JobKind.CALL: "CALL",
-}
-
 NO_WORKER = "no_eligible_worker"
 WORKER_LOST = "worker_disconnected"
 CANCELLED = "cancelled"
@@ -143,7 +135,7 @@ def list_entry(job: StoredJobSummary) -> JobListEntry:
         STATUSES[job.state],
         format_time(job.submitted_at),
         None if done is None else format_time(done),
-        JOB_TYPES[job.kind],
+        job_type_of(job.kind),
         terms.user,
         terms.policy.name,
         terms.privacy.name,
@@ -152,6 +144,26 @@ def list_entry(job: StoredJobSummary) -> JobListEntry:
         _detail(job.error),
         well_formed(job.model) if job.kind is JobKind.CALL else None,
     )
+
+
+STORED_KINDS = tuple(kind for kind in JobKind if kind is not JobKind.CALL_STREAM)
+
+
+def job_type_of(kind: JobKind) -> JobType:
+    """Return the job type of a stored kind, as clients write it."""
+    match kind:
+        case JobKind.CHAT:
+            return "LLM_INFER"
+        case JobKind.TASK:
+            return "TASK"
+        case JobKind.COMPLETION:
+            return "COMPLETION"
+        case JobKind.EMBEDDING:
+            return "EMBEDDING"
+        case JobKind.CALL:
+            return "CALL"
+        case JobKind.CALL_STREAM:
+            raise AssertionError("call streams are not stored")
 
 
 def format_time(at: float) -> str:
