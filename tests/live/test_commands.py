@@ -150,7 +150,8 @@ def test_commands_find_the_key_of_the_coordinator_on_this_machine(
         "no workers yet" in shoal("status", "--url", url, "--data-dir", folder).stdout
     )
     assert (
-        "no model yet" in shoal("chat", "--url", url, "--data-dir", folder, "x").stderr
+        "the pool has no models"
+        in shoal("chat", "--url", url, "--data-dir", folder, "x").stderr
     )
 
 

@@ -66,7 +66,10 @@ def test_wrong_token_ends_the_worker_with_a_hint(pool: Pool) -> None:
         (["http://127.0.0.1:1", "--model", "x"], "give its file"),
         (["http://127.0.0.1:1", "--engine", "magic"], "'magic'"),
         (["http://127.0.0.1:1", "--model", "=x"], "expected NAME or NAME=PATH"),
-        (["http://127.0.0.1:1", "--engine", "http://127.0.0.1:1/v1"], "ask itself"),
+        (
+            ["http://127.0.0.1:1", "--engine", "http://127.0.0.1:1/v1"],
+            "coordinator itself",
+        ),
         (["http://127.0.0.1:1", "--engine", "http://127.0.0.1:2"], "cannot be reached"),
     ],
 )
