@@ -199,7 +199,7 @@ def test_answer_that_has_begun_is_refused() -> None:
         await says(line, asks(continues="once upon"))
 
         (rejected,) = line.heard("a", Rejected)
-        assert "begun" in rejected.reason
+        assert "another pool began" in rejected.reason
 
     play(script)
 

@@ -244,5 +244,5 @@ def _found(module: str) -> str:
         return module
     file = Path(module).expanduser().resolve()
     if not file.is_file():
-        raise ConfigError(f"--tasks {file}: there is no such file")
+        raise ConfigError(f"--tasks {file}: no such file")
     return str(file)
