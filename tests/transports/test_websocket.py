@@ -267,6 +267,24 @@ async def test_what_the_peer_does_not_read_is_counted_until_it_is_cut_off() -> N
             await theirs.receive()
 
 
+@pytest.mark.parametrize("end", ["ours", "theirs"])
+async def test_closing_drops_what_the_peer_does_not_read(
+    end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shoal.transports.websocket.CLOSE_TIMEOUT", 0.05)
+    async with pair(1 << 21) as (ours, theirs):
+        link = {"ours": ours, "theirs": theirs}[end]
+        sending: list[asyncio.Task[None]] = []
+        while link.unread < 8 << 20:
+            sending.append(asyncio.create_task(link.send(bytes(1 << 20))))
+            await asyncio.sleep(0)
+
+        await link.close(4000, "bye")
+
+        assert link.unread == 0
+        await asyncio.gather(*sending, return_exceptions=True)
+
+
 async def test_a_peer_that_answers_no_ping_is_lost() -> None:
     async with listening(idle_max=0.15) as server:
         reader, writer = await upgraded(server.url)

@@ -23,7 +23,7 @@ from aiohttp import (
 )
 from yarl import URL
 
-from shoal.protocols.seam.session import Batch, Data
+from shoal.protocols.seam.session import Batch, CloseCode, Data
 from shoal.transports.http_client import describe_http_error
 from shoal.transports.link import LinkClosed
 
@@ -156,6 +156,11 @@ class WebSocketLink:
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
+        finally:
+            if self.unread:
+                # The peer had its time.  asyncio would keep the connection, with what
+                # is still to be sent, for as long as the peer does not read.
+                self.abort()
 
 
 def _closed_by_peer(code: int, text: str) -> str:
@@ -242,17 +247,18 @@ async def dial(
             raise LinkClosed(
                 f"cannot connect to {peer}: {describe_http_error(error)}"
             ) from error
+        link = WebSocketLink(socket, peer)
         try:
             # aiohttp has no public way to the headers of the answer.
             yield (
-                WebSocketLink(socket, peer),
+                link,
                 {
                     name.lower(): value
                     for name, value in socket._response.headers.items()
                 },
             )
         finally:
-            await socket.close()
+            await link.close(CloseCode.NORMAL, "")
 
 
 async def _refuse_redirect(*_: object) -> None:
