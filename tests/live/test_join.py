@@ -22,6 +22,7 @@ from live.programs import (
 from models.tiny_answers import ANSWERS
 
 STORY = "Tell me a story."
+ODD: tuple[object, ...] = ("\0", -1, 2**64, 0.5, [[]], {"a": {}})
 ENDS = ("JobCompleted", "JobFailed", "JobCancelled", "JobExpired")
 
 
@@ -219,6 +220,26 @@ def test_worker_comes_back_to_a_restarted_coordinator(programs: Programs) -> Non
 
     with pool.client() as client, answer_to(client, "ping") as stream:
         assert "".join(text_in(stream)) == "pong"
+
+
+@pytest.mark.short
+def test_no_value_of_any_field_makes_the_coordinator_fail(pool: Pool) -> None:
+    # Schemathesis combines them, in ``test_schema.py``.
+    sound = {"model": "tiny", "messages": [{"role": "user", "content": "x"}]}
+    refused: list[tuple[int, str, object]] = []
+    with pool.client() as client:
+        document: Any = client.get(f"{pool.url}/openapi.json", cast_to=object)
+        schema = document["components"]["schemas"]["CreateChatCompletion"]
+        for field in schema["properties"]:
+            for value in ODD:
+                body = sound | {"max_tokens": 1} | {field: value}
+                try:
+                    client.post("/chat/completions", cast_to=object, body=body)
+                except APIStatusError as error:
+                    refused.append((error.status_code, field, value))
+
+    assert len(refused) > len(schema["properties"])
+    assert [each for each in refused if each[0] >= 500] == []
 
 
 @pytest.mark.short

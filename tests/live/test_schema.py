@@ -25,7 +25,6 @@ from shoal.gateway.operations import OPERATIONS
 # as a schema: a tool that is chosen must be among the tools.
 EXCLUDED = [ignored_auth, positive_data_acceptance]
 
-CHATS = "/v1/chat/completions"
 schema = schemathesis.openapi.from_dict(openapi_document(OPERATIONS))
 
 
@@ -39,28 +38,14 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     programs.close()
 
 
-as_described = settings(
+@schema.parametrize()
+@settings(
     max_examples=examples(0.05),
     phases=[Phase.explicit, Phase.generate],
     derandomize=True,
     suppress_health_check=list(HealthCheck),
 )
-
-
-@pytest.mark.short
-@schema.include(path=CHATS).parametrize()
-@as_described
-def test_requests_for_chats_are_answered_as_described(case: Any, pool: Pool) -> None:
-    answered_as_described(case, pool)
-
-
-@schema.exclude(path=CHATS).parametrize()
-@as_described
-def test_other_requests_are_answered_as_described(case: Any, pool: Pool) -> None:
-    answered_as_described(case, pool)
-
-
-def answered_as_described(case: Any, pool: Pool) -> None:
+def test_requests_are_answered_as_described(case: Any, pool: Pool) -> None:
     if isinstance(case.body, dict) and "model" in case.body:
         # Of a model that there is, so that the other fields matter.
         case.body = {"max_tokens": 4, **case.body, "model": "tiny"}
