@@ -19,9 +19,10 @@ from shoal.transports.tcp import (
     TcpLink,
 )
 from shoal.transports.tcp_client import dial
-from shoal.transports.tcp_server import ConnectionPolicy, tcp_listener
+from shoal.transports.tcp_server import ConnectionPolicy, accept, tcp_listener
 from shoal.transports.websocket import WRONG_CERTIFICATE
 from transports.certificates import issue
+from transports.conftest import PATIENCE
 from transports.links import ended, pair, received, serving
 
 ONE_READ = 256 << 10  # bytes: what the event loops read at a time, at most
@@ -438,6 +439,23 @@ async def test_connections_end_with_their_port(
         await link.receive()
     await opened.__aexit__(None, None, None)
     assert ended == ["127.0.0.1"]
+
+
+async def test_connection_that_comes_with_the_cancellation_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.setblocking(False)
+        accepting = asyncio.create_task(accept(listener))
+        await asyncio.sleep(0)
+        with socket.create_connection(listener.getsockname()) as client:
+            client.settimeout(PATIENCE)
+            # Twice: it has been accepted, and nobody has it yet.
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            accepting.cancel()
+            await asyncio.wait([accepting])
+
+            assert accepting.cancelled()
+            assert client.recv(1) == b""
 
 
 async def test_port_that_is_taken_names_who_has_it() -> None:

@@ -106,6 +106,26 @@ async def _bind(host: str, port: int, *, spare: bool) -> socket.socket:
     return sock
 
 
+async def accept(listener: socket.socket) -> tuple[socket.socket, Any]:
+    """Accept a connection; return it with the peer's address.
+
+    ``sock_accept`` alone loses a connection that arrives in the same iteration of the
+    event loop as a cancellation: it stays open until it is collected as garbage.
+    """
+    accepting = asyncio.ensure_future(asyncio.get_running_loop().sock_accept(listener))
+    try:
+        await asyncio.wait([accepting])
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)  # one that has just arrived is in the result now
+        if accepting.cancel():
+            await asyncio.wait([accepting])  # until it no longer watches the listener
+        elif accepting.exception() is None:
+            sock, _ = accepting.result()
+            sock.close()
+        raise
+    return accepting.result()
+
+
 class _Connections:
     """The connections of one port.
 
@@ -128,12 +148,11 @@ class _Connections:
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept connections until cancelled; then wait for the open ones."""
-        loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as tasks:
             try:
                 while True:
                     try:
-                        sock, address = await loop.sock_accept(listener)
+                        sock, address = await accept(listener)
                     except OSError as error:  # this process has too many files open
                         log.warning("cannot accept a connection: %s", error)
                         await asyncio.sleep(ACCEPT_RETRY_DELAY)
