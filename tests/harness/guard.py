@@ -57,10 +57,12 @@ class Guard:
     def pytest_unconfigure(self) -> None:
         if ALARM:
             signal.signal(signal.SIGALRM, self._previous)
-        # A thread that a hanging test has left keeps the interpreter from its end.
-        faulthandler.dump_traceback_later(
-            scaled(EXIT), exit=True, file=sys.__stderr__ or self._stderr
-        )
+        # A thread that a test has left keeps the interpreter from its end.  The processes
+        # of pytest-xdist wait here for each other, and are ended by it.
+        if "PYTEST_XDIST_WORKER" not in os.environ:
+            faulthandler.dump_traceback_later(
+                scaled(EXIT), exit=True, file=sys.__stderr__ or self._stderr
+            )
 
     def _guarded(self, item: pytest.Item) -> Generator[None]:
         self._limit = limit_of(item)

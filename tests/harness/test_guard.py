@@ -78,7 +78,8 @@ def test_hangs():
 """,
 }
 LEAVES = """
-def test_leaves_a_process():
+def test_leaves_a_process_and_a_thread():
+    threading.Thread(target=threading.Event().wait).start()
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
     with open("left", "w") as file:
         print(left.pid, file=file)
