@@ -25,7 +25,8 @@ from shoal.gateway.operations import OPERATIONS
 # as a schema: a tool that is chosen must be among the tools.
 EXCLUDED = [ignored_auth, positive_data_acceptance]
 
-schema = schemathesis.openapi.from_dict(openapi_document(OPERATIONS))
+DOCUMENT = openapi_document(OPERATIONS)
+schema = schemathesis.openapi.from_dict(DOCUMENT)
 
 
 @pytest.fixture(scope="module")
@@ -38,25 +39,43 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     programs.close()
 
 
-@schema.parametrize()
-@settings(
-    max_examples=examples(0.05),
-    phases=[Phase.explicit, Phase.generate],
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
-def test_requests_are_answered_as_described(case: Any, pool: Pool) -> None:
-    if isinstance(case.body, dict) and "model" in case.body:
-        # Of a model that there is, so that the other fields matter.
-        case.body = {"max_tokens": 4, **case.body, "model": "tiny"}
+def for_operation(path: str, method: str) -> Any:
+    """Return the test of an operation."""
 
-    case.call_and_validate(
-        base_url=pool.url,
-        headers={"Authorization": f"Bearer {KEY}"},
-        timeout=PATIENCE,
-        # It takes parameters for sent that its own client leaves out of the URL.
-        excluded_checks=[
-            *EXCLUDED,
-            *[negative_data_rejection] * (case.method == "GET"),
-        ],
+    @schema.include(path=path, method=method).parametrize()
+    @settings(
+        max_examples=examples(0.1),
+        phases=[Phase.explicit, Phase.generate],
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
     )
+    def requests_are_answered_as_described(case: Any, pool: Pool) -> None:
+        if isinstance(case.body, dict) and "model" in case.body:
+            # Of a model that there is, so that the other fields matter.
+            case.body = {"max_tokens": 4, **case.body, "model": "tiny"}
+
+        case.call_and_validate(
+            base_url=pool.url,
+            headers={"Authorization": f"Bearer {KEY}"},
+            timeout=PATIENCE,
+            # It takes parameters for sent that its own client leaves out of the URL.
+            excluded_checks=[
+                *EXCLUDED,
+                *[negative_data_rejection] * (case.method == "GET"),
+            ],
+        )
+
+    return requests_are_answered_as_described
+
+
+# A test with a name of its own for each operation: Schemathesis gives all that it makes
+# of one test the same id, and of these pytest-xdist runs only one.
+globals().update(
+    {
+        f"test_{operation['operationId']}_is_answered_as_described": for_operation(
+            path, method.upper()
+        )
+        for path, methods in DOCUMENT["paths"].items()
+        for method, operation in methods.items()
+    }
+)
