@@ -58,6 +58,11 @@ def pytest_collection() -> None:
     gc.disable()  # next to nothing of what collecting makes is garbage
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # A file is one process's.  The one that takes longest begins first.
+    items.sort(key=lambda item: "simulation" not in item.path.parts)
+
+
 def pytest_collection_finish() -> None:
     # Thousands of tests are millions of objects.  Frozen, they are not looked at in
     # each collection of garbage, of which tests that look for leaks make many.

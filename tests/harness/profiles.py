@@ -19,7 +19,7 @@ SHORT, LONG = "short", "long"
 def register() -> None:
     """Tell Hypothesis of the profiles; ``--hypothesis-profile`` chooses one."""
     settings.register_profile(SHORT, deadline=None, max_examples=25, derandomize=True)
-    settings.register_profile(LONG, deadline=None, max_examples=500, print_blob=True)
+    settings.register_profile(LONG, deadline=None, max_examples=250, print_blob=True)
     settings.load_profile(SHORT)
 
 
