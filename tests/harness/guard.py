@@ -57,8 +57,8 @@ class Guard:
     def pytest_unconfigure(self) -> None:
         if ALARM:
             signal.signal(signal.SIGALRM, self._previous)
-        # A thread that a test has left keeps the interpreter from its end.  The processes
-        # of pytest-xdist wait here for each other, and are ended by it.
+        # A thread that a test has left keeps the interpreter from its end.  The
+        # processes of pytest-xdist wait here for each other, and are ended by it.
         if "PYTEST_XDIST_WORKER" not in os.environ:
             faulthandler.dump_traceback_later(
                 scaled(EXIT), exit=True, file=sys.__stderr__ or self._stderr
