@@ -83,6 +83,19 @@ def test_a_folder_holds_what_a_reader_can_keep_in_mind() -> None:
     assert {folder: n for folder, n in modules.items() if n > 25} == {}
 
 
+def test_loggers_are_named_by_room() -> None:
+    # The client logs as the library it is: one logger, `shoal` (docs/tasks.md).
+    wrong = {
+        path: name
+        for path, text in MODULES.items()
+        for name in re.findall(r"getLogger\(([^)]*)\)", text)
+        for room in [path.partition("/")[0]]
+        if name != ('"shoal"' if room == "client" else f'"shoal.{room}"')
+    }
+
+    assert wrong == {}
+
+
 def test_bugs_are_caught_only_where_they_are_supervised() -> None:
     catching = {
         path

@@ -10,7 +10,7 @@ from attacks.siege import OLD_CHAT, ask, join
 from gateway.serving import Pool
 
 NAMES = {
-    "a line of the log": "x\n2026-01-01 00:00:00 ERROR shoal.hub pool is on fire",
+    "a line of the log": "x\n2026-01-01 00:00:00 ERROR shoal pool is on fire",
     "carriage return": "x\rfact=WorkerLost",
     "escape": "\x1b[2J\x1b]0;title\x07",
     "C1 control": "\x9b2J\x85",

@@ -102,7 +102,7 @@ def test_fact_is_one_line_without_prompts_and_answers(fact: Fact, line: str) -> 
 def test_condition_is_news_only_if_it_makes_a_worker_fit_or_unfit(
     turned: bool, level: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+    with caplog.at_level(logging.DEBUG, "shoal.coordinator"):
         FactLog().on_fact(WorkerLoadChanged(W, WorkerLoad(queued=1), turned))
 
     assert [record.levelname for record in caplog.records] == [level]
@@ -113,7 +113,7 @@ def test_what_happens_to_calls_is_for_those_who_look_closely(
 ) -> None:
     facts = FactLog()
 
-    with caplog.at_level(logging.DEBUG, "shoal.hub"):
+    with caplog.at_level(logging.DEBUG, "shoal.coordinator"):
         facts.on_fact(JobSubmitted(Job(J, Call("f", b"", b""))))
         facts.on_fact(JobLeased(J, W, LeaseNumber(1), ""))
         facts.on_fact(JobCompleted(J, LeaseNumber(1), Outcome("")))

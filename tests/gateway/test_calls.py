@@ -465,7 +465,7 @@ async def test_the_story_of_a_call_names_its_workers_and_why_there_was_another(
 async def test_a_connection_ends_in_the_log_as_what_it_was(
     pool: Pool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "shoal.http")
+    caplog.set_level(logging.INFO, "shoal.gateway")
 
     async with caller(pool):
         pass

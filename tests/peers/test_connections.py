@@ -191,7 +191,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
         assert line.link.closed[0] == (1011, "internal error")
         assert here.workers == ["wire:pc/m"]
 
-    with caplog.at_level(logging.INFO, "shoal.crowd"):
+    with caplog.at_level(logging.INFO, "shoal.peers"):
         play(script)
 
     said = [record.getMessage().split()[0] for record in caplog.records]
@@ -787,7 +787,7 @@ def test_connection_on_which_nobody_can_be_met_is_not_worth_a_line(
                 session = PlayedSession([], accepts=accepts)
                 await here.crowds.serve("wire", session, link)
 
-    with caplog.at_level(logging.INFO, "shoal.crowd"):
+    with caplog.at_level(logging.INFO, "shoal.peers"):
         virtual.run(scenario())
 
     words = [record.getMessage().split()[0] for record in caplog.records]

@@ -108,7 +108,7 @@ def test_bug_in_a_session_ends_its_connection_and_no_other(
         await here.its.ask()
         assert len(other.runs) == 1
 
-    with caplog.at_level(logging.INFO, "shoal.crowd"):
+    with caplog.at_level(logging.INFO, "shoal.peers"):
         play(script)
 
     said = [record.getMessage().split()[0] for record in caplog.records]

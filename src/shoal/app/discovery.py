@@ -16,7 +16,7 @@ WILDCARD_ADDRESSES = ("0.0.0.0", "::")
 CHECK_INTERVAL = 10.0  # seconds between looks whether this machine is on other networks
 RETRY_AFTER = 30.0  # seconds until it is tried again where there is no multicast
 
-log = logging.getLogger("shoal.neighbourhood")
+log = logging.getLogger("shoal.app")
 
 
 @dataclass(frozen=True, slots=True)

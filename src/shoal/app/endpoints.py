@@ -13,7 +13,7 @@ from shoal.protocols.seam.peer_addresses import PeerAddress
 from shoal.protocols.seam.protocol import Endpoint
 from shoal.transports.clock import Clock
 
-log = logging.getLogger("shoal.endpoints")
+log = logging.getLogger("shoal.app")
 
 
 def make_endpoints(

@@ -35,7 +35,7 @@ CLOSE_TIMEOUT = 3.0  # seconds for outbound connections to end
 PortsByWire: TypeAlias = Mapping[str, Mapping[str, int]]
 """Ports by wire, and by ``Listener.advertised_label``."""
 
-log = logging.getLogger("shoal.reaching")
+log = logging.getLogger("shoal.app")
 
 
 @dataclass(frozen=True, slots=True)

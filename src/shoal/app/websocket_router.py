@@ -23,7 +23,7 @@ CLOSE_TIMEOUT = 3.0  # seconds that connections get to close
 RELAYED_IDLE_MAX = 120.0  # seconds that a relayed connection may be idle
 STOPPING = "the coordinator is stopping"
 
-log = logging.getLogger("shoal.upgrades")
+log = logging.getLogger("shoal.app")
 
 
 class WebSocketRouter:

@@ -28,7 +28,7 @@ SHOAL_KEY = "shoal"  # in the health report of Shoal's coordinators
 DIRECT_KEY = "direct"  # in that report: other ports, by wire
 ASK_TIMEOUT = 5.0  # seconds to identify the server at a URL
 
-log = logging.getLogger("shoal.worker")
+log = logging.getLogger("shoal.cli")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from shoal.store.blobs import BlobStore
 
 COMING_MAX = 1 << 30  # bytes that workers have given and that are not on disk yet
 
-log = logging.getLogger("shoal.blobs")
+log = logging.getLogger("shoal.coordinator")
 
 
 class BlobTransfer:

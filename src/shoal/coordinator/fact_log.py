@@ -31,7 +31,7 @@ UNQUOTED = frozenset(
     {"fact", "job", "limit", "fault", "verdict"}
 )  # values from fixed sets
 
-log = logging.getLogger("shoal.hub")
+log = logging.getLogger("shoal.coordinator")
 
 
 class FactLog:

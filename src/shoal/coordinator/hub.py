@@ -65,7 +65,7 @@ class Decision(NamedTuple):
     stored: bool
 
 
-log = logging.getLogger("shoal.hub")
+log = logging.getLogger("shoal.coordinator")
 
 
 class Hub:

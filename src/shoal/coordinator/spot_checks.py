@@ -30,7 +30,7 @@ CHECK_OWNER = "spot-checks"
 
 WAITING_MAX = 100  # jobs that wait for a check; further ones are not checked
 
-log = logging.getLogger("shoal.checks")
+log = logging.getLogger("shoal.coordinator")
 
 
 @dataclass(frozen=True, slots=True)

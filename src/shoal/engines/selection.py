@@ -29,7 +29,7 @@ EMBEDDED = "embedded"
 SLOTS = 4  # of the embedded engine
 LISTED_MAX = 10  # models that a message names
 
-log = logging.getLogger("shoal.worker")
+log = logging.getLogger("shoal.engines")
 
 
 @dataclass(frozen=True, slots=True)

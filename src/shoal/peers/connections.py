@@ -48,7 +48,7 @@ INTERNAL_ERROR = ConnectionEnd(
     "internal error", CloseCode.INTERNAL_ERROR, "internal error"
 )
 
-log = logging.getLogger("shoal.crowd")
+log = logging.getLogger("shoal.peers")
 
 
 class PeerConnections:

@@ -13,7 +13,7 @@ from shoal.protocols.seam.endpoints import (
 
 DISCOVERED_MAX = 256  # services dialled per browser; announcements can be forged
 
-log = logging.getLogger("shoal.calling")
+log = logging.getLogger("shoal.peers")
 
 
 class DiscoveryTarget:

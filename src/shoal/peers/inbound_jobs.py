@@ -58,7 +58,7 @@ WaitForRoom: TypeAlias = Callable[[], Awaitable[None]]
 StartTask: TypeAlias = Callable[[Coroutine[None, None, None]], asyncio.Task[None]]
 """Starts a task that ends no later than the peer's connection."""
 
-log = logging.getLogger("shoal.neighbours")
+log = logging.getLogger("shoal.peers")
 
 
 @dataclass(frozen=True, slots=True)

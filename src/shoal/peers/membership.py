@@ -23,7 +23,7 @@ from shoal.transports.link import LinkClosed
 EXCHANGES_MAX = 64  # concurrent probes; further ones wait
 CHECK_INTERVAL = 1.0  # maximum seconds until a moved deadline takes effect
 
-log = logging.getLogger("shoal.rounds")
+log = logging.getLogger("shoal.peers")
 
 
 class KeptConnection:

@@ -16,7 +16,7 @@ RETRY_FIRST = 0.5  # seconds before the first redial
 RETRY_MAX = 30.0  # seconds
 STEADY_AFTER = 10.0  # seconds of connection after which the backoff resets
 
-log = logging.getLogger("shoal.calling")
+log = logging.getLogger("shoal.peers")
 
 
 class Dial(Protocol):

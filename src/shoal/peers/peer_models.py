@@ -40,7 +40,7 @@ ENDED_MAX = 256  # recently ended jobs per peer, for receipts that arrive later
 
 UNLOADED = "not loaded any more"
 
-log = logging.getLogger("shoal.crowd")
+log = logging.getLogger("shoal.peers")
 
 
 class PeerModel:

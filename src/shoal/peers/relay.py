@@ -21,7 +21,7 @@ STOPPED_READING = ConnectionEnd(
     "peer stopped reading", CloseCode.POLICY_VIOLATION, "too much unread"
 )
 
-log = logging.getLogger("shoal.switching")
+log = logging.getLogger("shoal.peers")
 
 
 class RelayLink(Link, Protocol):

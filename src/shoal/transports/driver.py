@@ -31,7 +31,7 @@ FLUSH_TIMEOUT = 5.0  # seconds to send what is left once a session has ended
 READS_IN_A_ROW = 256  # messages of one peer handled before others get their turn
 NOTICES_MAX = 20  # notices of one connection that are logged; a flood would fill disks
 
-log = logging.getLogger("shoal.driver")
+log = logging.getLogger("shoal.transports")
 
 
 @dataclass(frozen=True, slots=True)

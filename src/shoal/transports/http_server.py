@@ -19,7 +19,7 @@ IDLE_MAX = 75.0  # seconds that a connection may take over the head of a request
 SHUTDOWN_TIMEOUT = 1.0  # seconds that requests get to end when the port is closed
 PORT_MAX = 65_535
 
-log = logging.getLogger("shoal.http")
+log = logging.getLogger("shoal.transports")
 # Anybody can leave early, or send what is no HTTP: aiohttp would quote it, with the
 # keys in it.
 log.addFilter(

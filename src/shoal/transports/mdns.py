@@ -32,7 +32,7 @@ TEXT_MAX = 255  # bytes of one entry, with its key (RFC 6763, section 6.1)
 DOMAIN = ".local."
 ANY_ADDRESS = frozenset({"0.0.0.0", "::"})
 
-log = logging.getLogger("shoal.bonjour")
+log = logging.getLogger("shoal.transports")
 
 
 class LocalNetwork:

@@ -27,7 +27,7 @@ ACCEPT_RETRY_DELAY = (
 )
 FAREWELL = 3.0  # seconds that connections get to end when the port is closed
 
-log = logging.getLogger("shoal.tcp")
+log = logging.getLogger("shoal.transports")
 
 
 @dataclass(frozen=True, slots=True)

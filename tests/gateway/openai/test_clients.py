@@ -262,14 +262,14 @@ async def test_a_request_is_logged_without_what_was_sent(
     error: str,
 ) -> None:
     headers = {"Authorization": f"Bearer {key}"}
-    with caplog.at_level("INFO", logger="shoal.http"):
+    with caplog.at_level("INFO", logger="shoal.gateway"):
         async with pool.session.post(
             pool.url + path, json=body, headers=headers
         ) as got:
             await got.read()
 
     (line,) = [
-        each.getMessage() for each in caplog.records if each.name == "shoal.http"
+        each.getMessage() for each in caplog.records if each.name == "shoal.gateway"
     ]
     assert f" method='POST' path={path!r} status={got.status} ms=" in line
     assert f" error={error!r}" in line
@@ -282,7 +282,7 @@ async def test_an_answer_is_logged_with_who_gave_it(
     async with pool.node() as node, asyncio.TaskGroup() as tasks:
         await pool.joined()
         tasks.create_task(node.answer("a secret"))
-        with caplog.at_level("INFO", logger="shoal.http"):
+        with caplog.at_level("INFO", logger="shoal.gateway"):
             async with pool.session.post(
                 pool.url + CHAT,
                 json=BODY | {"stream": True},
@@ -290,7 +290,7 @@ async def test_an_answer_is_logged_with_who_gave_it(
             ) as got:
                 await got.read()
 
-    (record,) = [each for each in caplog.records if each.name == "shoal.http"]
+    (record,) = [each for each in caplog.records if each.name == "shoal.gateway"]
     fields = record.__dict__["fields"]
     assert fields["request"] == got.headers["x-request-id"] == "mine"
     assert fields["job"] == got.headers["x-shoal-job"] == "job1"

@@ -25,7 +25,7 @@ from shoal.pool.react import why_untrusted
 
 T = TypeVar("T")
 
-log = logging.getLogger("shoal.payments")
+log = logging.getLogger("shoal.gateway")
 
 
 async def pay(

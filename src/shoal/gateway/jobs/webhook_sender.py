@@ -47,7 +47,7 @@ REDIRECTS = range(300, 400)
 Render: TypeAlias = Callable[[StoredJob], Awaitable[bytes]]
 """Encodes a job as ``GET /v1/jobs/{id}`` shows it."""
 
-log = logging.getLogger("shoal.webhooks")
+log = logging.getLogger("shoal.gateway")
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ UNREADABLE = "PAYMENT-SIGNATURE: expected an x402 version 2 payment, JSON in bas
 OTHER = "No matching payment requirements"
 USED = "payment_already_used"
 
-log = logging.getLogger("shoal.payments")
+log = logging.getLogger("shoal.gateway")
 
 
 @dataclass(frozen=True, slots=True)
