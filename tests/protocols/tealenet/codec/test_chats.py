@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from protocols.tealenet.recordings import Case, recorded
 from protocols.test_conformance import chats, texts, values
+from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
 from shoal.domain.work import ANY_MODEL, Chat, Feature
 from shoal.protocols.tealenet.codec.envelope import BadMessage, decode, encode
 from shoal.protocols.tealenet.codec.messages import InferenceRequest
@@ -81,6 +82,15 @@ OPTIONS: dict[str, Any] = {
     "user": "u",
     "top_k": 5,
     "logit_bias": {"5": -100},
+}
+
+VALUES: dict[OptionType, Any] = {
+    OptionType.NUMBER: 0.5,
+    OptionType.INTEGER: 7,
+    OptionType.FLAG: True,
+    OptionType.TEXT: "low",
+    OptionType.OBJECT: {"a": True},
+    OptionType.NUMBERS: {"5": -100},
 }
 
 
@@ -160,7 +170,7 @@ def test_an_option_that_asks_nothing_needs_nothing() -> None:
     assert chat.needs == frozenset()
 
 
-def test_options_that_may_mean_anything_are_not_taken() -> None:
+def test_unknown_options_are_ignored() -> None:
     chat = read_chat({"messages": [HI], "lora": "x", "n_predict": -1, "group_id": "g"})
 
     assert chat.options == {}
@@ -200,6 +210,17 @@ def test_requests_of_real_peers_are_chats(case: Case) -> None:
     kept = {"top_p", "seed", "user", "tools", "response_format", "top_k"}
     for name in kept & request.keys():
         assert chat.options[name] == request[name]
+
+
+@pytest.mark.parametrize("option", CHAT_OPTIONS, ids=lambda option: option.name)
+def test_every_option_of_the_table_round_trips(option: Option) -> None:
+    structured = option.type is OptionType.STRUCTURED
+    value = OPTIONS[option.name] if structured else VALUES[option.type]
+    options = {"tools": TOOLS, option.name: value}
+
+    chat = read_chat(sent(write_chat(Chat("m", (HI,), options=options))))
+
+    assert chat.options[option.name] == value
 
 
 def sent(request: dict[str, Any]) -> dict[str, Any]:

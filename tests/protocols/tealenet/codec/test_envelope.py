@@ -230,6 +230,8 @@ def test_a_bad_transfer_can_be_answered() -> None:
         ({"messages": [], "top_k": 10**400}, "top_k"),
         ({"messages": [], "stop": [1]}, "stop"),
         ({"messages": [], "tools": "x"}, "tools"),
+        ({"messages": [], "parallel_tool_calls": "yes"}, "parallel_tool_calls"),
+        ({"messages": [], "chat_template_kwargs": []}, "chat_template_kwargs"),
         ({"messages": [], "temperature": "hot"}, "temperature"),
     ],
 )

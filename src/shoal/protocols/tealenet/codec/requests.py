@@ -15,7 +15,7 @@ from msgspec import UNSET, Raw, UnsetType
 from shoal.domain.errors import Unsupported
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.json_limits import is_too_deep
-from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
+from shoal.domain.options import OptionType
 from shoal.domain.vocabulary import RunJob
 from shoal.domain.work import (
     ANY_MODEL,
@@ -32,11 +32,9 @@ from shoal.protocols.seam.session import without_calls
 from shoal.protocols.tealenet.codec.envelope import BadMessage
 from shoal.protocols.tealenet.codec.messages import InferenceRequest
 from shoal.protocols.tealenet.codec.scalars import EXACT_MAX, Count, Name, encode_json
+from shoal.protocols.tealenet.codec.validation import ACCEPTED_OPTIONS, INTEGER_OPTIONS
 
 TOKENS_MAX = 2**31 - 1
-
-ACCEPTED_OPTIONS = (*CHAT_OPTIONS, Option("user", OptionType.TEXT))
-"""The options that are accepted from plain peers; others have no agreed meaning."""
 
 
 def write_chat(chat: Chat) -> dict[str, Any]:
@@ -44,7 +42,7 @@ def write_chat(chat: Chat) -> dict[str, Any]:
     request: dict[str, Any] = {
         name: value
         for name, given in chat.options.items()
-        if (value := _OPTIONS.get(name, _unchanged)(given)) is not None
+        if (value := _ENCODERS.get(name, _unchanged)(given)) is not None
     }
     if chat.model != ANY_MODEL:
         request["model"] = chat.model
@@ -70,7 +68,7 @@ def read_chat(request: Mapping[str, Any]) -> Chat:
         if value is None or not option.is_requested(value):
             continue
         whole = isinstance(value, float) and value.is_integer()
-        options[name] = int(value) if whole and name in ("n", "seed") else value
+        options[name] = int(value) if whole and name in INTEGER_OPTIONS else value
     if isinstance(stop := options.get("stop"), str):
         options["stop"] = [stop]
     if "tools" not in options:
@@ -175,15 +173,21 @@ def _omitted(value: JSON) -> JSON:
     return None
 
 
-_OPTIONS: Mapping[str, Callable[[JSON], JSON]] = {
-    "top_p": _number,
-    "presence_penalty": _number,
-    "frequency_penalty": _number,
-    "seed": _integer,
+_ENCODERS_BY_TYPE: Mapping[OptionType, Callable[[JSON], JSON]] = {
+    OptionType.NUMBER: _number,
+    OptionType.INTEGER: _integer,
+    OptionType.TEXT: _text,
+}
+
+_ENCODERS: Mapping[str, Callable[[JSON], JSON]] = {
+    **{
+        option.name: _ENCODERS_BY_TYPE[option.type]
+        for option in ACCEPTED_OPTIONS
+        if option.type in _ENCODERS_BY_TYPE
+    },
     "stop": _texts,
     "tools": _list,
     "stream_options": _flags,
-    "user": _text,
     "group_id": _text,
     # Encoded elsewhere.
     "messages": _omitted,
@@ -192,7 +196,7 @@ _OPTIONS: Mapping[str, Callable[[JSON], JSON]] = {
     "temperature": _omitted,
     "stream": _omitted,
 }
-"""The encoders of options for which real peers have types; None omits an option."""
+"""The encoders of options; None omits an option.  Others are sent unchanged."""
 
 
 class InferenceRequestExtension(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -11,15 +11,13 @@ import msgspec
 
 from shoal.domain.answer_assembly import describe_invalid_fields
 from shoal.domain.json_limits import NESTING_MAX, is_too_deep
+from shoal.domain.options import CHAT_OPTIONS, Option, OptionType
 from shoal.protocols.tealenet.codec.messages import (
     InferenceChunk,
     InferenceRequest,
     ModelTransferChunk,
 )
 from shoal.protocols.tealenet.codec.scalars import Name
-
-SEED_MAX = 2**63  # as in engines
-CHOICES_ASKED_MAX = 128  # answers to one request, as at OpenAI
 
 Validator: TypeAlias = Callable[[Any, bytes], str | None]
 """Returns what is wrong with a message, given its text as well, or None."""
@@ -32,43 +30,57 @@ class ChatMessageSchema(msgspec.Struct, frozen=True):
     content: str | list[dict[str, Any]] | None = None
 
 
-class ChatRequestSchema(msgspec.Struct, frozen=True):
-    """The fields of OpenAI's chat completion request that must be valid.
+ACCEPTED_OPTIONS = (*CHAT_OPTIONS, Option("user", OptionType.TEXT))
+"""The options that are accepted from plain peers; others have no agreed meaning."""
 
-    Integers may be written as 100.0.
-    """
+INTEGER_OPTIONS = frozenset({"n", "seed"})
+"""The options that must be integers in their range, as at real peers."""
 
-    messages: list[ChatMessageSchema]
-    model: Name | None = None
-    max_tokens: float | None = None
-    max_completion_tokens: float | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    seed: Annotated[float, msgspec.Meta(ge=-SEED_MAX, le=SEED_MAX)] | None = None
-    n: Annotated[float, msgspec.Meta(ge=1, le=CHOICES_ASKED_MAX)] | None = None
-    stop: str | list[str] | None = None
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
-    stream_options: dict[str, Any] | None = None
-    logprobs: bool | None = None
-    top_logprobs: float | None = None
-    top_k: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    repeat_penalty: float | None = None
-    logit_bias: dict[str, Any] | None = None
-    user: str | None = None
+_STRUCTURED_TYPES: Mapping[str, Any] = {
+    "stop": str | list[str],
+    "tools": list[dict[str, Any]],
+    "tool_choice": str | dict[str, Any],
+    "response_format": dict[str, Any],
+}
 
-    @property
-    def field_with_fraction(self) -> str | None:
-        """The name of a field that should be an integer and has a fraction, or None."""
-        for name in ("max_tokens", "max_completion_tokens", "seed", "n"):
-            if not float(getattr(self, name) or 0).is_integer():
-                return name
-        return None
+
+def _option_type(option: Option) -> Any:
+    match option.type:
+        case OptionType.NUMBER | OptionType.INTEGER:
+            if option.name in INTEGER_OPTIONS:
+                return Annotated[
+                    float, msgspec.Meta(ge=option.minimum, le=option.maximum)
+                ]
+            return float
+        case OptionType.FLAG:
+            return bool
+        case OptionType.TEXT:
+            return str
+        case OptionType.OBJECT | OptionType.NUMBERS:
+            return dict[str, Any]
+        case OptionType.STRUCTURED:
+            return _STRUCTURED_TYPES.get(option.name, Any)
+
+
+ChatRequestSchema = msgspec.defstruct(
+    "ChatRequestSchema",
+    [
+        ("messages", list[ChatMessageSchema]),
+        ("model", Name | None, None),
+        ("max_tokens", float | None, None),
+        ("max_completion_tokens", float | None, None),
+        ("temperature", float | None, None),
+        ("stream_options", dict[str, Any] | None, None),
+        *((each.name, _option_type(each) | None, None) for each in ACCEPTED_OPTIONS),
+    ],
+    frozen=True,
+)
+"""The fields of OpenAI's chat completion request that must be valid.
+
+Integers may be written as 100.0.
+"""
+
+_WHOLE_FIELDS = ("max_tokens", "max_completion_tokens", *sorted(INTEGER_OPTIONS))
 
 
 def _request_error(message: InferenceRequest, text: bytes) -> str | None:
@@ -78,8 +90,9 @@ def _request_error(message: InferenceRequest, text: bytes) -> str | None:
         chat = msgspec.convert(message.request, ChatRequestSchema)
     except msgspec.ValidationError as error:
         return f"request: {error}"
-    if (name := chat.field_with_fraction) is not None:
-        return f"request: Expected `int`, got `float` - at `$.{name}`"
+    for name in _WHOLE_FIELDS:
+        if not float(getattr(chat, name) or 0).is_integer():
+            return f"request: Expected `int`, got `float` - at `$.{name}`"
     return None
 
 
