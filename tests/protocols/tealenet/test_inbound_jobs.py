@@ -17,13 +17,7 @@ from protocols.tealenet.peers import (
 )
 from shoal.domain.ids import JobId, LeaseNumber
 from shoal.domain.outcome import Fault, Usage
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    Completed,
-    Failed,
-    Rejected,
-    RunJob,
-)
+from shoal.domain.vocabulary import AnswerChunk, Completed, Failed, Rejected, RunJob
 from shoal.domain.work import ANY_MODEL, Chat
 from shoal.protocols.tealenet.codec.messages import InferenceRequest, LoadModel
 from shoal.protocols.tealenet.inbound_jobs import OPEN_MAX

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msgspec import Raw
+
 from shoal.domain.worker import Offer
 from shoal.protocols.tealenet.admission import passcodes_match
 from shoal.protocols.tealenet.codec.envelope import VERSION as PROTOCOL_VERSION
@@ -99,23 +101,13 @@ def hello(
     local: TealeLocalNode, offers: Sequence[Offer], challenge: bytes, now: float
 ) -> Hello:
     """Return the hello for a dialled peer."""
-    introduction = IntroductionExtension(
-        version=VERSION,
-        features=[each.value for each in HELLO_FEATURES],
-        name=_truncated_name(local.name),
-        role=local.role.value,
-        token=well_formed(local.token),
-        offers=wire_offers(offers),
-        key=_key(local),
-        challenge=_challenge(challenge),
-    )
     models = model_names(offers)
     return Hello(
         _device(local, models, now),
         PROTOCOL_VERSION,
         models,
         local.passcode,
-        shoal=write_extension(introduction),
+        shoal=_introduction(local, offers, challenge, token=well_formed(local.token)),
     )
 
 
@@ -131,23 +123,13 @@ def hello_ack(
     It has the passcode's hash, which is all that admission needs, only if the peer
     presented the same hash: a peer with a token may present any.
     """
-    introduction = IntroductionExtension(
-        version=VERSION,
-        features=[each.value for each in HELLO_FEATURES],
-        name=_truncated_name(local.name),
-        role=local.role.value,
-        offers=wire_offers(offers),
-        key=_key(local),
-        challenge=_challenge(challenge),
-        proof=prove_key(local, peer),
-    )
     models = model_names(offers)
     return HelloAck(
         _device(local, models, now),
         PROTOCOL_VERSION,
         models,
         local.passcode if passcodes_match(local.passcode, peer.passcode) else None,
-        shoal=write_extension(introduction),
+        shoal=_introduction(local, offers, challenge, proof=prove_key(local, peer)),
     )
 
 
@@ -180,6 +162,28 @@ def model_names(offers: Sequence[Offer]) -> tuple[str, ...]:
     return tuple(names)[:MODELS_MAX]
 
 
+def _introduction(
+    local: TealeLocalNode,
+    offers: Sequence[Offer],
+    challenge: bytes,
+    *,
+    token: str = "",
+    proof: str = "",
+) -> Raw:
+    introduction = IntroductionExtension(
+        version=VERSION,
+        features=[each.value for each in HELLO_FEATURES],
+        name=well_formed(local.name[:NAME_MAX]),
+        role=local.role.value,
+        token=token,
+        offers=wire_offers(offers),
+        key="" if local.identity is None else local.identity.public_key.hex(),
+        challenge=encode_base64(challenge) if challenge else "",
+        proof=proof,
+    )
+    return write_extension(introduction)
+
+
 def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceInfo:
     at = to_date(now + local.epoch)
     return device_info(
@@ -190,15 +194,3 @@ def _device(local: TealeLocalNode, models: Sequence[str], now: float) -> DeviceI
         seen_at=at,
         models=models,
     )
-
-
-def _truncated_name(name: str) -> str:
-    return well_formed(name[:NAME_MAX])
-
-
-def _key(local: TealeLocalNode) -> str:
-    return "" if local.identity is None else local.identity.public_key.hex()
-
-
-def _challenge(challenge: bytes) -> str:
-    return encode_base64(challenge) if challenge else ""

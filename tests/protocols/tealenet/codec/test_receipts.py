@@ -16,12 +16,7 @@ from protocols.tealenet.peers import (
 from shoal.domain.answer_assembly import assemble
 from shoal.domain.outcome import AnswerPiece, Delta, Usage
 from shoal.domain.receipts import Verdict
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    Completed,
-    Event,
-    RunJob,
-)
+from shoal.domain.vocabulary import AnswerChunk, Completed, Event, RunJob
 from shoal.ledger.outputs import output_of
 from shoal.ledger.worker_receipts import verify
 

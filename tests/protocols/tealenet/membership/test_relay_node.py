@@ -60,7 +60,7 @@ from shoal.protocols.tealenet.membership.relay_node import (
     RelayNode,
 )
 from shoal.protocols.tealenet.membership.relay_peers import DISMISSED_PAUSE, LINGER
-from shoal.protocols.tealenet.membership.relay_sessions import SILENCE_TIMEOUT
+from shoal.protocols.tealenet.membership.relay_session import SILENCE_TIMEOUT
 
 SESSION = "550E8400-E29B-41D4-A716-446655440000"
 OTHER_SESSION = "00000000-0000-4000-8000-000000000001"

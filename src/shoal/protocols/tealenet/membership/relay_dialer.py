@@ -11,14 +11,11 @@ from shoal.protocols.tealenet.codec.relay_messages import RelayOffer, RelayOpen
 from shoal.protocols.tealenet.local_node import TealeLocalNode, TealeRole
 from shoal.protocols.tealenet.membership.deadline_queue import DeadlineQueue
 from shoal.protocols.tealenet.membership.node_directory import KnownNode, NodeDirectory
-from shoal.protocols.tealenet.membership.relay_peers import (
-    NodeOutput,
-    RelayPeer,
-    RelayPeers,
-)
+from shoal.protocols.tealenet.membership.relay_peer import RelayPeer
+from shoal.protocols.tealenet.membership.relay_peers import NodeOutput, RelayPeers
+from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.membership.relay_sessions import (
     SESSIONS_MAX,
-    RelaySession,
     RelaySessions,
 )
 from shoal.protocols.tealenet.peer import PeerSoftware

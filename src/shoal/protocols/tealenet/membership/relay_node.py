@@ -13,19 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from shoal.domain.errors import PeerError
-from shoal.domain.vocabulary import (
-    AnswerChunk,
-    CancelJob,
-    Completed,
-    Dismiss,
-    Draining,
-    Failed,
-    HealthReported,
-    LoadChanged,
-    OffersChanged,
-    Rejected,
-    RunJob,
-)
+from shoal.domain.vocabulary import Draining, LoadChanged, OffersChanged
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.protocols.seam.session import Batch, Close, Data, Notice, Output, Send
 from shoal.protocols.tealenet.admission import admits_anonymous
@@ -61,17 +49,15 @@ from shoal.protocols.tealenet.membership.node_directory import (
 )
 from shoal.protocols.tealenet.membership.registration import NodeRegistration
 from shoal.protocols.tealenet.membership.relay_dialer import RelayDialer
-from shoal.protocols.tealenet.membership.relay_peers import (
-    NodeOutput,
-    RelayPeer,
-    RelayPeers,
-)
+from shoal.protocols.tealenet.membership.relay_peer import RelayPeer
+from shoal.protocols.tealenet.membership.relay_peers import NodeOutput, RelayPeers
+from shoal.protocols.tealenet.membership.relay_session import RelaySession
 from shoal.protocols.tealenet.membership.relay_sessions import (
     AddressOf,
-    RelaySession,
     RelaySessions,
     unknown_address,
 )
+from shoal.protocols.tealenet.peer_session import SENDABLE
 
 DISCOVER_INTERVAL = 10.0  # seconds, as gateways do
 DISCOVER_INTERVAL_MIN = 2.0  # seconds between two requests, after a node has joined
@@ -112,7 +98,7 @@ class RelayNode:
         self._dialer = RelayDialer(
             local, sessions, self._directory, self._peers, self._deadlines
         )
-        self.accepts: frozenset[type] = _ACCEPTS
+        self.accepts = SENDABLE
         self._discovered_at: float | None = None
         self._discover_at: float | None = None
         self._invalid = 0
@@ -282,23 +268,6 @@ class RelayNode:
     def _close(self, reason: str) -> Sequence[NodeOutput]:
         self._closed = True
         return (Close(reason),)
-
-
-_ACCEPTS: frozenset[type] = frozenset(
-    {
-        RunJob,
-        CancelJob,
-        Dismiss,
-        OffersChanged,
-        LoadChanged,
-        Draining,
-        HealthReported,
-        AnswerChunk,
-        Completed,
-        Rejected,
-        Failed,
-    }
-)
 
 
 def _session_id(message: RelayMessage | BadRelayMessage | None) -> str | None:
