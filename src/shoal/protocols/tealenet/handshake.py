@@ -192,7 +192,7 @@ class HelloHandshake:
         greeting = read_greeting(message)
         if greeting.device_id == self._local.device_id:
             return (self._close(SELF_CONNECTION),)
-        if (reason := self._why_rejected(greeting)) is not None:
+        if (reason := self._rejection_reason(greeting)) is not None:
             return (self._reject(reason),)
         self.credentials = self._credentials(greeting)
         try:
@@ -266,7 +266,7 @@ class HelloHandshake:
         visible = offers if submits else ()
         return hello_ack(self._local, visible, self._challenge, self.greeting, now)
 
-    def _why_rejected(self, greeting: Greeting) -> str | None:
+    def _rejection_reason(self, greeting: Greeting) -> str | None:
         """Return why the peer refuses this end or has no valid proof, or None."""
         if greeting.introduction is not None and greeting.introduction.refusal:
             return ascii(greeting.introduction.refusal)[1:-1]

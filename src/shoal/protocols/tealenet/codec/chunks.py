@@ -47,8 +47,7 @@ class ChunkWriter:
         streaming: if not, one chunk has the whole answer, as in the document, up to
             ``BUFFERED_MAX``; real peers always stream.
         exact: for Shoal peers, which get the pieces unchanged, and the end of the
-        answer
-            in ``inferenceComplete``.
+            answer in ``inferenceComplete``.
         flat: in the document's form, which Macs do not read.
     """
 
@@ -202,7 +201,8 @@ class ChunkReader:
 
     Args:
         several: whether the request was for several choices; each has its finish
-        reason. exact: as in ``ChunkWriter``; the chunks have no finish reason.
+            reason.
+        exact: as in ``ChunkWriter``; the chunks have no finish reason.
     """
 
     def __init__(self, *, several: bool = False, exact: bool = False) -> None:
@@ -255,7 +255,7 @@ class ChunkReader:
 
 
 def _reason(reason: str) -> str:
-    # Clients branch on this word, and fail on unknown ones.
+    # Clients branch on the reason, and fail on unknown ones.
     return reason if reason in FINISH_REASONS else "stop"
 
 

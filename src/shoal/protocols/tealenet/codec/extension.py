@@ -110,7 +110,7 @@ def read_offers(
 
 
 def _sorted_values(members: Iterable[JobKind | Feature]) -> list[str]:
-    return sorted(word.value for word in members)
+    return sorted(each.value for each in members)
 
 
 def _limited_names(names: list[str]) -> frozenset[str]:

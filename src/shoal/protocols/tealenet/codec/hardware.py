@@ -1,7 +1,7 @@
 """Machines on the wire: their hardware, and the models that they can run.
 
 Source: TealeNet's "Cluster Messages", "hello", and the capabilities of its relay.
-Unknown words are accepted: real peers use others than the document.
+Unknown values are accepted: real peers use others than the document.
 """
 
 import math
@@ -63,8 +63,8 @@ class DeviceInfo(
 ):
     """A peer's device.  A Rust peer has a new ``id`` at each start and in heartbeats.
 
-    ``connection_quality`` may be any word.  Shoal omits it, because a Mac refuses
-    unknown words.
+    ``connection_quality`` may be unknown.  Shoal omits it, because a Mac refuses
+    unknown values.
     """
 
     id: Id

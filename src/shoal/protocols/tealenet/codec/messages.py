@@ -66,7 +66,7 @@ class _Heartbeat(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_na
 
 
 class Heartbeat(_Heartbeat, frozen=True):
-    """A peer's state; ``thermal_level`` may be any word."""
+    """A peer's state; ``thermal_level`` may be unknown."""
 
 
 class HeartbeatAck(_Heartbeat, frozen=True):
@@ -134,7 +134,7 @@ class InferenceComplete(
 
 
 class InferenceError(msgspec.Struct, frozen=True, omit_defaults=True, rename=wire_name):
-    """The request failed or was refused; ``code`` may be any word."""
+    """The request failed or was refused; ``code`` may be unknown."""
 
     request_id: Id
     error_message: str

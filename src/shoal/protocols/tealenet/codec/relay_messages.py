@@ -157,6 +157,14 @@ class RelayError(_RelayPayload, frozen=True):
 # Between two nodes, through the relay.
 
 
+class _SessionPayload(_RelayPayload, frozen=True):
+    """The base of the messages in a session, or about one."""
+
+    from_node_id: str
+    to_node_id: str
+    session_id: str
+
+
 class NatConnectionInfo(_RelayPayload, frozen=True):
     """The addresses at which a node may be reachable without the relay."""
 
@@ -168,22 +176,16 @@ class NatConnectionInfo(_RelayPayload, frozen=True):
     wg_public_key: str | None = None
 
 
-class RelayOffer(_RelayPayload, frozen=True):
+class RelayOffer(_SessionPayload, frozen=True):
     """Offers a direct connection; ``signature`` signs ``FROM:TO:SESSION``."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
     connection_info: NatConnectionInfo
     signature: str
 
 
-class RelayAnswer(_RelayPayload, frozen=True):
+class RelayAnswer(_SessionPayload, frozen=True):
     """Accepts an offer."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
     connection_info: NatConnectionInfo
     signature: str
 
@@ -197,46 +199,28 @@ class CandidateAddress(_RelayPayload, frozen=True):
     priority: Number
 
 
-class IceCandidate(_RelayPayload, frozen=True):
+class IceCandidate(_SessionPayload, frozen=True):
     """Adds an address to an offer; no real peer sends it."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
     candidate: CandidateAddress
 
 
-class RelayOpen(_RelayPayload, frozen=True):
+class RelayOpen(_SessionPayload, frozen=True):
     """Opens a session, under an id that the opener chooses."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
 
-
-class RelayReady(_RelayPayload, frozen=True):
+class RelayReady(_SessionPayload, frozen=True):
     """Accepts a session."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
 
-
-class RelayData(_RelayPayload, frozen=True):
+class RelayData(_SessionPayload, frozen=True):
     """Data in a session: base64 on the wire."""
 
-    from_node_id: str
-    to_node_id: str
-    session_id: str
     data: bytes
 
 
-class RelayClose(_RelayPayload, frozen=True):
+class RelayClose(_SessionPayload, frozen=True):
     """Closes a session."""
-
-    from_node_id: str
-    to_node_id: str
-    session_id: str
 
 
 RelayMessage: TypeAlias = (

@@ -89,12 +89,12 @@ def wire_name(field: str) -> str:
     return first + "".join(_WORDS.get(word, word.capitalize()) for word in rest)
 
 
-def thermal_level(word: str) -> ThermalLevel:
-    """Return the level that a word means; an unknown word counts as fair.
+def thermal_level(name: str) -> ThermalLevel:
+    """Return the level with a name; an unknown name counts as fair.
 
     A newer peer then still gets work, with lower priority.
     """
-    return _LEVELS.get(word, ThermalLevel.FAIR)
+    return _LEVELS.get(name, ThermalLevel.FAIR)
 
 
 def normalized_id(text: str) -> str:
