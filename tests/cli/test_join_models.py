@@ -68,7 +68,7 @@ class Way:
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         raise AssertionError("nobody dials")
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         return None
 
 

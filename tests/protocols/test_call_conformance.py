@@ -311,7 +311,7 @@ def test_a_dismissed_worker_stays_away_and_says_why(protocol: AnyWireProtocol) -
     pair.command(Dismiss("replaced: choose another --name"))
 
     assert pair.ends == ["replaced: choose another --name"] * 2
-    assert "another --name" in (pair.dialer.why_final(1000, "") or "")
+    assert "another --name" in (pair.dialer.final_reason(1000, "") or "")
 
 
 @every_protocol

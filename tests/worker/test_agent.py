@@ -176,7 +176,7 @@ class Network:
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         return PlainSession(self.said, self.inbox, self.accepts, welcomes=self.welcomes)
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         return self.farewell if code == 4000 else None
 
     @asynccontextmanager
@@ -397,7 +397,7 @@ def test_pauses_between_dials_grow_and_have_a_limit() -> None:
 class TwoWays(Network):
     """A coordinator that is to be had at a second address, if not at the first."""
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         self.url = "wire://relay?secret"
         return None
 

@@ -142,7 +142,7 @@ async def _there(
             direct = _direct(url, ours, health)
             return JoinTarget(url, ours, token, fingerprint, direct)
         if named is None and fingerprint is None:
-            wire = await _with_face(url, ours)
+            wire = await _by_probe(url, ours)
             return JoinTarget(url, wire, token, fingerprint)
     except Unavailable as error:
         if isinstance(error, CertificateNotTrusted) and fingerprint is None:
@@ -178,22 +178,24 @@ async def _health(url: str, fingerprint: bytes | None) -> object:
         raise Unavailable(f"no answer within {ASK_TIMEOUT:g} s") from error
 
 
-async def _with_face(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
+async def _by_probe(url: str, ours: AnyWireProtocol) -> AnyWireProtocol:
     """Return the wire of a coordinator of another program."""
     web = _web(url)
-    faces = [each for each in discover().values() if each.face is not None]
-    for protocol in faces:
-        assert protocol.face is not None
+    probed = [
+        each for each in discover().values() if each.coordinator_probe is not None
+    ]
+    for protocol in probed:
+        assert protocol.coordinator_probe is not None
         try:
             async with asyncio.timeout(ASK_TIMEOUT):
-                answer = await request_json(web + protocol.face.path)
+                answer = await request_json(web + protocol.coordinator_probe.path)
         except TimeoutError as error:
             raise Unavailable(f"no answer within {ASK_TIMEOUT:g} s") from error
         if _is_ours(answer):
             return ours  # behind a proxy that hides its health report
-        if protocol.face.is_theirs(answer):
+        if protocol.coordinator_probe.is_theirs(answer):
             return protocol
-    names = " or ".join([_by_scheme(url).name, *(each.name for each in faces)])
+    names = " or ".join([_by_scheme(url).name, *(each.name for each in probed)])
     raise ConfigError(
         f"{web} is not a coordinator that Shoal recognises; if it is one, give its "
         f"wire with --wire {names}"
@@ -278,7 +280,7 @@ def _by_scheme(url: str) -> AnyWireProtocol:
     """
     scheme = urlsplit(url).scheme
     for protocol in discover().values():
-        if scheme in protocol.schemes and protocol.face is None:
+        if scheme in protocol.schemes and protocol.coordinator_probe is None:
             return protocol
     raise ConfigError(
         f"{url}: unknown wire; give a URL such as http://HOST:PORT, or --wire"

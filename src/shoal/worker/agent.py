@@ -190,7 +190,7 @@ class Agent:
             if end.code == WRONG_CERTIFICATE:
                 return end.reason
             url = self._dialer.url
-            if (final := self._dialer.why_final(end.code, end.text)) is not None:
+            if (final := self._dialer.final_reason(end.code, end.text)) is not None:
                 return final
             if end.code == CloseCode.MOVED and not end.by_peer:
                 continue

@@ -6,7 +6,7 @@ import pytest
 
 from protocols.dispatch.recorded import CASES
 from shoal.domain.errors import NotAdmitted
-from shoal.protocols.dispatch.dialer import FACE, PAIRING
+from shoal.protocols.dispatch.dialer import PAIRING, PROBE
 
 Answers = list[tuple[str, object]]
 
@@ -22,13 +22,13 @@ def answers(case: str) -> Answers:
 def test_an_original_coordinator_is_known_by_its_health() -> None:
     ((path, health),) = answers("rest-health")
 
-    assert path == FACE.path
-    assert FACE.is_theirs(health)
+    assert path == PROBE.path
+    assert PROBE.is_theirs(health)
 
 
 @pytest.mark.parametrize("answer", [None, [], "ok", {}, {"status": "ok"}])
 def test_anything_else_is_none(answer: object) -> None:
-    assert not FACE.is_theirs(answer)
+    assert not PROBE.is_theirs(answer)
 
 
 def test_every_answer_to_a_claim_is_understood() -> None:

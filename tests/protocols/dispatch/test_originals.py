@@ -441,20 +441,20 @@ def test_a_refusal_is_final() -> None:
     service = Service()
     session = service.dialer.start_session({})
     session.tick(0.0)
-    assert service.dialer.why_final(1006, "") is None
+    assert service.dialer.final_reason(1006, "") is None
 
     text = '{"type":"register_ack","status":"error","error":"no \\u001b entry"}'
     (close,) = session.receive([text], 1.0)
 
     assert isinstance(close, Close)
-    final = service.dialer.why_final(close.code, close.text)
+    final = service.dialer.final_reason(close.code, close.text)
     assert final == "the coordinator refuses this worker: no \\x1b entry"
 
 
 def test_only_a_coordinator_of_ours_says_that_a_worker_was_replaced() -> None:
     dialer = Service().dialer
     dialer.start_session({})
-    assert dialer.why_final(4000, "Replaced") is None
+    assert dialer.final_reason(4000, "Replaced") is None
 
     dialer.start_session({"Shoal-Dispatch": f"1, key={'0' * 64}, challenge=AAAA"})
-    assert "another worker" in (dialer.why_final(4000, "Replaced") or "")
+    assert "another worker" in (dialer.final_reason(4000, "Replaced") or "")

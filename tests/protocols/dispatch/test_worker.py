@@ -192,7 +192,7 @@ def test_a_refused_worker_of_ours_gives_up() -> None:
 
     session.receive([answer], NOW)
 
-    assert "Invalid token" in (pair.dialer.why_final(1000, "") or "")
+    assert "Invalid token" in (pair.dialer.final_reason(1000, "") or "")
 
 
 def test_a_task_is_answered_with_the_json_that_came_of_it() -> None:

@@ -149,7 +149,7 @@ def test_some_closes_are_final(
     dialer = GrandSageNodeDialer("ws://host", MEMBER)
     dialer.start_session(headers)
 
-    reason = dialer.why_final(code, "why")
+    reason = dialer.final_reason(code, "why")
 
     assert (reason is None) == (expected is None)
     assert expected is None or expected in str(reason)

@@ -70,7 +70,7 @@ def test_a_pong_contains_the_transport_port() -> None:
     dialer = FleetDialer("host:50051", replace(MEMBER, token=""))
 
     (ping,) = answered(dialer.start_session({}), b"PONG node-a\n")
-    assert dialer.why_final(1000, "") is None
+    assert dialer.final_reason(1000, "") is None
 
     assert ping == b"PING worker-one\n"
     assert dialer.url == "tcp://host:50052"
@@ -91,7 +91,7 @@ def test_a_signed_pong_contains_the_transport_port() -> None:
     (ping,) = sent(worker.tick(0.0))
     (pong,) = sent(node.receive([ping], 0.0))
     worker.receive([pong], 0.0)
-    dialer.why_final(1000, "")
+    dialer.final_reason(1000, "")
 
     assert dialer.url == "tls-any://host:1234"
 
@@ -104,7 +104,7 @@ def test_a_port_without_a_pong_is_dialled_as_transport_port() -> None:
         session = dialer.start_session({})
         (said,) = sent(session.tick(0.0))
         tried.append((dialer.url, said[:4] == b"PING"))
-        assert dialer.why_final(1006, "connection lost") is None
+        assert dialer.final_reason(1006, "connection lost") is None
 
     url = "tcp://host:50052"
     assert tried == [(url, True), (url, False), (url, True), (url, False)]
@@ -123,7 +123,7 @@ def test_a_worker_with_its_coordinators_id_changes_its_own() -> None:
     member = replace(MEMBER, name="coordinator")
     first = unconnected(PROTOCOL, member, around())
     close = met_by(first)
-    assert (close.code, first.dialer.why_final(close.code, "")) == (
+    assert (close.code, first.dialer.final_reason(close.code, "")) == (
         CloseCode.MOVED,
         None,
     )
@@ -142,11 +142,11 @@ def test_a_worker_with_the_pinged_nodes_id_pings_again_under_another() -> None:
     session.tick(0.0)
     (close,) = session.receive([b"PONG worker-one\n"], 0.0)
     assert isinstance(close, Close)
-    assert (close.code, dialer.why_final(close.code, "")) == (CloseCode.MOVED, None)
+    assert (close.code, dialer.final_reason(close.code, "")) == (CloseCode.MOVED, None)
 
     (ping,) = answered(dialer.start_session({}), b"PONG worker-one\n")
     assert ping == b"PING worker-one-worker\n"
-    assert dialer.why_final(CloseCode.MOVED, "") is None
+    assert dialer.final_reason(CloseCode.MOVED, "") is None
     assert dialer.url == "tcp://host:50052"
 
 
@@ -155,7 +155,7 @@ def test_a_second_id_conflict_at_a_node_is_final() -> None:
 
     for name in (b"worker-one", b"worker-one-worker"):
         answered(dialer.start_session({}), b"PONG " + name + b"\n")
-        final = dialer.why_final(1000, "")
+        final = dialer.final_reason(1000, "")
 
     assert final is not None
     assert "--name" in final
@@ -189,7 +189,7 @@ def test_repeated_rejections_by_upstream_are_final() -> None:
     finals = []
     for _ in range(REJECTIONS_MAX):
         dialer._on_rejected("host")
-        finals.append(dialer.why_final(1006, "closed by peer"))
+        finals.append(dialer.final_reason(1006, "closed by peer"))
 
     assert finals[:-1] == [None] * (REJECTIONS_MAX - 1)
     assert "--token" in (finals[-1] or "")

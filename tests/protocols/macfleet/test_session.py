@@ -115,7 +115,7 @@ def test_a_refused_worker_receives_the_reason(
     pair = refused(member, setting)
 
     assert pair.events == []
-    assert said in (pair.dialer.why_final(1000, "") or "")
+    assert said in (pair.dialer.final_reason(1000, "") or "")
 
 
 def test_two_machines_with_one_name_are_told_apart() -> None:
@@ -130,7 +130,7 @@ def test_two_machines_with_one_name_are_told_apart() -> None:
 
     assert isinstance(first.events[0], PeerJoined)
     assert second.events == []
-    assert "--name" in (second.dialer.why_final(1000, "") or "")
+    assert "--name" in (second.dialer.final_reason(1000, "") or "")
     assert isinstance(again.events[0], PeerJoined)  # the listener refuses the first one
 
 

@@ -121,7 +121,7 @@ def worker_with_node(node_id: str = "node-a") -> UpstreamNode:
     )
     dialer = FleetDialer("tcp://192.0.2.1:50052", member)
     dialer.start_session({})
-    assert dialer.why_final(1000, "") is None  # no node answered the ping
+    assert dialer.final_reason(1000, "") is None  # no node answered the ping
     beside = UpstreamNode(dialer.start_session({}))
     beside.take(beside.session.tick(0.0))
     beside.says(encode_frame(Frame(FrameType.CONTROL, 0, 0, 0, node_id.encode())))

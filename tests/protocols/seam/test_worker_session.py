@@ -166,7 +166,7 @@ def test_the_next_connection_begins_by_cancelling_what_ran_on_the_last() -> None
 
     assert list(again.tick(1.0)) == [CancelJob(run.job_id, run.lease)]
     assert again.deadline == 5.0
-    assert stay.jobs.held == {}
+    assert stay.jobs.running == {}
 
 
 def test_there_is_a_limit_to_the_jobs_at_a_time() -> None:

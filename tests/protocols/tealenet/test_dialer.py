@@ -60,7 +60,7 @@ def test_a_direct_address_is_tried_first_and_then_the_others_in_turn() -> None:
     tried = []
     for _ in range(4):
         tried.append(dialer.url)
-        assert dialer.why_final(1006, "refused") is None
+        assert dialer.final_reason(1006, "refused") is None
 
     assert tried == ["tcp://host:4011", relay, "tcp://host:4011", relay]
 
@@ -70,7 +70,7 @@ def test_a_coordinator_that_starts_again_is_tried_at_the_same_address() -> None:
     dialer = TealeDialer("http://host:4010", member)
 
     for _ in range(3):
-        assert dialer.why_final(CLOSE_RESTARTING, "") is None
+        assert dialer.final_reason(CLOSE_RESTARTING, "") is None
 
     assert dialer.url == "tcp://host:4011"
 
@@ -96,9 +96,9 @@ def test_a_url_that_admitted_the_worker_is_tried_again() -> None:
     dialer = TealeDialer("http://host:4010", member)
 
     assert Admitted() in join(dialer, setting(), Config())
-    assert dialer.why_final(1006, "cut off") is None
+    assert dialer.final_reason(1006, "cut off") is None
     first = dialer.url
-    assert dialer.why_final(1006, "refused") is None
+    assert dialer.final_reason(1006, "refused") is None
 
     assert first == "tcp://host:4011"
     assert dialer.url != first
@@ -122,13 +122,13 @@ def test_a_refusal_is_final_and_names_the_remedy(
 
     assert isinstance(outputs[-1], Close)
     assert Admitted() not in outputs
-    final = dialer.why_final(1000, "")
+    final = dialer.final_reason(1000, "")
     assert final is not None
     assert said in final
 
 
 def test_a_node_that_was_replaced_stays_away() -> None:
-    final = TealeDialer("http://host:4010", MEMBER).why_final(
+    final = TealeDialer("http://host:4010", MEMBER).final_reason(
         1012, "Replaced by newer session"
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from shoal.protocols.dispatch.admission import Config, admit_connection, answer_headers
 from shoal.protocols.dispatch.codec.messages import MESSAGE_MAX
 from shoal.protocols.dispatch.coordinator import ProviderSession
-from shoal.protocols.dispatch.dialer import FACE, PAIRING, ProviderDialer
+from shoal.protocols.dispatch.dialer import PAIRING, PROBE, ProviderDialer
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import (
     AcceptedConnection,
@@ -25,17 +25,17 @@ __all__ = ["PROTOCOL", "Config"]
 LAST_RANK = 100
 
 
-def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
+def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the wire's only endpoint."""
 
-    def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
-        visitor = admit_connection(hello, config, setting)
-        session = ProviderSession(visitor, config, setting)
-        headers = answer_headers(hello, visitor, setting)
-        grant = visitor.admitted
+    def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
+        connection = admit_connection(request, config, context)
+        session = ProviderSession(connection, config, context)
+        headers = answer_headers(request, connection, context)
+        grant = connection.admitted
         return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
 
-    return [WebSocketRoute(LAST_RANK, lambda hello: True, accept, MESSAGE_MAX)]
+    return [WebSocketRoute(LAST_RANK, lambda request: True, accept, MESSAGE_MAX)]
 
 
 PROTOCOL = WireProtocol(
@@ -47,7 +47,7 @@ PROTOCOL = WireProtocol(
     dial=ProviderDialer,
     models_max=1,
     signs=True,
-    face=FACE,
+    coordinator_probe=PROBE,
     pairing=PAIRING,
     anonymous_http=lambda config: config.open,
 )

@@ -119,34 +119,36 @@ class RegisteredProvider:
 
 
 def admit_connection(
-    hello: UpgradeRequest, config: Config, setting: ProtocolContext
+    request: UpgradeRequest, config: Config, context: ProtocolContext
 ) -> ProviderConnection:
     """Decide whether the peer may register on this connection."""
-    announced = read_header(hello.headers.get(HEADER.lower(), ""))
-    challenge = setting.random_bytes(CHALLENGE_SIZE)
-    worker_id = _uuid(setting.random_bytes(ID_SIZE))
+    announced = read_header(request.headers.get(HEADER.lower(), ""))
+    challenge = context.random_bytes(CHALLENGE_SIZE)
+    worker_id = _uuid(context.random_bytes(ID_SIZE))
     model = well_formed(announced.model) or config.model
-    visitor = ProviderConnection(announced, model, challenge, worker_id)
+    connection = ProviderConnection(announced, model, challenge, worker_id)
     try:
-        admitted = _admit(hello, visitor, config, setting)
+        admitted = _admit(request, connection, config, context)
     except NotAdmitted as error:
-        return replace(visitor, refusal=str(error))
-    return replace(visitor, admitted=admitted)
+        return replace(connection, refusal=str(error))
+    return replace(connection, admitted=admitted)
 
 
 def answer_headers(
-    hello: UpgradeRequest, visitor: ProviderConnection, setting: ProtocolContext
+    request: UpgradeRequest, connection: ProviderConnection, context: ProtocolContext
 ) -> Mapping[str, str]:
     """Return the headers of the upgrade response."""
     headers = {}
-    offered = hello.headers.get("sec-websocket-protocol", "").partition(",")[0].strip()
+    offered = (
+        request.headers.get("sec-websocket-protocol", "").partition(",")[0].strip()
+    )
     if _SUBPROTOCOL.fullmatch(offered):
         headers["Sec-WebSocket-Protocol"] = offered  # as the original does
-    if visitor.announced.known:
+    if connection.announced.known:
         headers[HEADER] = write_header(
             {
-                "key": setting.identity.public_key.hex(),
-                "challenge": base64.b64encode(visitor.challenge).decode(),
+                "key": context.identity.public_key.hex(),
+                "challenge": base64.b64encode(connection.challenge).decode(),
             }
         )
     return headers
@@ -154,31 +156,31 @@ def answer_headers(
 
 def register_provider(
     message: RegisterProvider,
-    visitor: ProviderConnection,
+    connection: ProviderConnection,
     config: Config,
-    setting: ProtocolContext,
+    context: ProtocolContext,
 ) -> RegisteredProvider:
     """Build the registration of a worker.  Raises PeerError if it is invalid."""
     shoal = message.shoal
-    said = None
-    if visitor.announced.known and not isinstance(shoal, UnsetType):
-        said = read_presentation(bytes(shoal))
-        _check_proof(message, said, visitor, setting)
-    elif visitor.announced.key:
+    presentation = None
+    if connection.announced.known and not isinstance(shoal, UnsetType):
+        presentation = read_presentation(bytes(shoal))
+        _check_proof(message, presentation, connection, context)
+    elif connection.announced.key:
         # It was admitted under that key.
         raise PeerError(f"register: shoal.proof: missing, for {HEADER} names a key")
     kinds = frozenset(CAPABILITIES[name] for name in message.capabilities)
-    if said is not None and said.version:
-        kinds = known_kinds(said.kinds) or kinds
+    if presentation is not None and presentation.version:
+        kinds = known_kinds(presentation.kinds) or kinds
     if not kinds:
         raise PeerError("register: capabilities: expected LLM_INFER or TASK, got none")
     key = message.provider_pubkey.lower()
-    proven = said is not None
+    proven = presentation is not None
     return RegisteredProvider(
         # A worker that only names a key must not replace one that has proved it.
         key if proven else f"{key}/unproven",
-        _offer(message, said, kinds, visitor, config),
-        said is not None and said.version > 0,
+        _offer(message, presentation, kinds, connection, config),
+        presentation is not None and presentation.version > 0,
     )
 
 
@@ -186,50 +188,50 @@ def register_provider(
 
 
 def _admit(
-    hello: UpgradeRequest,
-    visitor: ProviderConnection,
+    request: UpgradeRequest,
+    connection: ProviderConnection,
     config: Config,
-    setting: ProtocolContext,
+    context: ProtocolContext,
 ) -> AdmissionGrant:
-    bearer = _BEARER.fullmatch(hello.headers.get("authorization", "").strip())
-    token = well_formed(unquote(bearer[1])) if bearer else ""
-    if len(visitor.model) > NAME_MAX:
+    header = _BEARER.fullmatch(request.headers.get("authorization", "").strip())
+    token = well_formed(unquote(header[1])) if header else ""
+    if len(connection.model) > NAME_MAX:
         raise NotAdmitted(f"the model's name is longer than {NAME_MAX} characters")
     if not token and config.open:
         return AdmissionGrant()
-    models = frozenset({visitor.model})
-    key = visitor.announced.key.hex()
+    models = frozenset({connection.model})
+    key = connection.announced.key.hex()
     if token and not key:
         # Otherwise all unnamed workers could share a token that is for one worker.
         raise NotAdmitted(NAME_REQUIRED)
     try:
-        return setting.admission(JoinRequest(token, key, models, hello.address))
+        return context.admission(JoinRequest(token, key, models, request.address))
     except NotAdmitted as error:
-        why = f"{error}: check the token" if token else TOKEN_REQUIRED
-        raise NotAdmitted(why) from error
+        reason = f"{error}: check the token" if token else TOKEN_REQUIRED
+        raise NotAdmitted(reason) from error
 
 
-def _uuid(drawn: bytes) -> str:
+def _uuid(random_bytes: bytes) -> str:
     """Format random bytes as a version 4 UUID (RFC 9562, section 5.4)."""
-    marked = bytearray(drawn)
-    marked[6] = marked[6] & 0x0F | 0x40
-    marked[8] = marked[8] & 0x3F | 0x80
-    text = marked.hex()
+    octets = bytearray(random_bytes)
+    octets[6] = octets[6] & 0x0F | 0x40
+    octets[8] = octets[8] & 0x3F | 0x80
+    text = octets.hex()
     parts = (text[:8], text[8:12], text[12:16], text[16:20], text[20:])
     return "-".join(parts)
 
 
 def _check_proof(
     message: RegisterProvider,
-    said: WorkerPresentation,
-    visitor: ProviderConnection,
-    setting: ProtocolContext,
+    presentation: WorkerPresentation,
+    connection: ProviderConnection,
+    context: ProtocolContext,
 ) -> None:
     key = bytes.fromhex(message.provider_pubkey)
-    if visitor.announced.key not in (b"", key):
+    if connection.announced.key not in (b"", key):
         raise PeerError(f"register: provider_pubkey: the header {HEADER} names another")
-    proof = proof_message(visitor.challenge, setting.identity.public_key, key)
-    if not setting.verify(key, signature_of(said.proof), proof):
+    proof = proof_message(connection.challenge, context.identity.public_key, key)
+    if not context.verify(key, signature_of(presentation.proof), proof):
         raise PeerError(
             "register: shoal.proof: not a signature of this connection's challenge by "
             "provider_pubkey"
@@ -238,26 +240,30 @@ def _check_proof(
 
 def _offer(
     message: RegisterProvider,
-    said: WorkerPresentation | None,
+    presentation: WorkerPresentation | None,
     kinds: frozenset[JobKind],
-    visitor: ProviderConnection,
+    connection: ProviderConnection,
     config: Config,
 ) -> Offer:
-    models = frozenset({visitor.model}) if kinds != {JobKind.TASK} else frozenset()
-    more = said if said is not None and said.version else WorkerPresentation("")
-    doubt = TRUSTED_UNPROVEN if config.trust_unproven else UNPROVEN
+    models = frozenset({connection.model}) if kinds != {JobKind.TASK} else frozenset()
+    presented = (
+        presentation
+        if presentation is not None and presentation.version
+        else WorkerPresentation("")
+    )
+    remark = TRUSTED_UNPROVEN if config.trust_unproven else UNPROVEN
     return Offer(
         kinds=kinds,
         models=models,
-        slots=min(more.slots, SLOTS_MAX),
-        features=known_features(more.features),
-        context=min(more.context, CONTEXT_MAX),
-        only_for=frozenset(more.only_for),
-        remark="" if said is not None else doubt,
-        tasks=frozenset(more.tasks),
+        slots=min(presented.slots, SLOTS_MAX),
+        features=known_features(presented.features),
+        context=min(presented.context, CONTEXT_MAX),
+        only_for=frozenset(presented.only_for),
+        remark="" if presentation is not None else remark,
+        tasks=frozenset(presented.tasks),
         streams=False,
         device=DEVICES[message.provider_type],
         public_key=message.provider_pubkey.lower(),
-        proven=said is not None or config.trust_unproven,
+        proven=presentation is not None or config.trust_unproven,
         price=message.pricing_hint or "",
     )

@@ -78,33 +78,33 @@ class ProviderSession:
     """
 
     def __init__(
-        self, visitor: ProviderConnection, config: Config, setting: ProtocolContext
+        self, connection: ProviderConnection, config: Config, context: ProtocolContext
     ) -> None:
         self.accepts: frozenset[type] = frozenset({RunJob, Dismiss})
-        self._visitor = visitor
+        self._connection = connection
         self._config = config
-        self._setting = setting
-        self._heard: float | None = None
+        self._context = context
+        self._last_received: float | None = None
         self._closed = False
         self._registered: RegisterProvider | None = None
         self._provider: RegisteredProvider | None = None
-        self._held = OutstandingJobs()
+        self._jobs = OutstandingJobs()
         self._draining = False
         self._reported: float | None = None
         self._invalid = 0  # consecutive invalid messages
 
     @property
     def deadline(self) -> float | None:
-        if self._closed or self._heard is None:
+        if self._closed or self._last_received is None:
             return None
-        return self._heard + self._config.silence
+        return self._last_received + self._config.silence
 
     def tick(self, now: float) -> Sequence[Event | Output]:
         if self._closed:
             return ()
-        if self._heard is None:
-            self._heard = now
-        if now < self._heard + self._config.silence:
+        if self._last_received is None:
+            self._last_received = now
+        if now < self._last_received + self._config.silence:
             return ()
         limit = f"{self._config.silence:g} s"
         if self._provider is None:
@@ -122,14 +122,14 @@ class ProviderSession:
                     raise Unsupported(
                         "a worker without the extension cannot cancel jobs"
                     )
-                if not self._held.remove(job_id, lease):
+                if not self._jobs.remove(job_id, lease):
                     return ()
                 return (_send(JobCancel(job_id, lease)),)
             case Dismiss(reason):
-                farewell = _send(
+                replaced = _send(
                     ErrorMessage(DispatchErrorCode.REPLACED, well_formed(reason))
                 )
-                return (farewell, self._close(reason, REPLACED, "Replaced"))
+                return (replaced, self._close(reason, REPLACED, "Replaced"))
             case CallMessage() | ModelMessage():
                 raise Unsupported("this wire carries neither calls nor models")
 
@@ -154,7 +154,7 @@ class ProviderSession:
             raise Unsupported(
                 "a worker without the extension runs only new chats and tasks"
             )
-        self._held.add(job)
+        self._jobs.add(job)
         return Send(encode_job(job, extended=extended))
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Event | Output]:
@@ -170,7 +170,7 @@ class ProviderSession:
             )
         message = decode(data)
         if provider is not None:
-            self._heard = now
+            self._last_received = now
         if isinstance(message, InvalidMessage):
             if message.about == "register":
                 return self._decline(message.text)
@@ -189,12 +189,12 @@ class ProviderSession:
                 return self._on_heartbeat(message, provider, now)
             case JobComplete():
                 extended = provider.extended
-                return self._report(completed(self._held, message, extended=extended))
+                return self._report(completed(self._jobs, message, extended=extended))
             case JobReject():
                 extended = provider.extended
-                return self._report(rejected(self._held, message, extended=extended))
+                return self._report(rejected(self._jobs, message, extended=extended))
             case ReceiptSubmit():
-                return self._report(submitted(self._held, message))
+                return self._report(submitted(self._jobs, message))
             case Drain(reason):
                 if not provider.extended:
                     return (self._reply_invalid(unknown_type("drain")),)
@@ -203,23 +203,25 @@ class ProviderSession:
     def _on_register(
         self, message: RegisterProvider, now: float
     ) -> Sequence[Event | Output]:
-        visitor = self._visitor
-        accepted = _send(RegisterProviderAck("ok", visitor.worker_id))
+        connection = self._connection
+        accepted = _send(RegisterProviderAck("ok", connection.worker_id))
         if self._registered is not None:
             if message == self._registered:
                 return (accepted,)
             return self._decline("this connection has registered, as something else")
-        if visitor.refusal:
-            declined = self._decline(visitor.refusal)
+        if connection.refusal:
+            declined = self._decline(connection.refusal)
             return (
                 *declined,
-                self._close(f"refused: {visitor.refusal}", CLOSE_REFUSED),
+                self._close(f"refused: {connection.refusal}", CLOSE_REFUSED),
             )
         try:
-            provider = register_provider(message, visitor, self._config, self._setting)
+            provider = register_provider(
+                message, connection, self._config, self._context
+            )
         except PeerError as error:
             return self._decline(str(error))
-        self._registered, self._provider, self._heard = message, provider, now
+        self._registered, self._provider, self._last_received = message, provider, now
         if provider.extended:
             self.accepts |= {CancelJob}
         joined = Joined(provider.identity, provider.offer)
@@ -236,16 +238,16 @@ class ProviderSession:
                     InvalidMessage(DispatchErrorCode.INVALID_MESSAGE, text)
                 ),
             )
-        acknowledged = _send(ProviderHeartbeatAck())
+        ack = _send(ProviderHeartbeatAck())
         metrics = message.metrics
         if metrics is None or (
             self._reported is not None and now < self._reported + REPORT_INTERVAL
         ):
-            return (acknowledged,)
+            return (ack,)
         self._reported = now
         jobs = None if metrics.active_jobs is None else int(metrics.active_jobs)
         return (
-            acknowledged,
+            ack,
             HealthReported(MachineHealth(metrics.cpu_pct, metrics.mem_pct, jobs)),
         )
 
@@ -255,20 +257,20 @@ class ProviderSession:
         self._draining = True
         return (Draining(well_formed(reason[:REASON_MAX])),)
 
-    def _report(self, said: Report) -> Sequence[Event | Output]:
+    def _report(self, report: Report) -> Sequence[Event | Output]:
         """Turn invalid messages into error replies, and count them."""
         return [
             self._reply_invalid(each) if isinstance(each, InvalidMessage) else each
-            for each in said
+            for each in report
         ]
 
-    def _decline(self, why: str) -> Sequence[Output]:
+    def _decline(self, reason: str) -> Sequence[Output]:
         self._invalid += 1
-        return (_send(RegisterProviderAck("error", error=why)),)
+        return (_send(RegisterProviderAck("error", error=reason)),)
 
-    def _reply_invalid(self, complaint: InvalidMessage) -> Send:
+    def _reply_invalid(self, invalid: InvalidMessage) -> Send:
         self._invalid += 1
-        return _error_message(complaint.code, complaint.text)
+        return _error_message(invalid.code, invalid.text)
 
     def _close(self, reason: str, code: int, text: str = "") -> Close:
         self._closed = True

@@ -26,29 +26,31 @@ class ProviderDialer:
 
     message_max = MESSAGE_MAX
 
-    def __init__(self, url: str, member: WorkerProfile) -> None:
+    def __init__(self, url: str, profile: WorkerProfile) -> None:
         self.url = _address(url)
-        assert member.identity is not None, "answers are signed on this wire"
-        key = member.identity.public_key.hex()
-        said = {"key": key, "model": member.model.name}
-        headers = {HEADER: write_header(said)}
-        if member.token:
-            token = quote(member.token, safe="", errors="replace")
+        assert profile.identity is not None, "answers are signed on this wire"
+        key = profile.identity.public_key.hex()
+        fields = {"key": key, "model": profile.model.name}
+        headers = {HEADER: write_header(fields)}
+        if profile.token:
+            token = quote(profile.token, safe="", errors="replace")
             headers["Authorization"] = f"Bearer {token}"
         self.headers: Mapping[str, str] = headers
-        self._member = member
-        self._desk = WorkerJobs()
+        self._profile = profile
+        self._jobs = WorkerJobs()
         self._extended = False
 
     def start_session(self, headers: Mapping[str, str]) -> "DispatchWorkerSession":
         announced = {name.lower(): value for name, value in headers.items()}
-        ours = read_header(announced.get(HEADER.lower(), ""))
-        self._extended = ours.known
-        return DispatchWorkerSession(WorkerEncoder(self._member, ours), self._desk)
+        coordinator = read_header(announced.get(HEADER.lower(), ""))
+        self._extended = coordinator.known
+        return DispatchWorkerSession(
+            WorkerEncoder(self._profile, coordinator), self._jobs
+        )
 
-    def why_final(self, code: int, text: str) -> str | None:
-        if self._desk.refusal:
-            return f"the coordinator refuses this worker: {self._desk.refusal}"
+    def final_reason(self, code: int, text: str) -> str | None:
+        if self._jobs.refusal:
+            return f"the coordinator refuses this worker: {self._jobs.refusal}"
         if code == REPLACED and self._extended:
             return "another worker joined with the same key: choose another --name"
         return None
@@ -109,5 +111,5 @@ def paired_user(answer: object) -> str:
             raise NotAdmitted("the coordinator knows nothing of pairing codes")
 
 
-FACE = CoordinatorProbe("/v1/health", is_health)
+PROBE = CoordinatorProbe("/v1/health", is_health)
 PAIRING = Pairing("/v1/trust/claim", claim_body, paired_user)

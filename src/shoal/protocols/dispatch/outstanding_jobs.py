@@ -32,7 +32,7 @@ from shoal.protocols.dispatch.codec.messages import (
 from shoal.protocols.dispatch.codec.receipts import UNREADABLE, read_submitted
 from shoal.protocols.seam.session import Send
 
-_OUR_IDS = re.compile(r"[!-~]+")  # recorded ids are logged as well
+_ISSUED_ID = re.compile(r"[!-~]+")  # recorded ids are logged as well
 
 STRAYS_MAX = 64  # reports on other jobs that are passed on: each is stored
 UNSIGNED_MAX = 256  # ended jobs whose receipt may still arrive separately
@@ -42,16 +42,19 @@ class OutstandingJobs:
     """The jobs assigned on one connection."""
 
     def __init__(self) -> None:
-        self._given: dict[tuple[JobId, LeaseNumber], AssignedJob] = {}
+        self._assigned: dict[tuple[JobId, LeaseNumber], AssignedJob] = {}
         self._unsigned: dict[JobId, None] = {}  # ended without a receipt, oldest first
-        self._strays = STRAYS_MAX
+        self._stray_reports_left = STRAYS_MAX
 
     def add(self, job: RunJob) -> None:
         """Record that a job is assigned to the worker."""
-        formed = bool(job.terms.form)
-        continues = well_formed(job.continues)
-        given = AssignedJob(job.job_id, job.lease, job.work.kind, formed, continues)
-        self._given[job.job_id, job.lease] = given
+        self._assigned[job.job_id, job.lease] = AssignedJob(
+            job.job_id,
+            job.lease,
+            job.work.kind,
+            accepts_any_output=bool(job.terms.form),
+            continues=well_formed(job.continues),
+        )
 
     def find(self, job_id: str, lease: int = 0) -> AssignedJob | None:
         """Return an assigned job by its lease; 0 stands for its oldest lease.
@@ -59,22 +62,22 @@ class OutstandingJobs:
         Without a lease the search is linear, but workers that name no lease have one
         job at a time.
         """
-        wanted = JobId(job_id)
+        id_ = JobId(job_id)
         if lease:
-            return self._given.get((wanted, LeaseNumber(lease)))
-        same = (each for each in self._given.values() if each.job_id == wanted)
-        return next(same, None)
+            return self._assigned.get((id_, LeaseNumber(lease)))
+        attempts = (each for each in self._assigned.values() if each.job_id == id_)
+        return next(attempts, None)
 
     def remove(self, job_id: JobId, lease: LeaseNumber) -> bool:
         """Remove a job; return whether the worker had it."""
-        return self._given.pop((job_id, lease), None) is not None
+        return self._assigned.pop((job_id, lease), None) is not None
 
-    def end(self, given: AssignedJob, *, signed: bool) -> None:
+    def end(self, job: AssignedJob, *, signed: bool) -> None:
         """Record the end of a job; it allows one more report on other jobs."""
-        del self._given[given.job_id, given.lease]
-        self._strays = min(self._strays + 1, STRAYS_MAX)
+        del self._assigned[job.job_id, job.lease]
+        self._stray_reports_left = min(self._stray_reports_left + 1, STRAYS_MAX)
         if not signed:
-            self._unsigned[given.job_id] = None
+            self._unsigned[job.job_id] = None
             if len(self._unsigned) > UNSIGNED_MAX:
                 del self._unsigned[next(iter(self._unsigned))]
 
@@ -90,9 +93,9 @@ class OutstandingJobs:
 
         Such reports are rate-limited, and the id must be one that Shoal can issue.
         """
-        if not self._strays or not _OUR_IDS.fullmatch(job_id):
+        if not self._stray_reports_left or not _ISSUED_ID.fullmatch(job_id):
             return False
-        self._strays -= 1
+        self._stray_reports_left -= 1
         return True
 
 
@@ -103,49 +106,49 @@ an answer with a wrong hash is still an answer."""
 NO_LEASE = LeaseNumber(0)  # no job has it, so the result counts as late
 
 
-def completed(held: OutstandingJobs, message: JobComplete, *, extended: bool) -> Report:
+def completed(jobs: OutstandingJobs, message: JobComplete, *, extended: bool) -> Report:
     """Process an answer; if it is invalid, another worker gets the job."""
-    given = held.find(message.job_id, _attempt(message.shoal, extended=extended).lease)
-    if given is None:
-        strange = _unknown_job(message.job_id)
-        if not held.may_report_stray(message.job_id):
-            return (strange,)
-        return (Completed(JobId(message.job_id), NO_LEASE), strange)
+    job = jobs.find(message.job_id, _attempt(message.shoal, extended=extended).lease)
+    if job is None:
+        unknown = _unknown_job(message.job_id)
+        if not jobs.may_report_stray(message.job_id):
+            return (unknown,)
+        return (Completed(JobId(message.job_id), NO_LEASE), unknown)
     try:
-        event, odd = read_answer(given, message, extended=extended)
+        event, warning = read_answer(job, message, extended=extended)
     except PeerError as error:
-        held.end(given, signed=True)
+        jobs.end(job, signed=True)
         return (
-            Rejected(given.job_id, given.lease, str(error)),
+            Rejected(job.job_id, job.lease, str(error)),
             _error_message(str(error)),
         )
     receipt = event.receipt if isinstance(event, Completed) else None
-    held.end(given, signed=receipt is not None)
-    said: list[Event | Send] = [event]
+    jobs.end(job, signed=receipt is not None)
+    report: list[Event | Send] = [event]
     if receipt is UNREADABLE:
-        said.append(
+        report.append(
             _error_message("job_complete: receipt: it or its signature cannot be read")
         )
-    if odd:
-        said.append(_error_message(odd))
-    return said
+    if warning:
+        report.append(_error_message(warning))
+    return report
 
 
-def rejected(held: OutstandingJobs, message: JobReject, *, extended: bool) -> Report:
+def rejected(jobs: OutstandingJobs, message: JobReject, *, extended: bool) -> Report:
     """Process the rejection or failure of a job."""
     attempt = _attempt(message.shoal, extended=extended)
-    given = held.find(message.job_id, attempt.lease)
-    if given is None:
+    job = jobs.find(message.job_id, attempt.lease)
+    if job is None:
         return (_unknown_job(message.job_id),)
-    held.end(given, signed=True)
+    jobs.end(job, signed=True)
     reason = well_formed(message.reason[:REASON_MAX])
     if not attempt.failed:
-        return (Rejected(given.job_id, given.lease, reason),)
-    fault = next((f for f in Fault if f.value == attempt.fault), Fault.WORKER)
-    return (Failed(given.job_id, given.lease, reason, fault),)
+        return (Rejected(job.job_id, job.lease, reason),)
+    fault = next((each for each in Fault if each.value == attempt.fault), Fault.WORKER)
+    return (Failed(job.job_id, job.lease, reason, fault),)
 
 
-def submitted(held: OutstandingJobs, message: ReceiptSubmit) -> Report:
+def submitted(jobs: OutstandingJobs, message: ReceiptSubmit) -> Report:
     """Process a receipt that arrives separately, before or after its answer."""
     try:
         job_id, receipt = read_submitted(message)
@@ -155,11 +158,11 @@ def submitted(held: OutstandingJobs, message: ReceiptSubmit) -> Report:
                 DispatchErrorCode.INVALID_MESSAGE, f"receipt_submit: {error}"
             ),
         )
-    given = held.find(job_id)
-    if given is not None:
-        given.receipt = receipt  # passed on with the answer
+    job = jobs.find(job_id)
+    if job is not None:
+        job.receipt = receipt  # passed on with the answer
         return ()
-    if held.awaits_receipt(job_id) or held.may_report_stray(job_id):
+    if jobs.awaits_receipt(job_id) or jobs.may_report_stray(job_id):
         return (ReceiptSent(job_id, receipt),)
     return (_unknown_job(job_id),)
 

@@ -53,21 +53,21 @@ REGISTER_TIMEOUT = 10.0  # seconds until register_ack, as for original workers
 class DispatchWorkerSession:
     """Receives jobs from a coordinator and sends complete, signed answers.
 
-    ``desk`` outlives the connection.  After a reconnect, an original coordinator still
+    ``jobs`` outlives the connection.  After a reconnect, an original coordinator still
     expects the answers.  Shoal's coordinator has requeued the jobs, so the session
     first sends the answers that are finished, then cancels the jobs that still run.
     """
 
-    def __init__(self, voice: WorkerEncoder, desk: WorkerJobs) -> None:
-        extended = voice.extended
+    def __init__(self, encoder: WorkerEncoder, jobs: WorkerJobs) -> None:
+        extended = encoder.extended
         # At an original coordinator, a rejected job hangs forever.
         self.accepts: frozenset[type] = frozenset(
             {AnswerChunk, Completed, Failed, Draining, HealthReported}
             | ({Rejected} if extended else set())
         )
         self._extended = extended
-        self._voice = voice
-        self._desk = desk
+        self._encoder = encoder
+        self._jobs = jobs
         self._due: float | None = None
         self._registered = False
         self._closed = False
@@ -82,7 +82,7 @@ class DispatchWorkerSession:
             return ()
         if self._due is None:
             self._due = now + REGISTER_TIMEOUT
-            return (Send(self._voice.registration()),)
+            return (Send(self._encoder.registration()),)
         if not self._registered:
             self._closed = True
             return (Close(f"no register_ack within {REGISTER_TIMEOUT:g} s"),)
@@ -111,58 +111,60 @@ class DispatchWorkerSession:
                 self._draining = reason
                 return self._send_draining()
             case HealthReported(health):
-                self._desk.health = health
+                self._jobs.health = health
                 return (self._heartbeat(now),) if self._registered else ()
             case AnswerChunk(job_id, _, pieces):
                 return self._collect(job_id, pieces, now)
             case Completed() | Rejected() | Failed():
-                running = self._desk.running.pop(message.job_id, None)
+                running = self._jobs.running.pop(message.job_id, None)
                 if running is None:
                     return ()  # cancelled in the meantime
-                return self._send_or_keep(self._voice.completion(running, message, now))
+                return self._send_or_keep(
+                    self._encoder.completion(running, message, now)
+                )
 
     def _receive_message(self, data: Data, now: float) -> Sequence[Command | Output]:
-        told, text = decode_coordinator_message(data)
-        match told.type:
+        message, text = decode_coordinator_message(data)
+        match message.type:
             case "register_ack":
-                return self._on_registered(told, now)
+                return self._on_registered(message, now)
             case "job_assign":
                 return self._on_assignment(text, now)
             case "job_cancel" if self._extended:
-                return self._on_cancel(told)
+                return self._on_cancel(message)
             case "error":
-                return (Notice(f"the coordinator says: {_quoted(told.message)}"),)
+                return (Notice(f"the coordinator says: {_quoted(message.message)}"),)
             case _:
                 return ()  # the document allows for other types
 
     def _on_registered(
-        self, told: CoordinatorMessage, now: float
+        self, message: CoordinatorMessage, now: float
     ) -> Sequence[Command | Output]:
         if self._registered:
             return ()
-        if told.status != "ok":
-            self._desk.refusal = _quoted(told.error)
+        if message.status != "ok":
+            self._jobs.refusal = _quoted(message.error)
             self._closed = True
-            return (Close(f"refused: {self._desk.refusal}"),)
+            return (Close(f"refused: {self._jobs.refusal}"),)
         self._registered = True
         self._due = now + HEARTBEAT_INTERVAL
         outputs: list[Command | Output] = []
-        outputs += [Send(text) for text in self._desk.drain_unsent()]
+        outputs += [Send(text) for text in self._jobs.drain_unsent()]
         if self._extended:
-            running, self._desk.running = self._desk.running, {}
+            running, self._jobs.running = self._jobs.running, {}
             outputs += [CancelJob(id_, each.lease) for id_, each in running.items()]
         return [*outputs, *self._send_draining()]
 
     def _on_assignment(self, text: str, now: float) -> Sequence[Command | Output]:
         message = decode_assignment(text)
-        desk, model = self._desk, self._voice.member.model.name
+        jobs, model = self._jobs, self._encoder.profile.model.name
         try:
-            if len(desk.running) >= JOBS_MAX:
+            if len(jobs.running) >= JOBS_MAX:
                 raise PeerError(f"more than {JOBS_MAX} jobs at a time")
             work, lease, continues = decode_job(message, model, extended=self._extended)
         except PeerError as error:
             return self._refuse(message, str(error), now)
-        job_id = desk.add(message.job_id, lease, work.kind, continues)
+        job_id = jobs.add(message.job_id, lease, work.kind, continues)
         if job_id is None:
             return (
                 Notice(
@@ -171,25 +173,28 @@ class DispatchWorkerSession:
             )
         return (RunJob(job_id, LeaseNumber(lease or 1), work, continues),)
 
-    def _on_cancel(self, told: CoordinatorMessage) -> Sequence[Command]:
-        job_id = JobId(f"{told.job_id}#{told.lease}")
-        running = self._desk.running.pop(job_id, None)
+    def _on_cancel(self, message: CoordinatorMessage) -> Sequence[Command]:
+        job_id = JobId(f"{message.job_id}#{message.lease}")
+        running = self._jobs.running.pop(job_id, None)
         return () if running is None else (CancelJob(job_id, running.lease),)
 
     def _refuse(
-        self, message: JobAssignment, why: str, now: float
+        self, message: JobAssignment, reason: str, now: float
     ) -> Sequence[Command | Output]:
-        notice = Notice(f"job {message.job_id!a} is not run: {why}")
+        notice = Notice(f"job {message.job_id!a} is not run: {reason}")
         lease = LeaseNumber(0)
         if not isinstance(message.shoal, UnsetType):
             lease = LeaseNumber(read_attempt(bytes(message.shoal)).lease)
         running = RunningJob(message.job_id, lease, JobKind.CHAT)
-        return (notice, *self._send_or_keep(self._voice.rejection(running, why, now)))
+        return (
+            notice,
+            *self._send_or_keep(self._encoder.rejection(running, reason, now)),
+        )
 
     def _collect(
         self, job_id: JobId, pieces: Sequence[AnswerPiece], now: float
     ) -> Sequence[Output]:
-        running = self._desk.running.get(job_id)
+        running = self._jobs.running.get(job_id)
         if running is None:
             return ()  # cancelled in the meantime
         for piece in pieces:
@@ -197,26 +202,28 @@ class DispatchWorkerSession:
             running.size += 1 + (len(piece) if isinstance(piece, str) else piece.size)
         if running.size <= ANSWER_MAX:
             return ()
-        del self._desk.running[job_id]  # ignores the rest of the answer
-        why = f"the answer exceeds the limit of {ANSWER_MAX} characters"
-        return self._send_or_keep(self._voice.failure(running, why, Fault.WORKER, now))
+        del self._jobs.running[job_id]  # ignores the rest of the answer
+        reason = f"the answer exceeds the limit of {ANSWER_MAX} characters"
+        return self._send_or_keep(
+            self._encoder.failure(running, reason, Fault.WORKER, now)
+        )
 
     def _heartbeat(self, now: float) -> Send:
         self._due = now + HEARTBEAT_INTERVAL
-        return Send(self._voice.heartbeat(self._desk.health))
+        return Send(self._encoder.heartbeat(self._jobs.health))
 
     def _send_or_keep(self, text: str) -> Sequence[Output]:
         if self._registered:
             return (Send(text),)
-        self._desk.keep_unsent(text)
+        self._jobs.keep_unsent(text)
         return ()
 
     def _send_draining(self) -> Sequence[Output]:
         if self._draining is None or not (self._registered and self._extended):
             return ()  # an original coordinator notices the disconnect
-        return (Send(self._voice.draining(self._draining)),)
+        return (Send(self._encoder.draining(self._draining)),)
 
 
-def _quoted(said: object) -> str:
+def _quoted(text: object) -> str:
     """Return a peer's text, escaped for a terminal."""
-    return ascii(said)[1:-1][:REASON_MAX] if isinstance(said, str) else "no reason"
+    return ascii(text)[1:-1][:REASON_MAX] if isinstance(text, str) else "no reason"

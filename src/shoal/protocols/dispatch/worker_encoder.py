@@ -44,16 +44,16 @@ TYPES: Mapping[DeviceKind, ProviderType] = {
 
 @dataclass(frozen=True, slots=True)
 class WorkerEncoder:
-    """Encodes the messages of ``member`` for the coordinator that ``announced``."""
+    """Encodes the messages of ``profile`` for the coordinator that ``announced``."""
 
-    member: WorkerProfile
+    profile: WorkerProfile
     announced: CoordinatorAnnouncement
 
     @property
     def identity(self) -> Identity:
         """The key that signs the worker's answers."""
-        assert self.member.identity is not None, "answers are signed on this wire"
-        return self.member.identity
+        assert self.profile.identity is not None, "answers are signed on this wire"
+        return self.profile.identity
 
     @property
     def extended(self) -> bool:
@@ -61,18 +61,18 @@ class WorkerEncoder:
 
     def registration(self) -> str:
         """Return ``register``; Shoal's coordinators also get a proof of the key."""
-        member = self.member
-        kinds = kinds_of(member)
+        profile = self.profile
+        kinds = kinds_of(profile)
         shoal: Raw | UnsetType = UNSET
         if self.extended:
             challenge, coordinator = self.announced.challenge, self.announced.key
-            own = self.identity.public_key
-            proof = self.identity.sign(proof_message(challenge, coordinator, own))
-            shoal = Raw(to_json(present(member, proof)))
+            key = self.identity.public_key
+            proof = self.identity.sign(proof_message(challenge, coordinator, key))
+            shoal = Raw(to_json(present(profile, proof)))
         return to_json(
             RegisterProvider(
                 self.identity.public_key.hex(),
-                TYPES[member.device],
+                TYPES[profile.device],
                 [name for name, kind in CAPABILITIES.items() if kind in kinds],
                 shoal=shoal,
             )
@@ -109,25 +109,27 @@ class WorkerEncoder:
             case Failed(_, _, error, fault):
                 return self.failure(running, error, fault, now)
 
-    def rejection(self, running: RunningJob, why: str, now: float) -> str:
+    def rejection(self, running: RunningJob, reason: str, now: float) -> str:
         """Return the message for a job that was not started."""
         if self.extended:
-            return self._rejection(running, why, AttemptExtension(running.lease))
-        return self.failure(running, why, Fault.REQUEST, now)
+            return self._rejection(running, reason, AttemptExtension(running.lease))
+        return self.failure(running, reason, Fault.REQUEST, now)
 
-    def failure(self, running: RunningJob, why: str, fault: Fault, now: float) -> str:
+    def failure(
+        self, running: RunningJob, reason: str, fault: Fault, now: float
+    ) -> str:
         """Return the message for a job that ran and failed."""
         if self.extended:
             attempt = AttemptExtension(running.lease, failed=True, fault=fault.value)
-            return self._rejection(running, why, attempt)
+            return self._rejection(running, reason, attempt)
         # As original workers do: a rejected job hangs forever at the coordinator.
-        output = error_output(why[:REASON_MAX])
+        output = error_output(reason[:REASON_MAX])
         return encode_answer(running.wire_id, output, self.identity, self._at(now))
 
     def _completion(self, running: RunningJob, event: Completed, now: float) -> str:
         pieces = [*running.pieces, *event.rest]
         outcome = assemble(pieces, event.finish_reason, event.usage)
-        output = output_of(running.kind, self.member.model.name, outcome)
+        output = output_of(running.kind, self.profile.model.name, outcome)
         ending = None
         if self.extended:
             ending = completion_extension(running.lease, event.finish_reason, outcome)
@@ -136,10 +138,10 @@ class WorkerEncoder:
         )
 
     def _rejection(
-        self, running: RunningJob, why: str, attempt: AttemptExtension
+        self, running: RunningJob, reason: str, attempt: AttemptExtension
     ) -> str:
-        reason = well_formed(why[:REASON_MAX])
+        reason = well_formed(reason[:REASON_MAX])
         return to_json(JobReject(running.wire_id, reason, Raw(to_json(attempt))))
 
     def _at(self, now: float) -> float:
-        return now + self.member.epoch
+        return now + self.profile.epoch

@@ -34,8 +34,8 @@ class WorkerJobs:
     """Running jobs, unsent messages, and the machine's health."""
 
     running: dict[JobId, RunningJob] = field(default_factory=dict)
-    kept: deque[str] = field(default_factory=deque)
-    kept_size: int = 0
+    unsent: deque[str] = field(default_factory=deque)
+    unsent_size: int = 0
     health: MachineHealth | None = None
     refusal: str = ""  # the coordinator's reason for refusing this worker
 
@@ -50,8 +50,8 @@ class WorkerJobs:
         job_id = JobId(f"{wire_id}#{lease}" if lease else wire_id)
         if job_id in self.running:
             return None
-        begun: list[AnswerPiece] = [continues] if continues else []
-        self.running[job_id] = RunningJob(wire_id, lease, kind, begun, len(continues))
+        pieces: list[AnswerPiece] = [continues] if continues else []
+        self.running[job_id] = RunningJob(wire_id, lease, kind, pieces, len(continues))
         return job_id
 
     def keep_unsent(self, message: str) -> None:
@@ -59,14 +59,14 @@ class WorkerJobs:
 
         By then, the coordinator has requeued the jobs of the oldest.
         """
-        self.kept.append(message)
-        self.kept_size += len(message)
-        while len(self.kept) > UNSENT_MAX or self.kept_size > UNSENT_SIZE_MAX:
-            self.kept_size -= len(self.kept.popleft())
+        self.unsent.append(message)
+        self.unsent_size += len(message)
+        while len(self.unsent) > UNSENT_MAX or self.unsent_size > UNSENT_SIZE_MAX:
+            self.unsent_size -= len(self.unsent.popleft())
 
     def drain_unsent(self) -> list[str]:
         """Return the unsent messages, oldest first, and clear them."""
-        kept = list(self.kept)
-        self.kept.clear()
-        self.kept_size = 0
-        return kept
+        unsent = list(self.unsent)
+        self.unsent.clear()
+        self.unsent_size = 0
+        return unsent

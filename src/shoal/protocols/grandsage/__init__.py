@@ -29,31 +29,31 @@ from shoal.protocols.seam.sole_worker import SoleWorkerSession
 __all__ = ["PROTOCOL", "Config"]
 
 
-def endpoints(config: Config, setting: ProtocolContext) -> Sequence[WebSocketRoute]:
+def endpoints(config: Config, context: ProtocolContext) -> Sequence[WebSocketRoute]:
     """Return the wire's only endpoint."""
-    desk = TaskIds(setting.start)
+    task_ids = TaskIds(context.start)
 
-    def accept(hello: UpgradeRequest, now: float) -> AcceptedConnection:
-        node = admit(hello, setting.admission)
+    def accept(request: UpgradeRequest, now: float) -> AcceptedConnection:
+        node = admit(request, context.admission)
         headers = {}
         if node.extended:
             headers[HEADER] = write_extensions()
         if node.offer.remark:
             headers[WARNING_HEADER] = node.offer.remark
-        session = GrandSageNodeSession(node, config, desk, now)
+        session = GrandSageNodeSession(node, config, task_ids, now)
         grant = node.admitted
         return AcceptedConnection(SoleWorkerSession(session, grant), headers, grant)
 
     return [WebSocketRoute(20, claims, accept, FRAME_MAX)]
 
 
-def claims(hello: UpgradeRequest) -> bool:
+def claims(request: UpgradeRequest) -> bool:
     """Return whether a node is connecting: real nodes use any path."""
-    given = read_query(hello.query).keys()
-    if hello.path == "/ws":
-        return not hello.query or not given.isdisjoint(PARAMETERS)
+    parameters = read_query(request.query).keys()
+    if request.path == "/ws":
+        return not request.query or not parameters.isdisjoint(PARAMETERS)
     # ``name`` alone is too common a parameter to identify a node.
-    return not given.isdisjoint({"token", "model", "max_concurrency"})
+    return not parameters.isdisjoint({"token", "model", "max_concurrency"})
 
 
 PROTOCOL = WireProtocol(

@@ -48,37 +48,39 @@ def read_query(query: str) -> dict[str, str]:
     A second question mark ends it, the first of duplicate parameters counts, and
     percent signs that escape nothing are literal.
     """
-    found: dict[str, str] = {}
+    parameters: dict[str, str] = {}
     for name, value in parse_qsl(query.partition("?")[0], keep_blank_values=True):
-        found.setdefault(name, well_formed(value))
-    return found
+        parameters.setdefault(name, well_formed(value))
+    return parameters
 
 
-def admit(hello: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
+def admit(request: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
     """Build the registration of a node; ``admission`` decides whether it may join.
 
     Raises Refused with a close code of the wire.
     """
-    given = read_query(hello.query)
-    if not all(given.get(name) for name in PARAMETERS):
+    parameters = read_query(request.query)
+    if not all(parameters.get(name) for name in PARAMETERS):
         raise Refused(
             CLOSE_MISSING_PARAMETER, "Missing token, model, max_concurrency, or name"
         )
     for part in ("name", "model"):
-        if len(given[part]) > NAME_MAX:
+        if len(parameters[part]) > NAME_MAX:
             raise Refused(
                 CLOSE_MISSING_PARAMETER,
                 f"The {part} is longer than {NAME_MAX} characters",
             )
-    models = _models_of(given["model"])
+    models = _models_of(parameters["model"])
     try:
         admitted = admission(
-            JoinRequest(given["token"], given["name"], models, hello.address)
+            JoinRequest(
+                parameters["token"], parameters["name"], models, request.address
+            )
         )
     except NotAdmitted as error:
         raise Refused(CLOSE_INVALID_TOKEN, str(error)) from error
-    slots, remark = slots_of(given["max_concurrency"])
-    extensions = read_extensions(hello.headers.get(HEADER.lower(), ""))
+    slots, remark = slots_of(parameters["max_concurrency"])
+    extensions = read_extensions(request.headers.get(HEADER.lower(), ""))
     offer = Offer(
         kinds=extensions.kinds,
         models=models,
@@ -88,7 +90,7 @@ def admit(hello: UpgradeRequest, admission: AdmissionCheck) -> RegisteredNode:
         only_for=extensions.only_for,
         remark=remark,
     )
-    identity = _identity(given["name"], given["model"])
+    identity = _identity(parameters["name"], parameters["model"])
     return RegisteredNode(identity, offer, extensions.known, admitted)
 
 

@@ -136,19 +136,19 @@ def encode_delta(task_id: int, delta: Delta) -> str:
     piece = AnswerPiece(
         delta.choice, dict(delta.fields), delta.logprobs, delta.finish_reason
     )
-    word = TextMessage(id=task_id, delta=piece)
+    message = TextMessage(id=task_id, delta=piece)
     try:
-        text = encode_text_message(word)
+        text = encode_text_message(message)
     except UnicodeEncodeError:  # lone surrogate in a nested value
-        text = well_formed(json.dumps(msgspec.to_builtins(word), ensure_ascii=False))
+        text = well_formed(json.dumps(msgspec.to_builtins(message), ensure_ascii=False))
     if may_be_too_deep(text) and is_too_deep([piece.fields, piece.logprobs]):
         raise RecursionError
     return text
 
 
-def encode_text_message(word: TextMessage) -> str:
+def encode_text_message(message: TextMessage) -> str:
     """Encode an extension message; its texts must be well formed."""
-    return msgspec.json.encode(word).decode()
+    return msgspec.json.encode(message).decode()
 
 
 def decode_text_message(text: str) -> TextMessage | None:
@@ -159,19 +159,25 @@ def decode_text_message(text: str) -> TextMessage | None:
     Raises PeerError if it is malformed, or has several meanings at once.
     """
     try:
-        word: TextMessage = _text_messages.decode(text)
+        message: TextMessage = _text_messages.decode(text)
     except (ValueError, RecursionError) as error:
         raise PeerError(f"text of the extension: {validation_error(error)}") from error
-    ending = word.usage or word.finish_reason
-    said = [word.delta, ending, word.rejected, word.failed, word.draining]
-    count = sum(part is not None for part in said)
+    ending = message.usage or message.finish_reason
+    meanings = [
+        message.delta,
+        ending,
+        message.rejected,
+        message.failed,
+        message.draining,
+    ]
+    count = sum(part is not None for part in meanings)
     if count > 1:
         raise PeerError("text of the extension says several things at once")
-    if count and word.id is None and word.draining is None:
+    if count and message.id is None and message.draining is None:
         raise PeerError("text of the extension names no task")
-    if word.delta is not None:
-        _check_piece(word.delta, text)
-    return word if count else None
+    if message.delta is not None:
+        _check_piece(message.delta, text)
+    return message if count else None
 
 
 def _check_piece(piece: AnswerPiece, text: str) -> None:

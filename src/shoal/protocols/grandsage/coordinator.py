@@ -52,7 +52,7 @@ class _Task:
 
     job_id: JobId
     lease: LeaseNumber
-    tail: bytes = b""  # incomplete character, at most three bytes
+    incomplete: bytes = b""  # incomplete character, at most three bytes
     finish_reason: str = "stop"
     usage: Usage | None = None
 
@@ -68,34 +68,34 @@ class GrandSageNodeSession:
     accepts: frozenset[type] = frozenset({RunJob, CancelJob, Dismiss})
 
     def __init__(
-        self, node: RegisteredNode, config: Config, desk: TaskIds, now: float
+        self, node: RegisteredNode, config: Config, task_ids: TaskIds, now: float
     ) -> None:
         self._node = node
         self._config = config
-        self._desk = desk
-        self._heard = now
+        self._task_ids = task_ids
+        self._last_received = now
         self._joined = False
         self._closed = False
         self._draining = False
         self._tasks: dict[int, _Task] = {}
         self._ids: dict[tuple[JobId, LeaseNumber], int] = {}
         self._stopped: dict[int, float] = {}  # when each was last stopped
-        desk.epoch(now)
+        task_ids.epoch(now)
 
     @property
     def deadline(self) -> float | None:
-        return None if self._closed else self._heard + self._config.silence
+        return None if self._closed else self._last_received + self._config.silence
 
     def tick(self, now: float) -> Sequence[Event | Output]:
         if self._closed:
             return ()
         if not self._joined:
             self._joined = True
-            self._heard = now
+            self._last_received = now
             offer = self._node.offer
             joined = Joined(self._node.identity, offer)
             return (joined, Notice(offer.remark)) if offer.remark else (joined,)
-        if now < self._heard + self._config.silence:
+        if now < self._last_received + self._config.silence:
             return ()
         self._closed = True
         reason = f"silent for {self._config.silence:g} s"
@@ -123,13 +123,13 @@ class GrandSageNodeSession:
     def receive(self, batch: Batch, now: float) -> Sequence[Event | Output]:
         if self._closed:
             return ()
-        self._heard = now
+        self._last_received = now
         outputs: list[Event | Output] = []
         # Pieces of each task in this batch, by the encoded task id.  Nearly every
         # frame is one more piece for one of them.
-        flowing: dict[Data, list[AnswerPiece]] = {}
+        extendable: dict[Data, list[AnswerPiece]] = {}
         for data in batch:
-            pieces = flowing.get(data[:4]) if flowing else None
+            pieces = extendable.get(data[:4]) if extendable else None
             if pieces is not None and len(data) > 4 and isinstance(data, bytes):
                 try:
                     pieces.append(data[4:].decode())
@@ -137,7 +137,7 @@ class GrandSageNodeSession:
                 except UnicodeDecodeError:
                     pass
             try:
-                self._receive_frame(data, now, flowing, outputs)
+                self._receive_frame(data, now, extendable, outputs)
             except PeerError as error:
                 if not outputs:
                     raise
@@ -150,20 +150,20 @@ class GrandSageNodeSession:
         self,
         data: Data,
         now: float,
-        flowing: dict[Data, list[AnswerPiece]],
+        extendable: dict[Data, list[AnswerPiece]],
         outputs: list[Event | Output],
     ) -> None:
         """Process a message other than one more piece of text.
 
-        ``flowing`` has a task while its last output is text that can be extended.
+        ``extendable`` has a task while its last output is text that can be extended.
         """
         if isinstance(data, str):
-            flowing.clear()
+            extendable.clear()
             outputs += self._receive_text(data) if data else ()
             return
         if len(data) < 4:
             raise PeerError(f"frame of {len(data)} bytes, expected a task id of 4")
-        flowing.pop(data[:4], None)
+        extendable.pop(data[:4], None)
         (task_id,) = TASK_ID.unpack_from(data)
         task = self._tasks.get(task_id)
         if task is None:
@@ -171,15 +171,15 @@ class GrandSageNodeSession:
         elif len(data) == 4:
             outputs += self._end_task(task_id, task)
         else:
-            if task.tail:
-                text, task.tail = decode_frame(task.tail + data[4:])
+            if task.incomplete:
+                text, task.incomplete = decode_frame(task.incomplete + data[4:])
             else:
-                text, task.tail = _begin_text(data[4:])
+                text, task.incomplete = _begin_text(data[4:])
             if text:
                 pieces: list[AnswerPiece] = [text]
                 outputs.append(AnswerChunk(task.job_id, task.lease, pieces))
-                if not task.tail:
-                    flowing[data[:4]] = pieces
+                if not task.incomplete:
+                    extendable[data[:4]] = pieces
 
     def _start_task(self, job: RunJob, now: float) -> str:
         extended = self._node.extended
@@ -187,61 +187,63 @@ class GrandSageNodeSession:
             raise Unsupported(
                 "a node without the extension can only chat from the start"
             )
-        task_id = self._desk.next_id(self._tasks)
+        task_id = self._task_ids.next_id(self._tasks)
         self._tasks[task_id] = _Task(job.job_id, job.lease)
         self._ids[job.job_id, job.lease] = task_id
         return encode_task(
             task_id,
             job,
-            created_at=self._desk.epoch(now),
+            created_at=self._task_ids.epoch(now),
             max_new_tokens=self._config.max_new_tokens,
             extended=extended,
         )
 
     def _stop_stray(self, task_id: int, now: float) -> Sequence[Output]:
         """Answer text for a task that does not run on this connection."""
-        told = self._stopped.get(task_id)
-        if told is not None and now < told + STOP_INTERVAL:
+        stopped_at = self._stopped.get(task_id)
+        if stopped_at is not None and now < stopped_at + STOP_INTERVAL:
             return ()  # sent before the node received the stop
         self._record_stop(task_id, now)
         return (
             Send(encode_stop(task_id)),
-            Notice(f"text for task {task_id}, which is not running: told to stop"),
+            Notice(f"text for task {task_id}, which is not running: stopped"),
         )
 
     def _end_task(self, task_id: int, task: _Task) -> Sequence[Event]:
         self._remove_task(task_id)
         completed = Completed(task.job_id, task.lease, task.finish_reason, task.usage)
-        if task.tail:
+        if task.incomplete:
             return (AnswerChunk(task.job_id, task.lease, ["\ufffd"]), completed)
         return (completed,)
 
     def _receive_text(self, text: str) -> Sequence[Event | Output]:
         if not self._node.extended:
             return (Notice(f"text from node ignored: {ascii(text[:60])[:80]}"),)
-        word = decode_text_message(text)
-        if word is None:
+        message = decode_text_message(text)
+        if message is None:
             return (Notice("text of an unknown extension ignored"),)
-        if word.draining is not None:
+        if message.draining is not None:
             if self._draining:
                 return ()  # each one is stored: a flood would fill the disk
             self._draining = True
-            return (Draining(word.draining[:REASON_MAX]),)
-        task = None if word.id is None else self._tasks.get(word.id)
-        if task is None or word.id is None:
+            return (Draining(message.draining[:REASON_MAX]),)
+        task = None if message.id is None else self._tasks.get(message.id)
+        if task is None or message.id is None:
             return ()  # a message that crossed the stop
-        if (said := word.delta) is not None:
-            delta = Delta(said.choice, said.fields, said.logprobs, said.finish_reason)
+        if (piece := message.delta) is not None:
+            delta = Delta(
+                piece.choice, piece.fields, piece.logprobs, piece.finish_reason
+            )
             return (AnswerChunk(task.job_id, task.lease, [delta]),)
-        if word.rejected is not None:
-            self._remove_task(word.id)
-            return (Rejected(task.job_id, task.lease, word.rejected[:REASON_MAX]),)
-        if word.failed is not None:
-            self._remove_task(word.id)
-            error = word.failed[:REASON_MAX]
-            return (Failed(task.job_id, task.lease, error, word.fault),)
-        task.finish_reason = word.finish_reason or "stop"
-        if (tokens := word.usage) is not None:
+        if message.rejected is not None:
+            self._remove_task(message.id)
+            return (Rejected(task.job_id, task.lease, message.rejected[:REASON_MAX]),)
+        if message.failed is not None:
+            self._remove_task(message.id)
+            error = message.failed[:REASON_MAX]
+            return (Failed(task.job_id, task.lease, error, message.fault),)
+        task.finish_reason = message.finish_reason or "stop"
+        if (tokens := message.usage) is not None:
             task.usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
         return ()
 

@@ -162,41 +162,43 @@ def decode_work(text: str, model: str, *, extended: bool) -> tuple[Inference, st
 
     Raises PeerError if a field has the wrong type.
     """
-    more: _TaskExtension | None = None
+    extension: _TaskExtension | None = None
     task: _Task
     try:
         if extended:
             task = extended_task = _extended_tasks.decode(text)
-            more = extended_task.shoal
+            extension = extended_task.shoal
         else:
             task = _tasks.decode(text)
     except (ValueError, RecursionError) as error:
         raise PeerError(validation_error(error)) from error
-    if more is None:
+    if extension is None:
         limit = _token_limit(task.max_new_tokens)
         return Chat(model, _messages(task), limit, task.temperature), ""
-    limit = _token_limit(more.max_tokens)
-    match more.kind:
+    limit = _token_limit(extension.max_tokens)
+    match extension.kind:
         case JobKind.CHAT:
-            said = more.messages
-            messages = _messages(task) if said is None else tuple(said)
-            chat = Chat(model, messages, limit, more.temperature, more.options)
-            return chat, more.continues
+            converted = extension.messages
+            messages = _messages(task) if converted is None else tuple(converted)
+            chat = Chat(
+                model, messages, limit, extension.temperature, extension.options
+            )
+            return chat, extension.continues
         case JobKind.COMPLETION:
             completion = Completion(
-                model, more.prompt, limit, more.temperature, more.options
+                model, extension.prompt, limit, extension.temperature, extension.options
             )
-            return completion, more.continues
+            return completion, extension.continues
         case JobKind.EMBEDDING:
-            return Embedding(model, tuple(more.inputs), more.options), ""
+            return Embedding(model, tuple(extension.inputs), extension.options), ""
         case JobKind.TASK | JobKind.CALL | JobKind.CALL_STREAM:
-            raise PeerError(f"shoal.kind: a node cannot run {more.kind.value}")
+            raise PeerError(f"shoal.kind: a node cannot run {extension.kind.value}")
 
 
 def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages:
     """Convert the plain fields of a task to messages in OpenAI's format."""
     known = ("assistant", "system")
-    said: list[Mapping[str, JSON]] = [
+    converted: list[Mapping[str, JSON]] = [
         {
             "role": message["role"] if message["role"] in known else "user",
             "content": message["content"],
@@ -204,8 +206,8 @@ def to_messages(system: str, messages: Iterable[Mapping[str, JSON]]) -> Messages
         for message in messages
     ]
     if system:
-        said.insert(0, {"role": "system", "content": system})
-    return tuple(said)
+        converted.insert(0, {"role": "system", "content": system})
+    return tuple(converted)
 
 
 # Private parts, in the order in which they are called.
@@ -228,23 +230,23 @@ def _extension_fields(
     work: Inference, continues: str, plain: Mapping[str, Any]
 ) -> dict[str, JSON]:
     """Return the extension field: what the plain fields cannot express."""
-    more: dict[str, JSON] = {}
+    extension: dict[str, JSON] = {}
     match work:
         case Chat(max_tokens=limit, temperature=temperature):
-            more |= {"max_tokens": limit, "temperature": temperature}
-            said = to_messages(plain["system"], plain["messages"])
-            if said != tuple(work.messages):
-                more["messages"] = work.messages
+            extension |= {"max_tokens": limit, "temperature": temperature}
+            converted = to_messages(plain["system"], plain["messages"])
+            if converted != tuple(work.messages):
+                extension["messages"] = work.messages
         case Completion(prompt=prompt, max_tokens=limit, temperature=temperature):
-            more |= {"kind": work.kind.value, "prompt": prompt}
-            more |= {"max_tokens": limit, "temperature": temperature}
+            extension |= {"kind": work.kind.value, "prompt": prompt}
+            extension |= {"max_tokens": limit, "temperature": temperature}
         case Embedding(inputs=inputs):
-            more |= {"kind": work.kind.value, "inputs": inputs}
+            extension |= {"kind": work.kind.value, "inputs": inputs}
     if work.options:
-        more["options"] = work.options
+        extension["options"] = work.options
     if continues:
-        more["continues"] = continues
-    return more
+        extension["continues"] = continues
+    return extension
 
 
 def _messages(task: "_Task") -> Messages:
@@ -270,27 +272,27 @@ def _plain_conversation(
         if role in ("system", "developer") and not rest:
             system.append(message_text(message))
         else:
-            named = role if isinstance(role, str) and role else "user"
-            rest.append({"role": named, "content": message_text(message)})
+            known_role = role if isinstance(role, str) and role else "user"
+            rest.append({"role": known_role, "content": message_text(message)})
     return "\n\n".join(system), rest
 
 
-def _token_limit(given: int | None) -> int | None:
+def _token_limit(limit: int | None) -> int | None:
     # Original servers pass on any number, but engines accept at most 64 bits.
-    return None if given is None else min(max(1, given), ENGINE_TOKENS_MAX)
+    return None if limit is None else min(max(1, limit), ENGINE_TOKENS_MAX)
 
 
-def _tokens(wanted: int | None, default: int) -> int:
-    return min(max(1, default if wanted is None else wanted), NEW_TOKENS_MAX)
+def _tokens(value: int | None, default: int) -> int:
+    return min(max(1, default if value is None else value), NEW_TOKENS_MAX)
 
 
-def _temperature(wanted: float | None) -> float:
+def _temperature(value: float | None) -> float:
     """Return a temperature that is safe for all nodes and prints as in JavaScript."""
-    if wanted is None or math.isnan(wanted):
+    if value is None or math.isnan(value):
         return TEMPERATURE
-    if wanted < TEMPERATURE_MIN:
+    if value < TEMPERATURE_MIN:
         return 0
-    limited = min(wanted, TEMPERATURE_MAX)
+    limited = min(value, TEMPERATURE_MAX)
     return int(limited) if limited == int(limited) else float(limited)
 
 

@@ -77,12 +77,12 @@ class GrandSageNodeDialer:
 
     message_max = TASK_MAX
 
-    def __init__(self, url: str, member: WorkerProfile) -> None:
-        self.url = _address(url, member)
+    def __init__(self, url: str, profile: WorkerProfile) -> None:
+        self.url = _address(url, profile)
         self.headers: Mapping[str, str] = {
-            HEADER: write_extensions(member.model, member.only_for)
+            HEADER: write_extensions(profile.model, profile.only_for)
         }
-        self._model = member.model.name
+        self._model = profile.model.name
         self._running: dict[JobId, int] = {}
         self._extended = False
 
@@ -91,12 +91,12 @@ class GrandSageNodeDialer:
         self._extended = read_extensions(announced.get(HEADER.lower(), "")).known
         return GrandSageServerSession(self._model, self._running, self._extended)
 
-    def why_final(self, code: int, text: str) -> str | None:
-        said = ascii(text[:123])[1:-1]
+    def final_reason(self, code: int, text: str) -> str | None:
+        quoted = ascii(text[:123])[1:-1]
         if code == CLOSE_INVALID_TOKEN:
-            return f"the coordinator does not know this token ({said}): check --token"
+            return f"the coordinator does not know this token ({quoted}): check --token"
         if code == CLOSE_MISSING_PARAMETER:
-            return f"the coordinator does not take these parameters: {said}"
+            return f"the coordinator does not take these parameters: {quoted}"
         if code == CLOSE_BYE and self._extended:
             return "another worker joined under the same name: choose another --name"
         return None  # an original server also sends 4000 on errors
@@ -139,7 +139,9 @@ class GrandSageServerSession:
         self._due = now + KEEPALIVE_INTERVAL
         outputs: list[Command | Output] = [Send("")]
         if first and self._extended:
-            outputs += [_cancel(job_id, n) for job_id, n in self._running.items()]
+            outputs += [
+                _cancel(job_id, task_id) for job_id, task_id in self._running.items()
+            ]
             self._running.clear()
         return outputs
 
@@ -227,11 +229,11 @@ class GrandSageServerSession:
         limit = f"exceeds the limit of {FRAME_MAX} bytes"
         return self._fail_task(job_id, task_id, limit)
 
-    def _fail_task(self, job_id: JobId, task_id: int, why: str) -> Sequence[Output]:
+    def _fail_task(self, job_id: JobId, task_id: int, reason: str) -> Sequence[Output]:
         """Fail a task whose answer cannot be sent; ignore the rest of the answer."""
         del self._running[job_id]
         return self._send_text_message(
-            TextMessage(id=task_id, failed=f"a piece of the answer {why}")
+            TextMessage(id=task_id, failed=f"a piece of the answer {reason}")
         )
 
     def _end_task(
@@ -256,27 +258,27 @@ class GrandSageServerSession:
                     )
                 return self._abort_task(task_id, f"failed: {error}")
 
-    def _send_text_message(self, word: TextMessage) -> Sequence[Output]:
-        return (Send(encode_text_message(word)),) if self._extended else ()
+    def _send_text_message(self, message: TextMessage) -> Sequence[Output]:
+        return (Send(encode_text_message(message)),) if self._extended else ()
 
-    def _abort_task(self, task_id: int, what: str) -> Sequence[Output]:
+    def _abort_task(self, task_id: int, reason: str) -> Sequence[Output]:
         """Disconnect, because a plain server has no message for an error.
 
         As the document says: "it will disconnect the WebSocket connection and log the
         error".
         """
         self._closed = True
-        said = f"task {task_id} {_short(what)}"
+        quoted = f"task {task_id} {_short(reason)}"
         return (
-            Notice(said),
-            Close(said, CloseCode.INTERNAL_ERROR, f"task {task_id} failed"),
+            Notice(quoted),
+            Close(quoted, CloseCode.INTERNAL_ERROR, f"task {task_id} failed"),
         )
 
-    def _refuse(self, task_id: int, why: str) -> Sequence[Output]:
-        notice = Notice(f"task {task_id} is not processed: {why}")
+    def _refuse(self, task_id: int, reason: str) -> Sequence[Output]:
+        notice = Notice(f"task {task_id} is not processed: {reason}")
         return (
             notice,
-            *self._send_text_message(TextMessage(id=task_id, rejected=_short(why))),
+            *self._send_text_message(TextMessage(id=task_id, rejected=_short(reason))),
         )
 
 
@@ -288,8 +290,8 @@ def _short(text: str) -> str:
     return well_formed(text[:REASON_MAX])
 
 
-def _address(url: str, member: WorkerProfile) -> str:
-    """Return the URL to dial; ``member`` takes precedence over the URL's query."""
+def _address(url: str, profile: WorkerProfile) -> str:
+    """Return the URL to dial; ``profile`` takes precedence over the URL's query."""
     expected = "expected ws://HOST:PORT or http://HOST:PORT"
     try:
         parts = urlsplit(url)
@@ -303,15 +305,16 @@ def _address(url: str, member: WorkerProfile) -> str:
         )
     if not host:
         raise ConfigError(f"coordinator URL: no host; {expected}")
-    given = read_query(parts.query)
-    own = {
-        "token": member.token or given.get("token") or NO_TOKEN,
-        "model": member.model.name,
-        "max_concurrency": str(member.slots),
-        "name": member.name,
+    parameters = read_query(parts.query)
+    required = {
+        "token": profile.token or parameters.get("token") or NO_TOKEN,
+        "model": profile.model.name,
+        "max_concurrency": str(profile.slots),
+        "name": profile.name,
     }
     query = urlencode(
-        own | {k: v for k, v in given.items() if k not in own},
+        required
+        | {name: value for name, value in parameters.items() if name not in required},
         quote_via=quote,
         safe="",
         errors="replace",

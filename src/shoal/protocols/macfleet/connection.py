@@ -125,7 +125,7 @@ class FleetConnection:
         return outputs
 
     def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
-        """Return memory for a frame, as ``Framed.buffer_for`` does."""
+        """Return memory for a frame, as ``FramedSession.buffer_for`` does."""
         return self._handler.buffer_for(head, take)
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:

@@ -186,7 +186,7 @@ class FleetDialer:
         )
         return FramedWorkerSession(session_end, session)
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         if self._membership.refusal:
             refused = f"the coordinator refuses this worker: {self._membership.refusal}"
             names_option = "--" in refused  # most refusals name an option

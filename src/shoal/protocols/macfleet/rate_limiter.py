@@ -29,7 +29,7 @@ class _FailureRecord:
 
 
 class FleetRateLimiter:
-    """A ``Gate``; sessions report the outcome of each connection to it.
+    """A ``ConnectionGate``; sessions report the outcome of each connection to it.
 
     Each connection that ``delay`` accepts ends in ``on_success``, ``on_failure``,
     ``on_abandoned`` or ``failed``.  An IPv6 address stands for its network.  Loopback

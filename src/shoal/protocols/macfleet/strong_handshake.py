@@ -19,7 +19,7 @@ frame (type, stream, flags, sequence, payload), and the body.  The proof is HMAC
 of "client" or "server" and the transcript; its key is an HMAC of a label of its own
 under the SHA-256 of the token, so that tokens of which only digests are kept can be
 checked. The signature is Ed25519 over a label, the role and the transcript.  M3 names
-the token by a hint (``session.token_hint``) and has a nonce, so that S's proof is also
+the token by a hint (``seam.admission.token_hint``) and has a nonce, so that S's proof is also
 fresh.
 
 Why attacks that work against v1 and v2 fail here:

@@ -63,8 +63,8 @@ WRONG_TOKEN = "Invalid token"
 def require_token(token: str) -> AdmissionCheck:
     """Return a check that requires ``token``; an empty one admits every worker."""
 
-    def admit(applicant: JoinRequest) -> AdmissionGrant:
-        if proves_token(applicant.token, token):
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        if proves_token(request.token, token):
             return AdmissionGrant()
         raise NotAdmitted(WRONG_TOKEN)
 
@@ -73,8 +73,8 @@ def require_token(token: str) -> AdmissionCheck:
 
 def token_matches(presented: str, token: str) -> bool:
     """Return whether a presented token is ``token``, or ``token`` is empty."""
-    given, wanted = (each.encode(errors="replace") for each in (presented, token))
-    return not token or hmac.compare_digest(given, wanted)
+    pair = [each.encode(errors="replace") for each in (presented, token)]
+    return not token or hmac.compare_digest(*pair)
 
 
 def proves_token(presented: str | TokenProof, token: str) -> bool:

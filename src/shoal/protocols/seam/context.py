@@ -115,6 +115,6 @@ class Dialer(Protocol):
         """Return the session for a new connection; takes the response headers."""
         ...
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         """Return why redialling is pointless after this close; None: redial."""
         ...

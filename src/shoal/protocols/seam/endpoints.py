@@ -93,9 +93,9 @@ def plain_label(label: str) -> str:
     return f"{label}:{ListenerTls.NONE.value}"
 
 
-def bare_label(told: str) -> str:
+def bare_label(advertised: str) -> str:
     """Return the label within an advertised label."""
-    return told.partition(":")[0]
+    return advertised.partition(":")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from shoal.protocols.seam.session import (
 )
 
 T = TypeVar("T")
-Heard = TypeVar("Heard", covariant=True)
+Received = TypeVar("Received", covariant=True)
 
 LENGTH = struct.Struct(">I")
 PREFIX_SIZE = LENGTH.size
@@ -52,7 +52,7 @@ class FramedMessage(NamedTuple):
 
 
 @runtime_checkable
-class FramedSession(Protocol[Heard]):
+class FramedSession(Protocol[Received]):
     """A session on a byte stream that a link can split into messages.
 
     Such a link reads each body directly into its final buffer.  Any other link passes
@@ -98,7 +98,7 @@ class FramedSession(Protocol[Heard]):
 
     def receive_messages(
         self, messages: Sequence[FramedMessage], now: float
-    ) -> Sequence[Heard | Output]:
+    ) -> Sequence[Received | Output]:
         """Process messages that arrived together, as ``Session.receive`` does."""
         ...
 
@@ -113,9 +113,8 @@ class LengthPrefixed(Generic[In, Out]):
     def __init__(self, inner: Session[In, Out], message_max: int) -> None:
         self._inner = inner
         self._message_max = message_max
-        self._partial: list[
-            bytes | bytearray
-        ] = []  # pieces of an incomplete message or length
+        # Pieces of an incomplete message or length.
+        self._partial: list[bytes | bytearray] = []
         self._missing = 0  # bytes until it is complete
         self._in_message = False
         self._closed = False
@@ -170,61 +169,61 @@ class LengthPrefixed(Generic[In, Out]):
             if len(data) < at:
                 self._buffer(data)
                 return
-            whole = b"".join((*self._partial, data[:at]))
+            message = b"".join((*self._partial, data[:at]))
             self._partial.clear()
             if self._in_message:
-                messages.append(whole)
+                messages.append(message)
             else:
-                data, at = whole + data[at:], 0
+                data, at = message + data[at:], 0
         end, limit = len(data), self._message_max
         while end - at >= PREFIX_SIZE:
             (size,) = _size_at(data, at)
             # Check the size before buffering: the peer may claim any size.
             if size > limit:
                 raise _too_large(size, limit)
-            begin = at + PREFIX_SIZE
-            at = begin + size
+            start = at + PREFIX_SIZE
+            at = start + size
             if at > end:
                 self._in_message, self._missing = True, size
-                self._buffer(data[begin:])
+                self._buffer(data[start:])
                 return
-            messages.append(data[begin:at])
+            messages.append(data[start:at])
         if at < end:
             self._in_message, self._missing = False, PREFIX_SIZE
             self._buffer(data[at:])
 
     def _buffer(self, piece: bytes) -> None:
-        held = self._partial
+        pieces = self._partial
         self._missing -= len(piece)
         if len(piece) >= COALESCE_BELOW:
-            held.append(piece)
-        elif held and isinstance(last := held[-1], bytearray):
+            pieces.append(piece)
+        elif pieces and isinstance(last := pieces[-1], bytearray):
             last += piece
         else:
-            held.append(bytearray(piece))
+            pieces.append(bytearray(piece))
 
     def _with_prefixes(self, outputs: Sequence[T | Output]) -> list[T | Output]:
-        wrapped: list[T | Output] = []
+        prefixed: list[T | Output] = []
         for output in outputs:
             if isinstance(output, Send):
                 data = output.data
                 assert isinstance(data, bytes), "text message on a byte stream"
                 size = LENGTH.pack(len(data))
                 if len(data) < COPY_BELOW:
-                    wrapped.append(Send(size + data))
+                    prefixed.append(Send(size + data))
                 else:
-                    wrapped += (Send(size), output)
+                    prefixed += (Send(size), output)
                 continue
             if isinstance(output, Close):
                 self._closed = True
-            wrapped.append(output)
-        return wrapped
+            prefixed.append(output)
+        return prefixed
 
 
 def _too_large(size: int, limit: int) -> PeerError:
     """Return the error for a size; names another protocol if the bytes match one."""
     head = LENGTH.pack(size)
-    for begin, other in OTHER_PROTOCOLS.items():
-        if head.startswith(begin):
+    for start, other in OTHER_PROTOCOLS.items():
+        if head.startswith(start):
             return PeerError(f"{other} came, not a message: for that take another port")
     return LimitExceeded("message", size, limit)

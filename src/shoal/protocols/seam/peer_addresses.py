@@ -38,19 +38,19 @@ class PeerAddress:
 class AddressDialer:
     """The ``MembershipProber`` of a wire that dials addresses after others have probed.
 
-    ``call`` returns how to connect to an address.
+    ``connection_to`` returns how to connect to an address.
     """
 
     def __init__(
         self,
         wire: str,
-        contacts: Sequence[PeerAddress],
-        call: Callable[[str], OutgoingConnection],
+        addresses: Sequence[PeerAddress],
+        connection_to: Callable[[str], OutgoingConnection],
     ) -> None:
         self._wire = wire
-        self._contacts = contacts
-        self._call = call
-        self._calling: dict[PeerAddress, OutgoingConnection] = {}
+        self._addresses = addresses
+        self._connection_to = connection_to
+        self._outgoing: dict[PeerAddress, OutgoingConnection] = {}
         self._due = float("-inf")
 
     @property
@@ -60,33 +60,33 @@ class AddressDialer:
     def tick(self, now: float) -> Sequence[OutgoingConnection]:
         self._due = now + CHECK_INTERVAL
         return [
-            self._called(each)
-            for each in self._contacts
-            if each not in self._calling and each.may_dial(self._wire)
+            self._open(each)
+            for each in self._addresses
+            if each not in self._outgoing and each.may_dial(self._wire)
         ]
 
     def dropped(self) -> Sequence[OutgoingConnection]:
-        taken = [each for each in self._calling if not each.may_dial(self._wire)]
-        return [self._calling.pop(each) for each in taken]
+        lost = [each for each in self._outgoing if not each.may_dial(self._wire)]
+        return [self._outgoing.pop(each) for each in lost]
 
     def nodes(self) -> Sequence[ListedNode]:
         return ()
 
-    def _called(self, contact: PeerAddress) -> OutgoingConnection:
-        usual = self._call(contact.address)
+    def _open(self, address: PeerAddress) -> OutgoingConnection:
+        plain = self._connection_to(address.address)
 
         def claim() -> None:
-            contact.wire = self._wire
+            address.wire = self._wire
 
-        called = OutgoingConnection(
-            usual.url,
-            lambda now: _Claiming(usual.new_session(now), claim),
-            usual.headers,
-            usual.message_max,
-            usual.fingerprint,
+        outgoing = OutgoingConnection(
+            plain.url,
+            lambda now: _Claiming(plain.new_session(now), claim),
+            plain.headers,
+            plain.message_max,
+            plain.fingerprint,
         )
-        self._calling[contact] = called
-        return called
+        self._outgoing[address] = outgoing
+        return outgoing
 
 
 class _Claiming:
@@ -111,11 +111,11 @@ class _Claiming:
         return self._inner.send(message, now)
 
     def _claim_if_joined(
-        self, said: Sequence[PeerMessage | Output]
+        self, outputs: Sequence[PeerMessage | Output]
     ) -> Sequence[PeerMessage | Output]:
         if any(
             isinstance(each, PeerMessage) and isinstance(each.message, PeerJoined)
-            for each in said
+            for each in outputs
         ):
             self._claim()
-        return said
+        return outputs

@@ -109,7 +109,7 @@ class WireProtocol(Generic[C]):
     """Maximum models per worker; None: unlimited, with one connection per model."""
     signs: bool = False
     """Whether workers are identified by keys and sign receipts."""
-    face: CoordinatorProbe | None = None
+    coordinator_probe: CoordinatorProbe | None = None
     """Recognises coordinators that speak only this wire; Shoal's speak all wires."""
     pairing: Pairing | None = None
     joint: bool = False

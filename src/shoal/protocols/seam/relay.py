@@ -17,7 +17,7 @@ class RelayMachine(Protocol):
     """
 
     def link_opened(
-        self, link: int, hello: UpgradeRequest, now: float
+        self, link: int, request: UpgradeRequest, now: float
     ) -> Sequence["RelaySend | RelayBroadcast"]:
         """Add a link."""
         ...

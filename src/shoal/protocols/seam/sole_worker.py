@@ -45,32 +45,32 @@ class SoleWorkerSession:
         return self._worker.deadline
 
     def receive(self, batch: Batch, now: float) -> Sequence[PeerMessage | Output]:
-        return self._named(self._worker.receive(batch, now))
+        return self._tagged(self._worker.receive(batch, now))
 
     def send(self, message: ToPeer, now: float) -> Sequence[Output]:
         command = cast(Command, message.message)  # ``accepts`` names commands only
         return self._worker.send(command, now)
 
     def tick(self, now: float) -> Sequence[PeerMessage | Output]:
-        return self._named(self._worker.tick(now))
+        return self._tagged(self._worker.tick(now))
 
-    def _named(
+    def _tagged(
         self, outputs: Sequence[Event | Output]
     ) -> Sequence[PeerMessage | Output]:
-        named: list[PeerMessage | Output] = []
+        tagged: list[PeerMessage | Output] = []
         for output in outputs:
             match output:
                 case AnswerChunk():  # first: one per token
-                    named.append(PeerMessage(THE_WORKER, output))
+                    tagged.append(PeerMessage(THE_WORKER, output))
                 case Send() | Bulk() | Close() | Notice():
-                    named.append(output)
+                    tagged.append(output)
                 case Joined(name):
                     cancels = CancelJob in self._worker.accepts
                     peer = PeerJoined(
                         name, cancels=cancels, grant=self._grant, sole_worker=True
                     )
-                    named.append(PeerMessage(THE_WORKER, peer))
-                    named.append(PeerMessage(THE_WORKER, output))
+                    tagged.append(PeerMessage(THE_WORKER, peer))
+                    tagged.append(PeerMessage(THE_WORKER, output))
                 case event:
-                    named.append(PeerMessage(THE_WORKER, event))
-        return named
+                    tagged.append(PeerMessage(THE_WORKER, event))
+        return tagged

@@ -85,35 +85,35 @@ class AcceptedJobs:
     Each has a unique id on the worker, even if peers use the same id.
     """
 
-    held: dict[JobId, PeerJob] = field(default_factory=dict)
-    _named: dict[tuple[str, JobId, int], JobId] = field(default_factory=dict)
+    running: dict[JobId, PeerJob] = field(default_factory=dict)
+    _ids: dict[tuple[str, JobId, int], JobId] = field(default_factory=dict)
     _count: int = 0
 
-    def add(self, peer: str, asked: RunJob) -> JobId | None:
+    def add(self, peer: str, request: RunJob) -> JobId | None:
         """Add a job; return its id on the worker, or None for a duplicate."""
-        theirs = (peer, asked.job_id, asked.lease)
-        if theirs in self._named:
+        key = (peer, request.job_id, request.lease)
+        if key in self._ids:
             return None
         self._count += 1
-        job_id = JobId(f"{asked.job_id}#{self._count}")
-        self._named[theirs] = job_id
-        self.held[job_id] = PeerJob(peer, asked)
+        job_id = JobId(f"{request.job_id}#{self._count}")
+        self._ids[key] = job_id
+        self.running[job_id] = PeerJob(peer, request)
         return job_id
 
     def find(
-        self, peer: str, word: CancelJob | PushCalls | CancelCalls
+        self, peer: str, message: CancelJob | PushCalls | CancelCalls
     ) -> JobId | None:
         """Return the worker's id of the job that a peer's message is about."""
-        return self._named.get((peer, word.job_id, word.lease))
+        return self._ids.get((peer, message.job_id, message.lease))
 
     def remove(self, job_id: JobId) -> None:
         """Remove a job that ended."""
-        held = self.held.pop(job_id)
-        del self._named[held.peer, held.request.job_id, held.request.lease]
+        job = self.running.pop(job_id)
+        del self._ids[job.peer, job.request.job_id, job.request.lease]
 
     def of_peer(self, peer: str) -> list[JobId]:
         """Return the jobs of a peer."""
-        return [job_id for job_id, each in self.held.items() if each.peer == peer]
+        return [job_id for job_id, each in self.running.items() if each.peer == peer]
 
 
 @dataclass(slots=True)
@@ -135,25 +135,26 @@ class MultiPeerWorkerSession:
     """Adapts a session with many peers to a worker.
 
     Args:
-        begin: takes the time and creates the session; ``accepts`` is what it accepts.
-        stay: outlives the connection.  Jobs of a broken connection have been
+        new_session: takes the time and creates the session.
+        accepts: the messages that this session accepts.
+        state: outlives the connection.  Jobs of a broken connection have been
             reassigned, so the next connection starts by cancelling them.
     """
 
     def __init__(
         self,
-        begin: Callable[[float], MultiPeerSession],
+        new_session: Callable[[float], MultiPeerSession],
         accepts: frozenset[type],
-        stay: MembershipState,
+        state: MembershipState,
     ) -> None:
-        self._begin = begin
+        self._new_session = new_session
         self._inner: MultiPeerSession | None = None
-        self._stay = stay
-        self._jobs = stay.jobs
-        words = {
+        self._state = state
+        self._jobs = state.jobs
+        forwarded = {
             each for each in accepts if issubclass(each, ModelMessage | CallMessage)
         }
-        self.accepts: frozenset[type] = (_EVENTS & accepts) | words
+        self.accepts: frozenset[type] = (_EVENTS & accepts) | forwarded
 
     @property
     def deadline(self) -> float | None:
@@ -162,8 +163,8 @@ class MultiPeerWorkerSession:
     def tick(self, now: float) -> Sequence[Command | Admitted | Output]:
         left: list[Command] = []
         if self._inner is None:
-            self._inner = self._begin(now)
-            left = [self._cancel(job_id) for job_id in [*self._jobs.held]]
+            self._inner = self._new_session(now)
+            left = [self._cancel(job_id) for job_id in [*self._jobs.running]]
         return [*left, *self.translate(self._inner.tick(now), now)]
 
     def receive(
@@ -177,12 +178,14 @@ class MultiPeerWorkerSession:
             return ()
         match message:
             case AnswerChunk() | Completed() | Rejected() | Failed():
-                held = self._jobs.held.get(message.job_id)
-                if held is None:
+                job = self._jobs.running.get(message.job_id)
+                if job is None:
                     return ()  # cancelled meanwhile
                 if not isinstance(message, AnswerChunk):
                     self._jobs.remove(message.job_id)
-                said = self._inner.send(ToPeer(held.peer, _renamed(message, held)), now)
+                outputs = self._inner.send(
+                    ToPeer(job.peer, _with_peer_job_id(message, job)), now
+                )
             case (
                 OffersChanged()
                 | LoadChanged()
@@ -190,90 +193,90 @@ class MultiPeerWorkerSession:
                 | HealthReported()
                 | ModelMessage()
             ):
-                said = self._inner.send(ToPeer(ALL_PEERS, message), now)
+                outputs = self._inner.send(ToPeer(ALL_PEERS, message), now)
             case CallMessage():
-                said = self._send_call_event(message, now)
+                outputs = self._send_call_event(message, now)
             case Joined() | ReceiptSent():
                 raise AssertionError("such a wire does not carry this event")
-        return said
+        return outputs
 
     def translate(
         self, outputs: Sequence[PeerMessage | Output], now: float
     ) -> list[Command | Admitted | Output]:
         """Translate outputs of the inner session for the worker."""
-        heard = [
+        translated = [
             *chain.from_iterable(self._translate_one(each, now) for each in outputs)
         ]
-        refusal = self._stay.refusal
-        if refusal and not any(isinstance(each, Close) for each in heard):
-            heard.append(Close(refusal))
-        return heard
+        refusal = self._state.refusal
+        if refusal and not any(isinstance(each, Close) for each in translated):
+            translated.append(Close(refusal))
+        return translated
 
     def _translate_one(
         self, output: PeerMessage | Output, now: float
     ) -> Sequence[Command | Admitted | Output]:
         match output:
-            case PeerMessage(peer, RunJob() as asked):
-                return self._start_job(peer, asked, now)
-            case PeerMessage(peer, CancelJob() as word):
-                job_id = self._jobs.find(peer, word)
+            case PeerMessage(peer, RunJob() as request):
+                return self._start_job(peer, request, now)
+            case PeerMessage(peer, CancelJob() as message):
+                job_id = self._jobs.find(peer, message)
                 return () if job_id is None else (self._cancel(job_id),)
             case PeerMessage(peer, PeerLeft()):
                 return [self._cancel(job_id) for job_id in self._jobs.of_peer(peer)]
-            case PeerMessage(peer, PushCalls() | CancelCalls() as word):
-                return self._call_stream_command(peer, word)
-            case PeerMessage(_, Dismiss() | SendBlob() | ModelMessage() as word):
-                return (word,)
+            case PeerMessage(peer, PushCalls() | CancelCalls() as message):
+                return self._call_stream_command(peer, message)
+            case PeerMessage(_, Dismiss() | SendBlob() | ModelMessage() as message):
+                return (message,)
             case PeerMessage(_, PeerJoined()):
-                self._stay.admitted = True
+                self._state.admitted = True
                 return (Admitted(),)
             case PeerMessage():
                 return ()  # offers of a peer
             case Send() | Bulk() | Close() | Notice():
                 return (output,)
 
-    def _send_call_event(self, word: CallMessage, now: float) -> Sequence[Output]:
+    def _send_call_event(self, message: CallMessage, now: float) -> Sequence[Output]:
         assert self._inner is not None, "the job came from the inner session"
-        match word:
+        match message:
             case CallProgress() | CallsReturned():
-                held = self._jobs.held.get(word.job_id)
-                if held is None:
+                job = self._jobs.running.get(message.job_id)
+                if job is None:
                     return ()  # cancelled meanwhile
-                named = replace(
-                    word, job_id=held.request.job_id, lease=held.request.lease
+                renamed = replace(
+                    message, job_id=job.request.job_id, lease=job.request.lease
                 )
-                return self._inner.send(ToPeer(held.peer, named), now)
+                return self._inner.send(ToPeer(job.peer, renamed), now)
             case _:
-                return self._inner.send(ToPeer(ALL_PEERS, word), now)
+                return self._inner.send(ToPeer(ALL_PEERS, message), now)
 
     def _call_stream_command(
-        self, peer: str, word: PushCalls | CancelCalls
+        self, peer: str, message: PushCalls | CancelCalls
     ) -> Sequence[Command | Output]:
-        job_id = self._jobs.find(peer, word)
-        return () if job_id is None else (replace(word, job_id=job_id),)
+        job_id = self._jobs.find(peer, message)
+        return () if job_id is None else (replace(message, job_id=job_id),)
 
     def _start_job(
-        self, peer: str, asked: RunJob, now: float
+        self, peer: str, request: RunJob, now: float
     ) -> Sequence[Command | Output]:
-        if len(self._jobs.held) >= JOBS_MAX:
-            why = f"the worker already has {JOBS_MAX} jobs"
-            rejected = Rejected(asked.job_id, asked.lease, why)
+        if len(self._jobs.running) >= JOBS_MAX:
+            reason = f"the worker already has {JOBS_MAX} jobs"
+            rejected = Rejected(request.job_id, request.lease, reason)
             assert self._inner is not None, "the job came from the inner session"
             return self._inner.send(ToPeer(peer, rejected), now)
-        job_id = self._jobs.add(peer, asked)
+        job_id = self._jobs.add(peer, request)
         if job_id is None:
-            return (Notice(f"ignored duplicate job {asked.job_id!a}"),)
-        return (replace(asked, job_id=job_id),)
+            return (Notice(f"ignored duplicate job {request.job_id!a}"),)
+        return (replace(request, job_id=job_id),)
 
     def _cancel(self, job_id: JobId) -> CancelJob:
-        lease = self._jobs.held[job_id].request.lease
+        lease = self._jobs.running[job_id].request.lease
         self._jobs.remove(job_id)
         return CancelJob(job_id, lease)
 
 
-def _renamed(event: AboutJob, held: PeerJob) -> AboutJob:
+def _with_peer_job_id(event: AboutJob, job: PeerJob) -> AboutJob:
     """Return an event with the peer's id of the job."""
-    job_id = held.request.job_id
+    job_id = job.request.job_id
     if isinstance(event, AnswerChunk):
         return AnswerChunk(job_id, event.lease, event.pieces)  # hot path: one per token
     return replace(event, job_id=job_id)
@@ -286,10 +289,10 @@ class FramedMultiPeerSession(
 
 
 class FramedWorkerSession:
-    """Lets a link split messages for the session that ``worker`` begins.
+    """Lets a link split messages for the inner session of ``worker``.
 
-    ``framed`` is that session; it exists before ``worker`` begins, because the link
-    calls it first.
+    ``framed`` is that session; it exists before the first ``tick`` of ``worker``,
+    because the link calls it first.
     """
 
     def __init__(

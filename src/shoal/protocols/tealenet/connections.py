@@ -212,7 +212,7 @@ class TealeDialer:
             )
         return MultiPeerWorkerSession(self._relay_session, SENDABLE, self._membership)
 
-    def why_final(self, code: int, text: str) -> str | None:
+    def final_reason(self, code: int, text: str) -> str | None:
         if self._membership.refusal:
             refused = f"the coordinator refuses this worker: {self._membership.refusal}"
             # Most refusals name the option to change.

@@ -45,7 +45,7 @@ NO_TEXT = "the worker's answer has no text"
 class AssignedJob:
     """A job assigned to a worker, as the coordinator records it.
 
-    ``formed``: the client accepts the output as it is, with or without a text.
+    ``accepts_any_output``: the client accepts an output without a text, too.
     ``continues`` is the beginning of the answer's text, which the client has already.
     ``receipt`` is one that arrived separately, before the answer.
     """
@@ -53,7 +53,7 @@ class AssignedJob:
     job_id: JobId
     lease: LeaseNumber
     kind: JobKind
-    formed: bool
+    accepts_any_output: bool
     continues: str = ""
     receipt: SignedReceipt | None = None
 
@@ -78,7 +78,7 @@ _Choices = Annotated[list[_Choice], msgspec.Meta(max_length=CHOICES_MAX)]
 
 
 def read_answer(
-    given: AssignedJob, message: JobComplete, *, extended: bool
+    job: AssignedJob, message: JobComplete, *, extended: bool
 ) -> tuple[Completed | Failed, str]:
     """Decode the result of a job; also return a warning about the message, or "".
 
@@ -88,27 +88,27 @@ def read_answer(
         raise PeerError("job_complete: output is missing")
     output = canonical(bytes(message.output))
     ending = _extension(message) if extended else CompletionExtension()
-    odd = _mismatch(message, output)
-    receipt = read_bundled(message.receipt, message.receipt_signature) or given.receipt
+    warning = _mismatch(message, output)
+    receipt = read_bundled(message.receipt, message.receipt_signature) or job.receipt
     text = output.decode()
-    if given.kind is JobKind.TASK:
+    if job.kind is JobKind.TASK:
         rest: tuple[AnswerPiece, ...] = (text,)
         text = ""
     else:
-        said = _text_output(output)
-        found = _pieces(said, ending if extended else None, given.continues)
-        if found is None and not given.formed:
-            error = said.error if isinstance(said.error, str) else ""
-            shown = well_formed(error[:REASON_MAX]) or NO_TEXT
-            return Failed(given.job_id, given.lease, shown), odd
+        fields = _text_output(output)
+        found = _pieces(fields, ending if extended else None, job.continues)
+        if found is None and not job.accepts_any_output:
+            error = fields.error if isinstance(fields.error, str) else ""
+            reason_text = well_formed(error[:REASON_MAX]) or NO_TEXT
+            return Failed(job.job_id, job.lease, reason_text), warning
         rest = found or ()
     usage = None
     if (tokens := ending.usage) is not None:
         usage = Usage(tokens.prompt_tokens, tokens.completion_tokens)
     reason = ending.finish_reason
     return (
-        Completed(given.job_id, given.lease, reason, usage, rest, text, receipt),
-        odd,
+        Completed(job.job_id, job.lease, reason, usage, rest, text, receipt),
+        warning,
     )
 
 
@@ -185,8 +185,10 @@ def completion_extension(
     if usage is not None:
         tokens = TokenCounts(usage.prompt_tokens, usage.completion_tokens)
     logprobs = [choice.logprobs for choice in outcome.choices]
-    told = logprobs if any(each is not None for each in logprobs) else []
-    return CompletionExtension(lease, well_formed(finish_reason)[:64], tokens, told)
+    answer_logprobs = logprobs if any(each is not None for each in logprobs) else []
+    return CompletionExtension(
+        lease, well_formed(finish_reason)[:64], tokens, answer_logprobs
+    )
 
 
 # Private parts, in the order in which they are called.
@@ -218,8 +220,8 @@ def _mismatch(message: JobComplete, output: bytes) -> str:
     if isinstance(message.output_hash, UnsetType):
         return ""
     digest = hash_of(output)
-    forms = (f'"{digest}"'.encode(), f'"sha256:{digest}"'.encode())
-    if bytes(message.output_hash) in forms:
+    expected = (f'"{digest}"'.encode(), f'"sha256:{digest}"'.encode())
+    if bytes(message.output_hash) in expected:
         return ""
     return f"job_complete: output_hash: expected {digest}"
 
@@ -231,26 +233,28 @@ def _text_output(output: bytes) -> _TextOutput:
         return _TextOutput()  # not an object
     except msgspec.DecodeError:  # lone surrogate
         value = parse(output)
-        said = value if isinstance(value, dict) else {}
-        return _TextOutput(said.get("text"), said.get("error"), said.get("choices"))
+        fields = value if isinstance(value, dict) else {}
+        return _TextOutput(
+            fields.get("text"), fields.get("error"), fields.get("choices")
+        )
 
 
 def _pieces(
-    said: _TextOutput, ending: CompletionExtension | None, continues: str
+    fields: _TextOutput, ending: CompletionExtension | None, continues: str
 ) -> tuple[AnswerPiece, ...] | None:
     """Return the pieces of an output beyond ``continues``; None without a text.
 
     Without an ``ending`` (the extension field) only the text counts.
     """
-    if not isinstance(said.text, str):
+    if not isinstance(fields.text, str):
         return None
-    text = well_formed(said.text)
+    text = well_formed(fields.text)
     if not text.startswith(continues):
         raise PeerError("job_complete: output.text: it begins otherwise than the job")
-    if ending is None or said.choices is None:
+    if ending is None or fields.choices is None:
         return (text[len(continues) :],) if len(text) > len(continues) else ()
     try:
-        found = msgspec.convert(with_lone_surrogates_replaced(said.choices), _Choices)
+        found = msgspec.convert(with_lone_surrogates_replaced(fields.choices), _Choices)
     except msgspec.ValidationError as error:
         raise PeerError(f"job_complete: output.choices: {error}") from error
     choices = []

@@ -86,8 +86,8 @@ def well_formed(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
-        halves = text.encode("utf-16-le", "surrogatepass")
-        return halves.decode("utf-16-le", "replace")
+        code_units = text.encode("utf-16-le", "surrogatepass")
+        return code_units.decode("utf-16-le", "replace")
     return text
 
 
@@ -161,16 +161,16 @@ def _number(digits: str) -> JSON:
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Order an object's keys as JavaScript does; of duplicate keys the last counts."""
-    made = dict(pairs)
-    indexes = [key for key in made if key.isdigit() and _is_index(key)]
+    members = dict(pairs)
+    indexes = [key for key in members if key.isdigit() and _is_index(key)]
     if not indexes:
-        return made
-    return {key: made[key] for key in sorted(indexes, key=int)} | made
+        return members
+    return {key: members[key] for key in sorted(indexes, key=int)} | members
 
 
 def _is_index(key: str) -> bool:
-    plain = key.isascii() and len(key) <= len(str(INDEX_MAX))
-    return plain and (key == "0" or key[0] != "0") and int(key) <= INDEX_MAX
+    is_short_ascii = key.isascii() and len(key) <= len(str(INDEX_MAX))
+    return is_short_ascii and (key == "0" or key[0] != "0") and int(key) <= INDEX_MAX
 
 
 def _refuse(name: str) -> None:

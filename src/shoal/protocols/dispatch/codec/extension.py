@@ -95,22 +95,23 @@ def read_header(value: str) -> CoordinatorAnnouncement:
     version, *entries = (entry.strip() for entry in value.split(","))
     if not (version.isascii() and version.isdigit()) or int(version[:9]) < VERSION:
         return CoordinatorAnnouncement()
-    given = {
-        name.lower(): said for name, _, said in (e.partition("=") for e in entries)
+    settings = {
+        name.lower(): value
+        for name, _, value in (entry.partition("=") for entry in entries)
     }
     return CoordinatorAnnouncement(
         True,
-        key_of(given.get("key", "")),
-        unquote(given.get("model", "")),
-        _decode_base64(given.get("challenge", "")),
+        key_of(settings.get("key", "")),
+        unquote(settings.get("model", "")),
+        _decode_base64(settings.get("challenge", "")),
     )
 
 
 def write_header(settings: Mapping[str, str]) -> str:
     """Return the value that announces the extension."""
     entries = [
-        f"{name}={quote(said, safe='+/=', errors='replace')}"
-        for name, said in settings.items()
+        f"{name}={quote(value, safe='+/=', errors='replace')}"
+        for name, value in settings.items()
     ]
     return ", ".join([str(VERSION), *entries])
 
@@ -141,25 +142,25 @@ def read_attempt(raw: bytes) -> AttemptExtension:
         return AttemptExtension()
 
 
-def present(member: WorkerProfile, proof: bytes) -> WorkerPresentation:
+def present(profile: WorkerProfile, proof: bytes) -> WorkerPresentation:
     """Return the extension field with which a worker registers."""
-    model = member.model
+    model = profile.model
     return WorkerPresentation(
         base64.b64encode(proof).decode(),
         VERSION,
-        member.slots,
-        sorted(kind.value for kind in kinds_of(member)),
+        profile.slots,
+        sorted(kind.value for kind in kinds_of(profile)),
         sorted(feature.value for feature in model.features),
         model.context,
-        sorted(member.tasks)[:NAMES_MAX],
-        sorted(member.only_for)[:NAMES_MAX],
+        sorted(profile.tasks)[:NAMES_MAX],
+        sorted(profile.only_for)[:NAMES_MAX],
     )
 
 
-def kinds_of(member: WorkerProfile) -> frozenset[JobKind]:
+def kinds_of(profile: WorkerProfile) -> frozenset[JobKind]:
     """Return the job kinds a worker supports: tasks only if it lists some."""
-    kinds = member.model.kinds - {JobKind.TASK}
-    return kinds | {JobKind.TASK} if member.tasks else kinds
+    kinds = profile.model.kinds - {JobKind.TASK}
+    return kinds | {JobKind.TASK} if profile.tasks else kinds
 
 
 def known_kinds(names: list[str]) -> frozenset[JobKind]:

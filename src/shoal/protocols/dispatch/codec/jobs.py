@@ -31,7 +31,7 @@ from shoal.protocols.seam.session import without_calls
 
 NEW_TOKENS = 1024  # for workers that need a limit; original ones default to 256
 TOKENS_MAX = 2**31 - 1
-UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # the original worker's words
+UNSUPPORTED_PAYLOAD = "Unsupported job payload"  # as the original worker says
 
 _MAX = sys.float_info.max
 _Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-_MAX, le=_MAX)]
@@ -80,16 +80,16 @@ def encode_job(job: RunJob, *, extended: bool) -> str:
     """
     work, terms = job.work, job.terms
     if extended:
-        payload, more = _extended_payload(job)
-        shoal: Raw | UnsetType = Raw(to_json(more))
+        payload, extension = _extended_payload(job)
+        shoal: Raw | UnsetType = Raw(to_json(extension))
     else:
         payload, shoal = _plain_payload(work), UNSET
-    as_it_came = terms.form and not extended
+    verbatim = terms.form and not extended
     return to_json(
         _JobAssign(
             job.job_id,
             JobType.TASK if work.kind is JobKind.TASK else JobType.LLM_INFER,
-            Raw(well_formed(terms.form) if as_it_came else to_json(payload)),
+            Raw(well_formed(terms.form) if verbatim else to_json(payload)),
             terms.policy.name,
             terms.privacy.name,
             well_formed(terms.user),
@@ -119,25 +119,31 @@ def decode_job(
         _check_depth(message.payload)
         return _work(message, None, model), LeaseNumber(0), ""
     try:
-        more = _extensions.decode(message.shoal)
+        extension = _extensions.decode(message.shoal)
     except (msgspec.DecodeError, RecursionError) as error:
         raise PeerError(f"job_assign: shoal: {error}") from error
-    _check_depth(message.payload, more.messages, more.prompt, more.options)
-    return _work(message, more, model), LeaseNumber(more.lease), more.continues
+    _check_depth(
+        message.payload, extension.messages, extension.prompt, extension.options
+    )
+    return (
+        _work(message, extension, model),
+        LeaseNumber(extension.lease),
+        extension.continues,
+    )
 
 
 def prompt_of(messages: Sequence[Mapping[str, JSON]]) -> str:
     """Return a conversation as one text, for workers that accept only a prompt."""
     if len(messages) == 1 and messages[0].get("role") == "user":
         return message_text(messages[0])
-    said = []
+    parts = []
     for message in messages:
         role, text = message.get("role"), message_text(message)
         if role in ("system", "developer"):
-            said.append(text)
+            parts.append(text)
         else:
-            said.append(f"{'Assistant' if role == 'assistant' else 'User'}: {text}")
-    return "\n\n".join([*said, "Assistant:"])
+            parts.append(f"{'Assistant' if role == 'assistant' else 'User'}: {text}")
+    return "\n\n".join([*parts, "Assistant:"])
 
 
 # Private parts, in the order in which they are called.
@@ -158,20 +164,20 @@ def _extended_payload(job: RunJob) -> tuple[JSON, JobExtension]:
     match work:
         case Chat(messages=messages):
             prompt = prompt_of(messages)
-            told: list[dict[str, Any]] | None = [dict(each) for each in messages]
-            if told == _user_message(prompt):
+            carried: list[dict[str, Any]] | None = [dict(each) for each in messages]
+            if carried == _user_message(prompt):
                 payload["prompt"] = prompt
-                told = None
-            more = JobExtension(lease, messages=told)
+                carried = None
+            extension = JobExtension(lease, messages=carried)
         case Completion(prompt=text):
-            more = JobExtension(lease, kind=work.kind, prompt=text)
+            extension = JobExtension(lease, kind=work.kind, prompt=text)
         case Embedding(inputs=inputs, options=options):
-            more = JobExtension(lease, kind=work.kind, inputs=list(inputs))
-            return payload, msgspec.structs.replace(more, options=dict(options))
+            extension = JobExtension(lease, kind=work.kind, inputs=list(inputs))
+            return payload, msgspec.structs.replace(extension, options=dict(options))
         case Task(name=name):
             return work.payload, JobExtension(lease, kind=work.kind, name=name)
     return payload, msgspec.structs.replace(
-        more,
+        extension,
         max_tokens=work.max_tokens,
         temperature=work.temperature,
         options=dict(work.options),
@@ -186,8 +192,8 @@ def _plain_payload(work: Work) -> JSON:
     """
     match without_calls(work):
         case Task(name=name, payload=payload):
-            given = payload if isinstance(payload, Mapping) else {"input": payload}
-            return {"job_type": JobType.TASK, "task_type": name, **given}
+            fields = payload if isinstance(payload, Mapping) else {"input": payload}
+            return {"job_type": JobType.TASK, "task_type": name, **fields}
         case Chat(messages=messages, max_tokens=limit):
             prompt: JSON = prompt_of(messages)
         case Completion(prompt=prompt, max_tokens=limit):
@@ -198,32 +204,34 @@ def _plain_payload(work: Work) -> JSON:
     return {"job_type": JobType.LLM_INFER, "prompt": prompt, "max_tokens": tokens}
 
 
-def _work(message: JobAssignment, more: JobExtension | None, model: str) -> Work:
+def _work(message: JobAssignment, extension: JobExtension | None, model: str) -> Work:
     payload = message.payload
-    given = payload if isinstance(payload, dict) else {}
-    if more is not None:
-        limits = (more.max_tokens, more.temperature, more.options)
-        match more.kind:
+    fields = payload if isinstance(payload, dict) else {}
+    if extension is not None:
+        limits = (extension.max_tokens, extension.temperature, extension.options)
+        match extension.kind:
             case JobKind.COMPLETION:
-                return Completion(model, more.prompt, *limits)
+                return Completion(model, extension.prompt, *limits)
             case JobKind.EMBEDDING:
-                return Embedding(model, tuple(more.inputs), more.options)
+                return Embedding(model, tuple(extension.inputs), extension.options)
             case JobKind.TASK:
-                return Task(more.name, payload)
+                return Task(extension.name, payload)
             case JobKind.CALL | JobKind.CALL_STREAM:
-                raise PeerError(f"job_assign: shoal.kind: no {more.kind.value} here")
+                raise PeerError(
+                    f"job_assign: shoal.kind: no {extension.kind.value} here"
+                )
             case JobKind.CHAT | None:
-                messages = more.messages
+                messages = extension.messages
     else:
         messages = None
-        limits = (_token_limit(given.get("max_tokens")), None, {})
+        limits = (_token_limit(fields.get("max_tokens")), None, {})
         if message.job_type == JobType.TASK:
-            name = given.get("task_type")
+            name = fields.get("task_type")
             if not isinstance(name, str):
                 raise PeerError(f"{UNSUPPORTED_PAYLOAD}: task_type is missing")
             return Task(name, payload)
     if messages is None:
-        prompt = given.get("prompt")
+        prompt = fields.get("prompt")
         if message.job_type != JobType.LLM_INFER or not isinstance(prompt, str):
             raise PeerError(f"{UNSUPPORTED_PAYLOAD}: prompt is missing")
         messages = _user_message(prompt)
@@ -234,8 +242,8 @@ def _user_message(prompt: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": prompt}]
 
 
-def _token_limit(wanted: object) -> int | None:
+def _token_limit(limit: object) -> int | None:
     """Return a token limit; coordinators pass on any value that a client sends."""
-    if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+    if isinstance(limit, bool) or not isinstance(limit, int | float):
         return None
-    return int(min(max(1, wanted), TOKENS_MAX))
+    return int(min(max(1, limit), TOKENS_MAX))
