@@ -124,7 +124,9 @@ def suffixes(data: bytes) -> None:
     signed = encode_suffix(KEY, CHALLENGE, "node", data[:8192])
     for node_id, payload in (("node-a", data), ("node", data + signed)):
         with suppress(PeerError):
-            assert data.startswith(decode_suffix(KEY, CHALLENGE, node_id, payload).base)
+            assert data.startswith(
+                decode_suffix(KEY, CHALLENGE, node_id, payload).message
+            )
 
 
 def words(data: bytes) -> None:

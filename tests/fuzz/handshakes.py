@@ -75,11 +75,11 @@ def _whole(data: bytes) -> bytes:
 
 
 def _recorded_server() -> HandshakeEnd:
-    return server(node("node-a", accepts=AS_ORIGINALS, draw=giving(B)))
+    return server(node("node-a", accepts=AS_ORIGINALS, random_bytes=giving(B)))
 
 
 def _recorded_client() -> HandshakeEnd:
-    return client(node("node-b", accepts=AS_ORIGINALS, draw=giving(A)))
+    return client(node("node-b", accepts=AS_ORIGINALS, random_bytes=giving(A)))
 
 
 A, B = bytes(range(32)), bytes(range(0x80, 0xA0))  # what was drawn in the recordings

@@ -65,7 +65,7 @@ def node(
         node_id=node_id,
         key=None if token is None else fleet_key(token),
         profile=encode_profile(HardwareProfile(chip=node_id)),
-        draw=drawing(node_id),
+        random_bytes=drawing(node_id),
         challenges=SentChallenges(),
         digest=b"" if token is None else digest_of(token),
         admission=require_token(token or ""),
@@ -155,7 +155,7 @@ def client(
     own: HandshakeSettings, expected: str = "", *, ours: bool = False
 ) -> HandshakeEnd:
     """Return the end that dials."""
-    made = ClientHandshake(own, expected, require_strong=ours, where="10.0.0.2:50052")
+    made = ClientHandshake(own, expected, require_strong=ours, server="10.0.0.2:50052")
     return HandshakeEnd(made)
 
 

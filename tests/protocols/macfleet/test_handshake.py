@@ -22,7 +22,7 @@ def test_challenges_have_a_mark() -> None:
 
 def test_challenges_have_no_mark_without_the_strong_handshake() -> None:
     challenge = draw_challenge(
-        node("a", accepts=AS_ORIGINALS, draw=giving(b"\xff" * 32))
+        node("a", accepts=AS_ORIGINALS, random_bytes=giving(b"\xff" * 32))
     )
 
     assert challenge == b"\xff" * 32

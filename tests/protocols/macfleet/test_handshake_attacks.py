@@ -114,7 +114,9 @@ def test_a_suffix_of_the_server_itself_is_rejected() -> None:
 def test_a_client_does_not_answer_its_own_challenge() -> None:
     challenge = b"\xff" * 32
     own = node(
-        "node-b", accepts=UNTIL_V1 - {HandshakeStrength.STRONG}, draw=giving(challenge)
+        "node-b",
+        accepts=UNTIL_V1 - {HandshakeStrength.STRONG},
+        random_bytes=giving(challenge),
     )
     end = client(own).open()
     key = fleet_key(TOKEN)
@@ -211,7 +213,9 @@ def test_a_removed_offer_is_detected_by_the_server(
 def test_a_removed_offer_is_detected_by_the_client() -> None:
     """A Shoal server takes its client for an upstream one."""
     dialling = client(node("node-b")).open()
-    dialled = server(node("node-a", accepts=AS_ORIGINALS, draw=_marked())).open()
+    dialled = server(
+        node("node-a", accepts=AS_ORIGINALS, random_bytes=_marked())
+    ).open()
 
     meet(dialling, dialled)
 
@@ -280,7 +284,7 @@ def test_a_client_signs_no_heartbeat_for_an_attacker_in_between(
 
     dialling = client(node("node-b", accepts=AS_ORIGINALS)).open()
     dialled = server(
-        node("node-a", accepts=AS_ORIGINALS, draw=giving(b"\xee" * 32))
+        node("node-a", accepts=AS_ORIGINALS, random_bytes=giving(b"\xee" * 32))
     ).open()
 
     meet(dialling, dialled, swapped)
@@ -358,11 +362,11 @@ def strong_said(own: HandshakeSettings, said: Sequence[bytes]) -> list[bytes]:
 
 def test_a_stranger_receives_nothing_to_test_tokens_against() -> None:
     stranger = client(node("mallory", "a wrong guess")).open()
-    meet(stranger, server(node("node-a", draw=drawing("same"))).open())
+    meet(stranger, server(node("node-a", random_bytes=drawing("same"))).open())
     assert len(stranger.sent) == BEFORE_M3
 
     one, other = (
-        strong_said(node("node-a", token, draw=drawing("same")), stranger.sent)
+        strong_said(node("node-a", token, random_bytes=drawing("same")), stranger.sent)
         for token in ("one token", "other token")
     )
 
@@ -392,7 +396,7 @@ def test_a_replayed_proof_is_rejected() -> None:
     dialling, dialled = client(node("node-b")).open(), server(node("node-a")).open()
     meet(dialling, dialled)
     assert dialled.agreed is not None
-    again = server(node("node-a", draw=drawing("later"))).open()
+    again = server(node("node-a", random_bytes=drawing("later"))).open()
 
     for data in dialling.sent:
         again.hear(data)
@@ -404,7 +408,7 @@ def test_a_replayed_proof_is_rejected() -> None:
 def test_a_replayed_answer_is_rejected() -> None:
     dialling, dialled = client(node("node-b")).open(), server(node("node-a")).open()
     meet(dialling, dialled)
-    again = client(node("node-b", draw=drawing("later"))).open()
+    again = client(node("node-b", random_bytes=drawing("later"))).open()
 
     for data in dialled.sent:
         again.hear(data)

@@ -33,7 +33,7 @@ def recorded_client(case: Case) -> HandshakeEnd:
         given["token"],
         profile=bytes.fromhex(given["client_hw_json_hex"]),
         accepts=AS_ORIGINALS,
-        draw=giving(bytes.fromhex(given["challenge_a_hex"] or "")),
+        random_bytes=giving(bytes.fromhex(given["challenge_a_hex"] or "")),
     )
     return client(own, given["expected_peer_id"]).open(b"")
 
@@ -105,7 +105,7 @@ def test_in_an_open_fleet_the_first_message_is_the_id_alone() -> None:
 
 def test_a_v1_server_is_refused_by_default() -> None:
     case = case_of("hsclient/v1 ack (downgrade accepted)")
-    end = client(node("node-b", draw=giving(bytes(24)))).open()
+    end = client(node("node-b", random_bytes=giving(bytes(24)))).open()
 
     end.hear(bytes.fromhex(case["input"]["server_replies_hex"]))
 

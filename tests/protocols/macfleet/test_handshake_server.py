@@ -30,7 +30,7 @@ def recorded_server(case: Case) -> HandshakeEnd:
         given["token"],
         profile=bytes.fromhex(given["server_hw_json_hex"]),
         accepts=AS_ORIGINALS,
-        draw=giving(bytes.fromhex(challenge or "")),
+        random_bytes=giving(bytes.fromhex(challenge or "")),
     )
     return server(own).open(b"")
 
@@ -80,7 +80,7 @@ def test_both_ends_send_what_upstream_sends(case: Case) -> None:
             key=None if key is None else fleet_key(given["token"], given["fleet_id"]),
             profile=bytes.fromhex(given[f"{role}_hw_json_hex"]),
             accepts=AS_ORIGINALS,
-            draw=giving(challenge),
+            random_bytes=giving(challenge),
         )
         for role, challenge in zip(("client", "server"), challenges, strict=True)
     )

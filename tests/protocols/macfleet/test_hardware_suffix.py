@@ -56,7 +56,7 @@ def test_suffixes_are_decoded_as_upstream_does(case: Case) -> None:
     else:
         accepted = case["expect"]["accepted"]
         peeled = decode_suffix(*given)
-        assert peeled.base.hex() == accepted["base_hex"]
+        assert peeled.message.hex() == accepted["base_hex"]
         assert peeled.hardware == profile_of(accepted["hw"])
 
 

@@ -23,7 +23,7 @@ from shoal.protocols.macfleet.local_node import (
     FleetRole,
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.multi_peer import ALL_PEERS, PeerJoined, PeerMessage, ToPeer
 from shoal.transports.clock import LoopClock
@@ -41,7 +41,7 @@ ROUNDS = 3
 PATIENCE = scaled(60.0)  # seconds before a test gives up
 
 
-def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerSession:
+def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> FleetSession:
     own = HandshakeSettings(
         role.value,
         fleet_key(TOKEN, "") if secure else None,
@@ -52,7 +52,7 @@ def node(role: FleetRole, caller: FleetConnectionInfo, *, secure: bool) -> PeerS
         identity=Signer.from_seed(os.urandom(32)),
         verifies=verify,
     )
-    return PeerSession(
+    return FleetSession(
         FleetLocalNode(role, own, HardwareProfile, 4, FleetRateLimiter(NoThrottle())),
         caller,
     )

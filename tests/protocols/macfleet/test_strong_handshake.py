@@ -281,7 +281,7 @@ def test_any_split_of_the_bytes_gives_the_same_outcome(cuts: list[int]) -> None:
 def test_garbage_is_rejected(
     make: Callable[[HandshakeSettings], HandshakeEnd], data: bytes
 ) -> None:
-    end = make(node("a", draw=drawing("garbage"))).open()
+    end = make(node("a", random_bytes=drawing("garbage"))).open()
 
     end.hear(data)
 

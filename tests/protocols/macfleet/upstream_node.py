@@ -18,7 +18,7 @@ from shoal.protocols.macfleet.codec.frames import (
 )
 from shoal.protocols.macfleet.coordinator import endpoints
 from shoal.protocols.macfleet.dialer import FleetDialer
-from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.context import ProtocolContext, WorkerProfile
 from shoal.protocols.seam.endpoints import Listener
 from shoal.protocols.seam.multi_peer import MultiPeerSession, PeerMessage, ToPeer
@@ -74,7 +74,7 @@ class UpstreamNode:
     def send(self, word: Event | Command, now: float = 0.0) -> list[object]:
         """Pass the session a message; return its messages in reply."""
         # A worker's session has one peer; a multi-peer session is given it.
-        message = ToPeer("", word) if isinstance(self.session, PeerSession) else word
+        message = ToPeer("", word) if isinstance(self.session, FleetSession) else word
         words = self.take(self.session.send(message, now))  # type: ignore[arg-type]  # one of both
         return [*words, *self.tick(now)]
 

@@ -41,8 +41,10 @@ def parse_contact(address: str) -> NodeAddress:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise ConfigError(f"{expected}: {error}") from error
-    odd = any(letter == "@" or letter.isspace() for letter in address)
-    if not host or parts.netloc != address or odd:
+    has_space_or_userinfo = any(
+        character == "@" or character.isspace() for character in address
+    )
+    if not host or parts.netloc != address or has_space_or_userinfo:
         raise ConfigError(expected)
     return NodeAddress(host, port or HEARTBEAT_PORT)
 
@@ -74,9 +76,9 @@ def parse_url(url: str) -> SplitResult:
 
     Raises ConfigError if it is malformed or has a scheme this protocol does not use.
     """
-    full = url if "://" in url else f"{PLAIN_SCHEME}://{url}"
+    absolute = url if "://" in url else f"{PLAIN_SCHEME}://{url}"
     try:
-        parts = urlsplit(full)
+        parts = urlsplit(absolute)
         host, port = parts.hostname, parts.port  # raises if the port is not a number
     except ValueError as error:
         raise ConfigError(f"URL {redacted(url)!a}: {error}; {EXPECTED}") from error
@@ -100,10 +102,12 @@ def within_fleet(url: str, fleet: str) -> str | None:
 
     Raises ConfigError as ``parse_url`` does.
     """
-    named = fleet_in_url(parse_url(url))
-    if url.startswith(f"{PLAIN_SCHEME}://") or named not in ("", fleet):
+    fleet_id = fleet_in_url(parse_url(url))
+    if url.startswith(f"{PLAIN_SCHEME}://") or fleet_id not in ("", fleet):
         return None
-    return url if named or not fleet else f"{url}?{urlencode({FLEET_PARAMETER: fleet})}"
+    return (
+        url if fleet_id or not fleet else f"{url}?{urlencode({FLEET_PARAMETER: fleet})}"
+    )
 
 
 def redacted(url: str) -> str:

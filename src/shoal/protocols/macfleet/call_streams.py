@@ -106,15 +106,15 @@ class ShoalCallStreams:
         call_stream = self._by_lease.get((command.job_id, command.lease))
         if call_stream is None:
             return ()
-        numbers, most = command.numbers, control.RECALLED_MAX
+        numbers, count_max = command.numbers, control.RECALLED_MAX
         return [
             self._encode_control(
                 call_stream,
                 control.RecallCallsMessage(
-                    call_stream.stream_id, numbers[at : at + most]
+                    call_stream.stream_id, numbers[at : at + count_max]
                 ),
             )
-            for at in range(0, len(numbers), most)
+            for at in range(0, len(numbers), count_max)
         ]
 
     def close(self, command: CancelJob) -> Sequence[Output]:
@@ -229,10 +229,10 @@ class UpstreamCallStreams:
 
         If the worker does not have the function, the call stream fails.
         """
-        found = self._calls.pop(result.task_id, None)
-        if found is None:
+        entry = self._calls.pop(result.task_id, None)
+        if entry is None:
             return ()
-        call_stream, number = found
+        call_stream, number = entry
         del call_stream.calls[number]
         error = result.error
         if error is not None and is_unknown_function(error) and not call_stream.closing:

@@ -73,7 +73,7 @@ class FleetConnection:
     def __init__(self, local: FleetLocalNode, peer: FleetPeer, now: float) -> None:
         self._peer = peer
         self._writer = writer = FrameWriter(is_shoal=peer.is_shoal)
-        task_ids = FleetTaskIds(local.handshake.draw)
+        task_ids = FleetTaskIds(local.handshake.random_bytes)
         is_shoal = peer.is_shoal
         self._parts = ConnectionParts(
             writer,
@@ -120,13 +120,13 @@ class FleetConnection:
         self._pending.clear()
         if reason := self._parts.liveness.lost_reason(now):
             return [*outputs, self._close(reason)]
-        if (beat := self._parts.liveness.next_heartbeat(now)) is not None:
-            outputs.append(self._writer.write(FrameType.HEARTBEAT, beat))
+        if (heartbeat := self._parts.liveness.next_heartbeat(now)) is not None:
+            outputs.append(self._writer.write(FrameType.HEARTBEAT, heartbeat))
         return outputs
 
-    def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
+    def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         """Return memory for a frame, as ``FramedSession.buffer_for`` does."""
-        return self._handler.buffer_for(head, take)
+        return self._handler.buffer_for(head, allocate)
 
     def receive(self, frame: Frame, now: float) -> Sequence[ConnectionOutput]:
         """Handle a frame.
@@ -134,23 +134,23 @@ class FleetConnection:
         Raises PeerError if it violates the protocol; the connection then ends.
         """
         self._parts.liveness.on_activity(now)
-        said = self._handler.receive(frame)
-        self._closed = any(isinstance(each, Close) for each in said)
-        return said
+        outputs = self._handler.receive(frame)
+        self._closed = any(isinstance(each, Close) for each in outputs)
+        return outputs
 
     def send(self, message: Event | Command, now: float) -> Sequence[Output]:
         """Send a message to the peer.
 
         Raises Unsupported if the wire has no message for it.
         """
-        said: list[Output] = []
+        outputs: list[Output] = []
         for each in () if self._closed else self._encode(message):
             if isinstance(each, Send | Bulk | Close | Notice):
-                said.append(each)
+                outputs.append(each)
             else:
                 self._pending.append(each)
                 self._pending_since = now
-        return said
+        return outputs
 
     # Sending.
 
@@ -185,10 +185,10 @@ class FleetConnection:
             case OffersChanged() | LoadChanged() | Draining() | HealthReported():
                 return self._parts.state.send(message, self._writer)
             case Dismiss(reason):
-                words = self._send_control(
+                dismissal = self._send_control(
                     control.DismissedMessage(reason[: control.TEXT_MAX])
                 )
-                return [*words, self._close(reason)]
+                return [*dismissal, self._close(reason)]
             case AnswerChunk():
                 return ()  # a function's value is returned whole, without deltas
             case Joined() | ReceiptSent() | ModelMessage() | CallMessage():
@@ -199,8 +199,8 @@ class FleetConnection:
             case Call() | Task():
                 return (self._parts.outbound.send(job, job.work),)
             case CallStream():
-                opened = self._parts.call_streams.open(job, job.work)
-                return () if opened is None else (opened,)
+                output = self._parts.call_streams.open(job, job.work)
+                return () if output is None else (output,)
             case _:
                 raise Unsupported("MacFleet does not run models")
 

@@ -41,7 +41,7 @@ from shoal.protocols.macfleet.local_node import (
 )
 from shoal.protocols.macfleet.membership import FleetNode, FleetRegistry
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import AdmissionCheck, AdmissionGrant, JoinRequest
 from shoal.protocols.seam.context import ProtocolContext
 from shoal.protocols.seam.endpoints import Listener, ListenerTls, OutgoingConnection
@@ -65,7 +65,7 @@ class _LocalHardware:
         return hardware_profile(self.hardware, self.port)
 
 
-def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
+def endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     """Return every endpoint of the fleet.
 
     Returns none, with a warning, if the join token is too short for a fleet.
@@ -77,21 +77,21 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
             "--macfleet-open and --macfleet-token: an open fleet has no token; omit "
             "one of them"
         )
-    token = "" if config.open else config.token or setting.token
+    token = "" if config.open else config.token or context.token
     if 0 < len(token) < TOKEN_MIN:
-        return _no_endpoints(config, setting)
-    machine = _LocalHardware(setting.hardware)
-    local = local_node(config, setting, token, machine)
+        return _no_endpoints(config, context)
+    machine = _LocalHardware(context.hardware)
+    local = local_node(config, context, token, machine)
     assert local.registry is not None, "a coordinator has a registry"
     member = FleetMember(
-        local.handshake.node_id, local.key, local.profile, setting.random_bytes
+        local.handshake.node_id, local.key, local.profile, context.random_bytes
     )
-    limiter = FleetRateLimiter(setting.throttle)
+    limiter = FleetRateLimiter(context.throttle)
     dialer = TransportDialer(partial(_should_dial, local), partial(_dial, local))
     heartbeats = _port(config.heartbeat_port, HEARTBEAT_PORT)
     contacts = [parse_contact(each) for each in config.peers]
     peer_addresses = {
-        parse_contact(each.address): each for each in setting.peer_addresses
+        parse_contact(each.address): each for each in context.peer_addresses
     }
     result: list[Endpoint] = [
         # Before the heartbeat listener, which announces the transport port.
@@ -107,10 +107,10 @@ def endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
 
 
 def local_node(
-    config: Config, setting: ProtocolContext, token: str, hardware: _LocalHardware
+    config: Config, context: ProtocolContext, token: str, hardware: _LocalHardware
 ) -> FleetLocalNode:
     """Return the coordinator's node.  Raises ConfigError if the token is invalid."""
-    name = node_id(setting.name)
+    name = node_id(context.name)
     accepts = (
         DEFAULT_STRENGTHS | {HandshakeStrength.V1} if config.v1 else DEFAULT_STRENGTHS
     )
@@ -118,15 +118,15 @@ def local_node(
         name,
         fleet_key(token, config.fleet) if token else None,
         b"",  # ``handshake_settings`` fills it in
-        setting.random_bytes,
+        context.random_bytes,
         SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=config.fleet,
-        identity=setting.identity,
-        verifies=setting.verify,
-        admission=setting.admission
+        identity=context.identity,
+        verifies=context.verify,
+        admission=context.admission
         if token
-        else _admit_without_token(setting.admission),
+        else _admit_without_token(context.admission),
         accepts=accepts,
     )
     return FleetLocalNode(
@@ -134,18 +134,18 @@ def local_node(
         handshake=node,
         profile=hardware.profile,
         slots=config.slots,
-        limiter=FleetRateLimiter(setting.throttle),
+        limiter=FleetRateLimiter(context.throttle),
         registry=FleetRegistry(name, hardware.profile),
     )
 
 
-def _no_endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint]:
+def _no_endpoints(config: Config, context: ProtocolContext) -> Sequence[Endpoint]:
     if config.token:
         raise ConfigError(
             f"--macfleet-token: expected {TOKEN_MIN} characters or more, and it has "
             f"{len(config.token)}; use a longer token"
         )
-    setting.warn(
+    context.warn(
         f"the join token has fewer than {TOKEN_MIN} characters, too few for a "
         "MacFleet token, so MacFleet's ports stay closed: set --macfleet-token, or "
         "--macfleet-open for a fleet without a token"
@@ -156,8 +156,8 @@ def _no_endpoints(config: Config, setting: ProtocolContext) -> Sequence[Endpoint
 def _admit_without_token(admission: AdmissionCheck) -> AdmissionCheck:
     """Return a check that also admits applicants without a token."""
 
-    def admit(applicant: JoinRequest) -> AdmissionGrant:
-        return admission(applicant) if applicant.token else AdmissionGrant()
+    def admit(request: JoinRequest) -> AdmissionGrant:
+        return admission(request) if request.token else AdmissionGrant()
 
     return admit
 
@@ -176,7 +176,7 @@ def _listener(
         connection = FleetConnectionInfo(
             dialled=False, address=address, protection=protection
         )
-        return PeerSession(local, connection)
+        return FleetSession(local, connection)
 
     return Listener(
         _port(config.transport_port, TRANSPORT_PORT),
@@ -202,11 +202,11 @@ def _should_dial(local: FleetLocalNode, node: FleetNode) -> bool:
 
 
 def _dial(local: FleetLocalNode, node: FleetNode) -> OutgoingConnection:
-    where = replace(node.address, port=node.data_port)
+    address = replace(node.address, port=node.data_port)
     secure = local.key is not None
     protection = Protection.TLS if secure else Protection.PLAIN
     connection = FleetConnectionInfo(
-        dialled=True, expected_id=node.id, address=str(where), protection=protection
+        dialled=True, expected_id=node.id, address=str(address), protection=protection
     )
-    url = transport_url(str(where), secure=secure)
-    return OutgoingConnection(url, lambda now: PeerSession(local, connection))
+    url = transport_url(str(address), secure=secure)
+    return OutgoingConnection(url, lambda now: FleetSession(local, connection))

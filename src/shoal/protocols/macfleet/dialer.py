@@ -24,8 +24,12 @@ from shoal.protocols.macfleet.codec.keys import TOKEN_MIN, fleet_key
 from shoal.protocols.macfleet.connection import ACCEPTED_MESSAGES
 from shoal.protocols.macfleet.handshake import HandshakeSettings, SentChallenges
 from shoal.protocols.macfleet.handshake_client import rejection
-from shoal.protocols.macfleet.heartbeat import FleetMember as Node
-from shoal.protocols.macfleet.heartbeat import OwnIdError, PingExchange, Pong
+from shoal.protocols.macfleet.heartbeat import (
+    FleetMember,
+    OwnIdError,
+    PingExchange,
+    Pong,
+)
 from shoal.protocols.macfleet.local_node import (
     WORKER_FEATURE,
     FleetConnectionInfo,
@@ -35,7 +39,7 @@ from shoal.protocols.macfleet.local_node import (
     node_id,
 )
 from shoal.protocols.macfleet.rate_limiter import FleetRateLimiter
-from shoal.protocols.macfleet.session import PeerSession
+from shoal.protocols.macfleet.session import FleetSession
 from shoal.protocols.seam.admission import NoThrottle
 from shoal.protocols.seam.context import WorkerProfile
 from shoal.protocols.seam.multi_peer import Protection
@@ -143,7 +147,7 @@ class FleetDialer:
     message_max = MESSAGE_MAX
     headers: Mapping[str, str] = {}
 
-    def __init__(self, url: str, member: WorkerProfile) -> None:
+    def __init__(self, url: str, profile: WorkerProfile) -> None:
         parts = parse_url(url)
         self._joins_shoal = parts.scheme in WEB_SCHEMES
         self._membership = MembershipState()
@@ -152,7 +156,7 @@ class FleetDialer:
         self._retries_ping = False  # under another id
         self._is_renamed = False  # the id differs from the configured name
         self._local = worker_node(
-            member,
+            profile,
             fleet_in_url(parts),
             on_refused=self._on_refused,
             on_rejected=self._on_rejected,
@@ -161,21 +165,24 @@ class FleetDialer:
         self._expected_id = ""  # the id in the pong
         self._heartbeats = ""
         if self._joins_shoal:
-            if not member.direct_url:
+            if not profile.direct_url:
                 raise ConfigError(
                     f"{redacted(url)}: no MacFleet port is known there; {EXPECTED}"
                 )
-            self.url = member.direct_url
+            self.url = profile.direct_url
         else:
-            secure = parts.scheme != PLAIN_SCHEME or bool(member.token)
+            secure = parts.scheme != PLAIN_SCHEME or bool(profile.token)
             self.url = self._heartbeats = transport_url(parts.netloc, secure=secure)
         self._pings = not self._joins_shoal
 
     def start_session(self, headers: Mapping[str, str]) -> WorkerEnd:
         if self._pings:
             local = self._local
-            node = Node(
-                local.handshake.node_id, local.key, local.profile, local.handshake.draw
+            node = FleetMember(
+                local.handshake.node_id,
+                local.key,
+                local.profile,
+                local.handshake.random_bytes,
             )
             return NodeLookupSession(
                 PingExchange(node), self._on_pong, self._rename_and_ping
@@ -188,9 +195,9 @@ class FleetDialer:
 
     def final_reason(self, code: int, text: str) -> str | None:
         if self._membership.refusal:
-            refused = f"the coordinator refuses this worker: {self._membership.refusal}"
-            names_option = "--" in refused  # most refusals name an option
-            return refused if names_option else f"{refused}: check --token"
+            refusal = f"the coordinator refuses this worker: {self._membership.refusal}"
+            names_option = "--" in refusal  # most refusals name an option
+            return refusal if names_option else f"{refusal}: check --token"
         self._rejections = self._rejections + 1 if self._was_rejected else 0
         self._was_rejected = False
         if self._rejections >= REJECTIONS_MAX:
@@ -212,7 +219,7 @@ class FleetDialer:
         self.url = transport_url(f"{host}:{port}", secure=at.scheme != PLAIN_SCHEME)
         self._expected_id = pong.node_id
 
-    def _session(self) -> PeerSession:
+    def _session(self) -> FleetSession:
         parts = parse_url(self.url)
         secure = parts.scheme != PLAIN_SCHEME
         connection = FleetConnectionInfo(
@@ -222,7 +229,7 @@ class FleetDialer:
             address=parts.netloc,
             protection=Protection.TLS if secure else Protection.PLAIN,
         )
-        return PeerSession(self._local, connection)
+        return FleetSession(self._local, connection)
 
     def _on_refused(self, reason: str) -> None:
         self._membership.refusal = reason
@@ -246,12 +253,12 @@ class FleetDialer:
             self._on_refused(f"{ID_CONFLICT} also after a change: set another --name")
         return self._retries_ping
 
-    def _on_rejected(self, where: str) -> None:
+    def _on_rejected(self, address: str) -> None:
         self._was_rejected = True
 
 
 def worker_node(
-    member: WorkerProfile,
+    profile: WorkerProfile,
     fleet: str,
     *,
     on_refused: Callable[[str], None],
@@ -262,22 +269,22 @@ def worker_node(
 
     A token that is too short for a fleet may be a join token of a Shoal coordinator.
     """
-    token = member.token
+    token = profile.token
     node = HandshakeSettings(
-        node_id(member.name),
+        node_id(profile.name),
         fleet_key(token, fleet) if len(token) >= TOKEN_MIN else None,
         b"",  # ``handshake_settings`` fills it in
-        member.random_bytes,
+        profile.random_bytes,
         SentChallenges(),
         digest=digest_of(token) if token else b"",
         fleet=fleet,
         features=frozenset({WORKER_FEATURE}),
-        identity=member.identity,
+        identity=profile.identity,
     )
     return FleetLocalNode(
         role=FleetRole.WORKER,
         handshake=node,
-        profile=lambda: hardware_profile(member.hardware),
+        profile=lambda: hardware_profile(profile.hardware),
         slots=0,
         limiter=FleetRateLimiter(NoThrottle()),
         on_refused=on_refused,

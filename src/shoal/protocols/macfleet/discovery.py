@@ -73,18 +73,18 @@ def encode_secure_txt(node_id: str, data_port: int) -> Mapping[str, str]:
     }
 
 
-def decode_txt(sighting: DiscoveredService) -> NodeAnnouncement:
+def decode_txt(service: DiscoveredService) -> NodeAnnouncement:
     """Decode a TXT record; without a ``node_id`` the service's name is the id.
 
     The announced score is ignored; it is computed from the other fields.
 
     Raises PeerError if a number is malformed or the id is invalid.
     """
-    text = sighting.text
-    node_id = text.get("node_id") or sighting.name
+    text = service.text
+    node_id = text.get("node_id") or service.name
     if not 0 < len(node_id) <= ID_MAX or any(map(str.isspace, node_id)):
         raise PeerError(f"a node is announced with the invalid id {node_id[:ID_MAX]!r}")
-    data_port = _number(text, "data_port", PORTS.stop - 1) or sighting.port + 1
+    data_port = _number(text, "data_port", PORTS.stop - 1) or service.port + 1
     if data_port not in PORTS:
         raise PeerError(f"a node is announced with the port {data_port}")
     profile = replace(
@@ -97,11 +97,11 @@ def decode_txt(sighting: DiscoveredService) -> NodeAnnouncement:
     return NodeAnnouncement(node_id, data_port, profile)
 
 
-def _number(text: Mapping[str, str], name: str, most: int) -> int:
+def _number(text: Mapping[str, str], name: str, limit: int) -> int:
     value = text.get(name, "0")
-    if not value.isascii() or not value.isdecimal() or len(value) > len(str(most)):
+    if not value.isascii() or not value.isdecimal() or len(value) > len(str(limit)):
         raise PeerError(f"a node is announced with {name}={value[:ID_MAX]!r}")
-    if (number := int(value)) > most:
+    if (number := int(value)) > limit:
         raise PeerError(f"a node is announced with {name}={number}")
     return number
 
@@ -143,26 +143,32 @@ def browser(member: FleetMember, registry: FleetRegistry) -> ServiceBrowser:
     """
     return ServiceBrowser(
         service_type(member.key),
-        partial(_on_sighting, member, registry),
+        partial(_on_found, member, registry),
         reciprocal=True,
     )
 
 
-def _on_sighting(
+def _on_found(
     member: FleetMember,
     registry: FleetRegistry,
-    sighting: DiscoveredService,
+    service: DiscoveredService,
     now: float,
 ) -> OutgoingConnection | None:
     try:
-        found = decode_txt(sighting)
+        announcement = decode_txt(service)
     except PeerError:
         return None  # announcements are not authenticated
     # In a fleet with a token, a node's hardware is known after it has authenticated.
-    record = HardwareProfile(data_port=found.data_port) if member.key else found.profile
-    addresses = [NodeAddress(host, sighting.port) for host in sighting.addresses]
-    is_shoal = SHOAL_KEY in sighting.text
-    registry.on_announced(found.node_id, addresses, record, now, is_shoal=is_shoal)
+    record = (
+        HardwareProfile(data_port=announcement.data_port)
+        if member.key
+        else announcement.profile
+    )
+    addresses = [NodeAddress(host, service.port) for host in service.addresses]
+    is_shoal = SHOAL_KEY in service.text
+    registry.on_announced(
+        announcement.node_id, addresses, record, now, is_shoal=is_shoal
+    )
     return None
 
 

@@ -57,7 +57,9 @@ def compute_score(profile: HardwareProfile) -> float:
 def elect_coordinator(nodes: Iterable[ElectionCandidate]) -> str | None:
     """Return the id of the node with the highest score; the largest id breaks ties."""
     leader = max(
-        nodes, key=lambda n: (compute_score(n.profile), n.node_id), default=None
+        nodes,
+        key=lambda node: (compute_score(node.profile), node.node_id),
+        default=None,
     )
     return None if leader is None else leader.node_id
 
@@ -67,7 +69,7 @@ def rank_nodes(nodes: Iterable[ElectionCandidate]) -> list[ElectionCandidate]:
 
     On a tie rank 0 is therefore not the coordinator, as in upstream.
     """
-    return sorted(nodes, key=lambda n: (-compute_score(n.profile), n.node_id))
+    return sorted(nodes, key=lambda node: (-compute_score(node.profile), node.node_id))
 
 
 def work_weights(nodes: Sequence[ElectionCandidate]) -> list[float]:
@@ -90,17 +92,21 @@ def batch_shares(nodes: Iterable[ElectionCandidate], batch: int) -> list[BatchSh
             f"a batch of {batch} samples is too small for {len(ranked)} nodes: use "
             "a larger batch, or fewer nodes"
         )
-    divided: list[BatchShare] = []
-    left = batch
+    shares: list[BatchShare] = []
+    remaining = batch
     for rank, (node, weight) in enumerate(
         zip(ranked, work_weights(ranked), strict=True)
     ):
-        after = len(ranked) - rank - 1
+        later_nodes = len(ranked) - rank - 1
         # Upstream may compute a negative number for the last node.
-        samples = min(max(1, int(batch * weight)), left - after) if after else left
-        divided.append(BatchShare(node.node_id, rank, samples))
-        left -= samples
-    return divided
+        samples = (
+            min(max(1, int(batch * weight)), remaining - later_nodes)
+            if later_nodes
+            else remaining
+        )
+        shares.append(BatchShare(node.node_id, rank, samples))
+        remaining -= samples
+    return shares
 
 
 def sample_ranges(shares: Sequence[float], total: int) -> list[range]:
@@ -111,12 +117,12 @@ def sample_ranges(shares: Sequence[float], total: int) -> list[range]:
     """
     counts = [int(total * share) for share in shares[:-1]]
     bounds = [*accumulate(counts, initial=0), total]
-    return [range(begin, end) for begin, end in pairwise(bounds)]
+    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 def _speed(node: ElectionCandidate) -> float:
-    measured = node.throughput if node.throughput > 0 else node.profile.gpu_cores
-    return measured * node.thermal.value
+    throughput = node.throughput if node.throughput > 0 else node.profile.gpu_cores
+    return throughput * node.thermal.value
 
 
 def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
@@ -130,7 +136,7 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
         )
     }
 
-    def row_of(node: FleetNode) -> ListedNode:
+    def list_node(node: FleetNode) -> ListedNode:
         rank, weight = ranks.get(node.id, (None, 0.0))
         return ListedNode(
             node.id,
@@ -145,11 +151,11 @@ def membership_table(registry: FleetRegistry) -> Sequence[ListedNode]:
 
     rank, weight = ranks[registry.own_id]
     own_score = compute_score(registry.own_profile())
-    leads = registry.own_id == leader
-    this_row = ListedNode(
-        registry.own_id, "", "here", None, own_score, rank, weight, leads
+    is_leader = registry.own_id == leader
+    own_entry = ListedNode(
+        registry.own_id, "", "here", None, own_score, rank, weight, is_leader
     )
-    return [this_row, *map(row_of, registry.nodes)]
+    return [own_entry, *map(list_node, registry.nodes)]
 
 
 def election_candidates(registry: FleetRegistry) -> Sequence[ElectionCandidate]:
@@ -158,5 +164,8 @@ def election_candidates(registry: FleetRegistry) -> Sequence[ElectionCandidate]:
     Suspected nodes are candidates, as in upstream; failed nodes are not.
     """
     this_node = ElectionCandidate(registry.own_id, registry.own_profile())
-    others = (each for each in registry.nodes if each.state in MEMBER_STATES)
-    return [this_node, *(ElectionCandidate(each.id, each.profile) for each in others)]
+    candidates = (each for each in registry.nodes if each.state in MEMBER_STATES)
+    return [
+        this_node,
+        *(ElectionCandidate(each.id, each.profile) for each in candidates),
+    ]

@@ -71,7 +71,7 @@ class UpstreamFrameHandler:
             FrameType.RESULT: self._on_result,
         }
 
-    def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
+    def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         """Return None: upstream does not send chunks."""
         return None
 
@@ -124,10 +124,10 @@ class ShoalFrameHandler:
         """
         if not frame.flags & _CHUNKED:
             return _handle(self._handlers, frame)
-        whole = self._joiner.add(frame)
+        joined = self._joiner.add(frame)
         if frame.type is FrameType.STATE:
             self._blobs.add_chunk(frame)
-        return () if whole is None else _handle(self._handlers, whole)
+        return () if joined is None else _handle(self._handlers, joined)
 
     def _on_task(self, frame: Frame) -> Sequence[ConnectionOutput]:
         """Handle a task (a map), or calls of a call stream (an array)."""

@@ -64,11 +64,11 @@ def known_functions(error: str) -> frozenset[str] | None:
         return None if listed is None else frozenset()
     names: set[str] = set()
     at = 0
-    while (found := _NAME.match(listed, at)) is not None:
-        name = _ESCAPE.sub(_unescape, found[1] if found[1] is not None else found[2])
+    while (match := _NAME.match(listed, at)) is not None:
+        name = _ESCAPE.sub(_unescape, match[1] if match[1] is not None else match[2])
         if name and len(name) <= NAME_MAX and len(names) < NAMES_MAX:
             names.add(name)
-        at = found.end()
+        at = match.end()
         if at == len(listed):
             return frozenset(names)
         if not listed.startswith(", ", at):
@@ -80,17 +80,17 @@ def known_functions(error: str) -> frozenset[str] | None:
 def _function_list(error: str) -> str | None:
     """Return the text between the brackets in the last line of a traceback."""
     last = error[-LIST_MAX:].rstrip().rpartition("\n")[2]
-    found = _UNKNOWN_FUNCTION.match(last)
-    return None if found is None else found["names"]
+    match = _UNKNOWN_FUNCTION.match(last)
+    return None if match is None else match["names"]
 
 
-def _unescape(found: re.Match[str]) -> str:
+def _unescape(match: re.Match[str]) -> str:
     """Return the character that an escape in a Python string literal stands for.
 
     An invalid escape is returned unchanged.
     """
-    digits = found[1] or found[2] or found[3]
+    digits = match[1] or match[2] or match[3]
     if digits is None:
-        return _ESCAPED.get(found[4], found[4])
+        return _ESCAPED.get(match[4], match[4])
     code = int(digits, 16)
-    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code < 0xE000 else found[0]
+    return chr(code) if code <= 0x10FFFF and not 0xD800 <= code < 0xE000 else match[0]

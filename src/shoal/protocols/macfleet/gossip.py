@@ -39,8 +39,8 @@ FAILED_PING_INTERVAL = 30.0  # seconds between pings of a failed node
 def nodes_to_ping(nodes: Sequence[FleetNode], now: float) -> Iterator[FleetNode]:
     """Return the nodes to ping in this round."""
     waiting = sorted(nodes, key=lambda node: node.last_ping)
-    for wanted, most in _SELECTIONS:
-        yield from [node for node in waiting if wanted(node, now)][:most]
+    for selected, count_max in _SELECTIONS:
+        yield from [node for node in waiting if selected(node, now)][:count_max]
 
 
 def _is_healthy(node: FleetNode, now: float) -> bool:
@@ -58,8 +58,8 @@ def _is_new(node: FleetNode, now: float) -> bool:
 
 def _is_retry_due(node: FleetNode, now: float) -> bool:
     given_up = node.state is NodeState.SIGHTED and node.misses >= MISSES_MAX
-    away = given_up or node.state is NodeState.FAILED
-    return away and now - node.last_ping >= FAILED_PING_INTERVAL
+    unreachable = given_up or node.state is NodeState.FAILED
+    return unreachable and now - node.last_ping >= FAILED_PING_INTERVAL
 
 
 _SELECTIONS: Sequence[tuple[Callable[[FleetNode, float], bool], int]] = (
@@ -88,12 +88,12 @@ DISCONNECTED = ("closed by peer", "connection lost")  # begin the reason of a di
 class _SeedAddress:
     """A configured address; ``node_id`` is the node that answered there last.
 
-    Since ``since`` no node has answered, because of ``failure``.  ``contact`` is set if
-    the address may speak another protocol.
+    Since ``since`` no node has answered, because of ``failure``.  ``peer_address`` is
+    set if the address may speak another protocol.
     """
 
     address: NodeAddress
-    contact: PeerAddress | None = None
+    peer_address: PeerAddress | None = None
     due: float = float("-inf")
     delay: float = CONTACT_DELAY_FIRST
     node_id: str = ""
@@ -104,7 +104,7 @@ class _SeedAddress:
     @property
     def may_be_macfleet(self) -> bool:
         """Whether no other protocol has been detected there."""
-        return self.contact is None or self.contact.wire in ("", WIRE)
+        return self.peer_address is None or self.peer_address.wire in ("", WIRE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,9 @@ class TransportDialer:
 class FleetGossip:
     """The ``MembershipProber`` of a fleet; ``seeds`` are addresses of its nodes.
 
-    The addresses in ``contacts`` may speak any protocol.  MacFleet pings them first and
-    the others wait, because a MacFleet node bans an address that sends anything else.
+    The addresses in ``peer_addresses`` may speak any protocol.  MacFleet pings them
+    first and the others wait, because a MacFleet node bans an address that sends
+    anything else.
     """
 
     def __init__(
@@ -132,46 +133,48 @@ class FleetGossip:
         registry: FleetRegistry,
         seeds: Sequence[NodeAddress],
         dialer: TransportDialer,
-        contacts: Mapping[NodeAddress, PeerAddress] = {},  # read only
+        peer_addresses: Mapping[NodeAddress, PeerAddress] = {},  # read only
     ) -> None:
         self._member = member
         self._registry = registry
         self._seeds = [_SeedAddress(each) for each in seeds]
-        self._seeds += [_SeedAddress(where, each) for where, each in contacts.items()]
-        for each in contacts.values():
+        self._seeds += [
+            _SeedAddress(address, each) for address, each in peer_addresses.items()
+        ]
+        for each in peer_addresses.values():
             each.probing.add(WIRE)
         self._dialer = dialer
         self._round_due = float("-inf")
-        self._has_news = False  # the registry has changed since the last tick
+        self._registry_changed = False  # since the last tick
         self._pinging: set[str] = set()  # ids of nodes
         self._dialled: dict[str, tuple[FleetNode, OutgoingConnection]] = {}
-        self._unwanted: list[OutgoingConnection] = []
+        self._dropped: list[OutgoingConnection] = []
 
     @property
     def deadline(self) -> float | None:
-        if self._has_news:
+        if self._registry_changed:
             return float("-inf")
-        contacts = (each.due for each in self._seeds if self._may_ping(each))
-        return min([self._round_due, *contacts])
+        pings_due = (each.due for each in self._seeds if self._may_ping(each))
+        return min([self._round_due, *pings_due])
 
     def tick(self, now: float) -> Sequence[Probe | OutgoingConnection]:
-        self._has_news = False
+        self._registry_changed = False
         self._registry.expire(now)
-        found: list[Probe | OutgoingConnection] = []
-        for contact in self._seeds:
-            if self._may_ping(contact) and now >= contact.due:
-                found.append(self._ping_seed(contact))
+        outputs: list[Probe | OutgoingConnection] = []
+        for seed in self._seeds:
+            if self._may_ping(seed) and now >= seed.due:
+                outputs.append(self._ping_seed(seed))
         if now >= self._round_due:
             self._round_due = now + ROUND_INTERVAL
-            free = [
+            idle = [
                 node for node in self._registry.nodes if node.id not in self._pinging
             ]
-            found += [self._ping(node, now) for node in nodes_to_ping(free, now)]
-        return [*found, *self._dial_wanted()]
+            outputs += [self._ping(node, now) for node in nodes_to_ping(idle, now)]
+        return [*outputs, *self._dial_nodes()]
 
     def dropped(self) -> Sequence[OutgoingConnection]:
-        unwanted, self._unwanted = self._unwanted, []
-        return unwanted
+        dropped, self._dropped = self._dropped, []
+        return dropped
 
     def nodes(self) -> Sequence[ListedNode]:
         vacant = {
@@ -181,8 +184,8 @@ class FleetGossip:
         }
         rows = []
         for row in membership_table(self._registry):
-            contact = vacant.pop(row.address, None)
-            rows.append(replace(row, note=contact.failure) if contact else row)
+            seed = vacant.pop(row.address, None)
+            rows.append(replace(row, note=seed.failure) if seed else row)
         for address, each in vacant.items():
             row = ListedNode("", address, "no answer", each.since, note=each.failure)
             rows.append(row)
@@ -203,7 +206,7 @@ class FleetGossip:
         def on_end(reason: str, now: float) -> None:
             self._pinging.discard(node.id)
             if not pongs:
-                self._has_news = True
+                self._registry_changed = True
                 self._registry.on_missed_pong(node.id, now)
 
         return self._exchange(address, node.id, PING_TIMEOUT, on_pong, on_end)
@@ -214,8 +217,8 @@ class FleetGossip:
         def on_pong(pong: Pong, now: float) -> None:
             seed.node_id, seed.failure = pong.node_id, ""
             seed.delay, seed.since = CONTACT_DELAY_FIRST, None
-            if seed.contact is not None:
-                seed.contact.wire = WIRE
+            if seed.peer_address is not None:
+                seed.peer_address.wire = WIRE
             self._on_pong(pong, seed.address, now)
 
         def on_end(reason: str, now: float) -> None:
@@ -226,8 +229,8 @@ class FleetGossip:
                 seed.delay = min(2 * seed.delay, CONTACT_DELAY_MAX)
                 if seed.since is None:
                     seed.since = now
-            if seed.contact is not None and not _is_unreachable(reason):
-                seed.contact.probing.discard(WIRE)
+            if seed.peer_address is not None and not _is_unreachable(reason):
+                seed.peer_address.probing.discard(WIRE)
 
         return self._exchange(seed.address, "", CONTACT_TIMEOUT, on_pong, on_end)
 
@@ -246,7 +249,7 @@ class FleetGossip:
         return Probe(OutgoingConnection(url, open_session), timeout, on_end)
 
     def _on_pong(self, pong: Pong, address: NodeAddress, now: float) -> None:
-        self._has_news = True
+        self._registry_changed = True
         self._registry.on_pong(pong.node_id, address, pong.profile, now)
 
     def _failure_text(self, reason: str) -> str:
@@ -256,8 +259,8 @@ class FleetGossip:
 
     def _may_ping(self, seed: _SeedAddress) -> bool:
         """Say whether to ping an address."""
-        asked = seed.pinging or not seed.may_be_macfleet
-        return not asked and self._is_vacant(seed)
+        is_busy = seed.pinging or not seed.may_be_macfleet
+        return not is_busy and self._is_vacant(seed)
 
     def _is_vacant(self, seed: _SeedAddress) -> bool:
         """Say whether no current member is known at an address."""
@@ -266,21 +269,21 @@ class FleetGossip:
 
     # Transports.
 
-    def _dial_wanted(self) -> Iterator[OutgoingConnection]:
+    def _dial_nodes(self) -> Iterator[OutgoingConnection]:
         """Return connections to open now; record those no longer wanted."""
-        wanted = {
+        to_dial = {
             node.id: node
             for node in self._registry.nodes
             if node.state is NodeState.ALIVE and self._dialer.should_dial(node)
         }
         for node_id, (dialled_node, outgoing) in [*self._dialled.items()]:
-            node = wanted.get(node_id)
+            node = to_dial.get(node_id)
             if node is None or _transport_address(node) != _transport_address(
                 dialled_node
             ):
                 del self._dialled[node_id]
-                self._unwanted.append(outgoing)
-        for node in wanted.values():
+                self._dropped.append(outgoing)
+        for node in to_dial.values():
             if node.id not in self._dialled:
                 outgoing = self._dialer.dial(node)
                 self._dialled[node.id] = (node, outgoing)

@@ -98,7 +98,7 @@ class HandshakeSettings:
     node_id: str
     key: bytes | None
     profile: bytes
-    draw: Callable[[int], bytes]
+    random_bytes: Callable[[int], bytes]
     challenges: SentChallenges
     digest: bytes = b""
     fleet: str = ""
@@ -162,14 +162,14 @@ class HandshakeRefused(PeerError):
 
     def __init__(
         self,
-        why: str,
+        reason: str,
         *,
         counts_as_failure: bool = False,
         final: bool = False,
         id_conflict: bool = False,
         send: tuple[bytes, ...] = (),
     ) -> None:
-        super().__init__(why)
+        super().__init__(reason)
         self.counts_as_failure = counts_as_failure
         self.final = final
         self.id_conflict = id_conflict
@@ -214,7 +214,7 @@ class FleetHandshake(Protocol):
         """
         ...
 
-    def disconnected(self, why: str) -> HandshakeRefused:
+    def disconnected(self, reason: str) -> HandshakeRefused:
         """Return the refusal for a connection that ends now, or cannot be parsed."""
         ...
 
@@ -233,8 +233,8 @@ one in 80,000 random challenges resembles a heartbeat; with a length of one, one
 def draw_challenge(settings: HandshakeSettings) -> bytes:
     """Draw a challenge."""
     if HandshakeStrength.STRONG not in settings.accepts:
-        return settings.draw(CHALLENGE_SIZE)
-    return settings.draw(CHALLENGE_SIZE - len(CHALLENGE_MARK)) + CHALLENGE_MARK
+        return settings.random_bytes(CHALLENGE_SIZE)
+    return settings.random_bytes(CHALLENGE_SIZE - len(CHALLENGE_MARK)) + CHALLENGE_MARK
 
 
 def is_shoal_challenge(challenge: bytes) -> bool:
@@ -264,16 +264,16 @@ def _text_prefix(data: bytes) -> bytes:
         text = data.decode()
     except UnicodeDecodeError as error:
         text = data[: error.start].decode()
-    for place, letter in enumerate(text):
-        if letter == " " or not letter.isprintable():
-            return text[:place].encode()
+    for index, character in enumerate(text):
+        if character == " " or not character.isprintable():
+            return text[:index].encode()
     return text.encode()
 
 
 def _ends_with_object(rest: bytes) -> bool:
     """Say whether the bytes end with a colon and a JSON object."""
     return rest.rstrip().endswith(b"}") and any(
-        rest[place + 1 :].lstrip().startswith(b"{")
-        for place, byte in enumerate(rest)
+        rest[index + 1 :].lstrip().startswith(b"{")
+        for index, byte in enumerate(rest)
         if byte == ord(":")
     )

@@ -42,13 +42,13 @@ from shoal.protocols.macfleet.strong_handshake import (
 
 
 class StrongClientHandshake:
-    """The client after the server accepts the offer; ``where`` is its address."""
+    """The client after the server accepts the offer; ``server`` is its address."""
 
     def __init__(
-        self, settings: HandshakeSettings, where: str, certificate: bytes, first: Frame
+        self, settings: HandshakeSettings, server: str, certificate: bytes, first: Frame
     ) -> None:
         self._settings = settings
-        self._where = where
+        self._server = server
         self._transcript = Transcript(certificate)
         self._transcript.add(first)
         self._server_id = ""
@@ -59,7 +59,7 @@ class StrongClientHandshake:
         Raises HandshakeRefused.
         """
         self._server_id = decode_first(bytes(frame.payload)).node_id
-        check_server_id(self._settings, self._where, self._server_id, expected)
+        check_server_id(self._settings, self._server, self._server_id, expected)
         self._transcript.add(frame)
         settings = self._settings
         body = introduce(settings)
@@ -80,26 +80,26 @@ class StrongClientHandshake:
             body, sealed = unseal(frame, SealedVerdict, self._transcript)
             profile = decode_profile(body.profile)
         except PeerError as error:
-            raise HandshakeRefused(f"{self._where}: {error}") from error
+            raise HandshakeRefused(f"{self._server}: {error}") from error
         if body.refusal:
             raise HandshakeRefused(
-                f"{self._where} refuses {settings.node_id!a}: "
+                f"{self._server} refuses {settings.node_id!a}: "
                 f"{_printable(body.refusal)}",
                 final=not body.later,
             )
-        proved = body.proves and sealed.proves_token(
+        proves_token = body.proves and sealed.proves_token(
             settings.digest, HandshakeRole.SERVER
         )
-        if settings.digest and not proved:
+        if settings.digest and not proves_token:
             raise HandshakeRefused(
-                f"{self._where} has not proved that it has the token: another program "
+                f"{self._server} has not proved that it has the token: another program "
                 "may be listening there",
             )
         if body.key and not sealed.is_signed_by(
             settings, body.key, HandshakeRole.SERVER
         ):
             raise HandshakeRefused(
-                f"{self._where} has not proved that it has the public key it sent"
+                f"{self._server} has not proved that it has the public key it sent"
             )
         peer = StrongPeer(
             has_token=bool(settings.digest),
@@ -111,7 +111,7 @@ class StrongClientHandshake:
 
 
 def check_server_id(
-    settings: HandshakeSettings, where: str, server_id: str, expected_id: str
+    settings: HandshakeSettings, server: str, server_id: str, expected_id: str
 ) -> None:
     """Check the id of the dialled server.
 
@@ -119,12 +119,12 @@ def check_server_id(
     """
     if server_id == settings.node_id:
         raise HandshakeRefused(
-            f"{where} has this node's id, {server_id!a}: it is this node itself, or "
+            f"{server} has this node's id, {server_id!a}: it is this node itself, or "
             "two nodes have the same --name",
             id_conflict=True,
         )
     if expected_id and server_id != expected_id:
-        raise HandshakeRefused(f"{where} is {server_id!a}, expected {expected_id!a}")
+        raise HandshakeRefused(f"{server} is {server_id!a}, expected {expected_id!a}")
 
 
 def _printable(refusal: str) -> str:
@@ -138,10 +138,10 @@ DOWNGRADE = (
 )
 
 
-def rejection(where: str) -> HandshakeRefused:
+def rejection(server: str) -> HandshakeRefused:
     """Return the refusal for a connection that ends right after v1 or v2 agreed."""
     return HandshakeRefused(
-        f"the fleet at {where} disconnected after the handshake: it has another token "
+        f"the fleet at {server} disconnected after the handshake: it has another token "
         "or another id, or has banned this address for a while: check --token",
         final=True,
     )
@@ -150,7 +150,7 @@ def rejection(where: str) -> HandshakeRefused:
 class ClientHandshake:
     """The client's end; see ``FleetHandshake``.
 
-    ``expected_id`` is the id the server must have; empty: any.  ``where`` names the
+    ``expected_id`` is the id the server must have; empty: any.  ``server`` names the
     server in errors.  ``require_strong``: the server must be a Shoal node.
     """
 
@@ -160,11 +160,11 @@ class ClientHandshake:
         expected_id: str = "",
         *,
         require_strong: bool = False,
-        where: str = "the other end",
+        server: str = "the other end",
     ) -> None:
         self._settings = settings
         self._expected_id = expected_id
-        self._where = where
+        self._server = server
         self._offers_strong = HandshakeStrength.STRONG in settings.accepts
         self._require_strong = require_strong
         self._certificate = b""
@@ -207,12 +207,12 @@ class ClientHandshake:
         if now >= self._deadline:
             raise self.disconnected(f"did not answer within {STEP_TIMEOUT:g} s")
 
-    def disconnected(self, why: str) -> HandshakeRefused:
+    def disconnected(self, reason: str) -> HandshakeRefused:
         if self._strong is not None:
-            return HandshakeRefused(f"{self._where} {why}")
+            return HandshakeRefused(f"{self._server} {reason}")
         with_token = "without a token" if self._challenge else "with a token (--token)"
         return HandshakeRefused(
-            f"{self._where} {why} after the first message: its fleet may be one "
+            f"{self._server} {reason} after the first message: its fleet may be one "
             f"{with_token}, or it has banned this address for a while"
         )
 
@@ -222,13 +222,13 @@ class ClientHandshake:
         settings, payload = self._settings, bytes(frame.payload)
         if self._offers_strong and frame.flags & Flag.STRONG:
             self._strong = StrongClientHandshake(
-                settings, self._where, self._certificate, self._first
+                settings, self._server, self._certificate, self._first
             )
             self._next = self._strong.conclude
             return Continue((self._strong.prove(frame, self._expected_id),))
         if self._require_strong:
             raise HandshakeRefused(
-                f"{self._where} does not speak Shoal's handshake: it is not a Shoal "
+                f"{self._server} does not speak Shoal's handshake: it is not a Shoal "
                 "node, or an attacker in between removed the offer"
             )
         if settings.key is None:
@@ -241,14 +241,14 @@ class ClientHandshake:
         settings = self._settings
         if HandshakeStrength.OPEN not in settings.accepts or settings.digest:
             raise HandshakeRefused(
-                f"{self._where} is of an open fleet, and this node has a token: omit "
+                f"{self._server} is of an open fleet, and this node has a token: omit "
                 "--token to join it",
                 final=True,
             )
         # Upstream servers ignore the next message, and need not send their id.
-        server = decode_id(payload) or self._expected_id
-        check_server_id(settings, self._where, server, "")
-        return Agreed((), server, None, HandshakeStrength.OPEN)
+        server_id = decode_id(payload) or self._expected_id
+        check_server_id(settings, self._server, server_id, "")
+        return Agreed((), server_id, None, HandshakeStrength.OPEN)
 
     def _accept_v1_or_v2(self, key: bytes, payload: bytes, *, signed: bool) -> Agreed:
         """Check the answer of a v1 or v2 server, and return the third message."""
@@ -256,7 +256,7 @@ class ClientHandshake:
         strength = HandshakeStrength.V2 if signed else HandshakeStrength.V1
         if strength not in settings.accepts:
             raise HandshakeRefused(
-                f"{self._where} speaks the handshake {strength.value}, which is not "
+                f"{self._server} speaks the handshake {strength.value}, which is not "
                 "accepted here",
                 final=True,
             )
@@ -264,7 +264,7 @@ class ClientHandshake:
             second = decode_second(key, payload, self._challenge, signed=signed)
         except PeerError as error:
             raise HandshakeRefused(
-                f"the fleet at {self._where} has another token or another id: check "
+                f"the fleet at {self._server} has another token or another id: check "
                 f"--token ({error})",
                 final=True,
             ) from error
@@ -281,12 +281,12 @@ class ClientHandshake:
         have replaced it.
         """
         settings, peer_challenge = self._settings, second.challenge
-        check_server_id(settings, self._where, second.node_id, self._expected_id)
+        check_server_id(settings, self._server, second.node_id, self._expected_id)
         if self._offers_strong and is_shoal_challenge(peer_challenge):
-            raise HandshakeRefused(f"{self._where}: {DOWNGRADE}")
+            raise HandshakeRefused(f"{self._server}: {DOWNGRADE}")
         if peer_challenge in settings.challenges:
-            raise HandshakeRefused(f"{self._where} returned this node's own challenge")
+            raise HandshakeRefused(f"{self._server} returned this node's own challenge")
         if resembles_heartbeat(peer_challenge, settings.node_id):
             raise HandshakeRefused(
-                f"{self._where}: its challenge could be the signed part of a heartbeat"
+                f"{self._server}: its challenge could be the signed part of a heartbeat"
             )

@@ -41,7 +41,7 @@ BLOCK_MAX = BLOCK_MIN + HARDWARE_MAX
 class DecodedSuffix(NamedTuple):
     """A message without its suffix, and the hardware in the suffix."""
 
-    base: bytes
+    message: bytes
     hardware: HardwareProfile
 
 
@@ -71,20 +71,20 @@ def decode_suffix(
         raise PeerError(f"a message of {len(payload)} bytes has no hardware suffix")
     end = len(payload) - SUFFIX_TRAILER.size
     (block,) = SUFFIX_TRAILER.unpack_from(payload, end)
-    begin = end - block
-    if not BLOCK_MIN <= block <= BLOCK_MAX or begin < 0:
+    start = end - block
+    if not BLOCK_MIN <= block <= BLOCK_MAX or start < 0:
         raise PeerError(
             f"a hardware suffix of {block} bytes is invalid in a message of "
             f"{len(payload)} bytes"
         )
-    version, size = SUFFIX_HEADER.unpack_from(payload, begin)
+    version, size = SUFFIX_HEADER.unpack_from(payload, start)
     if BLOCK_MIN + size != block:
         raise PeerError(f"hardware of {size} bytes in a suffix of {block} bytes")
-    hardware = bytes(payload[begin + SUFFIX_HEADER.size : end - KEY_SIZE])
+    hardware = bytes(payload[start + SUFFIX_HEADER.size : end - KEY_SIZE])
     proof = bytes(payload[end - KEY_SIZE : end])
     if not is_signed(key, proof, *_signed_parts(version, challenge, node_id, hardware)):
         raise PeerError(f"the hardware was not signed by {node_id!r} for this fleet")
-    return DecodedSuffix(bytes(payload[:begin]), decode_profile(hardware))
+    return DecodedSuffix(bytes(payload[:start]), decode_profile(hardware))
 
 
 def _signed_parts(
@@ -176,21 +176,21 @@ def decode_second(
 
     Raises PeerError if the sender does not have the key, or the message is malformed.
     """
-    base = payload[: -_suffix_size(payload)] if signed else payload
-    if len(base) <= ANSWER_SIZE + CHALLENGE_SIZE:
+    message = payload[: -_suffix_size(payload)] if signed else payload
+    if len(message) <= ANSWER_SIZE + CHALLENGE_SIZE:
         raise PeerError(
             f"an answer of {len(payload)} bytes is too short for an id, an answer of "
             f"{ANSWER_SIZE} bytes and a challenge of {CHALLENGE_SIZE}"
         )
-    node_id = decode_id(base[: -ANSWER_SIZE - CHALLENGE_SIZE])
+    node_id = decode_id(message[: -ANSWER_SIZE - CHALLENGE_SIZE])
     profile = (
         decode_suffix(key, own_challenge, node_id, payload).hardware if signed else None
     )
     if not is_signed(
-        key, base[-ANSWER_SIZE - CHALLENGE_SIZE : -CHALLENGE_SIZE], own_challenge
+        key, message[-ANSWER_SIZE - CHALLENGE_SIZE : -CHALLENGE_SIZE], own_challenge
     ):
         raise PeerError("wrong answer to the challenge")
-    return SecondMessage(node_id, base[-CHALLENGE_SIZE:], profile)
+    return SecondMessage(node_id, message[-CHALLENGE_SIZE:], profile)
 
 
 def encode_third(

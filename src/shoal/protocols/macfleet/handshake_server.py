@@ -74,15 +74,16 @@ class StrongServerHandshake:
         Raises HandshakeRefused.
         """
         payload = bytes(frame.payload)
-        with_challenge = frame.flags & Flag.V2
+        has_challenge = frame.flags & Flag.V2
         self.client_id = (
-            decode_first(payload).node_id if with_challenge else decode_id(payload)
+            decode_first(payload).node_id if has_challenge else decode_id(payload)
         )
         if not self.client_id:
             raise HandshakeRefused("a node without an id")
         settings = self._settings
         second = control_frame(
-            encode_first(settings.node_id, settings.draw(CHALLENGE_SIZE)), Flag.STRONG
+            encode_first(settings.node_id, settings.random_bytes(CHALLENGE_SIZE)),
+            Flag.STRONG,
         )
         self._transcript.add(frame)
         self._transcript.add(second)
@@ -128,11 +129,11 @@ class StrongServerHandshake:
             raise self._refusal(SAME_ID)
         if body.fleet and fleet_tag(settings) not in (b"", body.fleet):
             raise self._refusal(OTHER_FLEET)
-        token = TokenProof(body.hint, presented.made_with) if body.proves else ""
-        applicant = JoinRequest(token, self.client_id, frozenset(), self._address)
+        token = TokenProof(body.hint, presented.matches) if body.proves else ""
+        request = JoinRequest(token, self.client_id, frozenset(), self._address)
         admission = settings.admission or self._admit_by_digest
         try:
-            admitted = admission(applicant)
+            admitted = admission(request)
         except Unavailable as error:  # too many failures of this address
             raise self._refusal(str(error), later=True) from error
         except NotAdmitted as error:
@@ -143,9 +144,9 @@ class StrongServerHandshake:
             raise self._refusal(OPEN_HERE)
         return admitted
 
-    def _admit_by_digest(self, applicant: JoinRequest) -> AdmissionGrant:
+    def _admit_by_digest(self, request: JoinRequest) -> AdmissionGrant:
         """Admit holders of this node's token; everyone, if it has none."""
-        presented, digest = applicant.token, self._settings.digest
+        presented, digest = request.token, self._settings.digest
         if not digest or (
             isinstance(presented, TokenProof) and presented.matches(digest)
         ):
@@ -154,7 +155,7 @@ class StrongServerHandshake:
 
     def _refusal(
         self,
-        why: str,
+        reason: str,
         presented: "_PresentedProof | None" = None,
         *,
         later: bool = False,
@@ -166,9 +167,9 @@ class StrongServerHandshake:
         """
         digest = b"" if presented is None else presented.digest
         return HandshakeRefused(
-            f"{self.client_id!a} is refused: {why}",
+            f"{self.client_id!a} is refused: {reason}",
             counts_as_failure=presented is not None and not digest,
-            send=(self._verdict(why, digest, later=later),),
+            send=(self._verdict(reason, digest, later=later),),
         )
 
     def _verdict(self, refusal: str, digest: bytes, *, later: bool = False) -> bytes:
@@ -185,7 +186,7 @@ class _PresentedProof:
         self._sealed = sealed
         self.digest = b""
 
-    def made_with(self, digest: bytes) -> bool:
+    def matches(self, digest: bytes) -> bool:
         """Say whether the proof was made with the token of a digest."""
         if not self._sealed.proves_token(digest, HandshakeRole.CLIENT):
             return False
@@ -242,9 +243,11 @@ class ServerHandshake:
         if now >= self._deadline:
             raise self.disconnected(f"sent nothing for {STEP_TIMEOUT:g} s")
 
-    def disconnected(self, why: str) -> HandshakeRefused:
-        who = f"{self._client_id!a}: " if self._client_id else ""
-        return HandshakeRefused(f"{who}{why}", counts_as_failure=bool(self._challenge))
+    def disconnected(self, reason: str) -> HandshakeRefused:
+        client_label = f"{self._client_id!a}: " if self._client_id else ""
+        return HandshakeRefused(
+            f"{client_label}{reason}", counts_as_failure=bool(self._challenge)
+        )
 
     # The first message.
 
@@ -287,8 +290,8 @@ class ServerHandshake:
                 f"{client!a} speaks the handshake {strength.value}, which is not "
                 "accepted here"
             )
-        if (why := self._objection(client, peer_challenge)) is not None:
-            raise HandshakeRefused(f"{client!a}: {why}", counts_as_failure=True)
+        if (reason := self._challenge_error(client, peer_challenge)) is not None:
+            raise HandshakeRefused(f"{client!a}: {reason}", counts_as_failure=True)
         challenge = draw_challenge(settings)
         settings.challenges.add(challenge, now)
         self._client_id, self._challenge = client, challenge
@@ -301,7 +304,7 @@ class ServerHandshake:
         flag = Flag.V2 if self._signed else 0
         return Continue((encode_frame(control_frame(second, flag)),))
 
-    def _objection(self, client: str, challenge: bytes) -> str | None:
+    def _challenge_error(self, client: str, challenge: bytes) -> str | None:
         """Return why a challenge must not be answered, or None."""
         settings = self._settings
         if client == settings.node_id:

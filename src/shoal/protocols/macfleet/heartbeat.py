@@ -61,14 +61,14 @@ class FleetMember:
     """This node as a member of a fleet.
 
     ``key`` is None in an open fleet.  ``profile`` returns the hardware: a function,
-    because the port in it is known only once it is bound.  ``draw`` returns that many
-    random bytes.  ``pings`` and ``pongs`` filter replays.
+    because the port in it is known only once it is bound.  ``random_bytes`` returns
+    that many random bytes.  ``pings`` and ``pongs`` filter replays.
     """
 
     node_id: str
     key: bytes | None
     profile: Callable[[], HardwareProfile]
-    draw: Callable[[int], bytes]
+    random_bytes: Callable[[int], bytes]
     pings: ReplayFilter = field(default_factory=ReplayFilter)
     pongs: ReplayFilter = field(default_factory=ReplayFilter)
 
@@ -77,7 +77,7 @@ class FleetMember:
         if self.key is None:
             return HeartbeatLine(self.node_id)
         profile_json = encode_profile(self.profile()) if hardware else None
-        return HeartbeatLine(self.node_id, self.draw(NONCE_SIZE), profile_json)
+        return HeartbeatLine(self.node_id, self.random_bytes(NONCE_SIZE), profile_json)
 
 
 class OwnIdError(PeerError):
@@ -102,17 +102,17 @@ class PingExchange:
 
     def ping(self) -> bytes:
         """Return the ping's line."""
-        word = self._member.own_line(hardware=True)
-        self._nonce = word.nonce
-        return encode_ping(self._member.key, word)
+        ping = self._member.own_line(hardware=True)
+        self._nonce = ping.nonce
+        return encode_ping(self._member.key, ping)
 
     def receive_pong(self, line: bytes) -> Pong:
         """Decode and verify the pong.
 
         Raises PeerError if it is malformed, not signed for the fleet, or a replay.
         """
-        heard = decode_pong(self._member.key, line)
-        node_id = heard.node_id
+        pong = decode_pong(self._member.key, line)
+        node_id = pong.node_id
         if not 0 < len(node_id.encode()) <= ID_MAX:
             raise PeerError(f"a node's id has 1 to {ID_MAX} bytes")
         if node_id == self._member.node_id:
@@ -120,11 +120,11 @@ class PingExchange:
         if self._expected_id and node_id != self._expected_id:
             raise PeerError(f"{node_id!r} answered, expected {self._expected_id!r}")
         if (key := self._member.key) is not None:
-            if heard.nonce == self._nonce:
+            if pong.nonce == self._nonce:
                 raise PeerError("the pong is this node's own ping, sent back")
-            if self._member.pongs.is_replay(key, heard):
+            if self._member.pongs.is_replay(key, pong):
                 raise PeerError(f"the pong of {node_id!r} is a replay")
-        profile_json = heard.hardware
+        profile_json = pong.hardware
         return Pong(
             node_id, None if profile_json is None else decode_profile(profile_json)
         )
@@ -241,13 +241,13 @@ class PongSession:
         pong = member.own_line(hardware=ping.hardware is not None)
         return (Send(encode_pong(member.key, pong)), *self._end("answered"))
 
-    def _reject(self, why: str, now: float) -> Sequence[Output]:
+    def _reject(self, reason: str, now: float) -> Sequence[Output]:
         if self._member.key is None:
             self._limiter.on_abandoned(self._address, now)
         else:
             self._limiter.on_failure(self._address, now)
-        return self._end(why)
+        return self._end(reason)
 
-    def _end(self, why: str) -> Sequence[Output]:
+    def _end(self, reason: str) -> Sequence[Output]:
         self._closed, self.deadline = True, None
-        return (Close(why),)
+        return (Close(reason),)

@@ -203,13 +203,15 @@ class FleetInboundJobs:
             return f"{OPEN_JOBS_MAX} tasks of this peer are already open"
         return ""
 
-    def _encode_value(self, done: Completed) -> Send | Bulk:
-        task_id, is_shoal = str(done.job_id), self._peer.is_shoal
-        value = done.value or NIL
+    def _encode_value(self, event: Completed) -> Send | Bulk:
+        task_id, is_shoal = str(event.job_id), self._peer.is_shoal
+        value = event.value or NIL
         if not is_shoal and not is_plain_value(value):
             return self._encode_failure(task_id, NOT_PLAIN, ResultDetails())
         extension = (
-            encode_result_details(ResultDetails(blobs=done.blobs)) if is_shoal else None
+            encode_result_details(ResultDetails(blobs=event.blobs))
+            if is_shoal
+            else None
         )
         try:
             parts = encode_result_parts(

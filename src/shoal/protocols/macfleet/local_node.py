@@ -58,16 +58,16 @@ class FleetSeatTable:
 
         Raises NotAdmitted if another peer has that name.
         """
-        seated = self._seats.get(seat.name)
-        if seated is not None and not seated.is_expired(now):
-            if seat.public_key != seated.public_key:
+        current = self._seats.get(seat.name)
+        if current is not None and not current.is_expired(now):
+            if seat.public_key != current.public_key:
                 raise NotAdmitted(
                     f"another machine is connected as {seat.name!r}: choose "
                     "another --name"
                 )
-            if not seat.public_key and seat.address != seated.address:
+            if not seat.public_key and seat.address != current.address:
                 raise NotAdmitted(
-                    f"{seat.name!r} is already connected from {seated.address}: until "
+                    f"{seat.name!r} is already connected from {current.address}: until "
                     "that ends, it can only reconnect from there"
                 )
         self._seats[seat.name] = seat
@@ -77,8 +77,8 @@ class FleetSeatTable:
 
         Its seat may have expired: the connection then ends at any moment.
         """
-        seated = self._seats.get(name)
-        return seated is not None and not seated.outbound
+        current = self._seats.get(name)
+        return current is not None and not current.outbound
 
     def release(self, seat: FleetSeat) -> None:
         """Remove a seat, unless a newer connection has replaced it."""

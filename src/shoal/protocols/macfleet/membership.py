@@ -165,9 +165,9 @@ class FleetRegistry:
         if node_id == self.own_id:
             return
         if (
-            before := self.find_by_address(address)
-        ) is not None and before.id != node_id:
-            self._set_state(before, NodeState.FAILED, now)
+            previous := self.find_by_address(address)
+        ) is not None and previous.id != node_id:
+            self._set_state(previous, NodeState.FAILED, now)
         node = self._nodes.get(node_id)
         if node is None:
             if not self._has_room(now):

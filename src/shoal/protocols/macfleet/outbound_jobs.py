@@ -46,16 +46,16 @@ ID_SIZE = 32  # hexadecimal digits, as in upstream
 class FleetTaskIds:
     """Generates task ids from one random seed."""
 
-    def __init__(self, draw: Callable[[int], bytes]) -> None:
-        self._seed = hashlib.sha256(draw(SEED_SIZE))
+    def __init__(self, random_bytes: Callable[[int], bytes]) -> None:
+        self._seed = hashlib.sha256(random_bytes(SEED_SIZE))
         self._count = 0
 
     def next(self) -> str:
         """Return an id that was not used before."""
         self._count += 1
-        made = self._seed.copy()
-        made.update(self._count.to_bytes(8))
-        return made.hexdigest()[:ID_SIZE]
+        digest = self._seed.copy()
+        digest.update(self._count.to_bytes(8))
+        return digest.hexdigest()[:ID_SIZE]
 
 
 REASON_MAX = 1000  # characters of a rejection
@@ -144,7 +144,7 @@ class FleetOutboundJobs:
         """
         if result.task_id not in self._sent:
             return ()
-        ending = (
+        details = (
             decode_result_details(result.extension) if self._peer.is_shoal else None
         )
         sent = self._forget(result.task_id)
@@ -152,7 +152,7 @@ class FleetOutboundJobs:
         if result.error is not None:
             return (failure(*lease_id, self._peer, result),)
         if not sent.as_json:
-            blobs = () if ending is None else ending.blobs
+            blobs = () if details is None else details.blobs
             return (Completed(*lease_id, value=bytes(result.value), blobs=blobs),)
         try:
             return (Completed(*lease_id, rest=(to_json(result.value),)),)
@@ -208,10 +208,10 @@ def failure(
     """
     error = result.error or ""
     if peer.is_shoal:
-        ending = decode_result_details(result.extension)
-        if ending.rejected:
+        details = decode_result_details(result.extension)
+        if details.rejected:
             return Rejected(job_id, lease, error[:REASON_MAX])
-        return Failed(job_id, lease, error, fault_of(ending))
+        return Failed(job_id, lease, error, fault_of(details))
     if is_unknown_function(error):
         last = error.rstrip().rpartition("\n")[2]
         return Rejected(job_id, lease, last[:REASON_MAX])

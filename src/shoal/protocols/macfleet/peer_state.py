@@ -49,14 +49,12 @@ def encode_offer(
     Coordinators do not offer call streams to each other (``from_coordinator``): they
     would occupy slots that other jobs wait for.
     """
-    carried = (
-        CARRIED_KINDS - {JobKind.CALL_STREAM} if from_coordinator else CARRIED_KINDS
-    )
-    offer = next((each for each in offers if each.kinds & carried), None)
+    kinds = CARRIED_KINDS - {JobKind.CALL_STREAM} if from_coordinator else CARRIED_KINDS
+    offer = next((each for each in offers if each.kinds & kinds), None)
     if offer is None:
         return NO_OFFER
     return control.OfferMessage(
-        kinds=frozenset(each.value for each in offer.kinds & carried),
+        kinds=frozenset(each.value for each in offer.kinds & kinds),
         tasks=frozenset(sorted(offer.tasks)[: control.NAMES_MAX]),
         slots=offer.slots,
         features=frozenset(
@@ -75,11 +73,13 @@ def decode_offer(message: control.OfferMessage, peer: FleetPeer) -> tuple[Offer,
     kinds = frozenset(_KINDS[each] for each in message.kinds if each in _KINDS)
     if not kinds or not message.slots:
         return ()
-    named = frozenset(_FEATURES[each] for each in message.features if each in _FEATURES)
+    features = frozenset(
+        _FEATURES[each] for each in message.features if each in _FEATURES
+    )
     offer = Offer(
         kinds=kinds,
         slots=min(message.slots, SLOTS_MAX),
-        features=_allowed_features(named, peer),
+        features=_allowed_features(features, peer),
         only_for=message.only_for,
         tasks=message.tasks,
         streams=False,

@@ -47,15 +47,15 @@ class FleetRateLimiter:
         """Return the delay in seconds before reading a connection; None: close it."""
         if self.is_banned(address, now):
             return None
-        owner = network_key(address)
-        failures = record.failures if (record := self._records.get(owner)) else 0
-        pending = self._add_pending(owner, now)
+        key = network_key(address)
+        failures = record.failures if (record := self._records.get(key)) else 0
+        pending = self._add_pending(key, now)
         if not failures:
             # Many honest nodes may share an address and connect at once.
             return 0.0
-        counted = min(failures + pending, BANNED_AFTER - 1)
-        wait = DELAY_FIRST * 2.0 ** (counted - 1)
-        return min(wait, LOCAL_DELAY_MAX) if is_loopback(address) else wait
+        failures_counted = min(failures + pending, BANNED_AFTER - 1)
+        delay = DELAY_FIRST * 2.0 ** (failures_counted - 1)
+        return min(delay, LOCAL_DELAY_MAX) if is_loopback(address) else delay
 
     def failed(self, address: str, now: float) -> None:
         """Record a connection whose TLS handshake failed: not a guess."""
@@ -67,12 +67,12 @@ class FleetRateLimiter:
             self._throttle.check(address)
         except Unavailable:
             return True
-        owner = network_key(address)
-        record = self._records.get(owner)
+        key = network_key(address)
+        record = self._records.get(key)
         if record is None or record.failures < BANNED_AFTER or is_loopback(address):
             return False
         if now - record.last > BAN_DURATION:
-            del self._records[owner]
+            del self._records[key]
             return False
         return True
 
@@ -84,33 +84,33 @@ class FleetRateLimiter:
     def on_failure(self, address: str, now: float) -> None:
         """Record a failure."""
         self.on_abandoned(address, now)
-        owner = network_key(address)
-        record = self._records.pop(owner, None) or _FailureRecord()
+        key = network_key(address)
+        record = self._records.pop(key, None) or _FailureRecord()
         record.failures += 1
         record.last = now
-        self._records[owner] = record
+        self._records[key] = record
         if len(self._records) > ADDRESSES_MAX:
             self._records.popitem(last=False)
         self._throttle.failed(address)
 
     def on_abandoned(self, address: str, now: float) -> None:
         """Record a connection that ended before it presented anything."""
-        owner = network_key(address)
-        pending = self._pending.get(owner)
+        key = network_key(address)
+        pending = self._pending.get(key)
         if pending is None:
             return
         pending.popleft()
         if not pending:
-            del self._pending[owner]
+            del self._pending[key]
 
-    def _add_pending(self, owner: str, now: float) -> int:
+    def _add_pending(self, key: str, now: float) -> int:
         """Add a pending connection; return how many others the address has."""
-        since = self._pending.setdefault(owner, deque())
-        while since and now - since[0] > PENDING_TIMEOUT:
-            since.popleft()
-        others = len(since)
+        pending = self._pending.setdefault(key, deque())
+        while pending and now - pending[0] > PENDING_TIMEOUT:
+            pending.popleft()
+        others = len(pending)
         if others < PENDING_MAX:
-            since.append(now)
+            pending.append(now)
         if len(self._pending) > ADDRESSES_MAX:
             self._pending.popitem(last=False)
         return others

@@ -100,7 +100,7 @@ def seat_of(peer: FleetPeer, connection: FleetConnectionInfo, now: float) -> Fle
 REJECTION_WINDOW = 2.0  # seconds in which upstream disconnects a node it rejects
 
 
-class PeerSession:
+class FleetSession:
     """A connection to one peer; it can read a byte stream or whole frames."""
 
     head_size = FrameReader.head_size
@@ -139,10 +139,10 @@ class PeerSession:
     def body_size(self, head: bytes) -> int:
         return self._reader.body_size(head)
 
-    def buffer_for(self, head: bytes, take: Allocate) -> memoryview | None:
+    def buffer_for(self, head: bytes, allocate: Allocate) -> memoryview | None:
         if self._connection is None:
             return None
-        return self._connection.buffer_for(head, take)
+        return self._connection.buffer_for(head, allocate)
 
     def checksum(self, piece: memoryview, so_far: int) -> int:
         return self._reader.checksum(piece, so_far)
@@ -156,10 +156,10 @@ class PeerSession:
         """
         outputs: list[PeerMessage | Output] = []
         try:
-            for whole in messages:
+            for message in messages:
                 if self._closed:
                     break
-                outputs += self._receive_frame(self._reader.read(whole), now)
+                outputs += self._receive_frame(self._reader.read(message), now)
         except PeerError as error:
             outputs += self._fail(error, now)
         return outputs
@@ -174,8 +174,8 @@ class PeerSession:
                     raise PeerError("text message on a byte stream")
                 if self._closed:
                     break
-                for whole in self._reader.split(data):
-                    outputs += self.receive_messages((whole,), now)
+                for message in self._reader.split(data):
+                    outputs += self.receive_messages((message,), now)
         except PeerError as error:
             outputs += self._fail(error, now)
         return outputs
@@ -185,10 +185,10 @@ class PeerSession:
         if self._closed:
             return ()
         if self._connection is not None:
-            said = self._connection.send(content, now)
-            if any(isinstance(each, Close) for each in said):
+            outputs = self._connection.send(content, now)
+            if any(isinstance(each, Close) for each in outputs):
                 self._end()
-            return said
+            return outputs
         if isinstance(content, OffersChanged | LoadChanged | Draining | HealthReported):
             self._states[type(content)] = content  # sent after the handshake
         return ()
@@ -252,8 +252,7 @@ class PeerSession:
         try:
             self._seat = self._claim_seat(peer, now)
         except NotAdmitted as error:
-            said = connection.send(Dismiss(str(error)), now)
-            return self._tagged(said)
+            return self._tagged(connection.send(Dismiss(str(error)), now))
         if peer.is_shoal and local.registry is not None:
             local.registry.mark_shoal(peer.name)
         self._connection, self._connected_at = connection, now
@@ -307,17 +306,19 @@ class PeerSession:
         else:
             local.limiter.on_abandoned(address, now)
 
-    def _tagged(self, said: Sequence[ConnectionOutput]) -> list[PeerMessage | Output]:
+    def _tagged(
+        self, outputs: Sequence[ConnectionOutput]
+    ) -> list[PeerMessage | Output]:
         """Tag a peer's messages with the peer; handle Close."""
-        outputs: list[PeerMessage | Output] = []
-        for each in said:
+        tagged: list[PeerMessage | Output] = []
+        for each in outputs:
             if isinstance(each, Send | Bulk | Close | Notice):
-                outputs.append(each)
+                tagged.append(each)
                 if isinstance(each, Close):
                     self._end()
             else:
-                outputs.append(PeerMessage(ALL_PEERS, each))
-        return outputs
+                tagged.append(PeerMessage(ALL_PEERS, each))
+        return tagged
 
     def _end(self) -> None:
         self._closed = True
@@ -336,5 +337,5 @@ def _begin_handshake(
         settings,
         connection.expected_id,
         require_strong=connection.must_be_shoal,
-        where=connection.address or "the other end",
+        server=connection.address or "the other end",
     )

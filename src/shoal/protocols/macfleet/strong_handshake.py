@@ -18,9 +18,9 @@ S's certificate as this end of the TLS connection sees it, every field of each e
 frame (type, stream, flags, sequence, payload), and the body.  The proof is HMAC-SHA256
 of "client" or "server" and the transcript; its key is an HMAC of a label of its own
 under the SHA-256 of the token, so that tokens of which only digests are kept can be
-checked. The signature is Ed25519 over a label, the role and the transcript.  M3 names
-the token by a hint (``seam.admission.token_hint``) and has a nonce, so that S's proof is also
-fresh.
+checked.  The signature is Ed25519 over a label, the role and the transcript.  M3 names
+the token by a hint (``seam.admission.token_hint``) and has a nonce, so that S's proof
+is also fresh.
 
 Why attacks that work against v1 and v2 fail here:
 
@@ -97,22 +97,22 @@ class Transcript:
         return last.digest()
 
 
-def token_proof(digest: bytes, role: HandshakeRole, seen: bytes) -> bytes:
+def token_proof(digest: bytes, role: HandshakeRole, transcript_hash: bytes) -> bytes:
     """Return the proof of a token over a transcript: 32 bytes."""
     key = hmac.digest(digest, _KEY_LABEL, "sha256")
-    return hmac.digest(key, role.value + seen, "sha256")
+    return hmac.digest(key, role.value + transcript_hash, "sha256")
 
 
 def is_token_proof(
-    proof: bytes, digest: bytes, role: HandshakeRole, seen: bytes
+    proof: bytes, digest: bytes, role: HandshakeRole, transcript_hash: bytes
 ) -> bool:
     """Say whether a proof was made with the token of this digest."""
-    return hmac.compare_digest(token_proof(digest, role, seen), proof)
+    return hmac.compare_digest(token_proof(digest, role, transcript_hash), proof)
 
 
-def message_to_sign(role: HandshakeRole, seen: bytes) -> bytes:
+def message_to_sign(role: HandshakeRole, transcript_hash: bytes) -> bytes:
     """Return the message that the identity key signs."""
-    return _SIGNED_LABEL + role.value + seen
+    return _SIGNED_LABEL + role.value + transcript_hash
 
 
 VERSION = 1
@@ -203,7 +203,7 @@ class SealedProofs(NamedTuple):
 def introduce(settings: HandshakeSettings) -> SealedIntroduction:
     """Return the client's introduction."""
     return SealedIntroduction(
-        nonce=settings.draw(NONCE_SIZE),
+        nonce=settings.random_bytes(NONCE_SIZE),
         hint=token_hint(settings.digest) if settings.digest else b"",
         fleet=fleet_tag(settings),
         key=_public_key(settings),
@@ -249,12 +249,12 @@ def seal(
 ) -> bytes:
     """Encode a sealed message; ``digest`` is that of the token it proves."""
     body = msgspec.msgpack.encode(contents)
-    seen = transcript.digest_with(body)
+    transcript_hash = transcript.digest_with(body)
     sealed = _SIZE.pack(len(body)) + body
     if contents.proves:
-        sealed += token_proof(digest, role, seen)
+        sealed += token_proof(digest, role, transcript_hash)
     if settings.identity is not None:
-        sealed += settings.identity.sign(message_to_sign(role, seen))
+        sealed += settings.identity.sign(message_to_sign(role, transcript_hash))
     assert len(sealed) <= MESSAGE_MAX, "every field has a limit"
     return sealed
 

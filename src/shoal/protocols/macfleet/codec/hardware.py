@@ -59,7 +59,7 @@ _decoder = msgspec.json.Decoder(_ProfileJson)
 
 def encode_profile(profile: HardwareProfile) -> bytes:
     """Return the JSON in upstream's format: sorted keys, ASCII only."""
-    told = {
+    fields = {
         "chip_name": profile.chip,
         "data_port": profile.data_port,
         "gpu_cores": profile.gpu_cores,
@@ -70,7 +70,7 @@ def encode_profile(profile: HardwareProfile) -> bytes:
         "ram_gb": profile.ram_gb,
         "wire_version": profile.wire_version,
     }
-    return json.dumps(told, sort_keys=True).encode()
+    return json.dumps(fields, sort_keys=True).encode()
 
 
 def decode_profile(data: bytes) -> HardwareProfile:
@@ -82,25 +82,25 @@ def decode_profile(data: bytes) -> HardwareProfile:
         raise LimitExceeded("hardware profile", len(data), HARDWARE_MAX)
     try:
         # msgspec does not validate UTF-8 in the texts that it skips.
-        told = _decoder.decode(str(data, "utf-8"))
+        fields = _decoder.decode(str(data, "utf-8"))
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise PeerError(f"hardware profile: {error}") from error
     return HardwareProfile(
-        chip=told.chip_name[:CHIP_NAME_MAX],
-        gpu_cores=int(_bounded("gpu_cores", told.gpu_cores, CORES_MAX)),
-        ram_gb=_bounded("ram_gb", told.ram_gb, SIZE_MAX),
+        chip=fields.chip_name[:CHIP_NAME_MAX],
+        gpu_cores=int(_bounded("gpu_cores", fields.gpu_cores, CORES_MAX)),
+        ram_gb=_bounded("ram_gb", fields.ram_gb, SIZE_MAX),
         bandwidth_gbps=_bounded(
-            "memory_bandwidth_gbps", told.memory_bandwidth_gbps, SIZE_MAX
+            "memory_bandwidth_gbps", fields.memory_bandwidth_gbps, SIZE_MAX
         ),
-        has_ane=told.has_ane,
-        mps=told.mps_available,
-        mlx=told.mlx_available,
-        data_port=told.data_port if told.data_port in PORTS else 0,
-        wire_version=told.wire_version,
+        has_ane=fields.has_ane,
+        mps=fields.mps_available,
+        mlx=fields.mlx_available,
+        data_port=fields.data_port if fields.data_port in PORTS else 0,
+        wire_version=fields.wire_version,
     )
 
 
-def _bounded(name: str, value: float, most: float) -> float:
-    if not 0 <= value <= most:  # rejects NaN as well
-        raise PeerError(f"hardware profile: {name} is not from 0 to {most:.9g}")
+def _bounded(name: str, value: float, limit: float) -> float:
+    if not 0 <= value <= limit:  # rejects NaN as well
+        raise PeerError(f"hardware profile: {name} is not from 0 to {limit:.9g}")
     return value

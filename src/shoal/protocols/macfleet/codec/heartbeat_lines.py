@@ -51,23 +51,23 @@ def decode_pong(key: bytes | None, line: bytes) -> HeartbeatLine:
     return _decode(b"PONG", key, line)
 
 
-def _encode(word: str, key: bytes | None, heartbeat: HeartbeatLine) -> bytes:
+def _encode(verb: str, key: bytes | None, heartbeat: HeartbeatLine) -> bytes:
     node_id, nonce, hardware = heartbeat
     if key is None:
-        return f"{word} {node_id}\n".encode()
+        return f"{verb} {node_id}\n".encode()
     proof = sign(key, *_signed(heartbeat))
-    line = f"A{word} {node_id} {nonce.hex()} {proof.hex()}"
+    line = f"A{verb} {node_id} {nonce.hex()} {proof.hex()}"
     return (line if hardware is None else f"{line} {hardware.hex()}").encode() + b"\n"
 
 
-def _decode(word: bytes, key: bytes | None, line: bytes) -> HeartbeatLine:
+def _decode(verb: bytes, key: bytes | None, line: bytes) -> HeartbeatLine:
     if len(line) > LINE_MAX:
         raise LimitExceeded("heartbeat line", len(line), LINE_MAX)
     # Upstream compares the start of the first word only.
-    if not line.startswith(word if key is None else b"A" + word):
-        shown = bytes(line[:SHOWN_MAX])
+    if not line.startswith(verb if key is None else b"A" + verb):
+        start = bytes(line[:SHOWN_MAX])
         raise PeerError(
-            f"expected {'' if key is None else 'A'}{word.decode()}, got {shown!r}"
+            f"expected {'' if key is None else 'A'}{verb.decode()}, got {start!r}"
         )
     try:
         fields = str(line, "utf-8").strip().split(" ")
@@ -81,15 +81,15 @@ def _decode(word: bytes, key: bytes | None, line: bytes) -> HeartbeatLine:
     if rest and len(rest[0]) > 2 * HARDWARE_MAX:
         raise LimitExceeded("hardware profile", len(rest[0]) // 2, HARDWARE_MAX)
     try:
-        heard = HeartbeatLine(
+        heartbeat = HeartbeatLine(
             node_id, unhexlify(nonce), unhexlify(rest[0]) if rest else None
         )
-        signed = is_signed(key, unhexlify(proof), *_signed(heard))
+        signed = is_signed(key, unhexlify(proof), *_signed(heartbeat))
     except ValueError as error:
         raise PeerError(f"heartbeat line: {error}") from error
     if not signed:
         raise PeerError(f"heartbeat of {node_id!r} was not signed for this fleet")
-    return heard
+    return heartbeat
 
 
 def _signed(heartbeat: HeartbeatLine) -> tuple[bytes, ...]:

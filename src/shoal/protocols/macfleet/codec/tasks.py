@@ -101,10 +101,10 @@ def encode_task(
     strict: bool = True,
 ) -> bytes:
     """Return the payload of a TASK frame in one piece."""
-    said = encode_task_parts(
+    parts = encode_task_parts(
         task_id, name, args, kwargs, timeout, extension, strict=strict
     )
-    return b"".join(said)
+    return b"".join(parts)
 
 
 def encode_task_parts(
@@ -258,23 +258,23 @@ def _is_nil(raw: Raw) -> bool:
 
 
 def _check_outgoing(
-    what: str, value: bytes | Raw, begins: frozenset[int] | None, strict: bool
+    field: str, value: bytes | Raw, first_bytes: frozenset[int] | None, strict: bool
 ) -> None:
     try:
         # Exactly one value, or else a caller could write further fields of the map.
         _decode_value(value)
-        _check(what, value, begins, strict)
+        _check(field, value, first_bytes, strict)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"{what}: {error}", what) from error
+        raise InvalidRequest(f"{field}: {error}", field) from error
 
 
 def _check(
-    what: str, value: bytes | Raw, begins: frozenset[int] | None, strict: bool
+    field: str, value: bytes | Raw, first_bytes: frozenset[int] | None, strict: bool
 ) -> None:
     view = memoryview(value)
-    if begins is not None and view[0] not in begins:
+    if first_bytes is not None and view[0] not in first_bytes:
         raise IncompatibleValue(
-            f"{what} is not {'an array' if begins is _ARRAYS else 'a map'}"
+            f"{field} is not {'an array' if first_bytes is _ARRAYS else 'a map'}"
         )
     if strict:
         check_compatible(view)
