@@ -25,7 +25,7 @@ WITHIN = scaled(120.0)  # seconds until all calls have ended
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
 def marked(folder: str, number: int, seconds: float = 0.0) -> int:

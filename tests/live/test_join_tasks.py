@@ -1,6 +1,7 @@
 """``shoal join --tasks`` as a process: functions, for real coordinators and clients."""
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,7 +30,7 @@ DEMO = ("--tasks", "tasks.demo_tasks")
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ CODE = ("--trust-code", "--tasks", "tasks.demo_tasks")
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
 @pytest.fixture

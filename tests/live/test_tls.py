@@ -1,6 +1,7 @@
 """A coordinator with a certificate, and everybody who talks to it."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -200,7 +201,7 @@ def test_certificate_that_is_no_good_is_an_error_that_names_it(
 def test_functions_are_called_over_a_port_with_a_certificate_of_its_own(
     programs: Programs, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     ports = ("--macfleet-heartbeat-port", "0", "--macfleet-transport-port", "0")
     pool = programs.serve(*certificate.flags, "--join-token", "join-me-please", *ports)
     token = token_of(pool)
